@@ -64,7 +64,7 @@ async def test_a_fault_while_a_request_is_read_ends_that_request(
     exchange = await streaming(engine, router, 1)
     estimate = rig.learned.prompt_tokens
 
-    def breaks_at_fours(body: Any) -> int:
+    def breaks_at_fours(body: Any, *_: Any) -> int:
         return 1 // 0 if body.text_bytes == 4 else estimate(body)
 
     monkeypatch.setattr(rig.learned, "prompt_tokens", breaks_at_fours)

@@ -121,3 +121,5 @@ def _drop_half_of_the_waiting(report: StepReport) -> None:
         report.thinking_tokens,
     ):
         del column[keep:]
+    for of_waiting in (report.cached_tokens, report.unheld_blocks):
+        del of_waiting[keep - report.running :]

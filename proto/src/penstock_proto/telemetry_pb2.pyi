@@ -55,6 +55,11 @@ class StepReport(_message.Message):
     SINCE_FIELD_NUMBER: _builtins.int
     FURTHER_TOKENS_FIELD_NUMBER: _builtins.int
     POLICY_FAULTS_FIELD_NUMBER: _builtins.int
+    CACHES_PREFIXES_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    UNHELD_BLOCKS_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPTS_FIELD_NUMBER: _builtins.int
+    CACHE_RESETS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """gaps tell how many reports were lost"""
     engine_instance: _builtins.str
@@ -94,6 +99,10 @@ class StepReport(_message.Message):
     """
     further_tokens: _builtins.int
     """what each running row's tokens, computed and generated, are above those"""
+    caches_prefixes: _builtins.bool
+    """The prefix cache. An older engine says none of it, and is planned as one without."""
+    cache_resets: _builtins.int
+    """since the engine started: nothing is left of prompts of before"""
     @_builtins.property
     def prefilling(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """rows below that it prefills"""
@@ -128,6 +137,21 @@ class StepReport(_message.Message):
     def policy_faults(self) -> Global___PolicyFaults:
         """absent where there was none"""
 
+    @_builtins.property
+    def cached_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of the first waiting rows, in their order. `computed_tokens` of these rows is 0, so that an older sidecar plans
+        them as computed whole.
+        of the prompt, that it would find now
+        """
+
+    @_builtins.property
+    def unheld_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the blocks of these, that no request holds"""
+
+    @_builtins.property
+    def cached_prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedPrompt]:
+        """those that may have changed, not all"""
+
     def __init__(
         self,
         *,
@@ -158,14 +182,47 @@ class StepReport(_message.Message):
         since: _builtins.int = ...,
         further_tokens: _builtins.int = ...,
         policy_faults: Global___PolicyFaults | None = ...,
+        caches_prefixes: _builtins.bool = ...,
+        cached_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        unheld_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        cached_prompts: _abc.Iterable[Global___CachedPrompt] | None = ...,
+        cache_resets: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting", "policy_faults", b"policy_faults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "chunk_tokens", b"chunk_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "drafting", b"drafting", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "further_tokens", b"further_tokens", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "most_batch_tokens", b"most_batch_tokens", "most_running", b"most_running", "next_duration_s", b"next_duration_s", "policy_faults", b"policy_faults", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "since", b"since", "spec_steps", b"spec_steps", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "cache_resets", b"cache_resets", "cached_prompts", b"cached_prompts", "cached_tokens", b"cached_tokens", "caches_prefixes", b"caches_prefixes", "chunk_tokens", b"chunk_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "drafting", b"drafting", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "further_tokens", b"further_tokens", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "most_batch_tokens", b"most_batch_tokens", "most_running", b"most_running", "next_duration_s", b"next_duration_s", "policy_faults", b"policy_faults", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "since", b"since", "spec_steps", b"spec_steps", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens", "unheld_blocks", b"unheld_blocks", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
+
+@_typing.final
+class CachedPrompt(_message.Message):
+    """A prompt that the engine has computed, or computes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    prompt_tokens: _builtins.int
+    cached_tokens: _builtins.int
+    """of its first ones, in the prefix cache now; 0: none any more"""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CachedPrompt: _TypeAlias = CachedPrompt  # noqa: Y015
 
 @_typing.final
 class Drafting(_message.Message):

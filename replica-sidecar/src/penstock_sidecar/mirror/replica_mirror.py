@@ -27,13 +27,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView, at_iteration_end
-from penstock_core.domain.request import Job, Request, RequestId, advance, new_job, thinking_ended
+from penstock_core.domain.request import (
+    Job,
+    Request,
+    RequestId,
+    advance,
+    new_job,
+    thinking_ended,
+    with_cached_prefix,
+)
 from penstock_core.forecast.overdue import Signs, Where
 from penstock_core.forecast.snapshot import Snapshot, snapshot
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, TimeModel
 from penstock_proto.telemetry_pb2 import StepReport
+from penstock_runtime.prompt_marks import PromptMarks
 
+from penstock_sidecar.mirror.prefix_index import PrefixIndex
 from penstock_sidecar.mirror.report_rows import Row, chunks_of, rows_of, speculation_of
 
 FOREIGN_TIER = "direct"
@@ -70,6 +80,7 @@ class ReplicaMirror:
     silence_s: how long a working engine may send no report before progress is inferred.
     speculation: the engine's, until a report has it; None if it does not speculate.
     heard_s: when a report or output last came from the engine.
+    prefixes: what its prefix cache has of the prompts of this replica.
     """
 
     def __init__(
@@ -83,6 +94,7 @@ class ReplicaMirror:
         self._kv, self._longer, self._silence_s = kv, longer, silence_s
         self._allowed = self._limits = limits
         self._speculation = speculation
+        self.prefixes = PrefixIndex()
         self._accepted: dict[RequestId, MirroredJob] = {}
         self._reports = 0
         self._running: list[MirroredJob] = []
@@ -111,6 +123,16 @@ class ReplicaMirror:
             job, prompt_known=prompt_known, times_s=times_s, progressed_s=now_s
         )
         self._snapshot = None
+
+    def candidate(self, job: Job, marks: PromptMarks) -> Job:
+        """Return a new job as admission plans it: what the engine has cached of its prompt is computed."""
+        job, found = _computed_whole(job), self.prefixes.longest(marks) if self._live else None
+        if found is None:
+            return job
+        blocks = min(found.cached_tokens, job.request.prompt_tokens - 1) // self._kv.block_tokens
+        earlier = self._accepted.get(found.request_id)
+        held = earlier is not None and earlier.ran == self._reports
+        return with_cached_prefix(job, blocks * self._kv.block_tokens, 0 if held else blocks)
 
     def forget(self, request_id: RequestId) -> Job | None:
         """Drop a job that has ended. Returns it as last known."""
@@ -235,6 +257,9 @@ class ReplicaMirror:
         self._live, self._snapshot = False, None
         self._running, self._waiting, self._chunks = [], [], {}
         self._busy_until_s = float("-inf")
+        self.prefixes.forget_cached()
+        for found in self._accepted.values():
+            found.job = _computed_whole(found.job)
 
     def view(self, now_s: float, model: TimeModel) -> ReplicaView:
         """Return the replica as admission plans with it."""
@@ -285,7 +310,7 @@ class ReplicaMirror:
         if found is None:
             return MirroredJob(_foreign(row, now_s), seen=self._reports, prompt_known=True)
         found.seen = self._reports
-        job = found.job
+        job = found.job = _computed_whole(found.job)  # what was cached of it was then
         known = job.computed_tokens, job.generated_tokens, job.best_effort
         if known != (row.computed_tokens, row.generated_tokens, row.best_effort):
             found.job = self._at_least(_moved(job, row, now_s))
@@ -294,6 +319,8 @@ class ReplicaMirror:
                 found.times_s += [now_s] * (row.generated_tokens - len(found.times_s))
         if row.thinking_tokens:
             _end_thinking(found, row.thinking_tokens, now_s)
+        if row.cached_tokens:
+            found.job = _with_cached(found.job, row)
         return found
 
     def _at_least(self, job: Job) -> Job:
@@ -342,6 +369,19 @@ def _moved(job: Job, row: Row, now_s: float) -> Job:
     if moved.pending_tokens < 1:  # the prompt was estimated, and is longer than that
         moved = _with_prompt(moved, moved.computed_tokens + 1 - moved.generated_tokens)
     return moved
+
+
+def _computed_whole(job: Job) -> Job:
+    """Return the job with nothing of it cached."""
+    return job if job.unheld_blocks is None else job._replace(computed_tokens=0, unheld_blocks=None)
+
+
+def _with_cached(job: Job, row: Row) -> Job:
+    """Return a waiting job with what the engine has cached of it."""
+    left_tokens = row.cached_tokens + 1 + (job.generated_tokens > 0)
+    if job.request.prompt_tokens + job.generated_tokens < left_tokens:  # the prompt was estimated
+        job = _with_prompt(job, left_tokens - job.generated_tokens)
+    return with_cached_prefix(job, row.cached_tokens, row.unheld_blocks)
 
 
 def _end_thinking(found: MirroredJob, thinking_tokens: int, now_s: float) -> None:

@@ -1,7 +1,7 @@
 """Rows of a step report, which comes in columns."""
 
-from collections.abc import Iterator
-from itertools import repeat
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 from math import isfinite
 from typing import NamedTuple
 
@@ -11,13 +11,18 @@ from penstock_proto.telemetry_pb2 import Drafting, StepReport
 
 
 class Row(NamedTuple):
-    """One request in a report."""
+    """One request in a report.
+
+    cached_tokens: of one that waits, in the prefix cache. unheld_blocks: of their blocks, that nobody holds.
+    """
 
     request_id: RequestId
     computed_tokens: int
     generated_tokens: int
     best_effort: bool
     thinking_tokens: int
+    cached_tokens: int = 0
+    unheld_blocks: int = 0
 
 
 def is_sound(report: StepReport) -> bool:
@@ -30,7 +35,16 @@ def is_sound(report: StepReport) -> bool:
 def rows_of(report: StepReport) -> Iterator[Row]:
     """Return its requests, in the engine's order."""
     columns = (report.request_ids, report.computed_tokens, report.generated_tokens, report.best_effort)
-    return map(Row, *columns, report.thinking_tokens or repeat(0))
+    cached = (
+        _of_waiting(report.cached_tokens, report.running),
+        _of_waiting(report.unheld_blocks, report.running),
+    )
+    return map(Row, *columns, report.thinking_tokens or repeat(0), *cached)
+
+
+def _of_waiting(column: Sequence[int], running: int) -> Iterator[int]:
+    """Return a column that only waiting rows have, for all rows."""
+    return chain(repeat(0, running), column, repeat(0))
 
 
 def speculation_of(drafting: Drafting) -> Speculation | None:

@@ -55,6 +55,7 @@ class AcceptedRequests:
             self._best_effort.update(request.keys)
         body = request.body
         counted = body.prompt_token_ids is not None and body.prompts == 1  # of several, only the longest is
+        self._mirror.prefixes.add(request.key, body.marks)
         for job in request.jobs:
             self._mirror.accept(job, now_s, prompt_known=counted, timed=not body.stream)
 

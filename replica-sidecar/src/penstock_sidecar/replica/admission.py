@@ -99,8 +99,15 @@ class AdmissionController:
             with self._faults.of(request, "verdict"):
                 self.tell(request, verdict)
 
+    def _see_cached(self, request: ReplicaRequest) -> None:
+        """Count what the engine has cached of a prompt, which may have changed since it was read."""
+        if request.job is not None and request.body is not None:
+            request.job = self._mirror.candidate(request.job, request.body.marks)
+
     def _verdicts(self, candidates: Sequence[ReplicaRequest]) -> Sequence[Verdict]:
         """Return a verdict for each of several requests for one answer, or for one request for several."""
+        for request in candidates:
+            self._see_cached(request)
         jobs = [job for request in candidates for job in request.jobs]
         state, held = self._state, self._accepted
         standing = AdmissionState(state.draining, state.engine_ready, held.sequences, held.best_effort)

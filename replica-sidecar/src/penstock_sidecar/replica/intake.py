@@ -1,6 +1,7 @@
 """Converts a submitted request to a job that waits for its verdict."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -9,6 +10,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.mirror.prefix_index import PrefixIndex
 from penstock_sidecar.replica.admission import AdmissionController
 from penstock_sidecar.replica.serving import ServiceState, Serving
 from penstock_sidecar.requests.client_body import ClientBody, check_context, read_body
@@ -27,12 +29,14 @@ class SubmitIntake:
         state: ServiceState,
         learned: Learned,
         admission: AdmissionController,
+        prefixes: PrefixIndex,
         *,
         faults: Faults,
         bounds: Bounds,
     ) -> None:
         self._serving, self._state, self._learned = serving, state, learned
         self._admission, self._faults, self._bounds = admission, faults, bounds
+        self._prefixes = prefixes
         self._reader = ThreadPoolExecutor(1, "bodies")
         self._reading: set[asyncio.Task[None]] = set()
 
@@ -56,13 +60,13 @@ class SubmitIntake:
 
     def _take(self, request: ReplicaRequest, submit: wire.Submit) -> None:
         try:
-            self._queue(request, submit, read_body(submit.endpoint, submit.body, self._serving.max_sequences))
+            self._queue(request, submit, self._read(submit)())
         except ApiError as error:
             request.invalid(error)
 
     async def _take_long(self, request: ReplicaRequest, submit: wire.Submit) -> None:
         """Take a request in whose body the thread reads. The request may end meanwhile."""
-        read = partial(read_body, submit.endpoint, submit.body, self._serving.max_sequences)
+        read = self._read(submit)
         with self._faults.of(request, "submit"):
             try:
                 body = await asyncio.get_running_loop().run_in_executor(self._reader, read)
@@ -71,6 +75,10 @@ class SubmitIntake:
             except ApiError as error:
                 if not request.ended:
                     request.invalid(error)
+
+    def _read(self, submit: wire.Submit) -> Callable[[], ClientBody]:
+        most = self._serving.max_sequences
+        return partial(read_body, submit.endpoint, submit.body, most, marked=self._prefixes.used)
 
     def _queue(self, request: ReplicaRequest, submit: wire.Submit, body: ClientBody) -> None:
         """Queue a request whose body is read. Raises ApiError where it cannot be planned."""
@@ -86,6 +94,7 @@ class SubmitIntake:
             body,
             tier,
             self._learned,
+            self._prefixes.longest(body.marks),
             key=request.key,
             context_tokens=self._state.max_model_len,
             delivery_s=self._serving.delivery_s,

@@ -96,7 +96,7 @@ class Replica:
             accepted_some=self._spread,
         )
         self._intake = SubmitIntake(
-            serving, self.state, learned, admission, faults=self._faults, bounds=bounds
+            serving, self.state, learned, admission, mirror.prefixes, faults=self._faults, bounds=bounds
         )
 
     @property

@@ -18,6 +18,7 @@ from penstock_core.domain.json_nesting import nesting_of
 from penstock_core.domain.replica_admission import MOST_SEQUENCES
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
+from penstock_runtime.prompt_marks import UNMARKED, PromptMarks, prompt_marks
 
 XARGS = "vllm_xargs"
 
@@ -48,6 +49,7 @@ class ClientBody:
     prompts: how many there are. sequences: answers that the engine generates, over all of them.
     xargs: the client's own `vllm_xargs` without any of our fields; empty without.
     stream_options: the client's own, as it came; empty without.
+    marks: by which its prompt is compared with others; none where they were not asked for.
     """
 
     raw: bytes
@@ -60,6 +62,7 @@ class ClientBody:
     stream: bool
     xargs: Mapping[str, Raw]
     stream_options: Raw
+    marks: PromptMarks = UNMARKED
 
     def with_fields(self, fields: Mapping[str, Scalar]) -> bytes:
         """Return the body for the engine: the client's, with `fields` among its `vllm_xargs`."""
@@ -86,11 +89,15 @@ class ClientBody:
 
 
 def read_body(
-    endpoint: wire.Endpoint.ValueType, raw: bytes, most_sequences: int = MOST_SEQUENCES
+    endpoint: wire.Endpoint.ValueType,
+    raw: bytes,
+    most_sequences: int = MOST_SEQUENCES,
+    *,
+    marked: bool = False,
 ) -> ClientBody:
     """Return the body, checked. Raises ApiError (400) that names the field.
 
-    most_sequences: answers that it may ask for, over all its prompts.
+    most_sequences: answers that it may ask for, over all its prompts. marked: whether `marks` are wanted.
     """
     if too_much := nesting_of(raw).too_much:
         raise ApiError(400, f"the body is {too_much}, the most there may be", code="too_complex")
@@ -109,6 +116,7 @@ def read_body(
         stream=bool(body.stream),
         xargs=_xargs(body.vllm_xargs),
         stream_options=body.stream_options,
+        marks=prompt_marks(raw) if marked else UNMARKED,
     )
 
 

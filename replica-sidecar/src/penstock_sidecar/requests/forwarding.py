@@ -12,6 +12,7 @@ import structlog
 from penstock_core.domain.engine_fields import to_fields
 from penstock_core.domain.request import Job
 from penstock_core.domain.request_lifecycle import State
+from penstock_core.domain.verdict import Admitted
 from penstock_runtime.clock import monotonic
 
 from penstock_sidecar.engine.client import AnswerTooLong, EngineClient, EngineResponse
@@ -98,7 +99,8 @@ class Forwarder:
     async def _exchange(self, request: ReplicaRequest, body: ClientBody, job: Job) -> None:
         """Send the body that the engine needs, or the client's own where that one is not understood."""
         if self._reads_fields:
-            await self._send(request, body.with_fields(to_fields(job, self._now_s())))
+            counts = isinstance(request.verdict, Admitted) and request.verdict.counts_on_cache
+            await self._send(request, body.with_fields(to_fields(job, self._now_s(), counts_on_cache=counts)))
             return
         asking = body.asking_usage() if self._engine.takes_stream_options else None
         if asking is None:

@@ -3,12 +3,15 @@
 Holds the state; how each part learns is in core. Every part has a prior, so all are usable from the start.
 """
 
+from math import ceil
+
 from penstock_core.domain.request import Job, Request
 from penstock_core.forecast.length_predictor import LengthPredictor
 from penstock_core.forecast.prompt_length import PromptLength
 from penstock_core.timing.correction import Correction, corrected, expected, observe, rested
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
+from penstock_sidecar.mirror.prefix_index import Beginning
 from penstock_sidecar.requests.client_body import ClientBody
 
 
@@ -41,11 +44,15 @@ class Learned:
         self.model = corrected(self.fitted, correction)
         self._expected = expected(self.fitted, correction)
 
-    def prompt_tokens(self, body: ClientBody) -> int:
-        """Return a prompt's tokens: counted if it came as ids, else estimated."""
+    def prompt_tokens(self, body: ClientBody, beginning: Beginning | None = None) -> int:
+        """Return a prompt's tokens: counted if it came as ids, else estimated beyond a known beginning."""
         if body.prompt_token_ids is not None:
             return body.prompt_token_ids
-        return self._prompts.estimate(body.text_bytes, body.messages)
+        if beginning is None or not beginning.exact:
+            return self._prompts.estimate(body.text_bytes, body.messages)
+        rest = 1 - beginning.share
+        rest_tokens = self._prompts.estimate(ceil(rest * body.text_bytes), ceil(rest * body.messages))
+        return beginning.tokens + rest_tokens * (rest > 0)
 
     def prompt(self, body: ClientBody, prompt_tokens: int) -> None:
         """Learn from a prompt's true length."""

@@ -92,6 +92,7 @@ class StepReports:
         self._metrics.reports.inc()
         self._metrics.lost.inc(lost)
         self._wholes.keep(report)
+        self._mirror.prefixes.take(report, lost)
         self._policy_faults.add(report)
         if known and known != report.engine_instance:
             self._metrics.engine_restarts.inc()

@@ -36,4 +36,6 @@ class WholeReports:
         whole.request_ids.extend(base.request_ids)
         whole.best_effort.extend(base.best_effort)
         whole.thinking_tokens.extend(base.thinking_tokens)
+        whole.cached_tokens.extend(base.cached_tokens)
+        whole.unheld_blocks.extend(base.unheld_blocks)
         return whole

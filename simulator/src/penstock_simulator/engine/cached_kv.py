@@ -12,6 +12,7 @@ happens only if predicted lengths were wrong: then a late first token is better 
 from collections.abc import Iterable, Mapping, Sequence
 
 from penstock_core.domain.request import Job, RequestId, with_cached_prefix
+from penstock_core.domain.served_prompts import CachedBlocks, ServedPrompts
 
 from penstock_simulator.engine.iteration import ActiveRequest
 from penstock_simulator.prefix_cache.block_keys import BlockKey
@@ -26,11 +27,13 @@ class CachedKv:
     """The prefix cache of one engine, and the blocks of its requests.
 
     queried_tokens, hit_tokens: of all requests that were started, as vLLM counts them.
+    served: the last prompts that were started. resets: how often the cache was emptied.
     """
 
     def __init__(self, total_blocks: int, block_tokens: int) -> None:
         self.cache = PrefixCache(total_blocks, block_tokens)
-        self.queried_tokens = self.hit_tokens = 0
+        self.queried_tokens = self.hit_tokens = self.resets = 0
+        self.served = ServedPrompts(self._cached_blocks, block_tokens)
         self._shared: dict[RequestId, int] = {}
         self._shared_as_of = 0
 
@@ -94,7 +97,9 @@ class CachedKv:
 
     def started(self, entry: ActiveRequest) -> int:
         """Record that a request with its pinned prefix begins its prefill. Returns the cached tokens."""
-        cached = entry.job.computed_tokens
+        assert entry.kv is not None, "every request of an engine with a prefix cache has this"
+        cached, request = entry.job.computed_tokens, entry.job.request
+        self.served.started(request.id, request.prompt_tokens, entry.kv.keys)
         self.queried_tokens += _size_tokens(entry.job)
         self.hit_tokens += cached
         entry.job = entry.job._replace(unheld_blocks=None)
@@ -118,6 +123,20 @@ class CachedKv:
         """Take all blocks from a request."""
         assert entry.kv is not None, "every request of an engine with a prefix cache has this"
         self.cache.release(entry.kv)
+        self.served.ended(entry.job.request.id)
+
+    def reset(self) -> bool:
+        """Empty the cache. Returns False if a request holds blocks; then nothing changes."""
+        emptied = self.cache.pool.clear()
+        if emptied:
+            self.resets += 1
+            self.served = ServedPrompts(self._cached_blocks, self.cache.block_tokens)
+        return emptied
+
+    def _cached_blocks(self, keys: Sequence[BlockKey]) -> CachedBlocks:
+        pool = self.cache.pool
+        found = pool.find(keys)
+        return CachedBlocks(len(found), bool(found) and not pool.free_among(found[-1:]))
 
 
 def _size_tokens(job: Job) -> int:

@@ -154,7 +154,7 @@ class EngineState:
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache. Returns False if a request holds blocks; then nothing changes."""
-        return True if self._cached is None else self._cached.cache.pool.clear()
+        return True if self._cached is None else self._cached.reset()
 
     def candidate(self, job: Job, keys: Sequence[BlockKey]) -> Job:
         """Return a new request as a policy should see it: with the part of its prompt that is cached.

@@ -1,12 +1,15 @@
 """Step reports: the engine's state after each iteration, sent to the sidecar."""
 
 import uuid
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from penstock_core.domain.request import Job
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto.telemetry_pb2 import Drafting, StepReport
 
+from penstock_simulator.engine.cached_kv import CachedKv
 from penstock_simulator.engine.engine_state import EngineState
 from penstock_simulator.engine.iteration import Iteration
 
@@ -62,6 +65,8 @@ class StepReportSender:
         report = self._report(state, ended, started, next_duration_s)
         if speculation is not None:
             report.drafting.CopyFrom(_drafting(speculation))
+        if state.cached is not None:
+            _add_prefixes(report, state.cached, state.waiting)
         self._reports.send(report)
 
     def _report(
@@ -88,7 +93,7 @@ class StepReportSender:
             block_tokens=state.block_tokens,
             running=len(running),
             request_ids=ids,
-            computed_tokens=[job.computed_tokens for job in jobs],
+            computed_tokens=[job.computed_tokens if job.unheld_blocks is None else 0 for job in jobs],
             generated_tokens=[job.generated_tokens for job in jobs],
             best_effort=[job.best_effort for job in jobs],
             preemptions=state.preemptions,
@@ -97,6 +102,16 @@ class StepReportSender:
             if finished_thinking_tokens
             else (),
         )
+
+
+def _add_prefixes(report: StepReport, cached: CachedKv, waiting: Sequence[Job]) -> None:
+    """Add what is cached of waiting requests, and of prompts that were served before."""
+    report.caches_prefixes, report.cache_resets = True, cached.resets
+    if any([job.unheld_blocks is not None for job in waiting]):
+        report.cached_tokens.extend([job.computed_tokens for job in waiting])
+        report.unheld_blocks.extend([job.unheld_blocks or 0 for job in waiting])
+    for prompt in cached.served.changes():
+        report.cached_prompts.add(**prompt._asdict())
 
 
 def _drafting(speculation: Speculation) -> Drafting:

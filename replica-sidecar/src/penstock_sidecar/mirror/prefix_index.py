@@ -1,0 +1,141 @@
+"""What the engine's prefix cache would find of a new prompt, by the prompts that it has computed.
+
+The engine reports of each prompt that it has computed how many of its tokens are still cached
+(`CachedPrompt`). A new prompt is compared with these by its marks: it finds what is cached of the one that
+begins like it furthest. So the sidecar needs no tokenizer and no hashes of the engine.
+
+A beginning that ends where the earlier prompt ended has exactly that prompt's tokens; within it, its share of
+the prompt's bytes is taken, less `CAUTION`. The index is bounded in prompts and marks, and forgets the least
+recently served. Where reports are lost, all is forgotten: what is not known to be cached counts as not
+cached.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock_core.domain.request import RequestId
+from penstock_proto.telemetry_pb2 import StepReport
+from penstock_runtime.prompt_marks import Mark, PromptMarks
+
+MOST_PROMPTS = 1024
+MOST_MARKS = 1 << 17
+"""Of all prompts together: 128 MB of prompts in pieces of a kilobyte."""
+
+CAUTION = 0.1
+"""Share of the tokens of an unfinished beginning that is not counted on, because the tokens per byte differ
+from place to place."""
+
+
+class Beginning(NamedTuple):
+    """The longest beginning that a prompt shares with an earlier one.
+
+    tokens: of the beginning. exact: whether these are counted, not estimated. share: of the new prompt, 0 to
+    1. cached_tokens: of the beginning, in the prefix cache now. request_id: of the earlier prompt.
+    """
+
+    tokens: int
+    exact: bool
+    share: float
+    cached_tokens: int
+    request_id: RequestId
+
+
+@dataclass(slots=True)
+class _Known:
+    marks: PromptMarks
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class PrefixIndex:
+    """The last prompts of this replica, by their marks.
+
+    used: whether the engine reports a prefix cache.
+    """
+
+    def __init__(self) -> None:
+        self.used = False
+        self._as_of = "", 0
+        self._known: OrderedDict[RequestId, _Known] = OrderedDict()  # the least recently served first
+        self._by_key: dict[int, RequestId] = {}
+        self._marks = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, request_id: RequestId, marks: PromptMarks) -> None:
+        """Add an accepted request's prompt. It is found once the engine reports it."""
+        if not marks.marks or len(marks.marks) > MOST_MARKS:
+            return
+        self._drop(request_id)
+        self._known[request_id] = _Known(marks)
+        self._marks += len(marks.marks)
+        while self._marks > MOST_MARKS or len(self._known) > MOST_PROMPTS:
+            self._drop(next(iter(self._known)))
+
+    def take(self, report: StepReport, lost: int) -> None:
+        """Take in a report. lost: reports before it that did not come: what they said is not known."""
+        as_of = report.engine_instance, report.cache_resets
+        if lost or as_of != self._as_of:
+            self.forget_cached()
+        self.used, self._as_of = report.caches_prefixes, as_of
+        for prompt in report.cached_prompts:
+            self._reported(prompt.request_id, prompt.prompt_tokens, prompt.cached_tokens)
+
+    def _reported(self, request_id: RequestId, prompt_tokens: int, cached_tokens: int) -> None:
+        """Note what is cached of a prompt. Prompts that are not this replica's are ignored."""
+        known = self._known.get(request_id)
+        if known is None:
+            return
+        if cached_tokens and not known.cached_tokens:
+            self._by_key.update({mark.key: request_id for mark in known.marks.marks})
+            self._known.move_to_end(request_id)
+        known.prompt_tokens, known.cached_tokens = prompt_tokens, min(cached_tokens, prompt_tokens)
+
+    def forget_cached(self) -> None:
+        """Count nothing as cached until it is reported again."""
+        for known in self._known.values():
+            known.cached_tokens = 0
+
+    def longest(self, marks: PromptMarks) -> Beginning | None:
+        """Return the longest beginning that an earlier prompt shares; None without any."""
+        for at in range(len(marks.marks) - 1, -1, -1):
+            request_id = self._by_key.get(marks.marks[at].key)
+            if request_id is not None:
+                known, size = self._known[request_id], marks.marks[at].size
+                tokens = _tokens_within(known, size)
+                exact, cached_tokens = size >= known.marks.size, min(tokens, known.cached_tokens)
+                return Beginning(tokens, exact, size / max(marks.size, 1), cached_tokens, request_id)
+        return None
+
+    def cached_marks(self) -> Iterator[Mark]:
+        """Yield the first and the longest cached beginning of each prompt, the last served first.
+
+        Their size is in tokens.
+        """
+        for known in reversed(self._known.values()):
+            sized = [Mark(mark.key, _tokens_within(known, mark.size)) for mark in known.marks.marks]
+            whole = [mark for mark in sized if mark.size <= known.cached_tokens]
+            rest = sized[len(whole) : len(whole) + 1] if known.cached_tokens else []
+            partly = [mark._replace(size=known.cached_tokens) for mark in rest]
+            yield from dict.fromkeys((*whole[:1], *whole[-1:], *partly))
+
+    def _drop(self, request_id: RequestId) -> None:
+        known = self._known.pop(request_id, None)
+        if known is None:
+            return
+        self._marks -= len(known.marks.marks)
+        for mark in known.marks.marks:
+            if self._by_key.get(mark.key) == request_id:
+                del self._by_key[mark.key]
+
+
+def _tokens_within(known: _Known, size: int) -> int:
+    """Return the tokens of a beginning of an earlier prompt, rather too few than too many."""
+    if known.marks.token_ids:
+        return min(size, known.prompt_tokens)
+    if size >= known.marks.size:
+        return known.prompt_tokens
+    return int(known.prompt_tokens * size / known.marks.size * (1 - CAUTION))

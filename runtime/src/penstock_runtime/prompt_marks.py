@@ -1,0 +1,117 @@
+"""Where a prompt may part from others, without a tokenizer: chained hashes of the beginnings of its JSON.
+
+A mark stands for a beginning of the prompt; two prompts that have a mark in common begin alike up to it.
+Marks are at the end of each message and every `PIECE_BYTES` within it, so the next turn of a session has all
+marks of the turn before.
+
+The first hash covers every other field that can change what the model sees or what a prefix cache shares: the
+model, tools, the template's settings, and `cache_salt`. A mark does not show what
+the prompt says, but a process that guesses a whole beginning can test the guess.
+"""
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from itertools import accumulate
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+PIECE_BYTES = 1024
+
+MOST_MARKS = 8192
+"""Most marks of one prompt; what is beyond is not marked."""
+
+SALT = b"penstock prompt marks"
+MARK_BYTES = 8
+
+
+class Mark(NamedTuple):
+    """A beginning of a prompt. key: 64 bits. size: its bytes as JSON, or its whole token ids."""
+
+    key: int
+    size: int
+
+
+class PromptMarks(NamedTuple):
+    """A prompt's marks, the shortest beginning first.
+
+    token_ids: whether sizes are token ids, not bytes.
+    """
+
+    marks: tuple[Mark, ...] = ()
+    token_ids: bool = False
+
+    @property
+    def size(self) -> int:
+        """Return the size of the longest beginning; 0 without marks."""
+        return self.marks[-1].size if self.marks else 0
+
+
+UNMARKED = PromptMarks()
+
+
+class _Body(msgspec.Struct):
+    """What the model sees of a body, still JSON."""
+
+    messages: list[Raw] = []
+    prompt: Raw = Raw()
+    model: Raw = Raw()
+    tools: Raw = Raw()
+    tool_choice: Raw = Raw()
+    documents: Raw = Raw()
+    chat_template: Raw = Raw()
+    chat_template_kwargs: Raw = Raw()
+    reasoning_effort: Raw = Raw()
+    response_format: Raw = Raw()
+    add_special_tokens: Raw = Raw()
+    mm_processor_kwargs: Raw = Raw()
+    cache_salt: Raw = Raw()
+
+
+_AROUND = [name for name in _Body.__struct_fields__ if name not in ("messages", "prompt")]
+"""Fields that are the same for all messages."""
+
+_body = msgspec.json.Decoder(_Body)
+
+
+def prompt_marks(raw: bytes) -> PromptMarks:
+    """Return the marks of a body's only prompt; none of a body that has several, or is invalid."""
+    try:
+        return _marks(_body.decode(raw))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return UNMARKED
+
+
+def _marks(body: _Body) -> PromptMarks:
+    seed, prompt = _seed(body), bytes(body.prompt)
+    if body.messages:
+        pieces = [piece for message in body.messages for piece in _pieces(bytes(message))]
+        return PromptMarks(_chained(seed, pieces, map(len, pieces)))
+    within, pieces = prompt[1:-1], _pieces(prompt[1:-1])
+    if prompt.startswith(b'"'):
+        return PromptMarks(_chained(seed, pieces, map(len, pieces)))
+    if not prompt.startswith(b"[") or b"[" in within or b'"' in within:
+        return UNMARKED
+    ids = [piece.count(b",") for piece in pieces]  # the last of a piece may go on in the next one
+    return PromptMarks(_chained(seed, pieces, ids), token_ids=True)
+
+
+def _seed(body: _Body) -> bytes:
+    seed = sha256(SALT)
+    for name in _AROUND:
+        value = bytes(getattr(body, name))
+        seed.update(len(value).to_bytes(8, "big") + value)
+    return seed.digest()
+
+
+def _pieces(data: bytes) -> list[bytes]:
+    return [data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)]
+
+
+def _chained(seed: bytes, pieces: Sequence[bytes], sizes: Iterable[int]) -> tuple[Mark, ...]:
+    before, marks = seed, []
+    for piece, size in zip(pieces[:MOST_MARKS], accumulate(sizes), strict=False):
+        before = sha256(before + piece).digest()
+        marks.append(Mark(int.from_bytes(before[:MARK_BYTES], "big"), size))
+    return tuple(marks)

@@ -1,0 +1,85 @@
+"""Marks of prompts: what two prompts have in common is what their JSON says."""
+
+import json
+from typing import Any
+
+import pytest
+from penstock_runtime.prompt_marks import MOST_MARKS, PIECE_BYTES, UNMARKED, PromptMarks, prompt_marks
+
+
+def marks(**body: Any) -> PromptMarks:
+    return prompt_marks(json.dumps(body, separators=(",", ":")).encode())
+
+
+def common(one: PromptMarks, other: PromptMarks) -> int:
+    """How many marks they begin with."""
+    pairs = zip(one.marks, other.marks, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one.marks), len(other.marks)))
+
+
+def says(*contents: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content} for content in contents]
+
+
+def test_a_turn_has_all_marks_of_the_turn_before() -> None:
+    first = marks(messages=says("system", "x" * 3 * PIECE_BYTES))
+    second = marks(messages=says("system", "x" * 3 * PIECE_BYTES, "next"))
+    assert len(first.marks) == 1 + 4
+    assert second.marks[:-1] == first.marks
+    assert (
+        second.size
+        > first.size
+        == len(json.dumps(says("system")[0], separators=(",", ":")))
+        + len(json.dumps(says("x" * 3 * PIECE_BYTES)[0], separators=(",", ":")))
+    )
+
+
+def test_prompts_part_where_they_differ() -> None:
+    text = "y" * 4 * PIECE_BYTES
+    one, other = marks(prompt=text + "a"), marks(prompt=text + "b")
+    assert common(one, other) == 4
+    assert common(one, marks(prompt="z" + text)) == 0
+    assert common(marks(messages=says("a", "b")), marks(messages=says("ab"))) == 0
+
+
+def test_token_ids_are_counted_in_whole_ones() -> None:
+    ids = list(range(2000))
+    one, longer = marks(prompt=ids), marks(prompt=[*ids, 7])
+    assert one.token_ids
+    same = common(one, longer)
+    assert 1900 - PIECE_BYTES < one.marks[same - 1].size < 2000
+    assert one.marks[same - 1].size == json.dumps(ids, separators=(",", ":"))[1:][: same * PIECE_BYTES].count(
+        ","
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", "b"),
+        ("tools", [1]),
+        ("cache_salt", "s"),
+        ("chat_template_kwargs", {"a": 1}),
+        ("documents", []),
+    ],
+)
+def test_what_changes_the_prompt_or_its_sharing_changes_every_mark(field: str, value: Any) -> None:
+    plain = {"model": "a", "messages": says("x")}
+    assert common(marks(**plain), marks(**{**plain, field: value})) == 0
+
+
+def test_what_changes_only_the_answer_changes_none() -> None:
+    plain = {"model": "a", "messages": says("x")}
+    assert marks(**plain) == marks(**plain, temperature=0.5, max_tokens=7, stream=True)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"{}", b'{"prompt":["a"]}', b'{"prompt":[[1],[2]]}', b'{"prompt":7}', b"\xff"]
+)
+def test_several_prompts_and_bad_bodies_have_no_marks(body: bytes) -> None:
+    assert prompt_marks(body) == UNMARKED
+    assert UNMARKED.size == 0
+
+
+def test_marks_are_bounded() -> None:
+    assert len(marks(messages=says(*["x"] * (MOST_MARKS + 9))).marks) == MOST_MARKS

@@ -1,0 +1,164 @@
+"""What the sidecar expects the engine to have cached of a new prompt."""
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from penstock_proto.telemetry_pb2 import CachedPrompt, StepReport
+from penstock_runtime.prompt_marks import PIECE_BYTES, Mark, PromptMarks, prompt_marks
+from penstock_sidecar.mirror import prefix_index
+from penstock_sidecar.mirror.prefix_index import CAUTION, PrefixIndex
+
+
+def chat(*contents: str) -> PromptMarks:
+    messages = [{"role": "user", "content": content} for content in contents]
+    return prompt_marks(json.dumps({"messages": messages}).encode())
+
+
+def report(*cached: tuple[str, int, int], **fields: Any) -> StepReport:
+    prompts = [
+        CachedPrompt(request_id=name, prompt_tokens=tokens, cached_tokens=found)
+        for name, tokens, found in cached
+    ]
+    return StepReport(
+        **{"engine_instance": "e", "caches_prefixes": True, "cached_prompts": prompts, **fields}
+    )
+
+
+@pytest.fixture
+def index() -> PrefixIndex:
+    """Of an engine that has computed one prompt of 100 tokens, of which 96 are cached."""
+    index = PrefixIndex()
+    index.add("a", chat("one", "two"))
+    index.take(report(("a", 100, 96)), 0)
+    return index
+
+
+def test_a_turn_finds_the_whole_turn_before(index: PrefixIndex) -> None:
+    found = index.longest(chat("one", "two", "three"))
+    assert found is not None
+    assert (found.tokens, found.exact, found.cached_tokens, found.request_id) == (100, True, 96, "a")
+    assert found.share == pytest.approx(2 / 3, abs=0.03)
+
+
+def test_within_a_prompt_its_share_is_taken_with_caution(index: PrefixIndex) -> None:
+    found = index.longest(chat("one", "other"))
+    assert found is not None
+    assert (found.tokens, found.exact) == (int(50 * (1 - CAUTION)), False)
+    assert found.cached_tokens == found.tokens
+
+
+def test_token_ids_are_exact_within_a_prompt() -> None:
+    index, ids = PrefixIndex(), list(range(1000, 2000))
+    marks = prompt_marks(json.dumps({"prompt": ids}).encode())
+    index.add("a", marks)
+    index.take(report(("a", 1000, 992)), 0)
+    found = index.longest(prompt_marks(json.dumps({"prompt": [*ids[:500], *ids]}).encode()))
+    assert found is not None
+    assert found.tokens in range(500 - PIECE_BYTES // 6, 501)
+    assert found.cached_tokens == found.tokens
+
+
+def test_what_was_not_reported_is_not_found() -> None:
+    index = PrefixIndex()
+    index.add("a", chat("one"))
+    index.add("none", PromptMarks())
+    assert index.longest(chat("one")) is None
+    index.take(report(("b", 10, 10), ("a", 100, 0)), 0)
+    assert (index.longest(chat("one")), len(index)) == (None, 1)
+    assert index.longest(PromptMarks()) is None
+
+
+def test_more_than_the_prompt_is_never_cached(index: PrefixIndex) -> None:
+    index.take(report(("a", 100, 4_000_000)), 0)
+    found = index.longest(chat("one", "two"))
+    assert found is not None
+    assert found.cached_tokens == 100
+
+
+@pytest.mark.parametrize(
+    ("then", "lost"),
+    [
+        (report(("a", 100, 0)), 0),
+        (report(), 1),
+        (report(cache_resets=1), 0),
+        (report(engine_instance="after its restart"), 0),
+    ],
+    ids=["evicted", "report lost", "reset", "restarted"],
+)
+def test_what_may_be_gone_counts_as_not_cached(index: PrefixIndex, then: StepReport, lost: int) -> None:
+    index.take(then, lost)
+    found = index.longest(chat("one", "two"))
+    assert found is not None
+    assert (found.tokens, found.cached_tokens) == (100, 0), "its length is still known"
+    index.take(
+        report(
+            ("a", 100, 48),
+            **{field.name: value for field, value in then.ListFields() if field.name != "cached_prompts"},
+        ),
+        0,
+    )
+    again = index.longest(chat("one", "two"))
+    assert again is not None
+    assert again.cached_tokens == 48
+
+
+def test_an_engine_that_says_nothing_of_a_cache_has_none(index: PrefixIndex) -> None:
+    assert index.used
+    index.take(StepReport(engine_instance="older"), 0)
+    assert not index.used
+
+
+def test_it_is_bounded_in_prompts_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_index, "MOST_PROMPTS", 3)
+    index = PrefixIndex()
+    for number in range(5):
+        index.add(str(number), chat("same", str(number)))
+        index.take(report((str(number), 32, 32)), 0)
+    assert len(index) == 3
+    found = index.longest(chat("same", "0"))
+    assert found is not None
+    assert (found.tokens, found.exact, found.request_id) == (15, False, "4")
+    monkeypatch.setattr(prefix_index, "MOST_MARKS", 6)
+    index.add("5", chat(*"abcde"))
+    assert len(index) == 1
+    index.add("6", chat(*"abcdefgh"))
+    assert len(index) == 1, "one that is too long is left out"
+
+
+def test_the_beginnings_that_are_cached_are_told_with_their_tokens(index: PrefixIndex) -> None:
+    one, two = chat("one", "two").marks
+    assert list(index.cached_marks()) == [Mark(one.key, 45), Mark(two.key, 96)]
+    index.take(report(("a", 100, 16)), 0)
+    assert list(index.cached_marks()) == [Mark(one.key, 16)]
+    index.take(report(("a", 100, 0)), 0)
+    assert list(index.cached_marks()) == []
+    index.take(report(("a", 100, 100)), 0)
+    assert list(index.cached_marks()) == [Mark(one.key, 45), Mark(two.key, 100)]
+
+
+def test_random_sessions_never_find_more_than_they_share() -> None:
+    """Tokens here are bytes of JSON, evenly spread, so a beginning's tokens are its size."""
+    random, index = Random(3), PrefixIndex()
+    sessions: dict[str, list[str]] = {}
+    sent: list[tuple[list[str], int]] = []
+    for number in range(400):
+        name = str(random.randrange(20))
+        turns = sessions.setdefault(name, [f"system {random.randrange(3)}"])
+        marks = chat(*turns)
+        found = index.longest(marks)
+        best = max((_shared(turns, before, cached) for before, cached in sent), default=0)
+        assert (0 if found is None else found.cached_tokens) <= best
+        index.add(str(number), marks)
+        cached = random.choice([marks.size, marks.size // 2])
+        index.take(report((str(number), marks.size, cached)), 0)
+        sent.append((list(turns), cached))
+        turns.append(f"{name} {number}")
+
+
+def _shared(one: list[str], other: list[str], cached: int) -> int:
+    same = next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+    return min(chat(*one[:same]).size if same else 0, cached)
