@@ -62,6 +62,15 @@ def test_router_that_was_only_silent_until_now_begins_to_count() -> None:
     assert arrived(tally, 1010.0, reading("a", 110), reading("b", 5000, arrived=90_000)) == 0
 
 
+def test_a_tier_that_a_router_has_newly_read_adds_all_of_it() -> None:
+    tally = DemandTally()
+    tally.added([reading(arrived=500)], 1000.0)
+    later = page(110.0, arrived=500)
+    later["tiers"]["coder"] = later["tiers"]["chat"] | {"arrived": 7}
+    added = tally.added([reading_of("a", later)], 1010.0)[1]
+    assert (added["chat"]["arrived"], added["coder"]["arrived"]) == (0, 7)
+
+
 def test_router_that_was_silent_once_adds_what_it_missed() -> None:
     tally = DemandTally()
     tally.added([reading(arrived=500)], 1000.0)
