@@ -1,7 +1,7 @@
 """Mutants that make no difference that anybody could observe: reviewed, with reasons, in `equivalent.toml`.
 
 A mark names a mutant by its file, the text of its line and the change as the probe prints it. A mark that
-matches no mutant any more is an error, and so is one that could mean several.
+matches no mutant any more is an error, and so is one that matches more of them than it says.
 """
 
 import tomllib
@@ -16,16 +16,20 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """line: without its indentation. change: `was -> text`. why: what makes the change unobservable."""
+    """line: without its indentation. change: `was -> text`. why: what makes the change unobservable.
+
+    times: so many mutants have this line and this change.
+    """
 
     file: str
     line: str
     change: str
     why: str
+    times: int = 1
 
 
 class InvalidMark(Exception):
-    """A mark matches no mutant, or more than one."""
+    """A mark matches another number of mutants than it says."""
 
 
 def marks_of(file: Path = EQUIVALENT) -> list[Mark]:
@@ -35,10 +39,10 @@ def marks_of(file: Path = EQUIVALENT) -> list[Mark]:
 
 def marked(root: Path, mutants: Sequence[Mutant], marks: Sequence[Mark]) -> set[Mutant]:
     """The marked ones of mutants. Marks are of files that the mutants are of. Raises InvalidMark."""
-    return {_only(root, mutants, mark) for mark in marks}
+    return {mutant for mark in marks for mutant in _of(root, mutants, mark)}
 
 
-def _only(root: Path, mutants: Sequence[Mutant], mark: Mark) -> Mutant:
+def _of(root: Path, mutants: Sequence[Mutant], mark: Mark) -> list[Mutant]:
     lines = (root / mark.file).read_text().splitlines()
     found = [
         mutant
@@ -46,6 +50,6 @@ def _only(root: Path, mutants: Sequence[Mutant], mark: Mark) -> Mutant:
         if (mutant.path, mutant.change) == (mark.file, mark.change)
         and lines[mutant.line - 1].strip() == mark.line
     ]
-    if len(found) != 1:
+    if len(found) != mark.times:
         raise InvalidMark(f"matches {len(found)} mutants: {mark}")
-    return found[0]
+    return found

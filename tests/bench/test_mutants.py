@@ -2,6 +2,7 @@
 
 import subprocess
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -264,18 +265,19 @@ def test_a_mark_that_matches_nothing_is_an_error(project: Path, line: str) -> No
         marked(project, of_package(project, "parcels"), [mark])
 
 
-def test_a_mark_that_could_mean_two_mutants_is_an_error(project: Path) -> None:
+def test_a_mark_that_matches_more_mutants_than_it_says_is_an_error(project: Path) -> None:
     (project / "parcels/src/penstock_parcels/sizes.py").write_text("EDGES = [3, 3]\n")
     mark = Mark("parcels/src/penstock_parcels/sizes.py", "EDGES = [3, 3]", "3 -> (4)", "Nobody measures.")
     with pytest.raises(InvalidMark, match="matches 2"):
         marked(project, of_package(project, "parcels"), [mark])
+    assert len(marked(project, of_package(project, "parcels"), [replace(mark, times=2)])) == 2
 
 
 def test_each_mark_has_its_mutant() -> None:
     marks = marks_of()
     packages = {mark.file.partition("/")[0] for mark in marks}
     mutants = [mutant for package in packages for mutant in of_package(ROOT, package)]
-    assert len(marked(ROOT, mutants, marks)) == len(marks)
+    assert len(marked(ROOT, mutants, marks)) == sum(mark.times for mark in marks)
 
 
 def test_compiled_code_is_judged_as_it_is_written(project: Path) -> None:
