@@ -149,10 +149,18 @@ VALUES: dict[str, list[object]] = {
         {"maxBodyBytes": 60 * 2**20 + 1},
         {"maxSequencesPerRequest": 33},
     ],
-    "spec/gateway": ["router", "envoy", "nginx", 1],
+    "spec/gateway": ["router", "envoy", "inferencePool", "nginx", 1],
     "spec": [
         {**GOOD["spec"], "gateway": gateway, "autoscaling": {"maxReplicas": 2}}
         for gateway in ("router", "envoy")
+    ]
+    + [
+        {**GOOD["spec"], "gateway": "inferencePool", **more}
+        for more in (
+            {"router": {"tls": {"secret": "a"}}},
+            {"ingress": {"host": "a.b"}},
+            {"ingress": {"host": "a.b", "kind": "HTTPRoute", "gateway": {"name": "g"}}},
+        )
     ],
     "spec/ingress": [
         {"host": "a.example.com"},

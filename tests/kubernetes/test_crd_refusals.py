@@ -252,6 +252,19 @@ TABLE: list[tuple[str, object, list[str]]] = [
         ["spec.autoscaling: Forbidden: only routers report the demand; write gateway: router, or remove it"],
     ),
     (
+        "spec",
+        {**GOOD["spec"], "gateway": "inferencePool", "ingress": {"host": "a.example"}},
+        [
+            f"spec.ingress.kind: {OBJECT}an Ingress cannot lead to an InferencePool; write kind: HTTPRoute, "
+            "or remove it"
+        ],
+    ),
+    (
+        "spec",
+        {**GOOD["spec"], "gateway": "inferencePool", "router": {"tls": {"secret": "a"}}},
+        ["spec.router.tls: Forbidden: would not be used: the Gateway has its own certificate; remove it"],
+    ),
+    (
         "spec/ingress",
         {"host": "a.example.com", "kind": "HTTPRoute"},
         [

@@ -17,7 +17,7 @@ from penstock_operator.settings import read_settings
 from penstock_operator.tls.credentials import StoredCredentials, renewed
 from penstock_pool import Pool
 
-OPTIONAL = {"HTTPRoute", "ServiceMonitor", "ScaledObject"}
+OPTIONAL = {"HTTPRoute", "InferencePool", "ServiceMonitor", "ScaledObject"}
 """Kinds whose definitions are not installed here."""
 
 POOLS: dict[str, dict[str, Any]] = {
@@ -44,6 +44,7 @@ POOLS: dict[str, dict[str, Any]] = {
         "applications": [{"name": "ide", "tier": "chat", "keys": {"secret": "ide-keys"}}],
         "router": {"tls": {"secret": "api-tls"}},
     },
+    "inference pool": {"gateway": "inferencePool"},
     "hpa": {"autoscaling": {"minReplicas": 1, "maxReplicas": 4, "by": "hpa"}},
     "all at once": {
         "ingress": {"host": "all.example"},

@@ -13,8 +13,9 @@ from penstock_operator.settings import OperatorSettings
 from penstock_pool import Pool
 
 Workloads = Callable[..., list[Manifest]]
-ROUTERS, OPENED = GatewayNow("router", False), GatewayNow("router", True)
-ENVOYS = GatewayNow("envoy", True)
+ROUTERS, OPENED = GatewayNow("router", "router"), GatewayNow("router", "envoy")
+ENVOYS, POOLS = GatewayNow("envoy", "envoy"), GatewayNow("inferencePool", "inferencePool")
+IN_THE_CLEAR = GatewayNow("router", "inferencePool")
 
 
 @pytest.fixture
@@ -35,12 +36,14 @@ def with_status(workload: Manifest, old: int, **status: Any) -> Manifest:
     return {**workload, "metadata": {**workload["metadata"], "generation": 2}, "status": told}
 
 
-@pytest.mark.parametrize(("wanted", "stage"), [("router", ROUTERS), ("envoy", ENVOYS)])
+@pytest.mark.parametrize(
+    ("wanted", "stage"), [("router", ROUTERS), ("envoy", ENVOYS), ("inferencePool", POOLS)]
+)
 def test_a_new_pool_begins_with_the_gateway_that_it_wants(wanted: Any, stage: GatewayNow) -> None:
     assert gateway_now(wanted, ()) == stage
 
 
-@pytest.mark.parametrize("stage", [ROUTERS, ENVOYS])
+@pytest.mark.parametrize("stage", [ROUTERS, ENVOYS, POOLS])
 def test_a_pool_stays_with_its_gateway_whatever_rolls(workloads: Workloads, stage: GatewayNow) -> None:
     assert gateway_now(stage.front, workloads(stage)) == stage
     assert gateway_now(stage.front, workloads(stage, old_replicas=1, old_fronts=1)) == stage
@@ -56,6 +59,15 @@ def test_replicas_close_their_port_after_the_last_envoy_is_gone(workloads: Workl
     assert gateway_now("router", workloads(ENVOYS)) == OPENED
     assert gateway_now("router", workloads(OPENED, old_fronts=1)) == OPENED
     assert gateway_now("router", workloads(OPENED)) == ROUTERS
+
+
+def test_routers_serve_between_envoys_and_an_inference_pool(workloads: Workloads) -> None:
+    """Envoys reach sidecars over TLS, Gateways in the clear."""
+    assert gateway_now("inferencePool", workloads(ENVOYS)) == OPENED
+    assert gateway_now("inferencePool", workloads(OPENED, old_fronts=1)) == OPENED
+    assert gateway_now("inferencePool", workloads(OPENED)) == IN_THE_CLEAR
+    assert gateway_now("inferencePool", workloads(IN_THE_CLEAR, old_replicas=1)) == IN_THE_CLEAR
+    assert gateway_now("inferencePool", workloads(IN_THE_CLEAR)) == POOLS
 
 
 def test_a_status_of_an_older_generation_does_not_count(workloads: Workloads) -> None:

@@ -43,6 +43,10 @@ EVERYTHING: dict[str, Any] = {
     [
         ({}, set()),
         ({"gateway": "envoy"}, {"ConfigMap/llama-envoy"}),
+        (
+            {"gateway": "inferencePool", "ingress": GATEWAY},
+            {"InferencePool/llama", "Service/llama-picker", "HTTPRoute/llama"},
+        ),
         ({"ingress": {"host": "a.example"}}, {"Ingress/llama"}),
         ({"ingress": GATEWAY}, {"HTTPRoute/llama"}),
         ({"monitoring": {"serviceMonitor": True}}, {"ServiceMonitor/llama"}),
@@ -50,12 +54,13 @@ EVERYTHING: dict[str, Any] = {
         ({"autoscaling": {**BOUNDS, "by": "hpa"}}, {"HorizontalPodAutoscaler/llama"}),
         ({"autoscaling": {**BOUNDS, "by": "keda", "prometheusUrl": "http://p"}}, {"ScaledObject/llama"}),
     ],
-    ids=["least", "envoy", "ingress", "gateway", "monitor", "own scaling", "hpa", "keda"],
+    ids=["least", "envoy", "inference pool", "ingress", "gateway", "monitor", "own scaling", "hpa", "keda"],
 )
 def test_a_pool_wants_what_it_asks_for_and_nothing_else(
     want: Want, spec: dict[str, Any], more: set[str]
 ) -> None:
-    assert set(want(**spec)) == ALWAYS | KEYS | more
+    less = {"Service/llama"} if spec.get("gateway") == "inferencePool" else set()
+    assert set(want(**spec)) == (ALWAYS | KEYS | more) - less
 
 
 def test_without_tls_there_are_no_keys(want: Want, settings: OperatorSettings) -> None:

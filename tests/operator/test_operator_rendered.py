@@ -53,6 +53,13 @@ POOLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "monitoring": {"serviceMonitor": True},
         },
     ),
+    "inference_pool": (
+        {"gateway_namespaces": ("gateways",)},
+        {
+            "gateway": "inferencePool",
+            "ingress": {"host": "llama.example.com", "kind": "HTTPRoute", "gateway": {"name": "public"}},
+        },
+    ),
     "keda": (
         {"tls": False},
         {

@@ -29,15 +29,17 @@ def test_everything_can_be_said() -> None:
             "PENSTOCK_TLS": "off",
             "PENSTOCK_REDIS_URL_SECRET": "redis",
             "PENSTOCK_GPU_RUNTIME_CLASS": "nvidia",
+            "PENSTOCK_GATEWAY_NAMESPACES": "gateways,edge",
         }
     )
     assert (reported.image_pull_policy, reported.tls) == ("Never", False)
     assert (reported.image_pull_secrets, reported.redis_url_secret) == (("one", "two"), "redis")
     assert reported.gpu_runtime_class == "nvidia"
+    assert reported.gateway_namespaces == ("gateways", "edge")
 
 
 def test_empty_variables_are_no_variables() -> None:
-    named = ("TLS", "IMAGE_PULL_POLICY", "REDIS_URL_SECRET", "GPU_RUNTIME_CLASS")
+    named = ("TLS", "IMAGE_PULL_POLICY", "REDIS_URL_SECRET", "GPU_RUNTIME_CLASS", "GATEWAY_NAMESPACES")
     empty = {f"PENSTOCK_{name}": "" for name in named}
     assert read_settings({**LEAST, **empty}) == read_settings(LEAST)
 

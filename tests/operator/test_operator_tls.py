@@ -68,6 +68,7 @@ def works(one: Credentials, other: Credentials, now: datetime) -> bool:
 def test_routers_and_replicas_trust_each_other(make_key: MakeKey) -> None:
     held = renewed(StoredCredentials(), NAME, START, make_key)
     assert works(held, held, START)
+    assert trusts(held.authorities, held.picker, START, name=f"picker.{NAME}")
     assert works(held, held, START + CERTIFICATE_LIFE - DAY)
     assert not works(held, held, START + CERTIFICATE_LIFE + DAY)
 
@@ -82,6 +83,8 @@ def test_nobody_else_is_trusted(make_key: MakeKey) -> None:
 def test_a_replicas_certificate_makes_no_client_and_a_routers_no_server(make_key: MakeKey) -> None:
     held = renewed(StoredCredentials(), NAME, START, make_key)
     assert not trusts(held.authorities, held.server, START, name=None)
+    assert not trusts(held.authorities, held.picker, START, name=None)
+    assert not trusts(held.authorities, held.picker, START, name=NAME)
     assert not trusts(held.authorities, held.client, START, name=f"router.{NAME}")
 
 
@@ -126,7 +129,7 @@ def test_a_name_that_is_no_longer_the_services_is_replaced(make_key: MakeKey) ->
 
 def test_a_certificate_of_an_authority_that_is_gone_is_replaced(make_key: MakeKey) -> None:
     one, other = (renewed(StoredCredentials(), NAME, START, make_key) for _ in range(2))
-    new = renewed(Credentials(one.authorities, other.server, one.client), NAME, START, make_key)
+    new = renewed(Credentials(one.authorities, other.server, one.client, one.picker), NAME, START, make_key)
     assert (new.client, new.authorities) == (one.client, one.authorities)
     assert works(new, new, START)
 
@@ -145,7 +148,9 @@ Want = Callable[..., dict[str, Manifest]]
 def test_what_was_published_reads_back(want: Want, credentials: Credentials) -> None:
     objects = want()
     held = read_credentials(objects["Secret/llama-ca"], objects["Secret/llama-tls"])
-    assert held == StoredCredentials(credentials.authorities, credentials.server, credentials.client)
+    assert held == StoredCredentials(
+        credentials.authorities, credentials.server, credentials.client, credentials.picker
+    )
 
 
 def test_two_authorities_read_back_in_their_order(make_key: MakeKey) -> None:
@@ -189,7 +194,9 @@ def test_what_somebody_spoiled_is_lost_and_nothing_else(
     secrets = {each: deepcopy(want()[f"Secret/llama-{each}"]) for each in ("ca", "tls")}
     spoil(secrets[name]["data"])
     held = read_credentials(secrets["ca"], secrets["tls"])
-    whole = StoredCredentials(credentials.authorities, credentials.server, credentials.client)
+    whole = StoredCredentials(
+        credentials.authorities, credentials.server, credentials.client, credentials.picker
+    )
     assert held == replace(whole, **{lost: getattr(StoredCredentials(), lost)})
 
 

@@ -42,7 +42,7 @@ def test_what_nobody_says_is_this_machines_loopback_in_the_clear(monkeypatch: py
         (["--ext-authz-port", "0", "--redis-url-file", "/no/such"], "/no/such: No such file"),
         (
             ["--ext-authz-port", "0", "--drain-s", "3"],
-            "--drain-s and --lame-duck-s are for --envoy-admin",
+            "--drain-s is for --envoy-admin",
         ),
     ],
     ids=["no front", "half of TLS", "no Redis", "no Envoy"],

@@ -221,7 +221,17 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/gateway",
         "nginx",
-        'spec.gateway: "nginx" is not known; one of router, envoy',
+        'spec.gateway: "nginx" is not known; one of router, envoy, inferencePool',
+    ),
+    (
+        "spec",
+        {**GOOD["spec"], "gateway": "inferencePool", "ingress": {"host": "a.example"}},
+        "spec.ingress.kind: an Ingress cannot lead to an InferencePool; write kind: HTTPRoute, or remove it",
+    ),
+    (
+        "spec",
+        {**GOOD["spec"], "gateway": "inferencePool", "router": {"tls": {"secret": "a"}}},
+        "spec.router.tls: would not be used: the Gateway has its own certificate; remove it",
     ),
     (
         "spec",

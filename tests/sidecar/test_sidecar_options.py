@@ -55,3 +55,13 @@ def test_this_machine_may_go_without_tls(listen: str) -> None:
 
 def test_insecure_has_to_be_said() -> None:
     assert parse([*GOOD, "--listen", "0.0.0.0:9000", "--insecure"]).tls is None
+
+
+def test_gateways_without_the_pools_keys_are_served_in_the_clear(tmp_path: Path) -> None:
+    file = tmp_path / "pem"
+    file.write_text("")
+    tls = ["--tls-cert", str(file), "--tls-key", str(file), "--http-port", "0"]
+    options = parse([*GOOD, *tls])
+    assert options.http_tls == options.tls is not None
+    options = parse([*GOOD, *tls, "--http-insecure"])
+    assert (options.http_tls, options.tls is None) == (None, False)

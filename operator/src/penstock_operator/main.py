@@ -26,6 +26,7 @@ settings (environment; the images are required):
   PENSTOCK_TLS                 on (default) or off: mutual TLS between routers and replicas
   PENSTOCK_REDIS_URL_SECRET    Secret in pools' namespaces whose entry `url` is the Redis that routers share
   PENSTOCK_GPU_RUNTIME_CLASS   RuntimeClass of replicas with NVIDIA's GPUs; otherwise the nodes' default
+  PENSTOCK_GATEWAY_NAMESPACES  namespaces whose pods reach pools with an InferencePool; otherwise all
 
 The API server is the pod's own, else the one of $KUBECONFIG, else of ~/.kube/config.
 

@@ -49,6 +49,9 @@ class OperatorSettings:
     gpu_runtime_class: str | None = None
     """RuntimeClass of replicas with NVIDIA GPUs; None for the nodes' default."""
 
+    gateway_namespaces: tuple[str, ...] = ()
+    """Namespaces of the pods that carry Gateways' traffic, for pools with `inferencePool`; empty for any."""
+
 
 def read_settings(environment: Mapping[str, str]) -> OperatorSettings:
     """Return the settings in an environment. Raises SettingsError."""
@@ -65,6 +68,7 @@ def read_settings(environment: Mapping[str, str]) -> OperatorSettings:
         tls=_on_or_off("PENSTOCK_TLS", environment.get("PENSTOCK_TLS") or "on"),
         redis_url_secret=environment.get(REDIS_SECRET) or None,
         gpu_runtime_class=environment.get("PENSTOCK_GPU_RUNTIME_CLASS") or None,
+        gateway_namespaces=_names(environment.get("PENSTOCK_GATEWAY_NAMESPACES", "")),
     )
 
 

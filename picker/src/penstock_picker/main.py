@@ -103,7 +103,13 @@ async def serve(pool: Pool, options: Options, source: Source, stop: asyncio.Even
             if options.ext_proc_port is not None:
                 asked_at = f"{options.host}:{options.ext_proc_port}"
                 loop = asyncio.get_running_loop()
-                processor = ext_proc(picker, lambda: replica_set.ready, asked_at, loop, options.certificate)
+                processor = ext_proc(
+                    picker,
+                    lambda: replica_set.ready and not stop.is_set(),
+                    asked_at,
+                    loop,
+                    options.certificate,
+                )
                 addresses["ext_proc"] = f"{options.host}:{stack.enter_context(processor)}"
             log.info("ready", **addresses, admin=address_of(admin))
             await asyncio.wait({stopping, *beside}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,8 +125,10 @@ async def serve(pool: Pool, options: Options, source: Source, stop: asyncio.Even
 
 
 async def _drain(options: Options, pool: Pool) -> None:
-    """Drain the Envoy beside this picker, where there is one."""
-    if options.envoy_admin is not None:
+    """Drain the Envoy beside this picker; without one, go on until gateways have found the other pickers."""
+    if options.envoy_admin is None:
+        await asyncio.sleep(options.lame_duck_s)
+    else:
         drain_s = pool.spec.router.drain_timeout_s if options.drain_s is None else options.drain_s
         await drain_envoy(options.envoy_admin, options.lame_duck_s, drain_s)
 

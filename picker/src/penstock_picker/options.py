@@ -69,8 +69,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 def _problem(given: argparse.Namespace) -> str | None:
     if given.ext_authz_port is None and given.ext_proc_port is None:
         return "say how gateways ask: --ext-authz-port, --ext-proc-port, or both"
-    if given.envoy_admin is None and (given.drain_s is not None or given.lame_duck_s):
-        return "--drain-s and --lame-duck-s are for --envoy-admin"
+    if given.envoy_admin is None and given.drain_s is not None:
+        return "--drain-s is for --envoy-admin"
     return None
 
 
@@ -122,5 +122,5 @@ def _add_envoy(parser: argparse.ArgumentParser) -> None:
         "--lame-duck-s",
         type=seconds,
         default=0.0,
-        help="first let Envoy go on for so long while its /ready says no (default: %(default)s)",
+        help="when stopped, first go on for so long while readiness fails (default: %(default)s)",
     )

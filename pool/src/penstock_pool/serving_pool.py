@@ -9,7 +9,7 @@ from penstock_pool.application_spec import Application
 from penstock_pool.autoscaling_spec import Autoscaling
 from penstock_pool.cel import KEYED_BY_NAME, CelRule, checked_by
 from penstock_pool.engine_spec import EngineSpec, ModelSpec
-from penstock_pool.gateway_spec import GATEWAY_RULES, NOT_SCALED, GatewayName
+from penstock_pool.gateway_spec import GATEWAY_RULES, NO_CERTIFICATE, NO_INGRESS, NOT_SCALED, GatewayName
 from penstock_pool.ingress_spec import Ingress
 from penstock_pool.monitoring_spec import Monitoring
 from penstock_pool.requests_spec import Requests
@@ -93,8 +93,9 @@ class PoolSpec(Spec):
     routing: Routing = Field(default=Routing(), description="Between replicas.")
     gateway: GatewayName = Field(
         default="router",
-        description="What takes clients' requests in a cluster: `router`, Penstock's own; or `envoy`, an "
-        "Envoy beside a picker, which tells it the replicas to ask.",
+        description="What takes clients' requests in a cluster: `router`, Penstock's own; `envoy`, an "
+        "Envoy beside a picker, which tells it the replicas to ask; or `inferencePool`, a Gateway of the "
+        "cluster that asks the picker, by an InferencePool.",
         examples=["envoy"],
     )
     router: RouterSpec = Field(
@@ -124,6 +125,10 @@ class PoolSpec(Spec):
     def _has_a_gateway_that_can_do_it(self) -> Self:
         if self.autoscaling is not None and self.gateway != "router":
             raise wrong_at("autoscaling", NOT_SCALED)
+        if self.gateway == "inferencePool" and self.ingress is not None and self.ingress.kind == "Ingress":
+            raise wrong_at("ingress.kind", NO_INGRESS)
+        if self.gateway == "inferencePool" and self.router.tls is not None:
+            raise wrong_at("router.tls", NO_CERTIFICATE)
         return self
 
 

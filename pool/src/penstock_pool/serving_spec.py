@@ -116,7 +116,7 @@ class RouterSpec(Spec):
 
     replicas: Count = Field(
         default=2,
-        description="Routers, or Envoys with their pickers, in a cluster; any of them serves any request.",
+        description="Routers, Envoys with their pickers, or pickers, in a cluster; any serves any request.",
         examples=[2],
     )
     max_body_bytes: BodyBytes = Field(
@@ -179,7 +179,7 @@ class RouterSpec(Spec):
     )
     image: Text | None = Field(
         default=None,
-        description="Container image of the routers, or of the pickers beside Envoys; absent: the operator's "
+        description="Container image of the routers, or of the pickers; absent: the operator's "
         "own version. For a cluster.",
         examples=["registry.example/penstock/router:0.1.0"],
     )
@@ -188,7 +188,7 @@ class RouterSpec(Spec):
     )
     pod_template: PodTemplate | None = Field(
         default=None,
-        description="Merged into the router's pod, or the Envoy's: tolerations, node selection, annotations. "
-        "For a cluster.",
+        description="Merged into the pod of the router, or the picker: tolerations, node selection, "
+        "annotations. For a cluster.",
         examples=[{"spec": {"nodeSelector": {"pool": "cpu"}}}],
     )

@@ -41,7 +41,7 @@ class SidecarTls:
 class Options:
     """One sidecar's settings. metrics: None serves no pages. drain_s: None takes the pool's.
 
-    http: where gateways send requests; None takes none over HTTP.
+    http: where gateways send requests; None takes none over HTTP. http_tls: of that port; None in the clear.
     engine_key: the engine's API key, empty where it has none.
     """
 
@@ -57,6 +57,7 @@ class Options:
     log_json: bool
     engine_key: str = field(default="", repr=False)
     http: Address | None = None
+    http_tls: SidecarTls | None = None
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -82,6 +83,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         log_json=given.log_json,
         engine_key=engine_key(os.environ),
         http=None if given.http_port is None else Address(given.listen.host, given.http_port),
+        http_tls=None if given.http_insecure else tls,
     )
 
 
@@ -110,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PORT",
         help="take OpenAI's HTTP API from a gateway, on the host of --listen; 0 takes any",
     )
+    flag("--http-insecure", action="store_true", help="take it without TLS, whatever --tls-cert says")
     flag("--metrics-host", default="127.0.0.1", metavar="HOST", help="default: %(default)s")
     flag(
         "--drain-s",

@@ -91,7 +91,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
             app = http_app(
                 options.name, pool, replica, learned, registry=registry, faults=Faults(metrics.faults)
             )
-            http = await stack.enter_async_context(http_serving(app, listener, pool, options.tls))
+            http = await stack.enter_async_context(http_serving(app, listener, pool, options.http_tls))
         address = await stack.enter_async_context(grpc_serving(service, health, options.listen, options.tls))
         await stack.enter_async_context(
             background(

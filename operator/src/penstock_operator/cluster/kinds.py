@@ -64,6 +64,7 @@ WATCHED = (
     ResourceKind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
     ResourceKind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", optional=True),
     ResourceKind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes", optional=True),
+    ResourceKind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools", optional=True),
     ResourceKind("monitoring.coreos.com/v1", "ServiceMonitor", "servicemonitors", optional=True),
 )
 

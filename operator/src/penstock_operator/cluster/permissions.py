@@ -55,6 +55,9 @@ POOLS = (
     PermissionRule("autoscaling", ("horizontalpodautoscalers",), OWN, "`autoscaling.by: hpa`"),
     PermissionRule("keda.sh", ("scaledobjects",), OWN, "`autoscaling.by: keda`"),
     PermissionRule("gateway.networking.k8s.io", ("httproutes",), OWN, "exposes routers through a Gateway"),
+    PermissionRule(
+        "inference.networking.k8s.io", ("inferencepools",), OWN, "lets Gateways ask the pools' pickers"
+    ),
     PermissionRule("monitoring.coreos.com", ("servicemonitors",), OWN, "Prometheus finds pools"),
     PermissionRule(
         "rbac.authorization.k8s.io", ("rolebindings", "roles"), OWN, "lets routers watch their replicas"

@@ -25,7 +25,7 @@ ADMIN_PORT = 9080
 """Port of a router's metrics and reports. Never exposed outside the cluster."""
 
 PICKER_PORT = 9002
-"""Port of a picker for the Envoy in its own pod, on loopback."""
+"""Port at which a picker is asked: by the Envoy in its own pod, on loopback, or by a Gateway."""
 
 ENVOY_PORT = 9902
 """Port of an Envoy's readiness and metrics. Never exposed outside the cluster."""
@@ -68,6 +68,11 @@ def router_name(pool: str) -> str:
 def envoy_name(pool: str) -> str:
     """Return the name of the ConfigMap with the configuration of Envoys."""
     return f"{pool}-envoy"
+
+
+def picker_service_name(pool: str) -> str:
+    """Return the name of the Service that a Gateway finds the pickers by."""
+    return f"{pool}-picker"
 
 
 def learned_name(pool: str) -> str:

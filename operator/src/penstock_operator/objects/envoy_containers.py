@@ -17,13 +17,14 @@ from penstock_operator.manifests.names import ENVOY_PORT, PICKER_PORT, ROUTER_PO
 from penstock_operator.objects.containers import READABLE, TLS_MOUNT, container, empty_folder
 from penstock_operator.objects.envoy_configuration import ENVOY_FOLDER, GATEWAY_FOLDER, envoy_settings
 from penstock_operator.objects.front_container import CERTIFICATE_MOUNT, front_container
+from penstock_operator.objects.picker_container import PICKER
 from penstock_operator.objects.render_context import RenderContext
 from penstock_operator.objects.service_accounts import TOKEN_MOUNT, token_volume
 from penstock_operator.objects.services import api_port
 
 Json = dict[str, Any]
 
-PICKER, ENVOY = "picker", "envoy"
+ENVOY = "envoy"
 THREADS = 2
 """Worker threads of one Envoy. Each carries some 50,000 tokens per second; more Envoys carry more."""
 

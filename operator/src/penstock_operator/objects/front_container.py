@@ -41,11 +41,13 @@ def front_container(
     ports: Sequence[Json] = (),
     mounts: Sequence[Json] = (),
     arguments: Sequence[str] = (),
+    drains: bool = True,
 ) -> Json:
     """Return the container of a router or picker, whose program is `penstock-NAME`.
 
     image: its own; the pool's comes first. listens: arguments that say where it serves; arguments: further
-    ones. mounts: in addition to configuration, temporary files and keys.
+    ones. mounts: in addition to configuration, temporary files and keys. drains: whether requests that it has
+    let in are its own, or its Envoy's, so that it waits for their end.
     """
     router, tls = context.pool.spec.router, context.settings.tls
     return container(
@@ -57,7 +59,7 @@ def front_container(
             "-f",
             POOL_FILE,
             *listens,
-            *_common_arguments(context),
+            *_common_arguments(context, drains),
             *arguments,
             *(_tls_arguments(context) if tls else []),
         ],
@@ -71,13 +73,13 @@ def front_container(
     )
 
 
-def _common_arguments(context: RenderContext) -> list[str]:
+def _common_arguments(context: RenderContext, drains: bool) -> list[str]:
     return [
         "--admin-host=0.0.0.0",
         f"--admin-port={ADMIN_PORT}",
         f"--discover={context.owner.namespace}/{replicas_service_name(context.name)}",
         f"--lame-duck-s={LAME_DUCK_S:g}",
-        f"--drain-s={router_drain_s(context.pool):g}",
+        *([f"--drain-s={router_drain_s(context.pool):g}"] if drains else []),
         *key_arguments(context),
         "--log-json",
     ]

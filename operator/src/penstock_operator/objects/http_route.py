@@ -2,11 +2,13 @@
 
 It routes only `/v1`, like the Ingress, and sets no timeouts, because the router has its own. If routers serve
 TLS, the Gateway needs a BackendTLSPolicy for the pool's Service, which the administrator of the Gateway
-writes, because it says which authority the Gateway trusts.
+writes, because it says which authority the Gateway trusts. It leads to the pool's Service, or to its
+InferencePool.
 """
 
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component
+from penstock_operator.objects.inference_pool import GROUP, KIND
 from penstock_operator.objects.ingress import API_PATH
 from penstock_operator.objects.owned_object import child
 from penstock_operator.objects.render_context import RenderContext
@@ -23,7 +25,7 @@ def http_route(context: RenderContext) -> tuple[Manifest, ...]:
         parent["namespace"] = exposure.gateway.namespace
     rule = {
         "matches": [{"path": {"type": "PathPrefix", "value": API_PATH}}],
-        "backendRefs": [{"name": context.name, "port": api_port(context).number}],
+        "backendRefs": [_backend(context)],
         "timeouts": {"request": "0s", "backendRequest": "0s"},
     }
     made = child(
@@ -36,3 +38,9 @@ def http_route(context: RenderContext) -> tuple[Manifest, ...]:
         spec={"parentRefs": [parent], "hostnames": [exposure.host], "rules": [rule]},
     )
     return (made,)
+
+
+def _backend(context: RenderContext) -> Manifest:
+    if context.gateway.front == "inferencePool":
+        return {"group": GROUP, "kind": KIND, "name": context.name}
+    return {"name": context.name, "port": api_port(context).number}

@@ -13,6 +13,7 @@ from penstock_operator.manifests.names import (
     ADMIN_PORT,
     ENVOY_PORT,
     METRICS_PORT,
+    PICKER_PORT,
     REPLICA_HTTP_PORT,
     REPLICA_PORT,
     ROUTER_PORT,
@@ -28,26 +29,44 @@ ANY_POD: dict[str, Any] = {"namespaceSelector": {}}
 
 
 def replica_network_policy(context: RenderContext) -> Manifest:
-    """Allow this pool's routers or Envoys, and metrics from any pod, nothing else."""
-    ports = [REPLICA_PORT, REPLICA_HTTP_PORT] if context.gateway.http else [REPLICA_PORT]
+    """Allow this pool's routers, Envoys or pickers, an InferencePool's Gateways, and metrics from any pod."""
+    ports = [REPLICA_PORT, REPLICA_HTTP_PORT] if context.gateway.serves == "envoy" else [REPLICA_PORT]
+    to_gateways = context.gateway.serves == "inferencePool"
     routers = {"podSelector": {"matchLabels": selector(context.name, Component.ROUTER)}}
     return _policy(
         context,
         replica_name(context.name),
         Component.REPLICA,
-        [{"from": [routers], "ports": _tcp(*ports)}, {"from": [ANY_POD], "ports": _tcp(METRICS_PORT)}],
+        [
+            {"from": [routers], "ports": _tcp(*ports)},
+            *([_from_gateways(context, REPLICA_HTTP_PORT)] if to_gateways else []),
+            {"from": [ANY_POD], "ports": _tcp(METRICS_PORT)},
+        ],
     )
 
 
 def router_network_policy(context: RenderContext) -> Manifest:
-    """Allow the API from everywhere, the admin port and Envoy's metrics from any pod, nothing else."""
-    inside = [ADMIN_PORT] if context.gateway.front == "router" else [ADMIN_PORT, ENVOY_PORT]
+    """Allow the API from everywhere, the admin port and Envoy's metrics from any pod, nothing else.
+
+    Pickers of an InferencePool serve no API and are asked by Gateways.
+    """
+    front = context.gateway.front
+    asked = _from_gateways(context, PICKER_PORT) if front == "inferencePool" else {"ports": _tcp(ROUTER_PORT)}
+    inside = [ADMIN_PORT, ENVOY_PORT] if front == "envoy" else [ADMIN_PORT]
     return _policy(
         context,
         router_name(context.name),
         Component.ROUTER,
-        [{"ports": _tcp(ROUTER_PORT)}, {"from": [ANY_POD], "ports": _tcp(*inside)}],
+        [asked, {"from": [ANY_POD], "ports": _tcp(*inside)}],
     )
+
+
+def _from_gateways(context: RenderContext, port: int) -> dict[str, Any]:
+    """Return the rule for the pods of Gateways, which run in the namespaces that the installation names."""
+    namespaces = context.settings.gateway_namespaces
+    named = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": list(namespaces)}
+    peer = {"namespaceSelector": {"matchExpressions": [named]}} if namespaces else ANY_POD
+    return {"from": [peer], "ports": _tcp(port)}
 
 
 def _policy(context: RenderContext, name: str, component: Component, ingress: list[Any]) -> Manifest:

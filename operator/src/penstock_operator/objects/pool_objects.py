@@ -16,6 +16,7 @@ from penstock_operator.objects.disruption_budgets import disruption_budgets
 from penstock_operator.objects.envoy_configuration import envoy_config_map
 from penstock_operator.objects.external_autoscalers import autoscalers
 from penstock_operator.objects.http_route import http_route
+from penstock_operator.objects.inference_pool import inference_pool, picker_service
 from penstock_operator.objects.ingress import ingress
 from penstock_operator.objects.network_policies import replica_network_policy, router_network_policy
 from penstock_operator.objects.render_context import RenderContext, RenderFacts
@@ -47,11 +48,13 @@ def desired(
         router_network_policy(context),
         *disruption_budgets(context),
         replicas_service(context),
-        router_service(context),
+        *router_service(context),
+        *picker_service(context),
         admin_service(context),
     )
     pods = (replica_set(context), router_deployment(context))
     after_pods = (
+        *inference_pool(context),
         *ingress(context),
         *http_route(context),
         *service_monitor(context),

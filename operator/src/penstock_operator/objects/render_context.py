@@ -18,11 +18,17 @@ class UnsupportedPool(Exception):
 class GatewayNow(NamedTuple):
     """Where a pool is on the way to its gateway.
 
-    front: what runs in front of the replicas. http: whether their sidecars take HTTP.
+    front: what runs in front of the replicas. serves: the gateway for which sidecars take HTTP; for `router`,
+    which has a protocol of its own, they take none.
     """
 
     front: GatewayName
-    http: bool
+    serves: GatewayName
+
+    @property
+    def http(self) -> bool:
+        """Return whether sidecars take HTTP."""
+        return self.serves != "router"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,4 +65,4 @@ class RenderContext:
     def gateway(self) -> GatewayNow:
         """Return what is in front of the replicas now."""
         wanted = self.pool.spec.gateway
-        return self.facts.gateway or GatewayNow(wanted, wanted != "router")
+        return self.facts.gateway or GatewayNow(wanted, wanted)

@@ -1,6 +1,6 @@
-"""The Deployment of what takes clients' requests: routers, or Envoys with their pickers.
+"""The Deployment of what takes clients' requests: routers, Envoys with their pickers, or pickers.
 
-All gateways are pods of the same Deployment under the same Service, so that a pool changes its gateway by a
+All gateways are pods of the same Deployment, so that a pool changes its gateway by a
 rolling update like any other.
 
 A new pod is ready before an old one stops. A stopping one first serves on while its readiness fails, until
@@ -23,6 +23,7 @@ from penstock_operator.objects.envoy_configuration import envoy_config_map
 from penstock_operator.objects.envoy_containers import envoy_containers
 from penstock_operator.objects.front_container import CERTIFICATE_MOUNT, TEMPORARY_MOUNT
 from penstock_operator.objects.owned_object import child
+from penstock_operator.objects.picker_container import picker
 from penstock_operator.objects.pod_template import pod_template
 from penstock_operator.objects.render_context import RenderContext
 from penstock_operator.objects.rollout import router_digest, router_grace_s
@@ -32,6 +33,9 @@ Json = dict[str, Any]
 
 CLIENT_ENTRIES = ("ca.crt", "client.crt", "client.key")
 """Entries of the TLS Secret that a router needs, or an Envoy and its picker."""
+
+PICKER_ENTRIES = ("picker.crt", "picker.key")
+"""Entries that a picker needs as well that serves Gateways."""
 
 
 def router_deployment(context: RenderContext) -> Manifest:
@@ -59,10 +63,11 @@ def router_deployment(context: RenderContext) -> Manifest:
 
 def _containers(context: RenderContext) -> Json:
     """Return the containers and volumes of the pod, by the pool's gateway."""
-    if context.gateway.front == "router":
+    if context.gateway.front != "envoy":
+        only = router(context) if context.gateway.front == "router" else picker(context)
         return {
             "automountServiceAccountToken": True,
-            "containers": [router(context)],
+            "containers": [only],
             "volumes": _volumes(context),
         }
     made = envoy_containers(context)
@@ -81,7 +86,8 @@ def _volumes(context: RenderContext) -> list[Json]:
     )
     volumes = [configuration, {"name": TEMPORARY_MOUNT["name"], "emptyDir": {"sizeLimit": "64Mi"}}]
     if context.settings.tls:
-        volumes.append(tls_volume(tls_name(context.name), CLIENT_ENTRIES))
+        served = PICKER_ENTRIES if context.gateway.front == "inferencePool" else ()
+        volumes.append(tls_volume(tls_name(context.name), (*CLIENT_ENTRIES, *served)))
     return [*volumes, *_certificate_volumes(context)]
 
 

@@ -34,15 +34,20 @@ def api_port(context: RenderContext) -> ApiPort:
     return ApiPort("http", 80) if context.pool.spec.router.tls is None else ApiPort("https", 443)
 
 
-def router_service(context: RenderContext) -> Manifest:
-    """Return the Service for clients in the cluster, `http://POOL.NAMESPACE/v1` or `https`."""
+def router_service(context: RenderContext) -> tuple[Manifest, ...]:
+    """Return the Service for clients in the cluster, `http://POOL.NAMESPACE/v1` or `https`.
+
+    There is none with an InferencePool, whose clients connect to the Gateway.
+    """
+    if context.gateway.front == "inferencePool":
+        return ()
     name, number = api_port(context)
     spec = {
         "type": "ClusterIP",
         "selector": selector(context.name, Component.ROUTER),
         "ports": [{"name": name, "port": number, "targetPort": ROUTER_PORT, "appProtocol": name}],
     }
-    return child(context, "v1", "Service", context.name, component=Component.ROUTER, spec=spec)
+    return (child(context, "v1", "Service", context.name, component=Component.ROUTER, spec=spec),)
 
 
 def admin_service(context: RenderContext) -> Manifest:
@@ -52,7 +57,7 @@ def admin_service(context: RenderContext) -> Manifest:
     """
     ports = [
         ("admin", ADMIN_PORT),
-        *([] if context.gateway.front == "router" else [("envoy", ENVOY_PORT)]),
+        *([("envoy", ENVOY_PORT)] if context.gateway.front == "envoy" else []),
     ]
     spec = {
         "clusterIP": "None",

@@ -34,6 +34,9 @@ SERVER_ENTRIES = ("ca.crt", "tls.crt", "tls.key")
 START_S = 120
 """Time that a sidecar may take to start, of its startup probe."""
 
+IN_THE_CLEAR = "--http-insecure"
+"""Argument of a sidecar whose HTTP port is for Gateways of the cluster, which have no key of the pool."""
+
 RESOURCES: Json = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 """Default resources, enough for 100 requests/s; `podTemplate` overrides them by container name."""
 
@@ -83,8 +86,15 @@ def _arguments(context: RenderContext) -> list[str]:
         f"--metrics-port={METRICS_PORT}",
         f"--drain-s={replica_drain_s(context.pool):g}",
         "--log-json",
-        *([f"--http-port={REPLICA_HTTP_PORT}"] if context.gateway.http else []),
+        *_http_arguments(context),
     ]
+
+
+def _http_arguments(context: RenderContext) -> list[str]:
+    if not context.gateway.http:
+        return []
+    in_the_clear = [IN_THE_CLEAR] if context.gateway.serves == "inferencePool" else []
+    return [f"--http-port={REPLICA_HTTP_PORT}", *in_the_clear]
 
 
 _TLS = [

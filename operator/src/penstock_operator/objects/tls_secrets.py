@@ -25,6 +25,8 @@ def tls_secrets(context: RenderContext) -> tuple[Manifest, ...]:
         "tls.key": held.server.key,
         "client.crt": held.client.certificate,
         "client.key": held.client.key,
+        "picker.crt": held.picker.certificate,
+        "picker.key": held.picker.key,
     }
     return (
         _secret(context, authority_name(context.name), signing),

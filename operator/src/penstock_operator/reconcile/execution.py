@@ -11,6 +11,7 @@ import structlog
 
 from penstock_operator.cluster.api_client import Api, ApiRefused
 from penstock_operator.cluster.cache import Cache
+from penstock_operator.cluster.kinds import kind_of
 from penstock_operator.manifests.manifest import Manifest, Ref, ref_of
 from penstock_operator.manifests.pods import component_of
 from penstock_operator.metrics import OperatorMetrics
@@ -113,4 +114,11 @@ def _refusal(action: Action, refused: ApiRefused) -> PoolProblem:
     quota = "exceeded quota" in str(refused)
     cause = Cause.QUOTA_EXCEEDED if quota else Cause.API_REFUSED
     component = component_of(action.manifest) if isinstance(action, Apply | LeftOut) else None
-    return PoolProblem(cause, f"{ref_in(action)}: {refused}", component)
+    return PoolProblem(cause, f"{ref_in(action)}: {refused}{_advice(action, refused)}", component)
+
+
+def _advice(action: Action, refused: ApiRefused) -> str:
+    """Return what is to be done about a kind that the cluster does not know."""
+    kind = kind_of(ref_in(action))
+    unknown = kind.optional and refused.code == 404 and isinstance(action, Apply)
+    return f"; install the CustomResourceDefinition of {kind.plural}.{kind.group}" if unknown else ""

@@ -1,7 +1,8 @@
-"""Changes the gateway of a running pool in the order in which no request is lost.
+"""Changes the gateway of a running pool in an order in which replicas are always reached.
 
-An Envoy reaches only replicas whose sidecars take HTTP, and a sidecar opens or closes that port when its pod
-is replaced. So on the way to Envoys all replicas are replaced first, and on the way back to routers last:
+A gateway that is no router reaches only replicas whose sidecars take HTTP, an Envoy over TLS and a Gateway of
+the cluster in the clear. A sidecar opens or closes that port when its pod is replaced. Routers reach every
+replica. So every change begins or ends with routers, and replicas are replaced while routers serve:
 
     router ─▶ replicas take HTTP ─▶ Envoys in place of routers
     envoy  ─▶ routers in place of Envoys ─▶ replicas take no HTTP
@@ -9,14 +10,16 @@ is replaced. So on the way to Envoys all replicas are replaced first, and on the
 Pure, and a function of the observed objects, so it continues where an operator has left off.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from penstock_pool.gateway_spec import GatewayName
 
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import REPLICA_HTTP_PORT
 from penstock_operator.objects.envoy_containers import ENVOY
+from penstock_operator.objects.picker_container import PICKER
 from penstock_operator.objects.render_context import GatewayNow
+from penstock_operator.objects.sidecar_container import IN_THE_CLEAR
 
 
 def gateway_now(wanted: GatewayName, observed: Iterable[Manifest]) -> GatewayNow:
@@ -24,24 +27,37 @@ def gateway_now(wanted: GatewayName, observed: Iterable[Manifest]) -> GatewayNow
     workloads = {each["kind"]: each for each in observed if each["kind"] in ("StatefulSet", "Deployment")}
     replicas, front = workloads.get("StatefulSet"), workloads.get("Deployment")
     if replicas is None or front is None:
-        return GatewayNow(wanted, wanted != "router")
-    present = _gateway_of(front)
-    if wanted == "router":
-        arrived = present == "router" and _rolled_out(front)
-        return GatewayNow("router", _takes_http(replicas) and not arrived)
-    possible = present != "router" or (_takes_http(replicas) and _rolled_out(replicas))
-    return GatewayNow(wanted if possible else present, True)
+        return GatewayNow(wanted, wanted)
+    present, serves = _front_of(front), _served_by(replicas)
+    if present == wanted and wanted != "router":
+        return GatewayNow(wanted, wanted)
+    if present != "router" or not _rolled_out(front):
+        return GatewayNow("router", serves)
+    arrived = serves == wanted and _rolled_out(replicas)
+    return GatewayNow(wanted if arrived else "router", wanted)
 
 
-def _gateway_of(deployment: Manifest) -> GatewayName:
-    pod = deployment["spec"]["template"]["spec"]
-    return "envoy" if ENVOY in {each["name"] for each in pod.get("initContainers") or ()} else "router"
+def _front_of(deployment: Manifest) -> GatewayName:
+    names = {each["name"] for each in _containers(deployment)}
+    if ENVOY in names:
+        return "envoy"
+    return "inferencePool" if PICKER in names else "router"
 
 
-def _takes_http(stateful_set: Manifest) -> bool:
-    pod = stateful_set["spec"]["template"]["spec"]
-    ports = (port for each in pod["containers"] for port in each.get("ports") or ())
-    return any(port.get("containerPort") == REPLICA_HTTP_PORT for port in ports)
+def _served_by(stateful_set: Manifest) -> GatewayName:
+    """Return the gateway for which the sidecars of the newest template take HTTP."""
+    containers = list(_containers(stateful_set))
+    ports = {port.get("containerPort") for each in containers for port in each.get("ports") or ()}
+    if REPLICA_HTTP_PORT not in ports:
+        return "router"
+    in_the_clear = any(IN_THE_CLEAR in (each.get("args") or ()) for each in containers)
+    return "inferencePool" if in_the_clear else "envoy"
+
+
+def _containers(workload: Manifest) -> Iterator[Manifest]:
+    pod = workload["spec"]["template"]["spec"]
+    yield from pod.get("initContainers") or ()
+    yield from pod["containers"]
 
 
 def _rolled_out(workload: Manifest) -> bool:

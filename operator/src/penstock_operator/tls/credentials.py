@@ -1,8 +1,8 @@
 """Keys and certificates for mutual TLS between a pool's routers and replicas.
 
 Each pool has its own authority. It signs one server certificate for replicas (for the name of their headless
-Service) and one client certificate for routers; a pod has only its own key. Nothing outside the pool's
-namespace is trusted, and cert-manager is not needed.
+Service), one for pickers (`picker.` before that name) and one client certificate for routers; a pod has only
+its own key. Nothing outside the pool's namespace is trusted, and cert-manager is not needed.
 
 Certificates are valid for a year and renewed when a third of it is left; authorities for ten years, with a
 successor when two are left. Rotation causes no failures, because trust comes before use: a new authority is
@@ -54,6 +54,7 @@ class Credentials:
     authorities: tuple[CertificateAndKey, ...]
     server: CertificateAndKey
     client: CertificateAndKey
+    picker: CertificateAndKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class StoredCredentials:
     authorities: tuple[CertificateAndKey, ...] = ()
     server: CertificateAndKey | None = None
     client: CertificateAndKey | None = None
+    picker: CertificateAndKey | None = None
 
 
 def read_credentials(signing: Manifest | None, published: Manifest | None) -> StoredCredentials:
@@ -73,6 +75,7 @@ def read_credentials(signing: Manifest | None, published: Manifest | None) -> St
         tuple(pair for pair in (CertificateAndKey(*each) for each in pairs) if is_whole(pair)),
         _whole(shown, "tls"),
         _whole(shown, "client"),
+        _whole(shown, "picker"),
     )
 
 
@@ -93,10 +96,12 @@ def renewed(
 
     server = Subject(server_name, ExtendedKeyUsageOID.SERVER_AUTH)
     client = Subject(f"router.{server_name}", ExtendedKeyUsageOID.CLIENT_AUTH)
+    picker = Subject(f"picker.{server_name}", ExtendedKeyUsageOID.SERVER_AUTH)
     return Credentials(
         authorities,
         good_or_new(held.server, server),
         good_or_new(held.client, client),
+        good_or_new(held.picker, picker),
     )
 
 
