@@ -12,6 +12,7 @@ from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.simulation import Arrival, FirstVerdict, Fleet, SimulatedOutcome
 from penstock_simulator.simulation.disaggregated.distserve import RATIOS, Ratio, simulate_distserve
 from penstock_simulator.simulation.disaggregated.kv_transfer import NVLINK_BYTES_PER_S
+from penstock_simulator.simulation.disaggregated.phase_gpu import DecodeGpu
 
 BUILTIN = builtin("slos-serve-opt-6.7b-a100")
 MODEL = BUILTIN.model
@@ -142,3 +143,13 @@ def test_everybody_is_served_and_one_seed_is_one_result(ratio: Ratio) -> None:
 def test_an_engine_whose_kv_nobody_knows_is_refused() -> None:
     with pytest.raises(UnknownTimeModel):
         served([ask("a")], replace(FLEET, model=replace(MODEL, name="mine")))
+
+
+@pytest.mark.parametrize(("speculation", "tokens"), [(None, 64), (Speculation(3, 0.7), 256)])
+def test_a_decode_gpus_batch_has_room_for_every_slots_token_and_drafts(
+    speculation: Speculation | None, tokens: int
+) -> None:
+    fleet = replace(FLEET, limits=Limits(2, 64), speculation=speculation)
+    assert DecodeGpu("decode", fleet, 0)._engine.view(0.0, 0.0, MODEL).limits.batch_tokens == tokens
+    ample = replace(fleet, limits=Limits(1000, 64))
+    assert DecodeGpu("decode", ample, 0)._engine.view(0.0, 0.0, MODEL).limits.batch_tokens == 1000
