@@ -68,6 +68,7 @@ TABLE: list[tuple[str, object, str]] = [
         {"type": "vllm", "prefixCaching": True, "args": ["--no-enable-prefix-caching"]},
         "spec.engine.prefixCaching: says what an argument in args says too; leave one of them out",
     ),
+    ("spec/engine/prefixCaching", "true", 'spec.engine.prefixCaching: "true" is neither true nor false'),
     ("spec/tiers/1/slo/tpot", 50, 'spec.tiers[1].slo.tpot: "50" has no unit; write 50ms or 0.05s'),
     ("spec/tiers/1/slo/tpot", "50", 'spec.tiers[1].slo.tpot: "50" has no unit; write 50ms or 0.05s'),
     ("spec/tiers/1/slo/tpot", "0ms", 'spec.tiers[1].slo.tpot: "0ms" is zero; it has to be positive'),

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from penstock_pool.cel import CelRule, Why, checked_by
 from penstock_pool.known import TimeModelName
 from penstock_pool.pod_spec import PodTemplate, Resources
-from penstock_pool.scalars import Count, Duration, Number, ObjectName, Text, wrong_at
+from penstock_pool.scalars import Count, Duration, Flag, Number, ObjectName, Text, wrong_at
 from penstock_pool.spec import Spec
 from penstock_pool.time_models import SUFFIX
 
@@ -184,7 +184,7 @@ class EngineSpec(Spec):
         examples=[43296],
     )
     block_tokens: Count = Field(default=16, description="Tokens in one block of the KV cache.", examples=[16])
-    prefix_caching: bool | None = Field(
+    prefix_caching: Flag | None = Field(
         default=None,
         description="Whether the engine keeps the KV of prompts for later ones that begin alike. Absent: "
         "vLLM's own default, which is on; off for a simulated engine. Engines of type `vllm` and `simulated` "
