@@ -63,7 +63,7 @@ class Measured:
     """Durations as the client saw them; None where there were too few tokens.
 
     tpot_s: of the thinking or of the answer, where each has a target of its own: the worse of the two.
-    pace_kept: whether that is within its target.
+    tpot_met: whether that is within its target.
     """
 
     ttft_s: float | None
