@@ -147,8 +147,9 @@ def test_the_real_envoy_accepts_what_it_is_told(
         (tmp_path / name).write_bytes(b64decode(encoded))
     Identity(tmp_path)  # the API's, in place of the replicas' own
     write_endpoints(tmp_path / "endpoints.json", ())
+    arguments = named(pod(objects)["initContainers"], "envoy")["args"]
     ran = subprocess.run(
-        [envoy_program(), "--mode", "validate", "-c", tmp_path / "envoy.json", "--log-level", "error"],
+        [envoy_program(), "--mode", "validate", *(_in(tmp_path, word) for word in arguments)],
         check=False,
         capture_output=True,
         text=True,

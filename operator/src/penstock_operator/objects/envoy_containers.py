@@ -80,10 +80,13 @@ def _envoy(context: RenderContext, shared: Json) -> Json:
         args=[
             "-c",
             f"{ENVOY_FOLDER}/{FILE}",
-            f"--concurrency={THREADS}",
+            "--concurrency",  # Envoy takes no value after an equals sign
+            str(THREADS),
             "--disable-hot-restart",
-            "--log-level=warning",
-            "--file-flush-interval-msec=500",
+            "--log-level",
+            "warning",
+            "--file-flush-interval-msec",
+            "500",
         ],
         ports=[
             {"name": api_port(context).name, "containerPort": ROUTER_PORT},
