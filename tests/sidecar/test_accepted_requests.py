@@ -8,6 +8,7 @@ import pytest
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.request_lifecycle import State
+from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Admitted, BestEffort
 from penstock_core.forecast.overdue import Expected, Signs
 from penstock_core.forecast.snapshot import Snapshot
@@ -91,12 +92,14 @@ class Desk:
     def forget(self, request: ReplicaRequest) -> None:
         """Nothing to forget."""
 
-    def accept(self, key: str, best_effort: bool = False, **fields: Any) -> ReplicaRequest:
+    def accept(
+        self, key: str, best_effort: bool = False, targets: Targets = Targets(), **fields: Any
+    ) -> ReplicaRequest:
         """A request for one streamed answer to three token ids, unless told otherwise."""
         submit = wire.Submit(id=7, request_id=key, endpoint=wire.ENDPOINT_COMPLETIONS, tier="chat")
         request = ReplicaRequest(submit, key, self, self._ended, 100.0)
         raw = orjson.dumps({"prompt": [1, 2, 3], "stream": True, **fields})
-        job = new_job(Request(key, "chat", 99.5, 3, 500), 50, best_effort=False)
+        job = new_job(Request(key, "chat", 99.5, 3, 500, targets), 50, best_effort=False)
         request.planned(read_body(wire.ENDPOINT_COMPLETIONS, raw), job)
         self.accepted.add(request, best_effort=best_effort, now_s=100.25)
         request.decided(BestEffort() if best_effort else Admitted(0.25, 0.05))
@@ -182,6 +185,36 @@ def test_a_whole_answer_teaches_how_long_and_how_fast_answers_are() -> None:
         1,
         0.5,
     )
+
+
+@pytest.mark.parametrize(
+    ("targets", "met"),
+    [
+        (Targets(), True),
+        (Targets(ttft_s=1.0, tpot_s=0.5, e2e_s=1.5), True),
+        (Targets(ttft_s=0.9), False),
+        (Targets(tpot_s=0.4), False),
+        (Targets(tpot_s=0.4, answer_tpot_s=0.6), True),
+        (Targets(e2e_s=1.4), False),
+    ],
+)
+def test_an_admitted_request_that_missed_its_slo_makes_admission_more_careful(
+    targets: Targets, met: bool
+) -> None:
+    desk = Desk()
+    request = desk.accept("a", targets=targets)
+    request.output(b"x", 1, 0, 101.0)
+    request.output(b"x", 1, 0, 101.5)
+    request.finished(EngineUsage(3, 2), (), 0)
+    assert (desk.learned.admission_model(101.5) == desk.learned.model) is met
+
+
+def test_best_effort_that_misses_changes_nothing() -> None:
+    desk = Desk()
+    request = desk.accept("a", best_effort=True, targets=Targets(ttft_s=0.1))
+    request.output(b"x", 1, 0, 101.0)
+    request.finished(EngineUsage(3, 1), (), 0)
+    assert desk.learned.admission_model(101.0) == desk.learned.model
 
 
 def test_an_answer_of_one_token_has_no_pace() -> None:

@@ -1,7 +1,9 @@
 """Requests that this replica has accepted and that have not ended."""
 
 import structlog
+from penstock_core.domain.judgement import exceeds
 from penstock_core.domain.request_lifecycle import State
+from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Admitted
 from penstock_core.forecast.overdue import Expected, Signs, is_overdue
 from penstock_core.forecast.snapshot import Snapshot
@@ -155,6 +157,22 @@ class AcceptedRequests:
             self._learned.prompt(body, usage.prompt_tokens)
         answer_tokens = usage.completion_tokens // request.sequences
         self._learned.answer(job.request, usage.prompt_tokens // body.prompts, answer_tokens)
+        if isinstance(request.verdict, Admitted):
+            self._learned.judged(_met_slo(request, job.request.targets), request.last_s)
+
+
+def _met_slo(request: ReplicaRequest, targets: Targets) -> bool:
+    """Return whether a finished request met its targets, as far as it shows here.
+
+    Its TPOT is the mean over its answer: a single window that was late does not show. An answer whose
+    thinking has a target of its own is held to the looser of the two.
+    """
+    looser_s = max(filter(None, (targets.tpot_s, targets.answer_tpot_s)), default=None)
+    return not (
+        exceeds(request.first_s - request.arrived_s, targets.ttft_s)
+        or exceeds(request.last_s - request.arrived_s, targets.e2e_s)
+        or exceeds(request.tpot_s, looser_s)
+    )
 
 
 def _expected(request: ReplicaRequest, now: Snapshot) -> Expected:

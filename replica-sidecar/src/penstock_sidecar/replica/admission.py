@@ -112,7 +112,7 @@ class AdmissionController:
         state, held = self._state, self._accepted
         standing = AdmissionState(state.draining, state.engine_ready, held.sequences, held.best_effort)
         began_s = monotonic()
-        view = self._mirror.view(began_s, self._learned.model)
+        view = self._mirror.view(began_s, self._learned.admission_model(began_s))
         verdicts = decide(self._policy, view, jobs, standing, self._bounds.holds)
         self._metrics.planned(monotonic() - began_s)
         if len(verdicts) != len(jobs):

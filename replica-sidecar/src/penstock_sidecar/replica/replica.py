@@ -203,7 +203,7 @@ class Replica:
             self._drained.set()
 
     def _load(self, now_s: float) -> Snapshot:
-        return self._mirror.snapshot(now_s, self._learned.model)
+        return self._mirror.snapshot(now_s, self._learned.admission_model(now_s))
 
     def _spread(self) -> None:
         """Tell all routers of new requests, before they decide by an old snapshot."""

@@ -8,6 +8,7 @@ from math import ceil
 from penstock_core.domain.request import Job, Request
 from penstock_core.forecast.length_predictor import LengthPredictor
 from penstock_core.forecast.prompt_length import PromptLength
+from penstock_core.timing.admission_margin import AdmissionMargin, judged, widened
 from penstock_core.timing.correction import Correction, corrected, expected, observe, rested
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
@@ -25,6 +26,7 @@ class Learned:
     def __init__(self, fitted: TimeModel) -> None:
         self.fitted = fitted
         self._correction = Correction()
+        self._margin = AdmissionMargin()
         self._lengths = LengthPredictor()
         self._prompts = PromptLength()
         self.model = self._expected = fitted
@@ -34,6 +36,14 @@ class Learned:
         predicted_s = self._expected.seconds(work)
         self._correct(observe(self._correction, self.fitted, work, seconds))
         return abs(seconds / predicted_s - 1) if predicted_s else 0.0
+
+    def judged(self, met: bool, now_s: float) -> None:
+        """Learn whether an admitted request that has ended kept its SLO."""
+        self._margin = judged(self._margin, met, now_s)
+
+    def admission_model(self, now_s: float) -> TimeModel:
+        """Return the time model to admit with: slower where too few admitted requests keep their SLO."""
+        return widened(self.model, self._margin, now_s)
 
     def rest(self, seconds: float) -> None:
         """Age the correction: the engine has been idle for so long."""

@@ -1,5 +1,6 @@
 """True and predicted durations of one replica's iterations."""
 
+from penstock_core.timing.admission_margin import AdmissionMargin, judged, widened
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
 from penstock_simulator.engine.learned_time_model import LearnedTimeModel
@@ -12,7 +13,7 @@ from penstock_simulator.simulation.fleet import Fleet
 class IterationTimer:
     """Times the iterations of one replica.
 
-    model: the time model to plan with; corrected online unless `learned` is None.
+    model: the time model to plan batches with; corrected online unless `learned` is None.
     expected_end_s: predicted end of the running iteration, or the end of the last one.
     """
 
@@ -21,6 +22,16 @@ class IterationTimer:
         self.model = model if learned is None else learned.model
         self.expected_end_s = self._began_s = 0.0
         self._work = BatchWork(0)
+        self._margin = AdmissionMargin()
+
+    def admission_model(self, now_s: float) -> TimeModel:
+        """Return the time model to admit with."""
+        return widened(self.model, self._margin, now_s)
+
+    def judged(self, met: bool, now_s: float) -> None:
+        """Learn whether an admitted request that has ended kept its SLO."""
+        if self._learned is not None:
+            self._margin = judged(self._margin, met, now_s)
 
     def begin(self, shape: BatchShape, now_s: float) -> float:
         """Begin an iteration. Returns its true end time."""

@@ -24,6 +24,7 @@ from penstock_simulator.prefix_cache.block_keys import BlockKey
 from penstock_simulator.simulation.answer_lengths import AnswerLengths, answer_lengths
 from penstock_simulator.simulation.fleet import Fleet
 from penstock_simulator.simulation.iteration_timer import iteration_timer
+from penstock_simulator.simulation.outcome import FirstVerdict
 from penstock_simulator.simulation.simulated_request import SimulatedRequest
 
 STUCK_S = 600.0
@@ -70,7 +71,8 @@ class SimulatedReplica:
     def lazy_planning_view(self, now_s: float) -> Callable[[], ReplicaView]:
         """Return a function that computes the planning view of this moment; most are never read."""
         busy, busy_until_s, under_way = self.busy, max(self._timer.expected_end_s, now_s), self._under_way
-        read_view = self._engine.lazy_view(now_s, busy_until_s, self._timer.model, self._speculation.measured)
+        model = self._timer.admission_model(now_s)
+        read_view = self._engine.lazy_view(now_s, busy_until_s, model, self._speculation.measured)
         chunks = under_way.chunks()
 
         def planning_view() -> ReplicaView:
@@ -122,7 +124,7 @@ class SimulatedReplica:
         for job_id, tokens in outcome.cached_tokens.items():
             if job_id in self.requests:
                 self.requests[job_id].started(tokens)
-        return [self._finish_request(job_id) for job_id in outcome.finished]
+        return [self._finish_request(job_id, now_s) for job_id in outcome.finished]
 
     def _job(self, simulated: SimulatedRequest) -> Job:
         request, true_tokens = simulated.request, simulated.arrival.output_tokens
@@ -154,10 +156,12 @@ class SimulatedReplica:
         self._engine.add(job, arrival.output_tokens, arrival.thinking_tokens, simulated.keys, pinned=pinned)
         self.requests[arrival.id] = simulated
 
-    def _finish_request(self, job_id: RequestId) -> SimulatedRequest:
+    def _finish_request(self, job_id: RequestId, now_s: float) -> SimulatedRequest:
         simulated = self.requests.pop(job_id)
         self._best_effort.discard(job_id)
         self._lengths.observe(simulated.request, simulated.arrival.output_tokens)
+        if simulated.verdict is FirstVerdict.ADMITTED:
+            self._timer.judged(simulated.served_outcome().met, now_s)
         return simulated
 
     def _check_progress(self, now_s: float) -> None:
