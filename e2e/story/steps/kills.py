@@ -24,7 +24,7 @@ def sidecar(world: World) -> None:
 
 def router(world: World) -> None:
     """A router is killed; its open requests are lost, and no later ones."""
-    killed_s = _kill(world, world.pods("router")[0], "router")
+    killed_s = kill(world, world.pods("router")[0], "router")
     world.traffic.excuse(lambda requested: requested.began_s <= killed_s)
     world.settled(REPLICAS)
 
@@ -32,12 +32,12 @@ def router(world: World) -> None:
 def _kill_in_a_replica(world: World, container: str) -> None:
     pod = world.pods("replica")[1]
     name = pod["metadata"]["name"]
-    killed_s = _kill(world, pod, container)
+    killed_s = kill(world, pod, container)
     world.traffic.excuse(lambda requested: requested.replica == name and requested.began_s <= killed_s)
     world.settled(REPLICAS)
 
 
-def _kill(world: World, pod: Any, container: str) -> float:
+def kill(world: World, pod: Any, container: str) -> float:
     """Kill the process and wait until Kubernetes has restarted it. Returns the time of the kill."""
     name = pod["metadata"]["name"]
     before = _restarts(pod, container)
