@@ -8,8 +8,7 @@ import pytest
 from penstock_operator import main as operator_main
 from penstock_operator.options import OperatorOptions, lease_in, read_options
 from penstock_operator.settings import OperatorSettings, read_settings
-
-from tests.operator.test_operator_settings import LEAST
+from test_operator_settings import LEAST
 
 ENVIRONMENT = {**LEAST, "PENSTOCK_NAMESPACES": "one", "PENSTOCK_LEASE_NAMESPACE": "system", "POD_NAME": "me"}
 
