@@ -137,6 +137,23 @@ def test_a_prompt_computed_again_is_the_newest() -> None:
     assert [prompt.request_id for prompt in served.changes()] == ["b", "a"]
 
 
+def test_a_prompt_served_twice_is_used_with_what_continues_it_when_one_of_the_two_is_forgotten() -> None:
+    cache = Cache()
+    served = ServedPrompts(cache.look_up, SIZE)
+    cache.store(*keys("a", 2), *keys("b", 1))
+    for name, its in (
+        ("first", keys("a", 1)),
+        ("second", keys("a", 1)),
+        ("other", keys("b", 1)),
+        ("first", keys("b", 1)),
+        ("longer", keys("a", 2)),
+    ):
+        served.started(name, 40, its)
+        served.ended(name)
+    served.changes()
+    assert [prompt.request_id for prompt in served.changes()] == ["other", "first"], "the least recently used"
+
+
 def test_a_step_looks_up_few_of_many_prompts() -> None:
     cache = Cache()
     served = ServedPrompts(cache.look_up, SIZE)
