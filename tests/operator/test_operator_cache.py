@@ -61,7 +61,7 @@ def test_namesake_made_since_is_not_forgotten_with_its_predecessor() -> None:
 def test_list_tells_what_a_watch_has_lost() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "gone", 1))
-    requested = cache.mark(CONFIG_MAP)
+    requested = cache.state(CONFIG_MAP)
     cache.update(made(CONFIG_MAP, "newer-than-the-list", 9))
     cache.replace(CONFIG_MAP, None, [made(CONFIG_MAP, "there", 3)], 5, requested)
     assert names(cache) == ["newer-than-the-list", "there"]
@@ -71,7 +71,7 @@ def test_what_was_heard_while_a_list_was_under_way_stays() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "changes", 3))
     cache.update(made(CONFIG_MAP, "goes", 4))
-    requested = cache.mark(CONFIG_MAP)
+    requested = cache.state(CONFIG_MAP)
     cache.update(made(CONFIG_MAP, "changes", 7))
     cache.remove(made(CONFIG_MAP, "goes", 8))
     cache.replace(
@@ -96,7 +96,7 @@ def restored() -> Cache:
 def test_list_of_a_restored_server_is_believed() -> None:
     cache = restored()
     listed = [made(CONFIG_MAP, "changed-since", 600), made(CONFIG_MAP, "deleted-since", 500)]
-    cache.replace(CONFIG_MAP, None, listed, 650, cache.mark(CONFIG_MAP))
+    cache.replace(CONFIG_MAP, None, listed, 650, cache.state(CONFIG_MAP))
     reported = {each["metadata"]["name"]: each["metadata"]["resourceVersion"] for each in cache.children(KEY)}
     assert reported == {"changed-since": "600", "deleted-since": "500"}
     assert cache.update(made(CONFIG_MAP, "changed-since", 651))
@@ -105,7 +105,7 @@ def test_list_of_a_restored_server_is_believed() -> None:
 
 def test_list_of_a_restored_server_is_believed_even_if_it_has_overtaken_what_is_known() -> None:
     cache = restored()
-    cache.replace(POOL, None, [made(POOL, "chat", 500)], 2000, cache.mark(POOL))
+    cache.replace(POOL, None, [made(POOL, "chat", 500)], 2000, cache.state(POOL))
     pool = cache.pool(KEY)
     assert pool is not None
     assert pool["metadata"]["resourceVersion"] == "500"
@@ -114,7 +114,7 @@ def test_list_of_a_restored_server_is_believed_even_if_it_has_overtaken_what_is_
 def test_watches_are_deaf_until_a_restored_server_is_where_it_was() -> None:
     cache = restored()
     for version, behind in ((650, True), (900, True), (950, False)):
-        cache.replace(CONFIG_MAP, None, [], version, cache.mark(CONFIG_MAP))
+        cache.replace(CONFIG_MAP, None, [], version, cache.state(CONFIG_MAP))
         assert cache.behind is behind
 
 
@@ -125,14 +125,14 @@ def names(cache: Cache) -> list[str]:
 def test_list_of_one_namespace_says_nothing_of_others() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "chat-router", 1))
-    cache.replace(CONFIG_MAP, "elsewhere", [], 5, cache.mark(CONFIG_MAP))
+    cache.replace(CONFIG_MAP, "elsewhere", [], 5, cache.state(CONFIG_MAP))
     assert len(cache.children(KEY)) == 1
 
 
 def test_what_is_gone_stays_gone_though_a_list_from_before_has_it() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "goes", 4))
-    requested = cache.mark(CONFIG_MAP)
+    requested = cache.state(CONFIG_MAP)
     cache.remove(made(CONFIG_MAP, "goes", 8))
     cache.replace(CONFIG_MAP, None, [made(CONFIG_MAP, "goes", 4)], 6, requested)
     assert names(cache) == []
@@ -141,16 +141,16 @@ def test_what_is_gone_stays_gone_though_a_list_from_before_has_it() -> None:
 def test_list_that_was_asked_for_after_the_last_news_is_believed() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "chat-router", 900))
-    cache.replace(CONFIG_MAP, None, [made(CONFIG_MAP, "chat-router", 600)], 650, cache.mark(CONFIG_MAP))
+    cache.replace(CONFIG_MAP, None, [made(CONFIG_MAP, "chat-router", 600)], 650, cache.state(CONFIG_MAP))
     assert cache.children(KEY)[0]["metadata"]["resourceVersion"] == "600"
 
 
 def test_first_list_of_all_is_all_there_is() -> None:
     cache = Cache()
     cache.replace(
-        CONFIG_MAP, None, [made(CONFIG_MAP, "b", 2), made(CONFIG_MAP, "a", 1)], 5, cache.mark(CONFIG_MAP)
+        CONFIG_MAP, None, [made(CONFIG_MAP, "b", 2), made(CONFIG_MAP, "a", 1)], 5, cache.state(CONFIG_MAP)
     )
-    cache.replace(POOL, None, [made(POOL, "chat", 3), made(POOL, "code", 4)], 5, cache.mark(POOL))
+    cache.replace(POOL, None, [made(POOL, "chat", 3), made(POOL, "code", 4)], 5, cache.state(POOL))
     assert names(cache) == ["a", "b"]
     assert [pool["metadata"]["name"] for pool in cache.pools()] == ["chat", "code"]
     assert not cache.behind

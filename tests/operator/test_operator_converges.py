@@ -68,7 +68,7 @@ class Cluster:
 
     async def resync(self) -> None:
         for kind in (POOL, *WATCHED):
-            requested = self.cache.mark(kind)
+            requested = self.cache.state(kind)
             listed, version = await self.api.list(kind)
             self.cache.replace(kind, None, listed, version, requested)
 

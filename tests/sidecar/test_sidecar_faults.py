@@ -41,8 +41,9 @@ def lost(event: wire.Event) -> bool:
 
 async def test_a_cancel_closes_the_engines_stream(engine: Engine, rig: Rig, router: Router) -> None:
     await router.submit(1)
+    waiting = await engine.asked()
     await router.submit(2)
-    waiting, started = await engine.asked(), await streaming(engine, 2)
+    started = await streaming(engine, 2)
     await until(lambda: "output" in router.kinds(2))
     await router.cancel(1)
     await router.cancel(2)

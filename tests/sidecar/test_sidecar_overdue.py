@@ -96,8 +96,8 @@ async def test_waiting_behind_others_that_go_on_is_no_fault(
     engine: Engine, rig: Rig, router: Router, later: Any
 ) -> None:
     await router.submit(1)
-    await router.submit(2)
     going = await streaming(engine, router, 1)
+    await router.submit(2)
     waiting = await engine.asked(2)
     ahead_s = 30.0
     rig.mirror.passed(going.key, 1, monotonic() + ahead_s)  # the other's next token

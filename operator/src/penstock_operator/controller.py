@@ -138,7 +138,7 @@ class Operator:
             self.queue.add(pool_of(pool))
 
     async def _list(self, kind: ResourceKind, namespace: str | None) -> None:
-        labels, asked = "" if kind is POOL else OWN, self.cache.mark(kind)
+        labels, asked = "" if kind is POOL else OWN, self.cache.state(kind)
         try:
             listed, version = await self.api.list(kind, namespace, labels=labels)
         except ApiRefused as refused:

@@ -37,7 +37,7 @@ class PoolKey(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-class Mark(NamedTuple):
+class CacheState(NamedTuple):
     """The cache's state at the request of a list: number of updates, and the kind's highest version."""
 
     updates: int
@@ -89,12 +89,17 @@ class Cache:
             del self._of_pool[pool_of(known)]
         return True
 
-    def mark(self, kind: ResourceKind) -> Mark:
+    def state(self, kind: ResourceKind) -> CacheState:
         """Return the cache's state, to be taken before a list is requested."""
-        return Mark(self._updates, self._highest[kind])
+        return CacheState(self._updates, self._highest[kind])
 
     def replace(
-        self, kind: ResourceKind, namespace: str | None, listed: Sequence[Manifest], version: int, asked: Mark
+        self,
+        kind: ResourceKind,
+        namespace: str | None,
+        listed: Sequence[Manifest],
+        version: int,
+        asked: CacheState,
     ) -> None:
         """Replace all objects of a kind by a list. namespace None: all namespaces. version: the list's."""
         for manifest in listed:
@@ -108,7 +113,7 @@ class Cache:
         self._highest[kind] = max(version, self._highest[kind])
         self._behind = self._behind - {kind} | ({kind} if version < asked.version else set())
 
-    def _believe(self, manifest: Manifest, asked: Mark) -> None:
+    def _believe(self, manifest: Manifest, asked: CacheState) -> None:
         """Store a listed object, unless a watch has reported it since the list was requested."""
         ref, uid = ref_of(manifest), manifest["metadata"]["uid"]
         if self._deleted.get(uid, 0) > asked.updates:
