@@ -135,9 +135,9 @@ async def test_an_answer_that_is_too_long_to_hold_fails(engine: Engine, router: 
 async def test_a_killed_engine_fails_all_and_comes_back_by_itself(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
-    for id in (1, 2):
-        await router.submit(id)
+    await router.submit(1)
     await engine.asked()
+    await router.submit(2)
     await streaming(engine, 2)
     await until(lambda: "output" in router.kinds(2))
     await engine.kill()
@@ -246,6 +246,7 @@ async def test_a_drain_hands_back_what_has_not_begun_and_lets_the_rest_end(
 ) -> None:
     for id in (1, 2, 3):
         await router.submit(id, {"prompt": [1] * id, "stream": id != 3})
+        await engine.asked(id)
     begun, queued = await streaming(engine), await engine.asked(2)
     whole = await engine.asked(3)  # nobody can tell whether that has begun
     await until(lambda: "output" in router.kinds(1))
@@ -273,6 +274,7 @@ async def test_a_drain_goes_by_the_engines_reports_where_there_are_any(
 ) -> None:
     for id in (1, 2, 3):
         await router.submit(id, {"prompt": [1] * id})
+        await engine.asked(id)
     keys = [(await engine.asked(id)).key for id in (1, 2, 3)]
     rows = StepReport(
         sequence=1,
