@@ -1,6 +1,7 @@
 """`penstock capacity` as a user meets it."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -10,6 +11,7 @@ from penstock_cli.capacity.progress import share_done, show_progress
 from penstock_cli.capacity.run import SearchProgress
 from penstock_cli.capacity.search import CapacityResult
 from penstock_cli.capacity.trial import Trial, TrialResult
+from penstock_cli.failure import Failure
 from penstock_cli.main import app, run
 from penstock_simulator.real_vllm.location import VllmMissing
 from penstock_simulator.simulation.replica import StuckPolicy
@@ -237,3 +239,24 @@ def test_whoever_watches_no_terminal_is_told_lines(
         watch.trials, watch.searches = 60, 2
         watch.ended()
     assert capsys.readouterr().out.startswith("2 of 4 capacities, 60 simulations, about 0 s left")
+
+
+@pytest.mark.parametrize(
+    ("flag", "outside", "inside"),
+    [
+        ("--replicas", ["0", "65"], ["1", "64"]),
+        ("--attainment", ["0.009", "0.9991"], ["0.01", "0.999"]),
+        ("--seeds", ["0", "101"], ["1", "100"]),
+        ("--block-tokens", ["0"], ["1"]),
+    ],
+)
+def test_a_flag_takes_values_within_its_bounds(
+    monkeypatch: pytest.MonkeyPatch, flag: str, outside: list[str], inside: list[str]
+) -> None:
+    def stopped(scenarios: str, policies: str, conditions: object) -> None:
+        raise Failure("asked")
+
+    monkeypatch.setattr("penstock_cli.commands.capacity.questions_of", stopped)
+    flags = ["capacity", "--scenario", "coder", "--policy", "sola", flag]
+    assert {run(partial(app, [*flags, value])) for value in outside} == {2}
+    assert {run(partial(app, [*flags, value])) for value in inside} == {1}

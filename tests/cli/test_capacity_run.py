@@ -1,6 +1,7 @@
 """Trials of several searches on several processes, how far they are, and curves around what they found."""
 
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
@@ -104,6 +105,20 @@ def test_workers_leave_ctrl_c_to_the_main_process_and_end_with_it() -> None:
     assert processes and not any(process.is_alive() for process in processes)
 
 
+DEATH_SIGNAL = """
+(lambda c, found: (c.CDLL(None).prctl(2, c.byref(found)), found.value)[1])(
+    c := __import__("ctypes"), c.c_int()
+)
+"""
+"""The signal that a process gets when its parent dies: PR_GET_PDEATHSIG."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children that their parent has died")
+def test_workers_end_with_a_main_process_that_is_killed() -> None:
+    with workers(2) as executor:
+        assert executor.submit(eval, DEATH_SIGNAL.strip()).result() == signal.SIGTERM
+
+
 def test_an_error_kills_the_workers() -> None:
     def failing() -> None:
         with workers(2) as executor:
@@ -161,8 +176,13 @@ def test_a_terminal_gets_a_bar() -> None:
     with show_progress(console, 4, "capacities") as watch:
         watch.trials, watch.searches = 60, 2
         watch.ended()
-    shown = console.export_text()
-    assert "2 of 4 capacities" in shown and "60 simulations," in shown
+        watch.trials, watch.searches = 120, 4
+        bar = console.export_text()
+        watch.ended()
+    assert "searching" in bar and " 0 simulations," in bar
+    ended = console.export_text()
+    assert "4 of 4 capacities" in ended and "120 simulations," in ended
+    assert f" {'━' * 40} " in ended and "about 0:00:00 left" in ended
 
 
 def found(policy: str = "vllm", low_rps: float = 2.0) -> CapacityResult:
@@ -207,7 +227,7 @@ def test_the_code_that_decides_is_every_file_but_what_python_compiled(tmp_path: 
 
 
 def test_a_result_is_in_its_file_at_once_and_a_broken_last_line_is_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "logs" / "memory.jsonl"
+    path = tmp_path / "all" / "logs" / "memory.jsonl"
     spotted = TrialResult(100, 7, True, (("coder", 0.5, 0.25),), promoted=3)
     with TrialLog(path) as memory:
         memory.record(trial(2), spotted)

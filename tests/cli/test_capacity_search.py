@@ -12,7 +12,16 @@ from penstock_cli.capacity.confidence import wilson
 from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.report import answer_of, as_json
 from penstock_cli.capacity.run import SearchProgress, run_all
-from penstock_cli.capacity.search import CapacityResult, RateProbe, UnboundedCapacity, capacity, guess_rps
+from penstock_cli.capacity.search import (
+    GROWTH,
+    MOST_STEPS,
+    NO_MISS_LIMIT,
+    CapacityResult,
+    RateProbe,
+    UnboundedCapacity,
+    capacity,
+    guess_rps,
+)
 from penstock_cli.capacity.setting import PolicySetting, grid_of, laps_of
 from penstock_cli.capacity.trial import Trial, TrialResult, arrivals_of, fleet_of, run_trial, trial_of
 from penstock_cli.capacity.trial_log import TrialLog
@@ -179,6 +188,24 @@ def test_distserve_is_simulated_in_groups_of_gpus() -> None:
     assert run_trial(trial) == TrialResult(6 * REQUESTS, 4, complete=False)
 
 
+def test_rounds_of_tuning_are_the_same_on_every_machine() -> None:
+    world = wall(lambda trial: {8: 1.0, 16: 1.3, 32: 0.9, 64: 0.9}[trial.slots or 0])
+    _, ran = found(question("orca"), world)
+    start, better = (2048, 32), (2048, 16)
+    bracketed = [4.154, 2.769, 1.846, 1.231, 0.8207, 1.005, 0.9082, 0.8633]
+    compared = [(512, 32), (8192, 32), (2048, 8), (2048, 16), (2048, 64)]
+    rejected = [(512, 16), (8192, 16), (2048, 32)]
+    assert [((trial.batch_tokens, trial.slots), trial.rate_rps) for trial in ran] == [
+        *((start, rate_rps) for rate_rps in bracketed),
+        *((other, 0.9496) for other in compared),
+        *((better, rate_rps) for rate_rps in (1.149, 1.39, 1.264)),
+        *((other, 1.39) for other in ((2048, 8), *rejected)),
+        *((better, rate_rps) for rate_rps in (1.326, 1.295, 1.31)),
+        *((other, 1.321) for other in (*rejected[:2], (2048, 8), (2048, 32), (2048, 64))),
+        *((better, rate_rps) for rate_rps in (1.36, 1.425, 1.554, 1.813)),
+    ]
+
+
 def test_drafts_are_tuned_with_the_budget() -> None:
     def true_rps(trial: Trial) -> float:
         return {0: 9.0, 2: 1.0, 3: 1.2, 4: 1.3}[trial.drafts] * (1.5 if trial.batch_tokens == 512 else 1.0)
@@ -252,6 +279,32 @@ def test_what_attains_nowhere_has_no_capacity() -> None:
     assert answer.low_rps == 0.0
 
 
+def test_where_no_rate_attains_in_all_samples_the_search_ends_without_one() -> None:
+    """The first alone is sure that it attains."""
+    answer, ran = found(question(seeds=2), wall(lambda trial: 0.0 if trial.seed else 1.0))
+    assert answer.low_rps == 0.0
+    confirmed = [trial.rate_rps for trial in ran if trial.seed == 1 and trial.most_misses == NO_MISS_LIMIT]
+    assert confirmed[-1] == pytest.approx(confirmed[0] / GROWTH**MOST_STEPS, rel=0.03)
+
+
+def test_a_bracket_of_two_percent_is_not_narrowed() -> None:
+    beside = RateProbe(grid_of("slos-serve", scenario("coder")).start, 1.0)
+    answer, ran = found(question(), wall(lambda trial: 1.01), before=beside)
+    assert [trial.rate_rps for trial in ran] == [1.0, 1.02, 1.05, 1.1, 1.2, 1.4]
+    assert (answer.low_rps, answer.high_rps) == (1.0, 1.02)
+
+
+def test_a_rate_that_misses_more_than_all_samples_may_is_not_run_on_the_others() -> None:
+    """With a target of 99.9 % the first sample alone is never sure of itself."""
+    asked = question(seeds=2, attainment=0.999)
+    _, ran = found(asked, lambda trial: 0.02 * trial.rate_rps**4)
+    assert all(trial.most_misses >= 0 for trial in ran)
+    first = {trial.rate_rps: floor(REQUESTS * 0.02 * trial.rate_rps**4) for trial in ran if trial.seed == 0}
+    others = {trial.rate_rps for trial in ran if trial.seed == 1}
+    assert others
+    assert all(first[rate_rps] <= 1 for rate_rps in others)
+
+
 def test_what_attains_everywhere_is_no_question() -> None:
     with pytest.raises(UnboundedCapacity, match=r"coder, slos-serve: .* requests/s still attain"):
         found(question(), lambda trial: 0.0)
@@ -306,6 +359,9 @@ def test_searches_side_by_side_find_what_they_find_alone() -> None:
 def test_the_settings_of_a_policy() -> None:
     coder, toolllm = scenario("coder"), scenario("toolllm")
     assert grid_of("slos-serve", coder).single
+    assert not any(
+        grid_of(name, coder).single for name in ("vllm", "vllm-spec", "annealing-spec", "distserve")
+    )
     assert grid_of("slos-serve", coder).drafts == (10,)
     assert grid_of("vllm", coder).drafts == (0,)
     assert grid_of("vllm-spec", coder).drafts == (2, 3, 4)

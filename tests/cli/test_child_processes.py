@@ -1,6 +1,7 @@
 """A pool's processes: started again when they die, stopped when told, killed when they do not listen."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from loop_time import skip
 from penstock_cli.failure import Failure
-from penstock_cli.local import local_pool
+from penstock_cli.local import child_process, local_pool
 from penstock_cli.local.child_process import LONGEST_LINE_BYTES, ChildProcess
 from penstock_cli.local.effective_pool import Overrides, effective_pool
 from penstock_cli.local.layout import (
@@ -29,7 +30,10 @@ from penstock_cli.local.layout import (
 from penstock_cli.local.local_pool import until_ready
 from penstock_cli.local.ports import check_free, free_ports, is_free
 from penstock_cli.local.vllm_engine import VllmEngine
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.time_model import to_json
 from penstock_pool import load_pool
+from penstock_pool.time_models import FORMAT
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo-pool.yaml"
 APPLICATIONS = "  applications:\n  - {name: ide, tier: coder, keys: {file: keys.txt}}\n"
@@ -113,6 +117,58 @@ async def test_it_stays_down_for_the_pause(monkeypatch: pytest.MonkeyPatch) -> N
     await received.next_note()
     await one.stop(PATIENCE_S)
     assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing of it is left"
+
+
+async def test_the_pause_grows_to_a_bound_and_is_short_again_for_one_that_had_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(child_process, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(child_process, "LONGEST_PAUSE_S", 0.03)
+    for settled_s, pauses in ((3600.0, ["0.01 s", "0.02 s", "0.03 s", "0.03 s"]), (0.0, ["0.01 s"] * 4)):
+        monkeypatch.setattr(child_process, "SETTLED_S", settled_s)
+        received = Heard()
+        one = child("", received)
+        notes = [await received.next_note() for _ in range(4)]
+        assert [note.rpartition(" in ")[2] for note in notes] == pauses
+        await one.stop(PATIENCE_S)
+
+
+LEAVES = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("up", flush=True)
+signal.sigwait({signal.SIGTERM})
+print(sys.argv[1])
+"""
+
+
+async def test_a_role_is_stopped_once_those_before_it_have_ended() -> None:
+    received = Heard()
+    children = [
+        ChildProcess(ProcessSpec("", role, (sys.executable, "-c", LEAVES, role.value)), received)
+        for role in reversed(Role)
+    ]
+    for _ in children:
+        assert await received.next_line() == "up"
+    await local_pool.stop(children, PATIENCE_S)
+    assert [received.lines.get_nowait() for _ in children] == [role.value for role in Role]
+
+
+async def test_a_pool_that_stops_has_its_drain_timeout_and_a_grace(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The one process is deaf, so it is told when it is killed."""
+    deaf = ProcessSpec("engine-r0", Role.ENGINE, (sys.executable, "-c", DEAF))
+    layout = Layout((deaf,), "", "", (), (), (), files={tmp_path / "settings": b"text"})
+    monkeypatch.setattr(local_pool, "plan_layout", lambda *_: layout)
+    monkeypatch.setattr(local_pool, "STOP_GRACE_S", 0.1)
+    received = Heard()
+    options = LocalPoolOptions(DEMO, replicas=1, host=LOOPBACK, port=0)
+    async with local_pool.local_pool(options, received, 0.2, lambda *_: None) as found:
+        assert found is layout
+        assert (tmp_path / "settings").read_bytes() == b"text"
+        await received.next_line()
+    assert await received.next_note() == "engine-r0: did not stop within 0.3 s; killing it"
 
 
 async def test_one_that_does_not_listen_is_killed() -> None:
@@ -241,6 +297,40 @@ def test_overrides_reach_every_process_in_one_file(tmp_path: Path) -> None:
     assert pool.spec.applications[0].keys.file == str(source.parent / "keys.txt")
 
 
+def test_files_that_a_pool_names_are_found_from_a_changed_one(tmp_path: Path) -> None:
+    source = tmp_path / "pools" / "pool.yaml"
+    source.parent.mkdir()
+    model = {"format": FORMAT, "model": "m", "time_model": to_json(time_model("llama-3-8b-a100"))}
+    (source.parent / "m.json").write_text(json.dumps(model))
+    (source.parent / "keys").write_text("sk-" + "a" * 40 + "\n")
+    keys = [{"file": "keys"}, {"secret": "keys"}]
+    document = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ServingPool",
+        "metadata": {"name": "p"},
+        "spec": {
+            "model": {"name": "m"},
+            "engine": {"type": "vllm", "timeModel": "m.json"},
+            "tiers": [{"name": "chat", "bestEffort": True}],
+            "applications": [
+                {"name": f"a{number}", "tier": "chat", "keys": of} for number, of in enumerate(keys)
+            ],
+        },
+    }
+    source.write_text(json.dumps(document))
+    overrides = Overrides(engine_type="openai", order="round-robin", backup="reject")
+    changed, pool = effective_pool(source, overrides, tmp_path)
+    assert pool.spec.engine.time_model == str(source.parent / "m.json")
+    assert [application.keys.file for application in pool.spec.applications] == [
+        str(source.parent / "keys"),
+        None,
+    ]
+    assert (pool.spec.engine.type, pool.spec.routing.order, pool.spec.routing.backup) == (
+        *("openai", "round-robin", "reject"),
+    )
+    assert changed.parent == tmp_path
+
+
 def test_without_overrides_the_users_own_file_is_read(tmp_path: Path) -> None:
     assert effective_pool(DEMO, Overrides(), tmp_path)[0] == DEMO
     assert list(tmp_path.iterdir()) == []
@@ -340,3 +430,23 @@ async def test_a_pool_is_ready_when_every_part_answers_200(
         await until_ready(layout, [], lambda *progress: reported.append(progress))
     assert reported == [(2, 3), (3, 3)]
     assert sorted(requested) == ["/health", "/health", "/metrics", "/metrics", "/ready", "/ready"]
+
+
+async def test_parts_that_are_not_ready_are_asked_again_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_pool, "POLL_S", 3600.0)
+    requested: list[str] = []
+
+    async def unready(request: web.Request) -> web.Response:
+        requested.append(request.path)
+        return web.Response(status=503)
+
+    app = web.Application()
+    app.router.add_get("/{part}", unready)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        layout = Layout((), url, url, (), (), (f"{url}/ready",), start_s=0.5)
+        with pytest.raises(Failure, match=r"the pool is not ready after 0\.5 s"):
+            await until_ready(layout, [], lambda *_: None)
+    assert requested == ["/ready"]

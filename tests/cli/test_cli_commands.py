@@ -62,6 +62,7 @@ def test_a_command_that_is_done_exits_with_its_code(capfd: pytest.CaptureFixture
     command = typer.Typer()
     command.command()(lambda: None)
     assert run(lambda: command([])) == 0
+    assert run(lambda: None) == 0
     assert run(lambda: sys.exit(5)) == 5
     assert run(lambda: sys.exit(None)) == 0
     assert capfd.readouterr().err == ""

@@ -106,6 +106,10 @@ def test_both_are_shown_tier_by_tier_the_worst_first_and_then_together(
     ]
     together = [line for line in shown.out.splitlines() if line.startswith("all with targets")]
     assert [line.split()[3:6] for line in together] == [["slos-serve", "5", "60.0"], ["vllm", "5", "60.0"]]
+    heads = next(line for line in shown.out.splitlines() if line.startswith("tier"))
+    chat = next(line for line in shown.out.splitlines() if line.startswith("chat"))
+    assert chat.index("slos-serve") == heads.index("policy")
+    assert chat[: heads.index("requests") + len("requests")].endswith(" 3")
     assert "on 2 simulated replicas, a minute of Azure's traffic" in shown.out
     assert shown.out.startswith("\n")
     assert " ".join(shown.out.partition("At 2.0")[2].split()) == (

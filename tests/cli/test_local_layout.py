@@ -14,7 +14,7 @@ import pytest
 import yaml
 from penstock_cli.failure import Failure
 from penstock_cli.local.certificate import CertificateFiles
-from penstock_cli.local.engines import check_engines
+from penstock_cli.local.engines import check_engines, engine_urls
 from penstock_cli.local.envoy import GatewayAddresses, envoy_program, envoy_settings
 from penstock_cli.local.layout import (
     ADMIN_STEP,
@@ -303,3 +303,65 @@ def test_a_simulated_fleet_is_as_large_as_the_file_or_the_command_says_within_it
 def test_the_example_lays_out_as_it_says() -> None:
     demo = load_pool(DEMO)
     assert len(laid_out(replicas=demo.spec.initial_replicas, pool=demo).processes) == 5
+
+
+def test_a_port_whose_last_connection_ended_just_now_is_free() -> None:
+    with socket.create_server((HERE, 0)) as listener:
+        port = listener.getsockname()[1]
+        client = socket.create_connection((HERE, port))
+        accepted, _ = listener.accept()
+    accepted.close()  # the side that ends a connection keeps its port in TIME_WAIT
+    assert client.recv(1) == b""
+    client.close()
+    assert is_free(HERE, port)
+
+
+def test_without_free_ports_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    with taken_port() as port:
+        monkeypatch.setattr("penstock_cli.local.ports.LOWEST_PORT", port)
+        monkeypatch.setattr("penstock_cli.local.ports.HIGHEST_PORT", port + 1)
+        with pytest.raises(Failure, match=f"fewer than 1 free ports on {HERE} from {port} to {port + 1}"):
+            free_ports(1, HERE)
+
+
+def test_programs_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    with pytest.raises(Failure, match=f"{tmp_path}/penstock-engine: not installed; a pool needs"):
+        laid_out()
+
+
+@pytest.mark.parametrize("url", ["ftp://10.0.0.5", "http://", "10.0.0.5:8000"])
+def test_an_engine_is_named_by_a_url_of_http(url: str) -> None:
+    with pytest.raises(Failure, match=f'--engine: "{url.rstrip("/")}" is not a URL') as failure:
+        engine_urls(url)
+    assert failure.value.exit_code == 2
+
+
+def test_engines_that_are_named_by_their_type_have_no_urls() -> None:
+    assert (engine_urls(None), engine_urls("vllm"), engine_urls("simulated")) == ((), (), ())
+    assert engine_urls("http://a:1, https://b:2/v1/") == ("http://a:1", "https://b:2")
+
+
+@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH_9.6\r\n"], ids=["hangs up", "speaks no HTTP"])
+def test_what_listens_and_is_no_engine_is_told(answer: bytes) -> None:
+    with socket.create_server((HERE, 0)) as server:
+
+        def serve() -> None:
+            accepted, _ = server.accept()
+            with accepted:
+                accepted.recv(4096)
+                accepted.sendall(answer)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        url = f"http://{HERE}:{server.getsockname()[1]}"
+        with pytest.raises(Failure, match=rf"--engine {url}: no engine answers there \(.+\)"):
+            check_engines(pool(), POOL, (url,), None)
+        serving.join()
+
+
+def test_as_many_replicas_as_engines_may_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("penstock_cli.local.engines._check_answers", asked.append)
+    check_engines(pool(engine={"type": "openai", "timeModel": "auto"}), POOL, ("http://a", "http://b"), 2)
+    assert asked == ["http://a", "http://b"]

@@ -1,6 +1,7 @@
 """Log lines of a pool's processes: on the terminal and in a file, each behind its process's name."""
 
 from io import StringIO
+from pathlib import Path
 
 from penstock_cli.local.log_sinks import ConsoleSink, FileSink
 from rich.console import Console
@@ -30,3 +31,10 @@ def test_a_file_has_them_without_colours_and_is_closed_in_the_end() -> None:
         lines = written.getvalue().splitlines()
     assert [line.split() for line in lines] == [["engine-r0", "|", "ready"], ["engine-r0", "|", "ended"]]
     assert written.closed
+
+
+def test_a_line_is_in_the_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with FileSink(path.open("w")) as sink:
+        sink.line("router", "up")
+        assert path.read_text() == "router | up\n"

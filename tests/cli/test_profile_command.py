@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import orjson
 import pytest
+from loop_time import skip
 from penstock_cli.commands import profile as command
 from penstock_cli.main import app, run
 from penstock_core.timing.fit import Fit, Point, Quality
@@ -49,6 +50,7 @@ class Engine:
     async def connected(self, url: str, headers: dict[str, str]) -> AsyncIterator[Self]:
         self.asked.append((url, headers))
         yield self
+        await skip(command.TICK_S)
 
     async def profile(
         self, engine: Self, limits: ProfileLimits, seconds: float, *, on_reading: Callable[..., None]
@@ -57,6 +59,9 @@ class Engine:
         self.profiled.append((limits, seconds))
         for number in range(2):
             on_reading(PrefillProbe(64), number)
+        await skip(0.0)
+        await skip(command.TICK_S)
+        await skip(command.TICK_S)
         return FOUND
 
 
@@ -126,6 +131,9 @@ class Bar:
     def update(self, task: int, description: str) -> None:
         self.told.append((task, description))
 
+    def advance(self, task: int, seconds: float) -> None:
+        self.told.append((task, seconds))
+
 
 def test_the_bar_counts_readings_from_one_on_standard_error(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
@@ -138,7 +146,9 @@ def test_the_bar_counts_readings_from_one_on_standard_error(
 
     monkeypatch.setattr(command, "_progress", progress)
     assert penstock("--seconds", 7) == 0
-    assert bar.told == [7.0, (5, "reading 1: prefill of 64"), (5, "reading 2: prefill of 64"), "end"]
+    readings = [(5, "reading 1: prefill of 64"), (5, "reading 2: prefill of 64")]
+    ticks = [(5, command.TICK_S)] * 2
+    assert bar.told == [7.0, *readings, *ticks, "end"]
     assert [console.stderr for console in consoles] == [True]
 
 
@@ -172,3 +182,32 @@ def test_of_single_measurements_the_noise_is_unknown() -> None:
     unknown = "Each point was measured once, so the noise is unknown: increase --seconds."
     assert said(measured(reading(100, 0.02, times=1), reading(400, 0.05, times=1)))[-1] == unknown
     assert said(measured(reading(100, 0.02, times=1), reading(400, 0.05, times=2)))[-1] != unknown
+
+
+def test_by_default_a_measurement_takes_two_minutes_and_small_batches(engine: Engine) -> None:
+    assert penstock() == 0
+    assert engine.profiled == [(ProfileLimits(2048, 32), 120.0)]
+
+
+@pytest.mark.parametrize(
+    ("flag", "least", "most"),
+    [
+        ("--seconds", 1, None),
+        ("--longest-prompt", 64, None),
+        ("--most-requests", 1, 512),
+        ("--kv-tokens", 1, None),
+    ],
+)
+def test_a_flag_takes_values_within_its_bounds(
+    engine: Engine, flag: str, least: int, most: int | None
+) -> None:
+    assert [penstock(flag, value) for value in (least - 1, least)] == [2, 0]
+    if most is not None:
+        assert [penstock(flag, value) for value in (most, most + 1)] == [0, 2]
+
+
+def test_the_bar_is_gone_when_the_table_is_shown() -> None:
+    screen = StringIO()
+    with command._progress(Console(file=screen, force_terminal=True, width=80)) as bar:
+        bar.add_task("reading 1", total=1.0)
+    assert screen.getvalue().endswith("\x1b[1A\x1b[2K")

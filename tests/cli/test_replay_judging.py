@@ -5,13 +5,22 @@ from pathlib import Path
 import pytest
 from penstock_cli.failure import Failure
 from penstock_cli.replay.outcome import RequestEnding, RequestOutcome
-from penstock_cli.replay.report import PlannerTimes, Report, summary_line, table
+from penstock_cli.replay.report import (
+    NARROWEST,
+    PlannerTimes,
+    Report,
+    aligned,
+    console_for_tables,
+    summary_line,
+    table,
+)
 from penstock_cli.replay.slo_options import slos_from_options
 from penstock_cli.replay.streamed_answer import StreamedAnswer, StreamError
 from penstock_cli.replay.tally import ReplayTally, percentile
 from penstock_cli.replay.tier_slos import TierSlos
 from penstock_core.domain.slo import Judge, Slo, Targets, judged_tpot_s
 from penstock_core.timing.time_model import Term, TimeModel
+from rich.console import Console
 
 
 def event(text: str) -> bytes:
@@ -73,6 +82,11 @@ def test_a_slowdown_is_of_the_prompts_idle_prefill() -> None:
     tier_slos = TierSlos({"chat": Slo(ttft_slowdown=5.0, tpot_s=0.1)}, "chat", model)
     assert tier_slos.targets("chat", 190).ttft_s == pytest.approx(5 * 0.2)  # 190 × 1 ms + 10 ms
     assert tier_slos.targets("unknown", 190) == Targets()
+
+
+def test_a_slowdown_without_a_time_model_cannot_be_judged() -> None:
+    with pytest.raises(ValueError, match="tier chat has a slowdown, and no time model"):
+        TierSlos({"chat": Slo(ttft_slowdown=5.0)}, "chat").targets("chat", 190)
 
 
 def test_a_tier_without_targets_is_not_counted_with_those_that_have_some() -> None:
@@ -202,6 +216,7 @@ def test_a_pool_files_tiers_with_one_replaced() -> None:
     ("text", "output"),
     [
         ("chat", '--slo: "chat" is invalid; write for example chat:ttft=800ms,tpot=50ms'),
+        (":ttft=5s", '--slo: ":ttft=5s" is invalid; write for example chat:ttft=800ms,tpot=50ms'),
         ("chat:ttft=5", '--slo chat: "5" has no unit; write 5s or 5000ms'),
         ("chat:tttf=5s", '--slo: "chat:tttf=5s" is invalid; write for example chat:ttft=800ms,tpot=50ms'),
         ("chat:tpot=1s,judge=best", "--slo chat: 'best' is not a valid Judge"),
@@ -256,3 +271,48 @@ def test_with_a_target_in_every_tier_all_means_all() -> None:
 def test_a_tier_that_only_says_how_it_is_judged_has_no_target() -> None:
     tier_slos = TierSlos({"a": Slo(judge=Judge.MAX), "b": Slo(e2e_s=9.0), "c": Slo()}, "a")
     assert tier_slos.tiers_without_targets == {"a", "c"}
+
+
+def test_figures_stand_right_of_names_and_a_line_stays_one(capfd: pytest.CaptureFixture[str]) -> None:
+    tally = ReplayTally()
+    tally.add(outcome("a tier with a name", RequestEnding.ADMITTED, kept=True), late_s=0.0)
+    shown = table(Report(None, None, span_s=1.0, tally=tally), "")
+    assert [column.justify for column in shown.columns[:3]] == ["left", "right", "right"]
+    two_names = aligned("", ("policy", "scenario", "rate"), [], left=2)
+    assert [column.justify for column in two_names.columns] == ["left", "left", "right"]
+    Console(width=60).print(shown)
+    assert len(capfd.readouterr().out.splitlines()) == 3  # two of heads, and one of the tier
+
+
+@pytest.mark.parametrize(("columns", "width"), [("80", NARROWEST), ("129", NARROWEST), ("200", 200)])
+def test_a_table_is_as_wide_as_the_terminal_and_never_too_narrow(
+    monkeypatch: pytest.MonkeyPatch, columns: str, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for stderr in (False, True):
+        console = console_for_tables(stderr=stderr)
+        assert (console.width, console.stderr) == (width, stderr)
+    assert not console_for_tables().stderr
+
+
+def test_tokens_without_an_event_have_no_times() -> None:
+    assert answer_of((USAGE % 3 + DONE, 1.0)).token_times_s() == []
+
+
+def test_an_event_needs_no_space_before_its_data() -> None:
+    assert answer_of((b'data:{"choices":[{"text":"a"}]}\n\ndata:[DONE]\n\n', 1.0)).done
+
+
+def test_thinking_is_content_under_either_of_its_names() -> None:
+    pieces = [
+        (b'data: {"choices":[{"delta":{"%s":"hm"}}]}\n\n' % name, at_s)
+        for name, at_s in ((b"reasoning_content", 1.0), (b"reasoning", 2.0), (b"content", 3.0))
+    ]
+    assert answer_of(*pieces).token_times_s() == [1.0, 2.0, 3.0]
+
+
+def test_an_error_that_is_a_text_is_quoted_up_to_60_characters() -> None:
+    with pytest.raises(StreamError, match=rf"^{'x' * 60}$"):
+        answer_of((b'data: {"error":"%s"}\n\n' % (b"x" * 61), 1.0))
+    with pytest.raises(StreamError, match=r"^server_error$"):
+        answer_of((b'data: {"error":{"type":"server_error"}}\n\n', 1.0))

@@ -181,6 +181,7 @@ async def test_a_simulated_engines_length_is_hidden_from_the_planner(serve: Any,
         (429, "slo_unattainable", RequestEnding.REJECTED, None),
         (503, "no_replicas", RequestEnding.FAILED, "503 no_replicas"),
         (500, None, RequestEnding.FAILED, "500"),
+        (502, "", RequestEnding.FAILED, "502"),
     ],
 )
 async def test_what_is_not_served_has_missed(
@@ -376,3 +377,45 @@ async def test_the_json_has_exactly_the_keys_that_are_agreed(serve: Any, tmp_pat
         "attained_admitted",
         "attained_promoted",
     ]
+
+
+@pytest.mark.parametrize("body", ["Bad Gateway", "[]", '{"error": "no"}', "{}"])
+async def test_an_error_of_another_kind_is_told_by_its_status(serve: Any, tmp_path: Path, body: str) -> None:
+    async def refused(server: Server, request: web.Request, _: dict[str, Any]) -> web.Response:
+        return web.Response(text=body, status=502)
+
+    report = await replayed(ReplaySettings(trace_of(tmp_path, "0,1,1,chat"), await serve(Server(refused))))
+    assert report.tally.reasons == {"502": 1}
+
+
+async def test_a_server_without_penstocks_headers_admits_and_has_no_hops(serve: Any, tmp_path: Path) -> None:
+    async def plain(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await stream(request, body["max_tokens"])
+
+    rows = tmp_path / "rows.csv"
+    url = await serve(Server(plain))
+    report = await replayed(ReplaySettings(trace_of(tmp_path, "0,5,4,chat"), url, rows=rows))
+    assert report.tally.all.endings == {RequestEnding.ADMITTED: 1}
+    assert report.tally.all.mean_hops == 0.0
+    assert rows.read_text().splitlines()[1].split(",")[5:8] == ["admitted", "", "0"]
+
+
+async def test_an_answer_may_be_compressed(serve: Any, tmp_path: Path) -> None:
+    async def compressed(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.Response(
+            body=b'data: {"choices":[{"text":"a"}]}\n\n' + DONE, content_type="text/event-stream"
+        )
+        response.enable_compression()
+        return response
+
+    report = await replayed(ReplaySettings(trace_of(tmp_path, "0,5,1,chat"), await serve(Server(compressed))))
+    assert (report.tally.all.met, report.tally.reasons) == (1, {})
+
+
+async def test_where_metrics_cannot_be_read_planning_times_are_unknown(serve: Any, tmp_path: Path) -> None:
+    pool = POOL | {"replicas": [{"name": "r0", "metrics_url": "http://127.0.0.1:9/metrics"}]}
+    report = await replayed(
+        ReplaySettings(trace_of(tmp_path, "0,5,4,chat"), await serve(Server(answered, pool=pool)))
+    )
+    assert report.as_json()["planner_ms"] == {"p50": None, "p99": None, "max": None}
+    assert report.tally.all.met == 1

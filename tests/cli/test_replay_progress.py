@@ -1,6 +1,7 @@
 """A replay's progress: a bar on a terminal, else a line at intervals."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from io import StringIO
 
@@ -58,6 +59,7 @@ async def test_a_bar_shows_what_is_answered_now_and_at_the_end(frozen: None) -> 
     terminal, progress = console(terminal=True), ReplayProgress()
     async with show_progress(terminal, "trace", progress, 100):
         await skip(0.0)
+        assert "0/100 answered, 0.0/s sent, 0 in flight" in written(terminal)
         progress.sent, progress.ended = 10, 4
         await skip(REFRESH_S)
         assert "4/100 answered, 20.0/s sent, 6 in flight" in written(terminal)
@@ -73,3 +75,11 @@ async def test_a_replay_that_ends_within_a_period_has_no_rate(frozen: None) -> N
         await skip(0.0)
         progress.sent = progress.ended = 2
     assert "2/2 answered, 0.0/s sent, 0 in flight" in written(terminal)
+
+
+async def test_a_bar_takes_no_thread(frozen: None) -> None:
+    """It would take time of the processor from sending."""
+    before = threading.active_count()
+    async with show_progress(console(terminal=True), "trace", ReplayProgress(), 2):
+        await skip(0.0)
+        assert threading.active_count() == before

@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 from penstock_cli.replay.prompts import BLOCK_TOKENS, PromptGenerator
 from penstock_cli.replay.request_bodies import ReplayEndpoint, RequestBodies
@@ -18,6 +19,8 @@ def ids(tokens: int, blocks: tuple[int, ...] = (), own: int = 0) -> list[int]:
 
 
 @given(st.integers(1, 40_000), st.integers(0, 10**9))
+@example(BLOCK_TOKENS, 1)
+@example(40_000, 1)
 def test_a_prompt_has_exactly_its_tokens(tokens: int, own: int) -> None:
     found = ids(tokens, own=own)
     assert len(found) == tokens
@@ -41,8 +44,12 @@ def test_the_same_seed_gives_the_same_prompts() -> None:
 
 
 @given(st.integers(1, 40_000), st.integers(0, 10**6))
+@example(16_384, 16_383)
+@example(1, 16_384)
 def test_text_has_four_bytes_a_token(tokens: int, own: int) -> None:
-    assert len(PROMPTS.text(tokens, own)) == 4 * tokens
+    words = PROMPTS.text(tokens, own)
+    assert len(words) == 4 * tokens
+    assert all(len(word) == 3 and word.isdigit() for word in words.split())
 
 
 def body(endpoint: ReplayEndpoint, simulated: bool, prompt_tokens: int = 100) -> dict[str, Any]:
@@ -75,3 +82,31 @@ def test_a_simulated_engine_is_told_how_much_of_the_answer_is_thinking() -> None
 def test_chat_counts_the_templates_tokens() -> None:
     (message,) = body(ReplayEndpoint.CHAT, simulated=True)["messages"]
     assert len(message["content"]) == 4 * 96 - 1
+
+
+def test_blocks_of_a_request_are_none_that_is_shared() -> None:
+    own = ids(4 * BLOCK_TOKENS)
+    shared = ids(12 * BLOCK_TOKENS, blocks=tuple(range(12)))
+    heads = [
+        tuple(found[at : at + 3]) for found in (own, shared) for at in range(0, len(found), BLOCK_TOKENS)
+    ]
+    assert len(set(heads)) == 16
+
+
+@pytest.mark.parametrize("later", [1, 1125, 1_265_625], ids=["one", "second digit", "third digit"])
+def test_blocks_far_from_one_another_begin_differently(later: int) -> None:
+    """Their numbers have three digits of base 9000. Of the last two pairs all lower digits are equal."""
+    assert ids(3, own=0) != ids(3, own=later)
+
+
+def test_an_answer_is_sampled_greedily_and_never_longer_than_the_simulated_one() -> None:
+    bodies = RequestBodies(ReplayEndpoint.COMPLETIONS, "m", True, None, PROMPTS)
+    reported = json.loads(bodies.body(TraceRequest(0.0, 10, 5000), 3))
+    assert (reported["temperature"], reported["max_tokens"]) == (0, 5000)
+    assert json.loads(bodies.body(TraceRequest(0.0, 10, 5), 3))["max_tokens"] == 4086
+
+
+@pytest.mark.parametrize(("prompt_tokens", "words"), [(1, 1), (5, 1), (6, 2)])
+def test_a_short_chat_has_at_least_a_word(prompt_tokens: int, words: int) -> None:
+    (message,) = body(ReplayEndpoint.CHAT, simulated=True, prompt_tokens=prompt_tokens)["messages"]
+    assert len(message["content"].split()) == words

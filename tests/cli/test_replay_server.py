@@ -83,3 +83,21 @@ async def test_what_is_no_url_is_invalid_input() -> None:
     invalid = await failure("http://:80:80")
     assert "not a URL; write for example http://127.0.0.1:8080" in str(invalid)
     assert invalid.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "asked"),
+    [
+        ("http://127.0.0.1:8080", True),
+        ("http://localhost:8080", True),
+        ("http://10.0.0.5:8080", False),
+        ("http://pool.example", False),
+        ("http://", False),
+    ],
+)
+async def test_only_a_server_of_this_machine_is_believed_where_its_admin_port_is(
+    url: str, asked: bool
+) -> None:
+    async with answering({"model": "m"}) as admin_url, aiohttp.ClientSession() as session:
+        found = await AdminPages(session, None).pool(url, {"id": "m", "admin_url": admin_url})
+    assert (found is not None) is asked

@@ -2,14 +2,31 @@
 
 import csv
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
+from penstock_cli.commands.simulate import planning
+from penstock_cli.failure import Failure
 from penstock_cli.main import app, run
-from penstock_cli.simulate.progress import show_progress
+from penstock_cli.replay.report import PlannerTimes, Report
+from penstock_cli.replay.schedule import Schedule
+from penstock_cli.replay.tally import ReplayTally
+from penstock_cli.simulate import progress
+from penstock_cli.simulate.autoscaling import autoscaler_of
+from penstock_cli.simulate.fleet import SimulationOptions, fleet_of
+from penstock_cli.simulate.run import SimulationResult
+from penstock_cli.simulate.run import run as simulate_run
+from penstock_core.domain.slo import Tier
+from penstock_core.timing.builtin_models import kv_cache_tokens, time_model
+from penstock_core.timing.speculation import Speculation
+from penstock_pool import parse_pool
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.simulation import Fleet, LengthKnowledge, SimulatedOutcome
 from rich.console import Console
 
 TIER_KEYS = {
@@ -180,18 +197,100 @@ def test_a_tier_of_the_trace_can_be_renamed(simulate: Simulate) -> None:
     assert simulate("--tier-map", "coder=code").code == 0
 
 
+@pytest.mark.parametrize("flag", ["--replicas", "--startup", "--block-tokens"])
+def test_a_flag_takes_nothing_below_one(simulate: Simulate, flag: str) -> None:
+    assert [simulate(flag, value).code for value in ("0", "1")] == [2, 0]
+
+
+def test_without_flags_the_pool_is_simulated_as_it_is(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def run(*conditions: object, **named: object) -> None:
+        asked.append((conditions, named))
+        raise Failure("asked")
+
+    monkeypatch.setattr("penstock_cli.commands.simulate.run", run)
+    scaled = POOL + "  autoscaling: {minReplicas: 1, maxReplicas: 3}\n"
+    Path("pool.yaml").write_text(scaled)
+    assert simulate().code == 1
+    (((fleet, schedule, seed, rows, _), named),) = asked
+    assert (fleet.policy, fleet.replicas, fleet.max_hops, fleet.kv_tokens) == ("slos-serve", 2, 2, 16000)
+    assert (fleet.truth, fleet.lengths) == (TruthKind.MEASURED, LengthKnowledge.PREDICTED)
+    assert not fleet.prefix_caching and fleet.speculation is None
+    assert schedule == Schedule(Path("trace.csv"), 1.0, None, "", {})
+    assert (seed, rows, named["hash_id_tokens"], named["plot"]) == (0, None, 512, None)
+    assert named["autoscaler"].startup_s == 90.0
+
+
+def test_an_autoscaler_of_kubernetes_is_not_simulated() -> None:
+    document = yaml.safe_load(POOL)
+    document["spec"]["autoscaling"] = {"minReplicas": 1, "maxReplicas": 3, "by": "hpa"}
+    assert autoscaler_of(parse_pool(document, "pool.yaml"), 1.0) is None
+
+
+def test_an_engines_memory_and_drafts_are_the_pools() -> None:
+    document = yaml.safe_load(POOL)
+    del document["spec"]["engine"]["kvCacheTokens"]
+    document["spec"]["engine"]["speculation"] = {"maxTokens": 3, "acceptance": 0.75}
+    fleet = fleet_of(parse_pool(document, "pool.yaml"), Path("pool.yaml"), SimulationOptions())
+    assert fleet.kv_tokens == kv_cache_tokens("slos-serve-opt-6.7b-a100")
+    assert fleet.speculation == Speculation(3, 0.75)
+
+
+def test_the_title_and_the_planning_times_are_in_words(simulate: Simulate) -> None:
+    assert simulate().out.splitlines()[0].strip() == "trace.csv on small: slos-serve, 2 replicas"
+    assert (
+        simulate("--replicas", 1).out.splitlines()[0].strip() == "trace.csv on small: slos-serve, 1 replica"
+    )
+    times = PlannerTimes(0.125, 1.5, 2.25)
+    report = Report("slos-serve", 1, 1.0, ReplayTally(), times)
+    assert planning(SimulationResult(report, 0.0125)) == (
+        "Planning time: admission p50 0.12, p99 1.50, max 2.25 ms; steps 1.25 % of their iterations."
+    )
+
+
+@pytest.mark.parametrize(("policy", "warmed_up"), [("slos-serve", 1), ("vllm-real", 0)])
+def test_a_policy_is_warmed_up_before_its_decisions_are_timed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy: str, warmed_up: int
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr("penstock_cli.simulate.run.warm_up", lambda *_: done.append("warm-up"))
+
+    def simulated(*_: object) -> Iterator[SimulatedOutcome]:
+        done.append("run")
+        return iter(())
+
+    monkeypatch.setattr("penstock_cli.simulate.run.simulate", simulated)
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
+    fleet = Fleet(policy, time_model("llama-3-8b-a100"), 4096, {"batch": Tier("batch")}, "batch")
+    simulate_run(fleet, Schedule(trace), 0, None, Console(quiet=True))
+    assert done == ["warm-up"] * warmed_up + ["run"]
+
+
 def test_progress_tells_how_much_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 1000, 6))
     monkeypatch.setattr("penstock_cli.simulate.progress.monotonic", lambda: float(next(clock)))
     console = Console(width=120, record=True, force_terminal=False, quiet=False, file=StringIO())
-    assert list(show_progress(range(4), console, "simulating", 4)) == [0, 1, 2, 3]
+    assert list(progress.show_progress(range(4), console, "simulating", 4)) == [0, 1, 2, 3]
     assert console.export_text().splitlines() == [
         "simulating: 2 of 4 requests, about 12 s left",
         "simulating: 4 of 4 requests, about 0 s left",
     ]
 
 
-def test_a_terminal_gets_a_bar() -> None:
+def test_a_terminal_gets_a_bar_that_is_drawn_at_intervals_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = iter([8.0, 8.0, 8.5, 9.0, 9.0, 9.5])
+    monkeypatch.setattr(progress, "monotonic", lambda: next(now))
+    monkeypatch.setattr(progress, "REFRESH_S", 1.0)
     console = Console(width=120, record=True, force_terminal=True, file=StringIO())
-    assert list(show_progress(range(3), console, "simulating", 3)) == [0, 1, 2]
-    assert "3/3 requests" in console.export_text()
+    threads = threading.active_count()
+    for item in progress.show_progress(range(4), console, "simulating", 4):
+        assert threading.active_count() == threads, "it would take time of the processor"
+        assert item in range(4)
+    shown = console.export_text()
+    assert [f"{done}/4 requests" in shown for done in range(5)] == [True, True, False, True, True]

@@ -65,7 +65,9 @@ def test_without_it_nothing_is_cached_and_nothing_is_said_of_it(files: tuple[str
 
 
 def test_blocks_of_another_size_are_noticed(files: tuple[str, str, str]) -> None:
-    reported = "has 10 hash_ids, and its 640 tokens are 2 blocks of 512; give --block-tokens N"
+    reported = (
+        "request 1 by arrival has 10 hash_ids, and its 640 tokens are 2 blocks of 512; give --block-tokens N"
+    )
     with pytest.raises(Failure, match=reported):
         simulated(files, "--prefix-caching")
 
@@ -73,3 +75,10 @@ def test_blocks_of_another_size_are_noticed(files: tuple[str, str, str]) -> None
 def test_vllms_own_scheduler_is_refused(files: tuple[str, str, str]) -> None:
     with pytest.raises(Failure, match="vllm-real cannot run with a prefix cache"):
         simulated(files, "--prefix-caching", "--policy", "vllm-real")
+
+
+def test_where_nothing_was_served_nothing_was_found(files: tuple[str, str, str]) -> None:
+    Path(files[1]).write_text(request(0, 10**6, []))
+    words = simulated(files, "--prefix-caching")
+    assert "prefix caches" not in words
+    assert json.loads(Path(files[2]).read_text())["cached_share"] is None

@@ -172,3 +172,28 @@ def test_the_shipped_excerpt_is_a_minute_of_two_tiers() -> None:
     summary = summarise(examples / "azure-excerpt.csv.gz")
     assert set(summary.tiers) == {"chat", "coder"}
     assert 55 < summary.span_s < 60
+
+
+def test_a_long_value_is_quoted_up_to_40_characters(tmp_path: Path) -> None:
+    path = written(tmp_path, '{"timestamp": "%s", "input_length": 1, "output_length": 1}\n' % ("1" * 50))
+    with pytest.raises(TraceError, match=rf'timestamp "{"1" * 39} is not a number of milliseconds'):
+        summarise(path)
+
+
+def test_a_trace_of_one_moment_has_no_rate(tmp_path: Path) -> None:
+    summary = summarise(written(tmp_path, HEAD + "3,1,1,a\n3,1,1,a\n"))
+    assert (summary.requests, summary.span_s, summary.rate_rps) == (2, 0.0, None)
+
+
+@pytest.mark.parametrize("most", [10_000_000, 10_000_001])
+def test_a_request_has_at_most_ten_million_tokens(tmp_path: Path, most: int) -> None:
+    for text in (
+        f"{HEAD}0,{most},1,a\n",
+        f'{{"timestamp": 0, "input_length": {most}, "output_length": 1}}\n',
+    ):
+        path = written(tmp_path, text)
+        if most == 10_000_000:
+            assert summarise(path).requests == 1
+        else:
+            with pytest.raises(TraceError, match="to 10000000"):
+                summarise(path)

@@ -128,3 +128,35 @@ def test_what_runs_is_shown_and_that_it_stops(pools: Pools, capfd: pytest.Captur
     assert "metrics and the pool's state at http://127.0.0.1:9080" in lines
     assert any(line.startswith("coder") for line in lines)
     assert lines[-1] == "stopping: the router first, engines last"
+
+
+@pytest.mark.parametrize(
+    ("flag", "least", "most"), [("--port", 0, 65535), ("--admin-port", 0, 65535), ("--replicas", 1, 64)]
+)
+def test_a_flag_takes_values_within_its_bounds(pools: Pools, flag: str, least: int, most: int) -> None:
+    assert [penstock(flag, value) for value in (least - 1, least, most, most + 1)] == [2, 0, 0, 2]
+    assert len(pools.started) == 2
+
+
+@pytest.mark.parametrize(("replicas", "prefix"), [(10, "sidecar-r0 |"), (11, "sidecar-r0  |")])
+def test_log_lines_are_aligned_with_those_of_the_last_replica(
+    pools: Pools, capfd: pytest.CaptureFixture[str], replicas: int, prefix: str
+) -> None:
+    assert penstock("--replicas", replicas) == 0
+    assert capfd.readouterr().err.startswith(f"{prefix} one line\n")
+
+
+def test_how_many_parts_are_ready_is_shown_until_all_are(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("rich.status.Status.update", lambda status, text: shown.append(text))
+    monkeypatch.setattr("rich.status.Status.stop", lambda status: shown.append("stopped"))
+
+    def table(pool: Pool) -> str:
+        shown.append("table")
+        return ""
+
+    monkeypatch.setattr("penstock_cli.commands.up.tiers_table", table)
+    assert penstock() == 0
+    assert shown[:3] == ["starting: 1 of 5 parts are ready", "stopped", "table"]

@@ -10,13 +10,13 @@ from penstock_pool import Pool, parse_pool
 from penstock_runtime.engine_key import VARIABLE
 
 
-def pool_with(**engine: object) -> Pool:
+def pool_with(source: object = None, **engine: object) -> Pool:
     document = {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "ServingPool",
         "metadata": {"name": "tests"},
         "spec": {
-            "model": {"name": "served"},
+            "model": {"name": "served"} | ({} if source is None else {"source": source}),
             "engine": {"type": "vllm", "timeModel": "llama-3-8b-a100", "maxModelLen": 2048, **engine},
             "tiers": [{"name": "chat", "slo": {"ttft": "10s", "tpot": "5s"}}],
         },
@@ -138,3 +138,26 @@ def test_the_plug_in_is_told_of_the_pool_by_variables(monkeypatch: pytest.Monkey
     assert "PENSTOCK_ACCEPTANCE" not in reported and "VLLM_API_KEY" not in reported
     monkeypatch.setenv(VARIABLE, "hush")
     assert environment(pool_with(), "x")["VLLM_API_KEY"] == "hush"
+
+
+def test_a_python_that_fails_is_none_whatever_it_printed(tmp_path: Path) -> None:
+    python = python_that_prints(tmp_path / "venv", "[]")
+    python.write_text(f"{python.read_text()}exit 1\n")
+    with pytest.raises(Failure, match="is not a working Python"):
+        vllm_engine(pool_with(), python, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "model"),
+    [({"hub": "org/model"}, "org/model"), ({"image": "registry/m:1"}, "served"), (None, "served")],
+)
+def test_a_model_is_downloaded_by_its_hub_id_else_by_its_name(
+    tmp_path: Path, source: dict[str, str] | None, model: str
+) -> None:
+    python = python_that_prints(tmp_path / "venv", "[]")
+    assert vllm_engine(pool_with(source), python, None).model == model
+
+
+def test_the_plug_in_is_told_how_often_drafts_are_accepted() -> None:
+    pool = pool_with(speculation={"maxTokens": 3, "acceptance": 0.75})
+    assert environment(pool, "x")["PENSTOCK_ACCEPTANCE"] == "0.75"

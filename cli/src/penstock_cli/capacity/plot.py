@@ -34,7 +34,8 @@ def draw(answers: Sequence[CapacityResult], sweeps: Sequence[Sweep | None], path
     }
     figure, axes = panels([*scenarios, *panel_titles(tiers, tiers)])
     curves = [one.curve for name in scenarios for one in drawn if one.curve.scenario == name]
-    draw_attainment(axes[: len(scenarios)], curves, answers[0].question.conditions.attainment)
+    conditions = next(iter(answers)).question.conditions  # the same of all
+    draw_attainment(axes[: len(scenarios)], curves, conditions.attainment)
     for answer in answers:
         name = answer.question.scenario
         if answer.question.policy == ORACLE and name in scenarios:

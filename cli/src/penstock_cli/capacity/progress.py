@@ -17,6 +17,8 @@ TRIALS_GUESSED = 30
 """Trials of a search, as long as none has ended."""
 LINE_EVERY_S = 15.0
 """Seconds between lines of progress where there is no terminal."""
+REFRESHES_PER_SECOND = 2
+"""How often the bar is drawn."""
 
 
 def share_done(watch: SearchProgress, searches: int) -> float:
@@ -48,7 +50,7 @@ def _bar(console: Console, searches: int, what: str) -> Iterator[SearchProgress]
         TextColumn("left"),
     )
     watch = SearchProgress()
-    with Progress(*columns, console=console, refresh_per_second=2) as bar:
+    with Progress(*columns, console=console, refresh_per_second=REFRESHES_PER_SECOND) as bar:
         task = bar.add_task("searching", total=1.0, trials=0)
 
         def ended() -> None:

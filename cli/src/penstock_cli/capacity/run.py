@@ -108,8 +108,7 @@ def workers(jobs: int) -> Iterator[Executor]:
     executor = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin)
     try:
         yield executor
-    except BaseException:
-        executor.shutdown(wait=False, cancel_futures=True)
+    except BaseException:  # without workers the executor ends too
         for child in multiprocessing.active_children():
             child.kill()
         raise

@@ -51,6 +51,9 @@ MOST_STEPS = 12
 ANY_RATE_RPS = 1.0
 """A rate at which a scenario is sampled to count its requests: their number and lengths are those of any."""
 
+ROUNDING_REQUESTS = 1e-9
+"""A number of misses that floating point puts this little below a whole one is that number."""
+
 FULL_SPEED_SHARE = 0.25
 """The guess, as a share of the rate at which an engine computes at full speed without limits."""
 
@@ -101,7 +104,7 @@ class SampledQuestion:
 
     def allowed(self, requests: int) -> int:
         """Return the most misses among so many requests that still attain the target."""
-        return floor(requests * (1 - self.question.conditions.attainment) + 1e-9)
+        return floor(requests * (1 - self.question.conditions.attainment) + ROUNDING_REQUESTS)
 
     def trial(self, probe: RateProbe, seed: int, most_misses: int = NO_MISS_LIMIT) -> Trial:
         """Return the trial of one sample at a probe."""
@@ -242,6 +245,7 @@ def _confirm(
     """Run all samples in full at the rate found, and go down while they do not attain."""
     requests, missed, promoted = sum(sampled.samples), 0, 0
     cached_share: float | None = None
+    lowest_rps = low / GROWTH**MOST_STEPS
     while low > 0:
         probe = RateProbe(setting, low)
         tallies = yield [sampled.trial(probe, seed) for seed in range(len(sampled.samples))]
@@ -251,7 +255,7 @@ def _confirm(
         if missed <= sampled.allowed(requests):
             break
         low, high = _rounded(low / FINE), low
-        low = low if low > high / GROWTH**MOST_STEPS else 0.0
+        low = low if low > lowest_rps else 0.0
     return CapacityResult(sampled.question, setting, low, high, requests, missed, promoted, cached_share)
 
 
@@ -274,18 +278,25 @@ def _decide(sampled: SampledQuestion, probes: Sequence[RateProbe]) -> Trials[dic
     tallies = yield [sampled.trial(probe, 0, allowed + sure) for probe in probes]
     seen = dict(zip(probes, tallies, strict=True))
     decided = {probe: tally.missed for probe, tally in seen.items() if tally.missed <= allowed - sure}
-    close = {probe: tally.missed for probe, tally in seen.items() if tally.complete and probe not in decided}
-    by_all = (yield from _by_all(sampled, close)) if close and others else {}
+    allowed_of_all = sampled.allowed(sum(sampled.samples))
+    close = {
+        probe: tally.missed
+        for probe, tally in seen.items()
+        if tally.complete and tally.missed <= allowed_of_all and probe not in decided
+    }
+    by_all = (yield from _by_all(sampled, close, allowed_of_all)) if close else {}
     return {probe: decided.get(probe, by_all.get(probe)) for probe in probes}
 
 
-def _by_all(sampled: SampledQuestion, close: Mapping[RateProbe, int]) -> Trials[dict[RateProbe, int | None]]:
-    """Return the same from all samples. close: misses of each probe in the first sample."""
-    allowed, seeds = sampled.allowed(sum(sampled.samples)), range(1, len(sampled.samples))
+def _by_all(
+    sampled: SampledQuestion, close: Mapping[RateProbe, int], allowed: int
+) -> Trials[dict[RateProbe, int | None]]:
+    """Return the same from all samples. close: misses of each probe in the first, at most those allowed."""
+    seeds = range(1, len(sampled.samples))
     tallies = iter(
         (
             yield [
-                sampled.trial(probe, seed, max(allowed - missed, 0))
+                sampled.trial(probe, seed, allowed - missed)
                 for probe, missed in close.items()
                 for seed in seeds
             ]

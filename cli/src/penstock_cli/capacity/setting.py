@@ -115,7 +115,7 @@ class Grid:
     @property
     def single(self) -> bool:
         """Whether there is only one setting."""
-        return len(self.budgets_tokens) * len(self.drafts) * len(self.ratios) * len(self.slots) == 1
+        return all(len(axis) == 1 for axis in (self.budgets_tokens, self.drafts, self.ratios, self.slots))
 
 
 def base_policy(policy: str) -> str:

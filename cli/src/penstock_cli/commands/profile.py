@@ -22,7 +22,7 @@ from penstock_profiler import (
 )
 from penstock_runtime.engine_key import bearer, engine_key
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from penstock_cli.failure import Failure
 from penstock_cli.replay.report import aligned
@@ -74,7 +74,7 @@ async def _measure(url: str, limits: ProfileLimits, seconds: float, console: Con
             def on_reading(probe: Probe, readings: int) -> None:
                 progress.update(task, description=f"reading {readings + 1}: {probe}")
 
-            ticking = asyncio.create_task(_tick(progress, task, seconds))
+            ticking = asyncio.create_task(_tick(progress, task))
             try:
                 return engine.model, await profile(
                     engine, limits.within(engine.context_tokens), seconds, on_reading=on_reading
@@ -83,10 +83,10 @@ async def _measure(url: str, limits: ProfileLimits, seconds: float, console: Con
                 ticking.cancel()
 
 
-async def _tick(progress: Progress, task: "object", seconds: float) -> None:
+async def _tick(progress: Progress, task: TaskID) -> None:
     while True:
         await asyncio.sleep(TICK_S)
-        progress.advance(task, TICK_S)  # type: ignore[arg-type]
+        progress.advance(task, TICK_S)
 
 
 def _progress(console: Console) -> Progress:

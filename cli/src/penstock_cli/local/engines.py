@@ -3,6 +3,7 @@
 import os
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -60,5 +61,5 @@ def _check_answers(url: str) -> None:
         raise Failure(f"--engine {url}: answers {error.code} to /v1/models; is it an engine?") from None
     except urllib.error.URLError as error:
         raise Failure(f"--engine {url}: no engine answers there ({error.reason})") from None
-    except (OSError, ValueError) as error:
-        raise Failure(f"--engine {url}: no engine answers there ({error})") from None
+    except (OSError, ValueError, HTTPException) as error:
+        raise Failure(f"--engine {url}: no engine answers there ({str(error).strip()})") from None

@@ -177,7 +177,7 @@ def _replica(options: LocalPoolOptions, index: int, ports: list[int], socket_dir
 
 
 def _engine(options: LocalPoolOptions, replica: _LocalReplica, pool: Pool | None) -> ProcessSpec:
-    host, port = replica.engine.removeprefix("http://").rsplit(":", 1)
+    host, _, port = replica.engine.removeprefix("http://").rpartition(":")
     if options.vllm is not None and pool is not None:
         command, variables = argv(options.vllm, pool, host, port), environment(pool, replica.socket)
         return ProcessSpec(f"engine-{replica.name}", Role.ENGINE, command, variables)

@@ -16,6 +16,9 @@ from penstock_cli.local.layout import Layout, LocalPoolOptions, Role, plan_layou
 POLL_S = 0.1
 """Between two questions whether the parts are ready."""
 
+ANSWER_TIMEOUT_S = 2.0
+"""Timeout of such a question to one part."""
+
 STOP_GRACE_S = 5.0
 """Time for a process to end after its drain timeout."""
 
@@ -65,7 +68,8 @@ async def until_ready(
                 ready = await asyncio.gather(*[_answers(session, url) for url in parts])
                 late = [url for url, is_ready in zip(parts, ready, strict=True) if not is_ready]
                 on_progress(len(parts) - len(late), len(parts))
-                await asyncio.sleep(POLL_S if late else 0)
+                if late:
+                    await asyncio.sleep(POLL_S)
     except TimeoutError:
         unready = ", ".join(f"{url} does not answer" for url in late)
         raise Failure(f"the pool is not ready after {layout.start_s:g} s: {unready}; see its log") from None
@@ -84,7 +88,7 @@ def _parts(layout: Layout) -> list[str]:
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
     try:
-        async with session.get(url, timeout=aiohttp.ClientTimeout(total=2)) as reply:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S)) as reply:
             return reply.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False

@@ -17,7 +17,7 @@ class ConsoleSink:
 
     def line(self, name: str, text: str) -> None:
         """Write one log line."""
-        style = STYLES.get(name.split("-", maxsplit=1)[0], "")
+        style = STYLES.get(name.partition("-")[0], "")
         self._console.print(Text(f"{name:<{self._width}} | ", style) + Text(text), soft_wrap=True)
 
     def note(self, name: str, text: str) -> None:

@@ -9,8 +9,9 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+"""The option of prctl(2), from <linux/prctl.h>."""
 
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def stop_with_parent() -> None:

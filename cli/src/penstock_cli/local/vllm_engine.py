@@ -29,6 +29,9 @@ PROCESS_MARK = "penstock-engine"
 LOAD_TIMEOUT_S = 1800.0
 """Timeout for downloading, loading and compiling a model."""
 
+FIND_TIMEOUT_S = 60.0
+"""Timeout of an interpreter that is asked for its modules."""
+
 FIND_MODULES = """
 import importlib.util as found, json
 print(json.dumps([name for name in ("vllm", "penstock_vllm") if found.find_spec(name) is None]))
@@ -98,7 +101,7 @@ def _find_python(given: Path | None) -> Path:
         )
     try:
         found = subprocess.run(
-            [python, "-c", FIND_MODULES], capture_output=True, text=True, timeout=60, check=True
+            [python, "-c", FIND_MODULES], capture_output=True, timeout=FIND_TIMEOUT_S, check=True
         )
         missing = json.loads(found.stdout)
     except (OSError, subprocess.SubprocessError, json.JSONDecodeError):

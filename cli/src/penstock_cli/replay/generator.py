@@ -5,9 +5,8 @@ is recorded, so that a client that cannot keep its schedule is visible in the re
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from time import monotonic
 
 from penstock_cli.replay.client import ReplayClient
@@ -51,10 +50,10 @@ class Generator:
 
     async def run(self, requests: Iterable[TraceRequest]) -> ReplayTally:
         """Send every request at its arrival time, wait until all have ended, and return the counts."""
-        schedule = _with_first_read(requests)
-        start_s = monotonic() + HEAD_START_S
         async with asyncio.TaskGroup() as tasks:
-            for number, request in enumerate(schedule):
+            for number, request in enumerate(requests):
+                if number == 0:  # once it is read, so that opening the file does not delay it
+                    start_s = monotonic() + HEAD_START_S
                 due_s = start_s + request.arrival_s
                 await asyncio.sleep(max(due_s - monotonic(), 0))
                 if self.progress.in_flight < self.max_in_flight:
@@ -73,12 +72,6 @@ class Generator:
     def _end(self, outcome: RequestOutcome, late_s: float) -> None:
         self.tally.add(outcome, late_s)
         self.on_outcome(outcome)
-
-
-def _with_first_read(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
-    """Return the same requests with the first already read, so that opening the file does not delay it."""
-    rest = iter(requests)
-    return chain(list(islice(rest, 1)), rest)
 
 
 def _unsent(request: TraceRequest, number: int, bound: int) -> RequestOutcome:

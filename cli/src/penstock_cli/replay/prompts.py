@@ -6,6 +6,7 @@ of one seeded sequence of token ids, all of four digits, which is cheap because 
 with the server.
 """
 
+from math import ceil
 from random import Random
 
 BLOCK_TOKENS = 512
@@ -39,7 +40,7 @@ class PromptGenerator:
         parts = []
         for index in range(-(-tokens // BLOCK_TOKENS)):
             shared = index < len(blocks)
-            number = 2 * blocks[index] if shared else 2 * (own * MOST_BLOCKS + index) + 1
+            number = 2 * blocks[index] if shared else 2 * (own * MOST_BLOCKS + index) | 1
             parts.append(self._block(number, min(BLOCK_TOKENS, tokens - index * BLOCK_TOKENS)))
         return b"[" + b"".join(parts)[:-1] + b"]"
 
@@ -51,7 +52,7 @@ class PromptGenerator:
 
     def text(self, tokens: int, own: int) -> bytes:
         """Return words of three digits, one per token, which is about the count of most tokenizers."""
-        start = own % (_STRETCH_TOKENS - BLOCK_TOKENS)
-        repeats = -(-tokens // _STRETCH_TOKENS) + 1
+        start = own % _STRETCH_TOKENS
+        repeats = ceil((start + tokens) / _STRETCH_TOKENS)
         ids = (self._stretch * repeats)[start * _WIDTH : (start + tokens) * _WIDTH]
         return b"".join(ids[at + 1 : at + 4] + b" " for at in range(0, len(ids), _WIDTH))

@@ -120,8 +120,7 @@ NARROWEST = 130
 
 def console_for_tables(stderr: bool = False) -> Console:
     """Return a console that is wide enough for tables."""
-    console = Console(stderr=stderr)
-    return console if console.width >= NARROWEST else Console(stderr=stderr, width=NARROWEST)
+    return Console(stderr=stderr, width=max(Console(stderr=stderr).width, NARROWEST))
 
 
 def cells(name: str, tier: TierTally, targeted: bool = True) -> list[str]:

@@ -1,6 +1,7 @@
 """A replay from end to end: reads the trace, inspects the server, sends requests, counts outcomes."""
 
 import resource
+from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -58,7 +59,7 @@ async def replay(settings: ReplaySettings, console: Console, title: str = "repla
     schedule = plan(settings)
     requests, span_s = count(schedule)
     _allow_sockets(settings.max_in_flight)
-    async with _session(settings) as session, aiohttp.ClientSession(trust_env=False) as keyless:
+    async with _session(settings) as session, aiohttp.ClientSession() as keyless:
         admin = AdminPages(keyless, settings.admin_url)
         target = await inspect_server(session, settings.url, settings.model, admin)
         before = await read_planner(keyless, target.metrics)
@@ -85,10 +86,9 @@ def plan(settings: ReplaySettings) -> Schedule:
 
 def count(schedule: Schedule) -> tuple[int, float]:
     """Return the number of requests to send, and the seconds from the first to the last."""
-    requests, last_s = 0, 0.0
-    for request in schedule.requests():
-        requests, last_s = requests + 1, request.arrival_s
-    return requests, last_s
+    last = deque(enumerate(schedule.requests(), start=1), maxlen=1)
+    requests, request = last[0]  # the first is at 0, so there is one in any duration
+    return requests, request.arrival_s
 
 
 def _session(settings: ReplaySettings) -> aiohttp.ClientSession:
@@ -98,8 +98,6 @@ def _session(settings: ReplaySettings) -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=None),  # each request has its own, which covers all of it
         read_bufsize=READ_BUFFER_BYTES,
-        auto_decompress=False,
-        trust_env=False,
     )
 
 
@@ -134,7 +132,7 @@ def _allow_sockets(wanted: int) -> None:
     """Raise the limit of open files, because every request in flight is a socket. Raises Failure."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = min(wanted + 100, hard) if hard != resource.RLIM_INFINITY else wanted + 100
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
     if needed < min(wanted, 1000):
         raise Failure(f"only {hard} files may be open here (ulimit -n); --max-in-flight {wanted} needs more")

@@ -31,7 +31,7 @@ def _parse(text: str) -> tuple[str, Slo]:
     tier, _, targets = text.partition(":")
     pairs = dict(pair.partition("=")[::2] for pair in targets.split(","))
     unknown = set(pairs) - {"ttft", "tpot", "answer_tpot", "e2e", "judge"}
-    if not tier or unknown or not pairs:
+    if not tier or unknown:
         raise Failure(f'--slo: "{text}" is invalid; write for example {EXAMPLE}', bad_input=True)
     try:
         seconds = {f"{name}_s": parse_duration_s(value) for name, value in pairs.items() if name != "judge"}

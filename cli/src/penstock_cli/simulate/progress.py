@@ -1,6 +1,7 @@
 """Progress of a simulation: a bar with the remaining time on a terminal, else a line at intervals."""
 
 from collections.abc import Iterable, Iterator
+from math import inf
 from time import monotonic
 from typing import TypeVar
 
@@ -34,7 +35,7 @@ def _bar(items: Iterable[Item], console: Console, title: str, total: int) -> Ite
     )
     with Progress(*columns, console=console, auto_refresh=False) as bar:
         task = bar.add_task(title, total=total)
-        shown_s = 0.0
+        shown_s = -inf
         for item in items:
             yield item
             bar.advance(task)

@@ -46,14 +46,14 @@ class TraceSummary:
 
 def summarise(path: Path) -> TraceSummary:
     """Read the trace once. Raises TraceError at its first invalid line, or if it is empty."""
-    requests, last_s = 0, 0.0
     tiers: dict[str, None] = {}
-    for request in read_trace(path):
-        requests, last_s = requests + 1, request.arrival_s
-        tiers.setdefault(request.tier)
-    if requests == 0:
+    requests, last = 0, None
+    for last in read_trace(path):  # the last one is asked for its time
+        requests += 1
+        tiers.setdefault(last.tier)
+    if last is None:
         raise TraceError(f"{path}: line 1, column 1: no request in this trace")
-    return TraceSummary(requests, last_s, tuple(tiers))
+    return TraceSummary(requests, last.arrival_s, tuple(tiers))
 
 
 def read_trace(path: Path) -> Iterator[TraceRequest]:

@@ -1,0 +1,119 @@
+"""When a replay sends its requests, and how late it was, in virtual time."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
+
+import pytest
+from penstock_cli.replay import generator
+from penstock_cli.replay.client import ReplayClient
+from penstock_cli.replay.generator import HEAD_START_S, Generator
+from penstock_cli.replay.outcome import RequestEnding, RequestOutcome
+from penstock_cli.replay.tally import ReplayTally
+from penstock_cli.replay.tier_slos import TierSlos
+from penstock_cli.traces import TraceRequest
+
+START_S = 1000.0
+YIELD = asyncio.sleep
+
+
+@dataclass
+class Clock:
+    """Virtual time. overslept_s: by which every pause is longer than asked."""
+
+    now_s: float = START_S
+    overslept_s: float = 0.0
+    pauses_s: list[float] = field(default_factory=list)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        await YIELD(0)  # what is sent now begins now
+        self.pauses_s.append(seconds)
+        self.now_s += seconds + (self.overslept_s if seconds else 0.0)
+
+
+@dataclass
+class Client:
+    """Answers once everything is sent. sent: the number of each request, and when it was sent."""
+
+    clock: Clock
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    tier_slos: TierSlos = field(default_factory=TierSlos)
+    sent: list[tuple[int, float]] = field(default_factory=list)
+
+    async def call(self, request: TraceRequest, number: int) -> RequestOutcome:
+        self.sent.append((number, self.clock.now_s - START_S - HEAD_START_S))
+        await self.released.wait()
+        return RequestOutcome(str(number), "chat", request.arrival_s, 1, 1, RequestEnding.ADMITTED, met=True)
+
+
+class Replayed(NamedTuple):
+    """What was sent, and what became of it."""
+
+    sent: list[tuple[int, float]]
+    ended: list[RequestOutcome]
+    tally: ReplayTally
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(generator, "monotonic", clock.monotonic)
+    monkeypatch.setattr(asyncio, "sleep", clock.sleep)
+    return clock
+
+
+async def sent(clock: Clock, requests: Iterable[TraceRequest], max_in_flight: int = 9) -> Replayed:
+    client, ended = Client(clock), list[RequestOutcome]()
+    sending = Generator(cast(ReplayClient, client), max_in_flight, ended.append)
+
+    def read() -> Iterator[TraceRequest]:
+        yield from requests
+        client.released.set()
+
+    tally = await sending.run(read())
+    return Replayed(client.sent, ended, tally)
+
+
+def requests(*arrivals_s: float) -> Iterator[TraceRequest]:
+    return (TraceRequest(arrival_s, 1, 1) for arrival_s in arrivals_s)
+
+
+async def test_each_request_is_sent_at_its_time(clock: Clock) -> None:
+    found = await sent(clock, requests(0.0, 0.5, 0.5, 2.0))
+    assert [number for number, _ in found.sent] == [0, 1, 2, 3]
+    assert [at_s for _, at_s in found.sent] == pytest.approx([0.0, 0.5, 0.5, 2.0])
+    assert clock.pauses_s == pytest.approx([HEAD_START_S, 0.5, 0.0, 1.5])
+    assert list(found.tally.late_s) == pytest.approx([0.0] * 4, abs=1e-9)
+    assert found.tally.all.met == 4
+
+
+async def test_what_is_late_is_sent_at_once_and_how_late_it_was_is_counted(clock: Clock) -> None:
+    clock.overslept_s = 0.25
+    found = await sent(clock, requests(0.0, 0.125, 5.0))
+    assert clock.pauses_s == pytest.approx([HEAD_START_S, 0.0, 4.75])
+    assert sorted(found.tally.late_s) == pytest.approx([0.125, 0.25, 0.25])
+
+
+async def test_a_trace_that_is_slow_to_open_delays_its_first_request_and_makes_nothing_late(
+    clock: Clock,
+) -> None:
+    def opened() -> Iterator[TraceRequest]:
+        clock.now_s += 7.0
+        yield from requests(0.0, 1.0)
+
+    found = await sent(clock, opened())
+    assert [at_s for _, at_s in found.sent] == pytest.approx([7.0, 8.0])
+    assert list(found.tally.late_s) == pytest.approx([0.0, 0.0], abs=1e-9)
+
+
+async def test_what_is_not_sent_is_not_late_and_was_at_no_replica(clock: Clock) -> None:
+    found = await sent(clock, requests(0.0, 0.0, 0.0), max_in_flight=2)
+    assert [number for number, _ in found.sent] == [0, 1]
+    unsent = found.ended[0]
+    assert (unsent.id, unsent.ending, unsent.met) == ("2", RequestEnding.FAILED, False)
+    assert (unsent.hops, unsent.replica, unsent.output_tokens, unsent.cached_tokens) == (0, "", 0, 0)
+    assert list(found.tally.late_s) == pytest.approx([0.0] * 3, abs=1e-9)
