@@ -8,7 +8,7 @@ BIN := .venv/bin
 .PHONY: help setup docs docs-serve links demo test e2e e2e-vllm e2e-packages fresh-clone lint types contracts units explore proto proto-check crds cli-page clean \
   vllm-env test-vllm-real test-vllm-serving e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
   bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-gpu bench-operator bench-mutants \
-  bench-ablations bench-pace bench-containment fuzz
+  bench-ablations bench-pace bench-containment bench-faults fuzz
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -134,6 +134,10 @@ bench-mutants: setup ## small changes of the sources that tests do not notice: S
 	@PYTHONPATH=bench $(BIN)/python -m mutants $(PACKAGES) $(if $(SINCE),--since $(SINCE)) \
 	  $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(KEEP),--keep) \
 	  $(if $(EXCLUDE),--exclude $(EXCLUDE))
+
+bench-faults: setup ## the whole system in virtual time under seeded faults: SEEDS=10000 FIRST=0 JOBS; exits 1 when an invariant broke
+	@PYTHONPATH=tests/faults $(BIN)/python bench/faults.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST)) \
+	  $(if $(JOBS),--jobs $(JOBS))
 
 bench-containment: setup ## hostile bodies, overload, revoked keys, limits; BASELINE=FOLDER: what containment costs; MINUTES, ONLY
 	@PYTHONPATH=bench:tests/common:tests/processes $(BIN)/python -m containment $(if $(MINUTES),--minutes $(MINUTES)) \

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ON_PATH = ["bench", "tests/common", "tests/processes"]
+ON_PATH = ["bench", "tests/common", "tests/faults", "tests/processes"]
 
 NOT_INSTALLED = {"torch", "transformers"}
 """Packages of which a script says itself where it needs them."""

@@ -3,7 +3,7 @@
 import pytest
 from fault_simulation.world import simulate
 
-SEEDS = range(20)
+SEEDS = range(100)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -20,6 +20,8 @@ UNKNOWN_FIELD = b"\xfa\x7f\x03new"
 
 END = object()
 
+Watch = Callable[[str], Callable[[Any], None]]
+
 
 class Aborted(Exception):
     """A handler has ended its call with a status."""
@@ -31,10 +33,15 @@ def error_of(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 
 
 class Channel:
-    """A client's connection to one address. newer: whether its messages have fields of a later version."""
+    """A client's connection to one address.
 
-    def __init__(self, network: Network, address: str, *, newer: bool = False) -> None:
+    newer: whether its messages have fields of a later version.
+    watch: called for each call with its method; returns what is called with each of its messages.
+    """
+
+    def __init__(self, network: Network, address: str, watch: Watch, *, newer: bool = False) -> None:
         self._network, self._address, self._newer = network, address, newer
+        self._watch = watch
         self._calls: dict[Call, None] = {}
 
     async def __aenter__(self) -> "Channel":
@@ -68,7 +75,17 @@ class Channel:
 
     def _call(self, method: str, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any]) -> "Call":
         tail = UNKNOWN_FIELD if self._newer else b""
-        call = Call(self._network, self._address, method, lambda message: serialize(message) + tail, parse)
+        seen = self._watch(method)
+
+        def write(message: Any) -> bytes:
+            return serialize(message) + tail
+
+        def read(data: bytes) -> Any:
+            message = parse(data)
+            seen(message)
+            return message
+
+        call = Call(self._network, self._address, method, write, read)
         self._calls[call] = None
         call.ended.add_done_callback(lambda _: self._calls.pop(call, None))
         return call
@@ -168,6 +185,11 @@ class Call:
         self._opened: asyncio.Future[None] = loop.create_future()
         self._opening = client.spawn(self._open(address, method))
 
+    @property
+    def ends(self) -> frozenset[str]:
+        """Its hosts' names."""
+        return frozenset((self.client.name, "" if self.server is None else self.server.name))
+
     # The client's side
 
     async def write(self, message: Any) -> None:
@@ -250,6 +272,7 @@ class Call:
 
     def _over(self) -> None:
         self.client.connections.pop(self, None)
+        self.network.calls.pop(self, None)
         if not self.ended.done():
             self.ended.set_result(None)
         if not self._opened.done():
@@ -261,14 +284,15 @@ class Call:
         """Connect, and start the handler."""
         self.client.connections[self] = None
         try:
-            await self.network.way(self.client, self.network.listener(address)[0])
+            async with asyncio.timeout(SILENT_S):
+                await self.network.way(self.client, self.network.listener(address)[0])
             host, servicer = self.network.listener(address)
-        except OSError as error:
+        except OSError as error:  # a timeout is one
             self._status = (grpc.StatusCode.UNAVAILABLE, str(error))
             self._over()
             return
         self.server = host
-        host.connections[self] = None
+        host.connections[self] = self.network.calls[self] = None
         self._up = Stream(self.network, self.client, host, self._client_gone)
         self._down = Stream(self.network, host, self.client, lambda: None)
         self._handler = host.spawn(self._handle(servicer, method))

@@ -9,15 +9,16 @@ from typing import Any
 import orjson
 from fault_simulation.clients import Answer
 from fault_simulation.processes import EngineProcess, RouterProcess, SidecarProcess
+from penstock_pool import Pool
 from penstock_simulator.http.request_body import ApiEndpoint
 
 DONE = b"[DONE]"
 
 
-def broken_answer(answer: Answer) -> Iterator[str]:
-    """Yield what is wrong with what one client got."""
+def broken_answer(answer: Answer, *, router_lost: bool) -> Iterator[str]:
+    """Yield what is wrong with what one client got. router_lost: with the router that it was sent to."""
     who = answer.plan.id
-    if answer.left:
+    if answer.left or (router_lost and not answer.whole):
         yield from _begun(answer)
         return
     if answer.error:
@@ -32,6 +33,36 @@ def broken_answer(answer: Answer) -> Iterator[str]:
         yield from _broken_text(answer)
     elif answer.whole:
         yield from _broken_error(answer)
+
+
+def broken_service(answer: Answer, well: list[str], pool: Pool) -> Iterator[str]:
+    """Yield where a request was not served, or cut, although a replica could have served it.
+
+    well: replicas that no fault has touched for long, and that the router had in service.
+    """
+    if not answer.whole or (answer.status == 200 and not error_of(answer)):
+        return
+    message = str(error_of(answer).get("message"))
+    most = pool.spec.routing.max_moves
+    spent = f"has been moved {most} times" in message or "replicas were lost" in message
+    if well and not spent and (most or answer.status != 200):
+        yield f"5 {answer.plan.id}: {', '.join(well)} was well: status {answer.status}: {message}"
+
+
+def broken_bounds(
+    router: RouterProcess, sidecars: list[SidecarProcess], engines: list[EngineProcess]
+) -> Iterator[str]:
+    """Yield bounds that do not hold at this moment."""
+    budget = router.app._request_path._budget
+    if not 0 <= budget.held_bytes <= budget.bound_bytes:
+        yield f"7 router: {budget.held_bytes} bytes held"
+    for sidecar in sidecars:
+        if sidecar.replica.unfinished > sidecar.replica._bounds.requests:
+            yield f"7 {sidecar.host.name}: {sidecar.replica.unfinished} requests"
+    for engine in engines:
+        state = engine.loop.state
+        if not 0 <= state.free_blocks <= state.total_blocks or state.running_count > state.limits.running:
+            yield f"7 {engine.host.name}: {state.free_blocks} blocks free, {state.running_count} running"
 
 
 def error_of(answer: Answer) -> dict[str, Any]:
@@ -171,7 +202,7 @@ def broken_rest(
             not_idle=not link._idle.is_set(),
         )
         if link.state != "ready":
-            yield f"7 link {link.name}: {link.state.value}"
+            yield f"6 link {link.name}: {link.state.value}"
     for sidecar in sidecars:
         replica = sidecar.replica
         yield from _left(

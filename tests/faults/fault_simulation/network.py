@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from fault_simulation.hosts import HOST, Host
 
@@ -22,6 +22,17 @@ HIGH_BYTES = 64 << 10
 
 SILENT_S = 15.0
 """When the peer of a host that is silently gone finds out: keepalive's 10 s and 5 s (`grpc_options`)."""
+
+
+class Call(Protocol):
+    """A connection that keepalive watches. ends: its hosts' names."""
+
+    @property
+    def ends(self) -> frozenset[str]:
+        """Its hosts' names."""
+
+    def sever(self, *, silent: bool = False) -> None:
+        """Break it for both ends."""
 
 
 @dataclass(slots=True)
@@ -52,9 +63,12 @@ class Network:
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[str, tuple[Host, Any]] = {}
         self._receivers: dict[str, tuple[Host, Callable[[bytes], None]]] = {}
-        self._cut_off: dict[frozenset[str], None] = {}
+        self._cut_off: dict[frozenset[str], int] = {}  # how many faults cut each pair off
+        self._cut_at: dict[frozenset[str], int] = {}
+        self._cuts = 0
         self._pipes: dict[Pipe, None] = {}
         self._healed = asyncio.Event()
+        self.calls: dict[Call, None] = {}  # that keepalive watches
 
     # Addresses
 
@@ -80,8 +94,12 @@ class Network:
         return random.random() * weather.delay_s
 
     def cut_off(self, one: str, other: str) -> None:
-        """Let nothing through between two hosts, until `heal`."""
-        self._cut_off[frozenset((one, other))] = None
+        """Let nothing through between two hosts, until `heal`. Keepalive breaks their calls."""
+        pair = frozenset((one, other))
+        self._cut_off[pair] = self._cut_off.get(pair, 0) + 1
+        began = self._cuts = self._cuts + 1
+        self._cut_at[pair] = began
+        self._loop.call_later(SILENT_S, self._keep_alive, pair, began)
 
     def is_cut_off(self, one: Host, other: Host) -> bool:
         """Whether nothing gets through between two hosts."""
@@ -89,11 +107,21 @@ class Network:
 
     def heal(self, one: str, other: str) -> None:
         """Let packets through again. What was sent meanwhile arrives now."""
-        self._cut_off.pop(frozenset((one, other)), None)
+        pair = frozenset((one, other))
+        self._cut_off[pair] -= 1
+        if self._cut_off[pair]:
+            return
+        del self._cut_off[pair], self._cut_at[pair]
         for pipe in list(self._pipes):
             pipe.go_on()
         self._healed.set()
         self._healed = asyncio.Event()
+
+    def _keep_alive(self, pair: frozenset[str], began: int) -> None:
+        """Break the calls of two hosts that have been cut off since then."""
+        if self._cut_at.get(pair) == began:
+            for call in [call for call in self.calls if call.ends == pair]:
+                call.sever()
 
     async def way(self, one: Host, other: Host) -> None:
         """Wait for a packet's way between two hosts."""

@@ -6,13 +6,13 @@ What is assembled here is what the processes' own mains assemble, without socket
 import asyncio
 import contextlib
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import Random
 from typing import Any
 
-from fault_simulation.grpc_calls import Channel, Servicer
+from fault_simulation.grpc_calls import Channel, Servicer, Watch
 from fault_simulation.hosts import Host
 from fault_simulation.network import Network
 from google.protobuf.message import DecodeError
@@ -46,7 +46,8 @@ from penstock_simulator.engine.drafter import Drafter
 from penstock_simulator.engine.engine_state import EngineState
 from penstock_simulator.engine.learned_time_model import LearnedTimeModel
 from penstock_simulator.engine.measured_speculation import MeasuredSpeculation
-from penstock_simulator.engine_timing.ground_truth import TruthKind, ground_truth
+from penstock_simulator.engine_timing.batch_shape import BatchShape
+from penstock_simulator.engine_timing.ground_truth import GroundTruth, TruthKind, ground_truth
 from penstock_simulator.main import FALLBACK_POLICY, build_api
 from penstock_simulator.serving.metrics import EngineMetrics
 from penstock_simulator.serving.step_loop import StepLoop
@@ -116,12 +117,25 @@ class Datagrams:
 
 
 @dataclass(slots=True)
+class HangingTruth:
+    """Timing of an engine that may hang: an iteration that begins meanwhile ends when it goes on."""
+
+    truth: GroundTruth
+    until_s: float = 0.0
+
+    def seconds(self, shape: BatchShape, at_s: float) -> float:
+        """Return the duration of an iteration."""
+        return self.truth.seconds(shape, at_s) + max(self.until_s - asyncio.get_running_loop().time(), 0.0)
+
+
+@dataclass(slots=True)
 class EngineProcess:
     """A simulated engine."""
 
     host: Host
     loop: StepLoop
     server: Server
+    truth: HangingTruth
 
 
 @dataclass(slots=True)
@@ -159,17 +173,18 @@ def start_engine(network: Network, host: Host, replica: str, pool: Pool) -> Engi
         )
         metrics = EngineMetrics(pool.spec.model.name, state)
         policy = policies.build(scheduling.policy, scheduling.knobs())
+        truth = HangingTruth(ground_truth(spec.time_model, TruthKind.EXACT, 0))
         loop = StepLoop(
             state=state,
             planner=StepPlanner(policy, policies.build(FALLBACK_POLICY), state, metrics),
             time_model=LearnedTimeModel(model),
             speculation=MeasuredSpeculation(None),
-            truth=ground_truth(spec.time_model, TruthKind.EXACT, 0),
+            truth=truth,
             reports=StepReportSender(Datagrams(network, f"{replica}-steps")),
             metrics=metrics,
         )
         server = Server(build_api(pool, loop, ENGINE_OPTIONS), HttpBounds(), None)
-        return EngineProcess(host, loop, server)
+        return EngineProcess(host, loop, server, truth)
 
     engine = host.context.copy().run(assemble)
     network.listen(host, engine_of(replica), engine.server.connection)
@@ -228,18 +243,34 @@ def start_sidecar(
 
 
 def start_router(
-    network: Network, host: Host, replicas: Sequence[str], pool: Pool, random: Random, *, newer: bool = False
+    network: Network,
+    host: Host,
+    replicas: Sequence[str],
+    pool: Pool,
+    *,
+    random: Random,
+    watch: Watch,
+    changed: Callable[[ReplicaSet], None],
+    newer: bool = False,
 ) -> RouterProcess:
-    """Start a router in front of these replicas."""
+    """Start a router in front of these replicas.
+
+    watch: of its calls' messages. changed: called when the state of a replica has changed.
+    """
 
     def connect(address: str) -> Any:
-        return Channel(network, address, newer=newer)
+        return Channel(network, address, watch, newer=newer)
 
-    def make_link(name: str, address: str, changed: Any) -> ReplicaLink:
-        return ReplicaLink(name, address, connect, Backoff(random), changed=changed, draw=random.random)
+    def make_link(name: str, address: str, links_changed: Callable[[], None]) -> ReplicaLink:
+        def both() -> None:
+            links_changed()
+            changed(replica_set)
+
+        return ReplicaLink(name, address, connect, Backoff(random), changed=both, draw=random.random)
+
+    replica_set = host.context.copy().run(ReplicaSet, make_link, random)
 
     def assemble() -> RouterProcess:
-        replica_set = ReplicaSet(make_link, random)
         app = RouterApp(pool, settings_of(pool), Keys(pool.spec.applications, {}), replica_set)
         return RouterProcess(host, app, replica_set, Server(app, HttpBounds(), None))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fault_simulation.network import Network
 
-MOST_TURNS = 2_000_000
+MOST_TURNS = 200_000
 """Turns of the loop in one run. A run that takes more does not come to its end."""
 
 

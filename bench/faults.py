@@ -1,0 +1,95 @@
+"""Runs the whole system under seeded faults, one seed a run, and counts what breaks (docs/invariants.md).
+
+    make bench-faults SEEDS=10000 FIRST=0
+
+Prints every seed that breaks an invariant, with what was seen, then faults by kind, requests by outcome and
+moves by outcome. Exit code 1 when an invariant broke. A single seed, `SEEDS=1 FIRST=seed`, replays that run.
+"""
+
+import argparse
+import gc
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from multiprocessing import Pool
+from typing import NamedTuple
+
+import structlog
+from fault_simulation.clients import Answer
+from fault_simulation.invariants import error_of
+from fault_simulation.world import simulate
+
+TOGETHER = 8
+"""Seeds that a process takes at a time."""
+
+
+class Seen(NamedTuple):
+    """What one seed has shown."""
+
+    seed: int
+    broken: list[str]
+    faults: Counter[str]
+    outcomes: Counter[str]
+    moves: Counter[str]
+
+
+def main() -> int:
+    """Run the seeds. Return the exit code."""
+    parser = argparse.ArgumentParser(description="The whole system under seeded faults.")
+    parser.add_argument("--seeds", type=int, default=10_000, help="how many (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="the first of them (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all CPUs)")
+    options = parser.parse_args()
+    began_s, broken = time.monotonic(), 0
+    faults, outcomes, moves = Counter[str](), Counter[str](), Counter[str]()
+    with Pool(options.jobs, _start) as pool:
+        seeds = range(options.first, options.first + options.seeds)
+        for seen in pool.imap_unordered(_run, seeds, chunksize=TOGETHER):
+            faults += seen.faults
+            outcomes += seen.outcomes
+            moves += seen.moves
+            broken += bool(seen.broken)
+            for line in seen.broken:
+                print(f"seed {seen.seed}: {line}", flush=True)
+    _print("faults injected", faults)
+    _print("requests", outcomes)
+    _print("moves", moves)
+    print(f"{options.seeds} seeds in {time.monotonic() - began_s:.0f} s: {broken} with a broken invariant")
+    return 1 if broken else 0
+
+
+def _start() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    gc.freeze()
+    gc.set_threshold(50_000)
+
+
+def _run(seed: int) -> Seen:
+    try:
+        result = simulate(seed)
+    except Exception as error:  # a run that cannot end is broken too
+        return Seen(seed, [f"8 the run ended by {error!r}"], Counter(), Counter(), Counter())
+    outcomes = Counter(map(_outcome, result.answers))
+    return Seen(seed, result.broken, result.faults, outcomes, result.moves)
+
+
+def _outcome(answer: Answer) -> str:
+    if answer.left:
+        return "client left"
+    if not answer.whole:
+        return "lost with its router"
+    if answer.status != 200:
+        return f"refused ({answer.status})"
+    return "ended by an error event" if error_of(answer) else "answered"
+
+
+def _print(what: str, counts: Counter[str]) -> None:
+    print(f"{what}: {counts.total()}")
+    for name, count in sorted(counts.items()):
+        print(f"  {name:28} {count}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
