@@ -54,7 +54,7 @@ def plan_of(number: int, random: Random, within_s: float) -> Plan:
     words = " ".join(
         random.choice(("salt", "wind", "gulls", "tide", "rope")) for _ in range(random.randint(1, 60))
     )
-    tokens = random.choice((1, 2, 20, 60, 100, 150))
+    tokens = random.choice((1, 2, 20, 60, 100, 150, 400))
     stream = random.random() < 0.8
     endpoint = random.choice((ApiEndpoint.CHAT, ApiEndpoint.COMPLETION))
     text = f"{number} {words}"

@@ -10,6 +10,7 @@ import orjson
 from fault_simulation.clients import Answer
 from fault_simulation.processes import EngineProcess, RouterProcess, SidecarProcess
 from penstock_pool import Pool
+from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_simulator.http.request_body import ApiEndpoint
 
 DONE = b"[DONE]"
@@ -63,6 +64,16 @@ def broken_bounds(
         state = engine.loop.state
         if not 0 <= state.free_blocks <= state.total_blocks or state.running_count > state.limits.running:
             yield f"7 {engine.host.name}: {state.free_blocks} blocks free, {state.running_count} running"
+
+
+def orphans_of(link: ReplicaLink, sidecar: SidecarProcess, engine: EngineProcess) -> Iterator[str]:
+    """Yield a sidecar's requests that its router has not, and an engine's that its sidecar has not."""
+    requests = [each for session in sidecar.replica._sessions for each in session._requests.values()]
+    for request in requests:
+        if request.id not in link._carried:
+            yield f"{sidecar.host.name} carries {request.key}, and the router does not"
+    for job_id in engine.loop._streams.keys() - {request.key for request in requests}:
+        yield f"{engine.host.name} generates {job_id}, and its sidecar does not carry it"
 
 
 def error_of(answer: Answer) -> dict[str, Any]:

@@ -10,7 +10,13 @@ from typing import Any
 from fault_simulation.clients import Answer, plan_of, run_client
 from fault_simulation.faults import inject, weather_of
 from fault_simulation.hosts import HOST, Host, follow_tasks
-from fault_simulation.invariants import broken_answer, broken_bounds, broken_rest, broken_service
+from fault_simulation.invariants import (
+    broken_answer,
+    broken_bounds,
+    broken_rest,
+    broken_service,
+    orphans_of,
+)
 from fault_simulation.network import Network
 from fault_simulation.processes import (
     ROUTER,
@@ -47,6 +53,9 @@ RECOVERY_S = 15.0
 
 CHECK_S = 0.1
 """How often bounds are checked."""
+
+CANCELLED_S = 1.0
+"""A sidecar carries no request that its router gave up so long ago, nor does an engine for its sidecar."""
 
 
 @dataclass(slots=True)
@@ -136,6 +145,13 @@ class World:
             if ready_s <= since_s and self.unwell_until_s.get(name, 0.0) < now_s
         ]
 
+    def orphans(self) -> Iterator[str]:
+        """Yield what replicas that no fault has touched for long carry, and nobody before them does."""
+        now_s = asyncio.get_running_loop().time()
+        for link in self.router.replica_set.links:
+            if self.unwell_until_s.get(link.name, 0.0) < now_s:
+                yield from orphans_of(link, self.sidecars[link.name], self.engines[link.name])
+
     def _host(self, name: str) -> Host:
         return Host(name, self.random.random() * 1e5)
 
@@ -205,7 +221,7 @@ async def _run(seed: int) -> Result:
 
 def _world(random: Random, loop: VirtualLoop) -> World:
     network = loop.network = Network(random, weather_of(random))
-    policy, kv_tokens = random.choice(("vllm", "sarathi")), random.choice((2_048, 40_000))
+    policy, kv_tokens = random.choice(("vllm", "sarathi", "slos-serve")), random.choice((2_048, 40_000))
     pool = pool_of(policy, random.choice((0, 1, 2, 2)), kv_tokens)
     replicas = ("r0", "r1", "r2")[: random.choice((1, 2, 3, 3))]
     newer = random.random() < 0.2, random.random() < 0.2
@@ -221,9 +237,13 @@ async def _serve(world: World, answer: Answer, broken: list[str]) -> None:
 
 
 async def _check(world: World, broken: list[str]) -> None:
+    orphans_s: dict[str, float] = {}
     while True:
         await asyncio.sleep(CHECK_S)
+        now_s = asyncio.get_running_loop().time()
+        orphans_s = {orphan: orphans_s.get(orphan, now_s) for orphan in world.orphans()}
         if len(broken) < 10:
+            broken += [f"10 {orphan}" for orphan, at_s in orphans_s.items() if now_s - at_s > CANCELLED_S]
             broken += broken_bounds(world.router, list(world.sidecars.values()), list(world.engines.values()))
 
 
