@@ -82,7 +82,10 @@ def _outcome(answer: Answer) -> str:
         return "lost with its router"
     if answer.status != 200:
         return f"refused ({answer.status})"
-    return "ended by an error event" if error_of(answer) else "answered"
+    try:
+        return "ended by an error event" if error_of(answer) else "answered"
+    except ValueError:
+        return "broken: an event is not JSON"
 
 
 def _print(what: str, counts: Counter[str]) -> None:
