@@ -299,6 +299,21 @@ async def test_a_connection_that_breaks_is_lost_and_the_engine_is_looked_after()
     assert (desk.lost, desk.faults) == (1, None)
 
 
+@pytest.mark.parametrize("fields", [{}, {"stream_options": {"include_usage": True}}])
+@pytest.mark.parametrize("end", [(), (EngineGone(ConnectionResetError()),)], ids=["cut short", "broken off"])
+async def test_no_part_of_an_event_is_passed_on(fields: dict[str, Any], end: tuple[Exception, ...]) -> None:
+    desk = Desk(Says((TOKEN[:9], TOKEN[9:] + TOKEN[:-1], *end)))
+    await desk.served(**fields)
+    assert (desk.data, desk.tokens) == (TOKEN, [1])
+    assert desk.events[-1].failed.failure == wire.FAILURE_ENGINE_LOST
+
+
+async def test_what_a_finished_stream_leaves_incomplete_is_dropped() -> None:
+    desk = Desk(Says((TOKEN, LAST, DONE[:-1])), reads_fields=True)
+    await desk.served()
+    assert desk.data == TOKEN + LAST + DONE
+
+
 @pytest.mark.parametrize(("bound", "ends_as"), [(len(WHOLE), State.FINISHED), (len(WHOLE) - 1, State.FAILED)])
 async def test_an_answer_that_is_held_whole_has_a_bound(bound: int, ends_as: State) -> None:
     desk = Desk(Says((WHOLE[:9], WHOLE[9:]), streamed=False), answer_bytes=bound)

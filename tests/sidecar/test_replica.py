@@ -10,6 +10,7 @@ from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.domain.verdict import Reason, Rejected
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
+from penstock_runtime.clock import monotonic
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.client import EngineClient, EngineResponse, Probe
 from penstock_sidecar.engine.connection import Receive
@@ -67,7 +68,7 @@ class Desk:
         self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), self.learned.longer)
         self.heard: list[bool] = []
         self.lost = 0
-        self.now_s = 1000.0
+        self.now_s = monotonic()
         self.replica = Replica(
             Serving(self.policy, TIERS, True, 8192, **serving),
             self.mirror,

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import orjson
 
-from penstock_sidecar.engine.sse import EVENT_BYTES
+from penstock_sidecar.engine.whole_events import WholeEvents
 
 _USAGE = b'"usage"'
 
@@ -21,33 +21,20 @@ _END = re.compile(rb"\r?\n\r?\n")
 
 
 class UsageStrip:
-    """Holds an event back until it is whole."""
+    """Of one stream, of which it passes on whole events."""
 
-    __slots__ = ("_rest",)
+    __slots__ = ("_events",)
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._events = WholeEvents()
 
     def feed(self, data: bytes) -> bytes:
         """Return the events that are whole with `data`, the next bytes of the stream, without usage."""
-        data = self._rest + data
-        last = None
-        for last in _END.finditer(data):  # noqa: B007 - the last one is looked for
-            pass
-        whole = last.end() if last else 0
-        self._rest = data[whole:]
-        if len(self._rest) > EVENT_BYTES:
-            whole, self._rest = len(data), b""
-        passed = data[:whole]
-        return passed if _USAGE not in passed else b"".join(map(_without_usage, _events(passed)))
-
-    def end(self) -> bytes:
-        """Return what is held back when the stream ends."""
-        rest, self._rest = self._rest, b""
-        return rest
+        passed = self._events.feed(data)
+        return passed if _USAGE not in passed else b"".join(map(_without_usage, _each(passed)))
 
 
-def _events(data: bytes) -> list[bytes]:
+def _each(data: bytes) -> list[bytes]:
     """Return the events, each with the blank line that ends it."""
     ends = [0, *(found.end() for found in _END.finditer(data))]
     if ends[-1] < len(data):

@@ -19,6 +19,7 @@ from penstock_sidecar.engine.client import AnswerTooLong, EngineClient, EngineRe
 from penstock_sidecar.engine.connection import EngineGone
 from penstock_sidecar.engine.sse import DONE, EngineUsage, TokenCount, usage_of_body
 from penstock_sidecar.engine.usage_strip import UsageStrip
+from penstock_sidecar.engine.whole_events import WholeEvents
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.requests.client_body import ClientBody
 from penstock_sidecar.requests.faults import Faults
@@ -133,12 +134,12 @@ class Forwarder:
     async def _stream(
         self, request: ReplicaRequest, answer: EngineResponse, strip: UsageStrip | None
     ) -> EngineUsage | None:
-        count, thinks = TokenCount(), True
+        count, events, thinks = TokenCount(), strip or WholeEvents(), True
 
         def receive(data: bytes) -> None:
             nonlocal thinks
             tokens = count.feed(data)
-            passed = data if strip is None else strip.feed(data)
+            passed = events.feed(data)
             if passed or tokens:
                 self._pass_on(request, passed, tokens)
             if thinks and count.thinking_tokens:
@@ -146,8 +147,6 @@ class Forwarder:
                 self._mirror.thinking_over(request.key, count.thinking_tokens, request.last_s)
 
         await answer.each(receive)
-        if strip is not None and (rest := strip.end()):
-            self._pass_on(request, rest, 0)
         if not count.done:
             if not count.finished:
                 raise CutShort
