@@ -17,8 +17,10 @@ from penstock_picker import main
 from penstock_picker.options import parse
 from penstock_picker.picker import Picker
 from penstock_pool import load_pool
+from penstock_routing import front_process
 from penstock_routing.applications.api_keys import Keys
 from penstock_routing.discovery.endpoints import Endpoint, Endpoints, Fixed, Source
+from penstock_routing.front_process import Configuration
 from penstock_runtime.serving import StartError, listen
 from scripted.house import MODEL, until
 from self_signed import Identity
@@ -45,7 +47,7 @@ ANSWERS_S = 20.0
 @pytest.fixture(autouse=True)
 def logs_of_the_test_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the logs as they are: other tests of this process capture them."""
-    monkeypatch.setattr(main, "configure_logs", lambda *given: None)
+    monkeypatch.setattr(front_process, "configure_logs", lambda *given: None)
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ async def served(
     source = source or Fixed({"r0": replica.address})
     with capture_logs() as logs:
         keys = Keys(pool.spec.applications, {})
-        picker = asyncio.create_task(main.serve(pool, options, source, stop, keys=keys))
+        picker = asyncio.create_task(main.serve(Configuration(pool, keys, source), options, stop))
         try:
             await until(lambda: picker.done() or any(line["event"] == "ready" for line in logs))
             if not picker.done():
@@ -187,7 +189,7 @@ async def test_what_runs_beside_the_fronts_ends_the_process_with_its_fault(pool_
     keys = Keys(pool.spec.applications, {})
     with pytest.raises(ExceptionGroup) as caught:
         async with asyncio.timeout(ANSWERS_S):
-            await main.serve(pool, options, Broken(), asyncio.Event(), keys=keys)
+            await main.serve(Configuration(pool, keys, Broken()), options, asyncio.Event())
     assert caught.group_contains(ZeroDivisionError)
 
 
@@ -216,7 +218,7 @@ def test_what_cannot_be_right_is_exit_2(
     flags: list[str],
     words: str,
 ) -> None:
-    monkeypatch.setattr(main, "run_process", lambda serve: 1)
+    monkeypatch.setattr(front_process, "run_process", lambda serve: 1)
     flags = ["-f", str(pool_file), "--replica", "r0=h:1", *FRONTS, *flags]
     assert main.main(flags) == 2
     assert words in capsys.readouterr().err
@@ -232,7 +234,7 @@ def test_a_cluster_that_cannot_be_reached_is_exit_2(
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_otherwise_it_ends_as_it_served(pool_file: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    monkeypatch.setattr(main, "run_process", lambda serve: code)
+    monkeypatch.setattr(front_process, "run_process", lambda serve: code)
     assert main.main(["-f", str(pool_file), "--replica", "r0=h:1", *FRONTS]) == code
 
 

@@ -10,7 +10,7 @@ from penstock_pool import Pool
 from penstock_router import main
 from penstock_router.http.app import RouterApp
 from penstock_router.options import Options, parse
-from penstock_routing import assembly
+from penstock_routing import assembly, front_process
 from penstock_routing.applications.api_keys import Keys
 from penstock_routing.applications.key_refresh import KeyRefresh
 from penstock_routing.applications.key_sources import KeyFiles, KeySecrets, SecretName
@@ -36,7 +36,7 @@ KUBECONFIG = """
 @pytest.fixture(autouse=True)
 def logs_of_the_test_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the logs as they are: other tests of this process capture them."""
-    monkeypatch.setattr(main, "configure_logs", lambda *given: None)
+    monkeypatch.setattr(front_process, "configure_logs", lambda *given: None)
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_what_cannot_be_right_ends_the_process_before_it_serves(
     flags: list[str],
     words: str,
 ) -> None:
-    monkeypatch.setattr(main, "run_process", lambda serve: 1)
+    monkeypatch.setattr(front_process, "run_process", lambda serve: 1)
     pool = tmp_path / "pool.yaml"
     pool.write_text(POOL)
     assert main.main(["-f", str(pool), "--replica", "r0=h:1", *flags]) == 2
@@ -194,7 +194,7 @@ def test_what_cannot_be_right_ends_the_process_before_it_serves(
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_otherwise_it_ends_as_it_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    monkeypatch.setattr(main, "run_process", lambda serve: code)
+    monkeypatch.setattr(front_process, "run_process", lambda serve: code)
     pool = tmp_path / "pool.yaml"
     pool.write_text(POOL)
     assert main.main(["-f", str(pool), "--replica", "r0=h:1"]) == code

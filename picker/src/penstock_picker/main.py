@@ -4,25 +4,20 @@ In a cluster: `penstock-picker -f pool.yaml --ext-proc-port 9002 --discover defa
 """
 
 import asyncio
-import ssl
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from random import Random
 
 import structlog
-from penstock_pool import Pool, PoolError, load_keys, load_pool
+from penstock_pool import Pool
 from penstock_routing import assembly
-from penstock_routing.applications.api_keys import Keys
-from penstock_routing.connections.api_server import AccessError
-from penstock_routing.discovery.endpoints import Source
+from penstock_routing.front_process import Configuration, run_front, served_tls
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
 from penstock_runtime.http_protocol import HttpBounds
-from penstock_runtime.logs import configure_logs
 from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
-from penstock_runtime.serving import address_of, listen, run_process, serving
-from penstock_runtime.tls import server_context
+from penstock_runtime.serving import address_of, listen, serving
 
 from penstock_picker.admin_port import admin_app
 from penstock_picker.endpoints_file import EndpointsFile
@@ -42,29 +37,14 @@ log = structlog.get_logger()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT. Exit codes: 0 stopped, 1 failure, 2 bad input."""
+    """Run until SIGTERM or SIGINT. Return the exit code."""
     options = parse(argv)
-    configure_logs("penstock-picker", options.log_level, options.log_json)
-    try:
-        pool = load_pool(options.pool)
-        keys = Keys(pool.spec.applications, load_keys(pool, options.pool.parent))
-        assembly.check_key_secrets(options, pool)
-        _check_certificates(options)
-        source = assembly.source(options)
-    except PoolError as error:
-        print(*error.lines, sep="\n", file=sys.stderr)
-        return 2
-    except AccessError as error:
-        print(f"--discover: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
-    return run_process(lambda stop: serve(pool, options, source, stop, keys=keys))
+    return run_front("penstock-picker", options, lambda found, stop: serve(found, options, stop))
 
 
-async def serve(pool: Pool, options: Options, source: Source, stop: asyncio.Event, *, keys: Keys) -> None:
+async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. Raises StartError where an address cannot be had."""
+    pool, keys, source = found
     random = Random()
     placements, limits = assembly.shared_placements(options, pool), assembly.shared_limits(options, pool)
     replica_set = ReplicaSet(assembly.link_maker(options, random, None), random)
@@ -98,7 +78,7 @@ async def serve(pool: Pool, options: Options, source: Source, stop: asyncio.Even
                 listener = listen(options.host, options.ext_authz_port)
                 bounds = HttpBounds(head_bytes=pool.spec.router.max_header_bytes)
                 app = ext_authz_app(picker)
-                await stack.enter_async_context(serving(app, listener, DRAIN_S, bounds, _tls(options)))
+                await stack.enter_async_context(serving(app, listener, DRAIN_S, bounds, served_tls(options)))
                 addresses["ext_authz"] = address_of(listener)
             if options.ext_proc_port is not None:
                 asked_at = f"{options.host}:{options.ext_proc_port}"
@@ -131,19 +111,6 @@ async def _drain(options: Options, pool: Pool) -> None:
     else:
         drain_s = pool.spec.router.drain_timeout_s if options.drain_s is None else options.drain_s
         await drain_envoy(options.envoy_admin, options.lame_duck_s, drain_s)
-
-
-def _check_certificates(options: Options) -> None:
-    """Raise OSError where one of their files cannot be used."""
-    _tls(options)
-    if options.replica_tls is not None:
-        options.replica_tls.credentials()
-
-
-def _tls(options: Options) -> ssl.SSLContext | None:
-    """Return the TLS context of the HTTP front, where it is wanted. Raises OSError."""
-    given = options.certificate
-    return None if given is None else server_context(given.cert, given.key)
 
 
 def _warn_of_limits(pool: Pool) -> None:

@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock_routing import flags
-from penstock_routing.flags import Certificate, PoolAccess
+from penstock_routing.flags import FrontOptions
 from penstock_runtime.flags import port, seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Options(PoolAccess):
+class Options(FrontOptions):
     """One picker's own settings.
 
     ext_authz_port, ext_proc_port: of its fronts; None: it has no such front.
     admin_host, admin_port: of metrics and health.
-    certificate: of both fronts; None: in the clear.
     endpoints_file: where an Envoy beside it reads replicas' endpoints; None: it reads them elsewhere.
     envoy_admin: that Envoy's administration socket; None: the picker does not drain it.
     drain_s: longest time for its requests; None takes the pool's. lame_duck_s: before they have to end.
@@ -27,13 +26,10 @@ class Options(PoolAccess):
     ext_proc_port: int | None
     admin_host: str
     admin_port: int
-    certificate: Certificate | None
     endpoints_file: Path | None
     envoy_admin: Path | None
     drain_s: float | None
     lame_duck_s: float
-    log_level: str
-    log_json: bool
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:

@@ -4,32 +4,22 @@ In a cluster: `penstock-router -f pool.yaml --discover default/llama3-8b-replica
 """
 
 import asyncio
-import ssl
 import sys
 from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING
 
 import structlog
-from penstock_pool import Pool, PoolError, load_keys, load_pool
 from penstock_routing import assembly
-from penstock_routing.applications.api_keys import Keys
-from penstock_routing.connections.api_server import AccessError
-from penstock_routing.discovery.endpoints import Source
+from penstock_routing.front_process import Configuration, run_front, served_tls
 from penstock_routing.replicas.replica_set import ReplicaSet
-from penstock_routing.settings import Settings, settings_of
+from penstock_routing.settings import settings_of
 from penstock_runtime.http_protocol import HttpBounds
-from penstock_runtime.logs import configure_logs
 from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
-from penstock_runtime.serving import address_of, is_loopback, listen, run_process, serving
-from penstock_runtime.tls import server_context
+from penstock_runtime.serving import address_of, is_loopback, listen, serving
 
 from penstock_router.http.admin_port import admin_app
 from penstock_router.http.app import RouterApp
 from penstock_router.options import Options, parse
-
-if TYPE_CHECKING:  # the Redis client is imported only where there is a Redis
-    pass
 
 MANY_TURNS = 2**16
 """Routers begin at turns of their own, so that they do not go round in step."""
@@ -38,32 +28,15 @@ log = structlog.get_logger()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT. Exit codes: 0 stopped, 1 failure, 2 bad input."""
+    """Run until SIGTERM or SIGINT. Return the exit code."""
     options = parse(argv)
-    configure_logs("penstock-router", options.log_level, options.log_json)
-    try:
-        pool = load_pool(options.pool)
-        settings = settings_of(pool)
-        keys = Keys(pool.spec.applications, load_keys(pool, options.pool.parent))
-        assembly.check_key_secrets(options, pool)
-        _check_certificates(options)
-        source = assembly.source(options)
-    except PoolError as error:
-        print(*error.lines, sep="\n", file=sys.stderr)
-        return 2
-    except AccessError as error:
-        print(f"--discover: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
-    return run_process(lambda stop: serve(pool, settings, options, source, stop, keys=keys))
+    return run_front("penstock-router", options, lambda found, stop: serve(found, options, stop))
 
 
-async def serve(
-    pool: Pool, settings: Settings, options: Options, source: Source, stop: asyncio.Event, *, keys: Keys
-) -> None:
+async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then drain. Raises StartError where the address cannot be had."""
+    pool, keys, source = found
+    settings = settings_of(pool)
     random = Random()
     placements = assembly.shared_placements(options, pool)
     limits = assembly.shared_limits(options, pool)
@@ -94,7 +67,7 @@ async def serve(
     try:
         async with (
             serving(admin_app(app, settings.pool), admin, PAGES_DRAIN_S, PAGES_BOUNDS),
-            serving(app, listener, drain_s, bounds, _api_tls(options)) as server,
+            serving(app, listener, drain_s, bounds, served_tls(options)) as server,
         ):
             where = str(options.service or len(options.replicas))
             log.info("ready", address=address_of(listener), admin=address_of(admin), replicas=where)
@@ -110,19 +83,6 @@ async def serve(
             task.cancel()
         await asyncio.wait(beside)
     log.info("stopped")
-
-
-def _check_certificates(options: Options) -> None:
-    """Raise OSError where one of their files cannot be used."""
-    _api_tls(options)
-    if options.replica_tls is not None:
-        options.replica_tls.credentials()
-
-
-def _api_tls(options: Options) -> ssl.SSLContext | None:
-    """Return the TLS context of the API, where it is wanted. Raises OSError."""
-    given = options.certificate
-    return None if given is None else server_context(given.cert, given.key)
 
 
 if __name__ == "__main__":

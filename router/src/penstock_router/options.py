@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock_routing import flags
-from penstock_routing.flags import Certificate, PoolAccess
+from penstock_routing.flags import FrontOptions
 from penstock_runtime.flags import port, seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Options(PoolAccess):
+class Options(FrontOptions):
     """One router's own settings.
 
     host, port: of the API. admin_host, admin_port: of metrics and the state of the pool.
     drain_s: None takes the pool's.
-    certificate: of the API; None: in the clear.
     """
 
     host: str
@@ -25,9 +24,6 @@ class Options(PoolAccess):
     admin_port: int
     drain_s: float | None
     lame_duck_s: float
-    certificate: Certificate | None
-    log_level: str
-    log_json: bool
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:

@@ -44,6 +44,15 @@ class PoolAccess:
     redis_url: Callable[[], str] | None
 
 
+@dataclass(frozen=True, slots=True)
+class FrontOptions(PoolAccess):
+    """Settings of a process in front of the replicas. certificate: of what it serves; None: in the clear."""
+
+    certificate: Certificate | None
+    log_level: str
+    log_json: bool
+
+
 def add_sharing(parser: argparse.ArgumentParser) -> None:
     """Add the flags of what routers share, and of applications' keys."""
     add = parser.add_argument

@@ -1,0 +1,66 @@
+"""Runs a process in front of the replicas, a router or a picker: reads its configuration, then serves.
+
+Exit codes: 0 stopped, 1 failure, 2 invalid pool file, keys or certificates, with a line on stderr.
+"""
+
+import asyncio
+import ssl
+import sys
+from collections.abc import Callable, Coroutine
+from typing import NamedTuple
+
+from penstock_pool import Pool, PoolError, load_keys, load_pool
+from penstock_runtime.logs import configure_logs
+from penstock_runtime.serving import run_process
+from penstock_runtime.tls import server_context
+
+from penstock_routing import assembly
+from penstock_routing.applications.api_keys import Keys
+from penstock_routing.connections.api_server import AccessError
+from penstock_routing.discovery.endpoints import Source
+from penstock_routing.flags import FrontOptions
+
+
+class Configuration(NamedTuple):
+    """What the process serves with. source: where the set of replicas comes from."""
+
+    pool: Pool
+    keys: Keys
+    source: Source
+
+
+Serve = Callable[[Configuration, asyncio.Event], Coroutine[None, None, None]]
+
+
+def run_front(process: str, options: FrontOptions, serve: Serve) -> int:
+    """Read the configuration and serve until SIGTERM or SIGINT. Return the exit code."""
+    configure_logs(process, options.log_level, options.log_json)
+    try:
+        configuration = _read(options)
+    except PoolError as error:
+        print(*error.lines, sep="\n", file=sys.stderr)
+        return 2
+    except AccessError as error:
+        print(f"--discover: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    return run_process(lambda stop: serve(configuration, stop))
+
+
+def served_tls(options: FrontOptions) -> ssl.SSLContext | None:
+    """Return the TLS context of what the process serves; None in the clear. Raises OSError."""
+    given = options.certificate
+    return None if given is None else server_context(given.cert, given.key)
+
+
+def _read(options: FrontOptions) -> Configuration:
+    """Read what the flags name. Raises PoolError, AccessError or OSError where it cannot be used."""
+    pool = load_pool(options.pool)
+    keys = Keys(pool.spec.applications, load_keys(pool, options.pool.parent))
+    assembly.check_key_secrets(options, pool)
+    served_tls(options)
+    if options.replica_tls is not None:
+        options.replica_tls.credentials()
+    return Configuration(pool, keys, assembly.source(options))
