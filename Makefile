@@ -84,6 +84,7 @@ fuzz: setup ## hostile bodies, connections and gRPC frames beside live streams: 
 cluster-api: # a real API server, helm and Prometheus for the tests: a quarter of an hour of building Go, once a machine
 	@e2e/cluster/build control kwok helm kube-score >/dev/null
 	@e2e/cluster/prometheus >/dev/null
+	@e2e/cluster/definitions >/dev/null
 
 vllm-env: setup ## vLLM's own scheduler, for the policy vllm-real and the plug-in: a minute and 5.5 GB, once
 	@UV="$(call uv)" bench/vllm_environment

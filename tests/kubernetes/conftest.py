@@ -10,12 +10,13 @@ from pathlib import Path
 import httpx2
 import pytest
 from kube.api import Pools, administrator
-from kube.api_server import DEFINITION, api_server, binaries
+from kube.api_server import DEFINITION, api_server, binaries, upstream_definitions
 from kube.kubectl import Kubectl
 from operating.account import operator_account, operator_home
 from operating.eventually import eventually
 from operating.process import OperatorProcess, operator_process
 from operating.world import World
+from penstock_operator.cluster.kinds import WATCHED
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +43,16 @@ def definition(apiserver: Path, client: httpx2.Client) -> None:
     kubectl.out("apply", "--server-side", "--filename", DEFINITION)
     eventually(lambda: client.get("/openapi/v3/apis/penstock.dev/v1alpha1").is_success)
     eventually(lambda: client.get("/apis/penstock.dev/v1alpha1/servingpools").is_success)
+
+
+@pytest.fixture(scope="session")
+def upstream(apiserver: Path, client: httpx2.Client) -> None:
+    """The API server knows the kinds of other projects that pools use, as those projects define them."""
+    kubectl = Kubectl(binaries() / "kubectl", apiserver, "default")
+    for file in upstream_definitions():
+        kubectl.out("apply", "--server-side", "--filename", file)
+    paths = [kind.path(None) for kind in WATCHED if kind.optional]
+    eventually(lambda: all(client.get(path).is_success for path in paths))
 
 
 @pytest.fixture

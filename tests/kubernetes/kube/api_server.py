@@ -20,6 +20,11 @@ def binaries() -> Path:
     return Path(_run("build", "--dir"))
 
 
+def upstream_definitions() -> list[Path]:
+    """Files of the CRDs of other projects, which pools use and clusters may lack."""
+    return [Path(line) for line in _run("definitions").splitlines()]
+
+
 @contextmanager
 def api_server(folder: Path, *flags: str) -> Iterator[Path]:
     """Yields the administrator's kubeconfig.
