@@ -13,6 +13,7 @@ from penstock_core.domain.policy import Policy, Step
 from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Targets
+from penstock_core.domain.ticket import TicketCheck
 from penstock_core.domain.verdict import Verdict
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import Term, TimeModel
@@ -100,7 +101,10 @@ class RealTime:
 
 @pytest.fixture
 def real_time() -> Callable[..., object]:
-    """`async with real_time(kv_tokens=…, policy=…, report_to=…, step_s=…, speculation=…) as engine`."""
+    """`async with real_time(kv_tokens=…, policy=…, report_to=…, step_s=…, speculation=…) as engine`.
+
+    ticket_key: of the sidecar whose tickets it requires; None requires none.
+    """
 
     @asynccontextmanager
     async def run(
@@ -112,6 +116,7 @@ def real_time() -> Callable[..., object]:
         drain_s: float = 0.0,
         speculation: Speculation | None = None,
         prefix_caching: bool = False,
+        ticket_key: bytes | None = None,
     ) -> AsyncIterator[RealTime]:
         model = TimeModel("quick", (Term(1e-6, step_s),))
         report_socket = ReportSocket(report_to, print) if report_to else None
@@ -125,7 +130,7 @@ def real_time() -> Callable[..., object]:
             time_model=LearnedTimeModel(model),
             speculation=MeasuredSpeculation(speculation),
             truth=ExactTruth(model),
-            reports=StepReportSender(report_socket),
+            reports=StepReportSender(report_socket, checks_tickets=ticket_key is not None),
             metrics=metrics,
         )
         api = EngineApi(
@@ -135,6 +140,8 @@ def real_time() -> Callable[..., object]:
                 max_model_len=1000,
                 max_body_bytes=100_000,
                 seed=1,
+                tickets=None if ticket_key is None else TicketCheck(),
+                ticket_key=lambda: ticket_key or b"",
             )
         )
         listener = listen("127.0.0.1", 0)

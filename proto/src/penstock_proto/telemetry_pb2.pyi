@@ -60,6 +60,7 @@ class StepReport(_message.Message):
     UNHELD_BLOCKS_FIELD_NUMBER: _builtins.int
     CACHED_PROMPTS_FIELD_NUMBER: _builtins.int
     CACHE_RESETS_FIELD_NUMBER: _builtins.int
+    CHECKS_TICKETS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """gaps tell how many reports were lost"""
     engine_instance: _builtins.str
@@ -103,6 +104,8 @@ class StepReport(_message.Message):
     """The prefix cache. An older engine says none of it, and is planned as one without."""
     cache_resets: _builtins.int
     """since the engine started: nothing is left of prompts of before"""
+    checks_tickets: _builtins.bool
+    """SLO fields count in a ticket only (penstock_core.domain.ticket); an older engine: false"""
     @_builtins.property
     def prefilling(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """rows below that it prefills"""
@@ -187,10 +190,11 @@ class StepReport(_message.Message):
         unheld_blocks: _abc.Iterable[_builtins.int] | None = ...,
         cached_prompts: _abc.Iterable[Global___CachedPrompt] | None = ...,
         cache_resets: _builtins.int = ...,
+        checks_tickets: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting", "policy_faults", b"policy_faults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "cache_resets", b"cache_resets", "cached_prompts", b"cached_prompts", "cached_tokens", b"cached_tokens", "caches_prefixes", b"caches_prefixes", "chunk_tokens", b"chunk_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "drafting", b"drafting", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "further_tokens", b"further_tokens", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "most_batch_tokens", b"most_batch_tokens", "most_running", b"most_running", "next_duration_s", b"next_duration_s", "policy_faults", b"policy_faults", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "since", b"since", "spec_steps", b"spec_steps", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens", "unheld_blocks", b"unheld_blocks", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "cache_resets", b"cache_resets", "cached_prompts", b"cached_prompts", "cached_tokens", b"cached_tokens", "caches_prefixes", b"caches_prefixes", "checks_tickets", b"checks_tickets", "chunk_tokens", b"chunk_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "drafting", b"drafting", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "further_tokens", b"further_tokens", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "most_batch_tokens", b"most_batch_tokens", "most_running", b"most_running", "next_duration_s", b"next_duration_s", "policy_faults", b"policy_faults", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "since", b"since", "spec_steps", b"spec_steps", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens", "unheld_blocks", b"unheld_blocks", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

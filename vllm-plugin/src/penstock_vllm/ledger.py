@@ -25,6 +25,7 @@ from penstock_core.domain.request import Job, RequestId, advance, after_each, pr
 
 from penstock_vllm.answer_names import AnswerNames
 from penstock_vllm.engine import EngineRequest
+from penstock_vllm.tickets import ReadFields, unchecked
 
 POOLED_TOKENS = 1
 """Output tokens of a pooling request: its single result."""
@@ -59,6 +60,7 @@ class Held:
 class EngineLedger:
     """All requests in the engine.
 
+    read_fields: returns the SLO fields of a request.
     by_id: by vLLM's own ids. by_name: by those of their jobs.
     blocked: waiting requests that cannot be started yet.
     unplanned: number of requests that the policy does not plan.
@@ -68,7 +70,8 @@ class EngineLedger:
     roster: of those, changes of the set of requests, of running ones, and of admitted ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, read_fields: ReadFields = unchecked) -> None:
+        self._read_fields = read_fields
         self.by_id: dict[str, Held] = {}
         self.by_name: dict[RequestId, Held] = {}
         self.blocked: set[Held] = set()
@@ -232,12 +235,13 @@ class EngineLedger:
             "engine_id": engine_id,
             "prompt_tokens": request.num_prompt_tokens,
             "max_output_tokens": longest,
-            "now_s": now_s,
         }
         try:
-            job = from_fields((sampling.extra_args if sampling is not None else None) or {}, **named)
+            xargs = (sampling.extra_args if sampling is not None else None) or {}
+            fields, from_s, _ = self._read_fields(xargs, engine_id, now_s)
+            job = from_fields(fields, now_s=from_s, **named)
         except Exception:  # for any content that a client may have written
-            job = from_fields({}, **named)
+            job = from_fields({}, now_s=now_s, **named)
         name = self._names.of(job.request.id, self.by_name)
         return job if name == job.request.id else job._replace(request=replace(job.request, id=name))
 

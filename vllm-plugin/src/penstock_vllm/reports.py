@@ -100,11 +100,14 @@ NOWHERE = Boundary(None, 0, 0, 0, KvMemory(0, 0, 1), 0.0, None, {}, NEVER, 0, No
 class Reports:
     """Makes, numbers and sends reports. A new instance name tells the sidecar that the engine is new.
 
+    checks_tickets: whether SLO fields count in a ticket only.
     broken: whether a report with all requests is needed before others can be interpreted.
     """
 
-    def __init__(self, socket: ReportSocket, bounds: StepBounds | None = None) -> None:
-        self._socket, self._bounds = socket, bounds
+    def __init__(
+        self, socket: ReportSocket, bounds: StepBounds | None = None, checks_tickets: bool = False
+    ) -> None:
+        self._socket, self._bounds, self._checks_tickets = socket, bounds, checks_tickets
         self._instance = uuid.uuid4().hex
         self._last = StepReport(engine_instance=self._instance)
         self._reported = NOWHERE
@@ -122,6 +125,8 @@ class Reports:
         sequence, base = self._last.sequence + skipped + 1, self._base
         report = report_of(now)
         report.sequence, report.engine_instance = sequence, self._instance
+        if self._checks_tickets:
+            report.checks_tickets = True
         if self._bounds is not None:
             report.most_batch_tokens, report.most_running = self._bounds[:2]
         if now.rows is not None:

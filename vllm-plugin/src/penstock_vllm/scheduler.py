@@ -53,6 +53,7 @@ from penstock_vllm.repeated_plan import RepeatedPlan, further, steps_to_first_en
 from penstock_vllm.report_thread import ReportThread
 from penstock_vllm.reports import Boundary, BoundaryRecorder, Further, Reports, rows_of
 from penstock_vllm.settings import PluginSettings, check_one_engine, read_settings
+from penstock_vllm.tickets import ReadFields, TicketFields, unchecked
 from penstock_vllm.under_way import UnderWay, brought_one_each, under_way
 from penstock_vllm.versions import check_version
 from penstock_vllm.view import Ahead, KvMemory, view_of
@@ -82,7 +83,7 @@ class Steering(PlanExecution):
         super().__init__(*args, **kwargs)
         check_one_engine(self.vllm_config.parallel_config.data_parallel_size)
         settings = read_settings(_additional(self.vllm_config), os.environ)
-        self.ledger, self._pipeline = EngineLedger(), Pipeline()
+        self.ledger, self._pipeline = EngineLedger(self._reading_fields(settings)), Pipeline()
         self.faults, self._trusts_ledger = PolicyFaultLog(), True
         self._memory_now = memory_of(self)
         self._bounds, self._steers = bounds_of(self, settings), can_be_steered(self)
@@ -208,13 +209,20 @@ class Steering(PlanExecution):
         rehearse(policy, Limits(self._bounds.batch_tokens, self._bounds.running), model, drafter)
         self.planning = Planning(policy, settings.planning_s, time.perf_counter, self.faults)
 
+    def _reading_fields(self, settings: PluginSettings) -> ReadFields:
+        """Return what reads a request's SLO fields."""
+        if settings.tickets and settings.telemetry is not None:
+            return TicketFields(settings.telemetry, self.clock)
+        return unchecked
+
     def _start_reports(self, settings: PluginSettings) -> None:
         self._ended: MeasuredStep | None = None
         socket = settings.telemetry
         self._report_thread: ReportThread | None = None
         self._recorder: BoundaryRecorder | None = None
         if socket is not None:
-            reports, queue = Reports(ReportSocket(socket, log.warning), self._bounds), SimpleQueue[Any]()
+            reports = Reports(ReportSocket(socket, log.warning), self._bounds, settings.tickets)
+            queue = SimpleQueue[Any]()
             self._recorder = BoundaryRecorder(reports, queue)
             self._report_thread = ReportThread(reports, queue, self._recorder)
         self._report(self.clock())

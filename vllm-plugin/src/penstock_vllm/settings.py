@@ -8,6 +8,7 @@
     maxRunning      PENSTOCK_MAX_RUNNING       most running requests, below the engine's own bound
     acceptance      PENSTOCK_ACCEPTANCE        acceptance rate of draft tokens until it is measured
     planningS       PENSTOCK_PLANNING_S        time limit of the policy for a step
+    tickets         PENSTOCK_TICKETS           `required`: SLO fields count in a ticket of the sidecar only
 
 With `auto` the sidecar measures the engine, whose steps are vLLM's own until then, and writes the model
 beside its telemetry socket. The command line takes precedence. vLLM compiles again if `--additional-config`
@@ -27,6 +28,7 @@ from penstock_core.timing.time_model import TimeModel, from_json
 
 SECTION = "penstock"
 AUTO = "auto"
+REQUIRED = "required"
 
 
 class BadSetting(ValueError):
@@ -40,6 +42,7 @@ class PluginSettings:
     model: None until the sidecar has measured it. telemetry: the sidecar's socket; None for no reports.
     acceptance: acceptance rate of draft tokens until it is measured.
     planning_s: time limit of the policy for one step.
+    tickets: whether SLO fields count in a ticket of the sidecar only; requires `telemetry`.
     """
 
     model: TimeModel | None
@@ -50,6 +53,7 @@ class PluginSettings:
     max_running: int = 0
     acceptance: float = 0.6
     planning_s: float = 0.02
+    tickets: bool = False
 
 
 def check_one_engine(data_parallel_size: int) -> None:
@@ -87,6 +91,11 @@ def read_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> P
     if values["model"] is None and "telemetry" not in values:
         raise BadSetting(
             f'{_variable("timeModel")}: "auto" is measured by a sidecar; set {_variable("telemetry")} too'
+        )
+    if values.get("tickets") and "telemetry" not in values:
+        raise BadSetting(
+            f"{_variable('tickets')}: the key of tickets is beside the sidecar's socket; set "
+            f"{_variable('telemetry')} too"
         )
     return PluginSettings(**values)
 
@@ -136,6 +145,12 @@ def _knobs(value: Any) -> Knobs:
     return Knobs(aging_s=_positive(value))
 
 
+def _required(value: Any) -> bool:
+    if value != REQUIRED:
+        raise ValueError(f"is not `{REQUIRED}`; leave it out where no tickets are required")
+    return True
+
+
 def _count(value: Any) -> int:
     if isinstance(value, bool) or int(value) != float(value) or int(value) < 1:
         raise ValueError("is no whole number, 1 or more")
@@ -163,6 +178,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "maxRunning": ("max_running", _count),
     "acceptance": ("acceptance", _share),
     "planningS": ("planning_s", _positive),
+    "tickets": ("tickets", _required),
 }
 """The settings: the field of each, and its parser."""
 

@@ -30,6 +30,11 @@ def measured_model_file(telemetry: str) -> str:
     return f"{telemetry}.time-model.json"
 
 
+def ticket_key_file(telemetry: str) -> str:
+    """Return the path of the key that a sidecar seals tickets with, beside its telemetry socket."""
+    return f"{telemetry}.ticket-key"
+
+
 def sequence_ids(request_id: str, sequences: int) -> tuple[str, ...]:
     """Return the ids of one request's answers. Each is a separate job, at the sidecar as in the engine."""
     return tuple([sequence_id(request_id, number) for number in range(sequences)])

@@ -8,11 +8,12 @@ import contextlib
 import random
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from penstock_core.domain.engine_fields import counts_on_cache, from_fields
+from penstock_core.domain.engine_fields import Scalar, counts_on_cache, from_fields
 from penstock_core.domain.request import Job
+from penstock_core.domain.ticket import TicketCheck
 from penstock_runtime.http_request import EVENT_STREAM, ClientGone, HttpRequest
 
 from penstock_simulator.engine.engine_state import NeverFits
@@ -36,6 +37,8 @@ class Completions:
 
     seed: of the lengths of answers that a request does not state. Like its words, a length follows from the
         prompt: engines of one seed give a request the same answer.
+    tickets: where SLO fields count in tickets only; None where requests come from the sidecar only.
+    ticket_key: returns the key of tickets; b"" where there is none.
     """
 
     loop: StepLoop
@@ -43,6 +46,8 @@ class Completions:
     max_model_len: int
     max_body_bytes: int
     seed: int = 0
+    tickets: TicketCheck | None = None
+    ticket_key: Callable[[], bytes] = bytes
 
     async def serve(self, endpoint: ApiEndpoint, http: HttpRequest) -> None:
         """Serve one request. Raises ApiError if it is invalid, ClientGone if its client has disconnected."""
@@ -66,13 +71,14 @@ class Completions:
             raise ClientGone from None
 
     def _submit(self, request: CompletionRequest, engine_id: str) -> TokenStream:
+        fields, from_s = self._slo_fields(request)
         try:
             return self.loop.submit(
-                self._job(request, engine_id),
+                self._job(request, engine_id, fields, from_s),
                 self._answer_tokens(request),
                 request.thinking_tokens,
                 request.block_keys,
-                pinned=counts_on_cache(request.xargs),
+                pinned=counts_on_cache(fields),
             )
         except NeverFits:
             raise bad_field(
@@ -81,14 +87,24 @@ class Completions:
         except ValueError:
             raise bad_field("vllm_xargs.penstock_id", "a request with this id is in progress") from None
 
-    def _job(self, request: CompletionRequest, engine_id: str) -> Job:
+    def _slo_fields(self, request: CompletionRequest) -> tuple[Mapping[str, Scalar], float]:
+        """Return the request's SLO fields, and the time from which their durations count."""
+        now_s = self.loop.now_s()
+        if self.tickets is None:
+            return request.xargs, now_s
+        holder = uuid.uuid4().hex  # a client chooses the engine's id
+        return self.tickets.fields(request.xargs, self.ticket_key(), holder, now_s, now_s)[:2]
+
+    def _job(
+        self, request: CompletionRequest, engine_id: str, fields: Mapping[str, Scalar], from_s: float
+    ) -> Job:
         try:
             return from_fields(
-                request.xargs,
+                fields,
                 engine_id=engine_id,
                 prompt_tokens=request.prompt_tokens,
                 max_output_tokens=request.max_tokens,
-                now_s=self.loop.now_s(),
+                now_s=from_s,
             )
         except ValueError as error:
             raise bad_field("vllm_xargs.penstock_judge", str(error)) from None

@@ -34,10 +34,11 @@ class StepReportSender:
     """Numbers step reports and sends them, with an instance id by which the sidecar detects a restart.
 
     reports: the sidecar's socket; None sends nothing.
+    checks_tickets: whether the engine reads SLO fields from tickets only.
     """
 
-    def __init__(self, reports: ReportSink | None) -> None:
-        self._reports = reports
+    def __init__(self, reports: ReportSink | None, *, checks_tickets: bool = False) -> None:
+        self._reports, self._checks_tickets = reports, checks_tickets
         self._instance = uuid.uuid4().hex
         self._sequence = 0
 
@@ -101,6 +102,7 @@ class StepReportSender:
             thinking_tokens=[finished_thinking_tokens.get(job_id, 0) for job_id in ids]
             if finished_thinking_tokens
             else (),
+            checks_tickets=self._checks_tickets,
         )
 
 

@@ -1,0 +1,44 @@
+"""The SLO fields of a request to vLLM, and whether to believe them.
+
+Without required tickets they are the `penstock_…` fields of its `vllm_xargs`: only the sidecar sends
+requests, and overwrites what a client has written there. Where routers send requests too, fields count in a
+ticket of the sidecar only (`penstock_core.domain.ticket`). A request without a valid one is best effort.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock_core.domain.engine_fields import ticket_key_file
+from penstock_core.domain.ticket import Refusal, SloFields, TicketCheck
+from penstock_proto.ticket_key import TicketKeyFile
+
+log = logging.getLogger("vllm.penstock")
+
+ReadFields = Callable[[Mapping[str, Any], str, float], SloFields]
+"""Called with `vllm_xargs`, the engine's id of the request, and the time at which it has read that."""
+
+
+def unchecked(xargs: Mapping[str, Any], engine_id: str, read_s: float) -> SloFields:
+    """Return the fields as they are."""
+    return SloFields(xargs, read_s)
+
+
+class TicketFields:
+    """Returns the fields of valid tickets. clock: the machine's. refused: counts by cause."""
+
+    def __init__(self, telemetry: Path, clock: Callable[[], float]) -> None:
+        self._key_file, self._clock = TicketKeyFile(Path(ticket_key_file(str(telemetry)))), clock
+        self._check = TicketCheck()
+        self.refused: Counter[Refusal] = Counter()
+
+    def __call__(self, xargs: Mapping[str, Any], engine_id: str, read_s: float) -> SloFields:
+        """Return the fields of a request's ticket; none without a valid one."""
+        fields = self._check.fields(xargs, self._key_file.key(), engine_id, self._clock(), read_s)
+        if fields.refused is not None:
+            self.refused[fields.refused] += 1
+            if self.refused[fields.refused] == 1 and fields.refused is not Refusal.MISSING:
+                log.warning("penstock: a ticket is %s: the request is best effort", fields.refused.value)
+        return fields
