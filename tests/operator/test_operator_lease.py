@@ -5,7 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from penstock_operator.cluster.api_client import ApiUnreachable
+from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
 from penstock_operator.cluster.kinds import LEASE
 from penstock_operator.cluster.lease import (
     DURATION_S,
@@ -69,6 +69,7 @@ class Cluster:
     def __init__(self, lease: Manifest | None = None) -> None:
         self.lease, self.failing, self.takes_s = lease, list[Exception](), 0.0
         self.written_s: list[float] = []
+        self.refusing: Exception | None = None
 
     async def get(self, _: Ref) -> Manifest | None:
         await asyncio.sleep(self.takes_s)
@@ -77,6 +78,8 @@ class Cluster:
         return deepcopy(self.lease)
 
     async def put(self, lease: Manifest) -> Manifest:
+        if self.refusing is not None:
+            raise self.refusing
         version = str(int(lease["metadata"].get("resourceVersion", "0")) + 1)
         self.lease = {**lease, "metadata": {**lease["metadata"], "resourceVersion": version}}
         self.written_s.append(now_s())
@@ -172,6 +175,62 @@ def test_who_finds_another_in_its_place_leads_no_more() -> None:
         cluster.lease = lease("you", version="9")
         await leadership.attempt()
         assert (cluster.holder, changes) == ("you", [True, False])
+
+    run(story())
+
+
+@pytest.mark.parametrize(("code", "changes"), [(409, [True, False]), (500, [True])])
+def test_only_a_holder_whom_another_was_faster_than_stops_at_once(code: int, changes: list[bool]) -> None:
+    async def story() -> None:
+        cluster, found = Cluster(), list[bool]()
+        leadership = leading(cluster, found)
+        await leadership.attempt()
+        cluster.refusing = ApiRefused(code, "", "the object has been modified")
+        await leadership.attempt()
+        assert found == changes
+
+    run(story())
+
+
+@pytest.mark.parametrize("trouble", [ApiUnreachable("no answer"), ApiRefused(403, "Forbidden", "no")])
+def test_a_lease_that_cannot_be_given_back_delays_no_end(trouble: Exception) -> None:
+    async def story() -> None:
+        cluster, changes = Cluster(), list[bool]()
+        running = asyncio.create_task(leading(cluster, changes).run())
+        await asyncio.sleep(0.5)
+        cluster.failing.append(trouble)
+        running.cancel()
+        (end,) = await asyncio.gather(running, return_exceptions=True)
+        assert isinstance(end, asyncio.CancelledError)
+        assert changes == [True, False]
+
+    run(story())
+
+
+@pytest.mark.parametrize("there", [None, lease("you", version="9")], ids=["deleted", "taken"])
+def test_a_lease_that_is_no_longer_held_is_not_given_back(there: Manifest | None) -> None:
+    async def story() -> None:
+        cluster, changes = Cluster(), list[bool]()
+        running = asyncio.create_task(leading(cluster, changes).run())
+        await asyncio.sleep(0.5)
+        cluster.lease = there
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert cluster.lease == there
+        assert len(cluster.written_s) == 1
+
+    run(story())
+
+
+def test_giving_a_lease_back_ends_in_time() -> None:
+    async def story() -> None:
+        cluster, changes = Cluster(), list[bool]()
+        running = asyncio.create_task(leading(cluster, changes).run())
+        await asyncio.sleep(0.5)
+        cluster.takes_s = 1000.0
+        running.cancel()
+        await asyncio.sleep(RENEW_S + 0.1)
+        assert running.done()
 
     run(story())
 

@@ -1,11 +1,16 @@
 """The flags of `penstock-operator`: what they override of the environment, and what they refuse."""
 
+import asyncio
 import logging
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+import kopf
 import pytest
 from penstock_operator import main as operator_main
+from penstock_operator.manifests.manifest import Ref
 from penstock_operator.options import OperatorOptions, lease_in, read_options
 from penstock_operator.settings import OperatorSettings, read_settings
 from test_operator_settings import LEAST
@@ -41,7 +46,8 @@ def started(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[OperatorSetti
         return 7
 
     monkeypatch.setattr(operator_main, "_run", run)
-    assert operator_main.main(flags) == 7
+    with warnings.catch_warnings():
+        assert operator_main.main(flags) == 7
     return seen[0]
 
 
@@ -106,3 +112,80 @@ def test_its_log_is_as_the_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
     started(monkeypatch)
     started(monkeypatch, "--log-level", "debug", "--log-json")
     assert configured == [("penstock-operator", "info", False), ("penstock-operator", "debug", True)]
+
+
+def test_kopf_is_silent_about_what_the_operator_reports_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> int:
+        warnings.warn("coroutine 'f' was never awaited", RuntimeWarning, stacklevel=1)
+        with pytest.raises(RuntimeWarning, match="another"):
+            warnings.warn("another", RuntimeWarning, stacklevel=1)
+        return 7
+
+    monkeypatch.setattr(operator_main, "_run", run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert operator_main.main([]) == 7
+    levels = [logging.getLogger(name).level for name in ("kopf", "kopf.activities")]
+    assert levels == [logging.WARNING, logging.CRITICAL]
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, options: OperatorOptions, end: object) -> tuple[int, dict[str, Any]]:
+    """The exit code where kopf ends so, and what kopf was run with. end: an exception, or a refusal."""
+    given: dict[str, Any] = {}
+
+    async def operator(**arguments: Any) -> None:
+        given.update(arguments)
+        if isinstance(end, BaseException):
+            raise end
+        if end is not None:
+            arguments["memo"].refusal = end
+            raise RuntimeError("startup failed")
+
+    monkeypatch.setattr(kopf, "operator", operator)
+    return operator_main._run(read_settings(LEAST), options), given
+
+
+@pytest.mark.parametrize("namespaces", [(), ("a", "b")])
+def test_kopf_runs_for_the_namespaces_that_are_named_or_for_all(
+    monkeypatch: pytest.MonkeyPatch, namespaces: tuple[str, ...]
+) -> None:
+    options = OperatorOptions(namespaces=namespaces)
+    code, given = ran(monkeypatch, options, None)
+    assert (code, given["clusterwide"], given["namespaces"]) == (0, not namespaces, namespaces)
+    assert (given["memo"].options, given["memo"].settings) == (options, read_settings(LEAST))
+
+
+def test_an_operator_that_cannot_start_ends_with_1_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ran(monkeypatch, OperatorOptions(), "no API server is known")[0] == 1
+    assert capsys.readouterr().err == "no API server is known\n"
+
+
+def test_a_signal_ends_it_with_0_and_a_defect_with_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ran(monkeypatch, OperatorOptions(), asyncio.CancelledError())[0] == 0
+    with pytest.raises(ZeroDivisionError):
+        ran(monkeypatch, OperatorOptions(), ZeroDivisionError())
+
+
+def test_help_has_the_settings_of_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        operator_main.main(["--help"])
+    assert ended.value.code == 0
+    assert operator_main.EPILOG.strip() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "http"])
+def test_a_port_of_the_environment_that_is_none_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], port: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_PORT", port)
+    assert operator_main.main([]) == 2
+    assert capsys.readouterr().err == f'PENSTOCK_PORT: "{port}" is not a port: 0 to 65535\n'
+
+
+def test_options_of_the_environment_are_read() -> None:
+    found = read_options({"PENSTOCK_PORT": "65535", "PENSTOCK_HOST": "::1", "PENSTOCK_NAMESPACES": "a, b,"})
+    assert (found.port, found.host, found.namespaces, found.lease) == (65535, "::1", ("a", "b"), None)
+    assert read_options({}) == OperatorOptions(identity=read_options({}).identity)
+    assert lease_in("system") == Ref("coordination.k8s.io/v1", "Lease", "system", "penstock-operator")

@@ -21,6 +21,12 @@ from penstock_operator.settings import read_settings
 
 WATCH_S = 290
 """Seconds after which a watch is renewed. A dead connection is detected earlier, by missing bookmarks."""
+CONNECT_S = 10
+"""Seconds in which the API server has to accept a watch's connection."""
+REQUEST_S = 30
+"""Seconds in which the API server has to answer kopf's other requests."""
+EXIT_S = 25
+"""Seconds after which kopf ends an operator that does not stop; pods get 30."""
 
 
 class NoComparison(kopf.DiffBaseStorage):
@@ -48,9 +54,9 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     settings.persistence.diffbase_storage = NoComparison()
     settings.peering.standalone = True
     settings.watching.server_timeout = WATCH_S
-    settings.watching.connect_timeout = 10
-    settings.networking.request_timeout = 30
-    settings.process.ultimate_exiting_timeout = 25
+    settings.watching.connect_timeout = CONNECT_S
+    settings.networking.request_timeout = REQUEST_S
+    settings.process.ultimate_exiting_timeout = EXIT_S
     for kind in WATCHED:
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = OWN
     options = memo.get("options") or read_options(os.environ)

@@ -67,8 +67,7 @@ def found_access() -> SingleConfig:
         found = KubeConfig.from_env().get()
     except ConfigError as error:
         raise StartError(f"no API server is known: {error}") from error
-    if found is None:
-        raise StartError("no API server is known: the kubeconfig has no current context")
+    assert found is not None, "without a current context it raises"
     return found
 
 
