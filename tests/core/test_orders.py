@@ -55,6 +55,7 @@ requests = st.builds(
     ttft_s=seconds,
     tpot_s=st.sampled_from([0.05, 0.1, inf]),
     cached_tokens=st.dictionaries(st.sampled_from(["r0", "r1", "r2", "gone"]), st.integers(-5, 10**6)),
+    affinity=st.none() | st.binary(max_size=4),
 )
 
 
@@ -238,6 +239,29 @@ def test_prefix_asks_the_longest_prefix_first_then_the_least_work() -> None:
 def test_without_a_cached_prefix_it_is_the_least_loaded() -> None:
     there = replicas(replace(IDLE, work_s=3.0), replace(IDLE, work_s=1.0), replace(IDLE, work_s=2.0))
     assert ORDERS["prefix"](there, cached(r0=0, r2=-1)) == ("r1", "r2", "r0")
+
+
+def test_without_a_holder_requests_with_an_affinity_go_to_the_same_replicas() -> None:
+    there, busy = replicas(*[IDLE] * 4), replicas(*[replace(IDLE, work_s=at) for at in (3.0, 2.0, 1.0, 0.0)])
+    order = ORDERS["prefix"](there, ASKED._replace(affinity=b"a session"))
+    assert ORDERS["prefix"](busy, ASKED._replace(affinity=b"a session", turn=7)) == order
+    held = ASKED._replace(affinity=b"a session", cached_tokens={order[3]: 64})
+    assert ORDERS["prefix"](there, held) == (order[3], *order[:3])
+
+
+def test_affinities_spread_over_replicas() -> None:
+    there = replicas(*[IDLE] * 4)
+    first = [ORDERS["prefix"](there, ASKED._replace(affinity=b"%d" % number))[0] for number in range(400)]
+    assert all(70 < first.count(load.name) < 130 for load in there)
+
+
+def test_a_replica_that_goes_moves_only_the_sessions_that_it_had() -> None:
+    there = replicas(*[IDLE] * 4)
+    for number in range(50):
+        requested = ASKED._replace(affinity=b"%d" % number)
+        order = ORDERS["prefix"](there, requested)
+        left = [load for load in there if load.name != "r1"]
+        assert ORDERS["prefix"](left, requested) == tuple(name for name in order if name != "r1")
 
 
 def test_holders_of_equal_prefixes_take_turns() -> None:

@@ -20,7 +20,8 @@ from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.request.request_body import INLINE_BYTES
 from penstock_routing.settings import settings_of
 from penstock_runtime.openai_errors import ApiError
-from scripted.house import TIERS, pool_with
+from penstock_runtime.prompt_marks import prompt_marks
+from scripted.house import TIERS, pool_with, until
 from structlog.testing import capture_logs
 
 CHAT = "/v1/chat/completions"
@@ -52,8 +53,8 @@ async def test_a_request_gets_the_order_and_its_backup_and_is_counted_at_the_fir
     r0, r1 = replicas()
     placed: list[tuple[str, int]] = []
     async with picker_of((r0, r1), placed=lambda *of: placed.append(of)) as picker:
-        assert picker.pick(call()) == Picked("chat", "r0", (r0.endpoint, r1.endpoint, r0.endpoint))
         tokens = tokens_about(len(BODY))
+        assert picker.pick(call()) == Picked("chat", "r0", (r0.endpoint, r1.endpoint, r0.endpoint), tokens)
         assert placed == [("r0", tokens)]
         links = picker._replica_set.links
         assert [[load for _, load in link.peers.placements] for link in links] == [[PeerLoad(1, tokens)], []]
@@ -65,6 +66,19 @@ async def test_a_request_gets_the_order_and_its_backup_and_is_counted_at_the_fir
         page = orjson.loads(picker.demand_page())
         assert page["held"] == 0
         assert (page["tiers"]["chat"]["arrived"], page["tiers"]["coder"]["arrived"]) == (1, 0)
+
+
+async def test_whoever_has_the_prefix_is_asked_first_and_counted_for_the_rest_alone() -> None:
+    r0, r1 = replicas()
+    [mark] = prompt_marks(BODY).marks
+    async with picker_of((r0, r1), pool_with(routing={"order": "prefix"})) as picker:
+        r1.tell_cached(added=[mark.key], anew=True)
+        await until(lambda: value(picker, "cached_beginnings") == 1)
+        picked = picker.pick(call())
+        assert (picked.first, picked.uncached_tokens) == (
+            "r1",
+            tokens_about(len(BODY)) - tokens_about(mark.size),
+        )
 
 
 async def test_pickers_begin_at_turns_of_their_own_and_go_on_from_there() -> None:

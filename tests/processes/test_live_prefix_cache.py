@@ -1,11 +1,13 @@
 """Admission with what an engine's prefix cache holds, by real processes."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 from live.open_pool import OpenPool
 from live.pool import LivePool
 from live.pool_file import MODEL
+from patience import until
 
 TIERS: list[dict[str, Any]] = [
     {"name": "chat", "slo": {"ttft": "2s", "tpot": "1s"}},
@@ -17,6 +19,7 @@ ENGINE: dict[str, Any] = {
     "kvCacheTokens": 40000,
     "prefixCaching": True,
 }
+ROUTERS = ("main", "other")
 LONG = "a word  " * 8000
 """16,000 tokens, of which this engine computes 5,000 a second: a second too late for a chat, and a turn whose
 prompt is cached is nearly two early, whatever else the machine does."""
@@ -35,6 +38,41 @@ def ask(pool: LivePool, tier: str, *contents: str) -> tuple[str, Any]:
             model=MODEL, messages=messages, max_tokens=2, extra_headers={"x-penstock-tier": tier}
         )
     return raw.headers["x-penstock-verdict"], raw.parse().usage
+
+
+SESSIONS, TURNS = 4, 4
+
+
+def knows(pool: LivePool, router: str, beginnings: float) -> bool:
+    return pool.router_value("penstock_router_cached_beginnings", router) >= beginnings
+
+
+def test_turns_find_their_prefix_among_three_replicas_by_two_routers(
+    open_module_pool: OpenPool,
+) -> None:
+    engine = {"timeModel": "llama-3-8b-a100", "maxModelLen": 20000, "prefixCaching": True}
+    pool = open_module_pool(3, engine=engine, routing={"order": "prefix", "maxHops": 3})
+    pool.start_router("other")
+    clients = [pool.client(), pool.client("other")]
+    served: dict[int, set[str]] = {session: set() for session in range(SESSIONS)}
+    for number in range(1, TURNS + 1):
+        told = [pool.router_value("penstock_router_cached_beginnings", name) for name in ROUTERS]
+        for session in range(SESSIONS):
+            messages: list[Any] = [
+                {"role": "user", "content": f"turn {turn} of session {session} " * 20}
+                for turn in range(number)
+            ]
+            raw = clients[(number + session) % 2].chat.completions.with_raw_response.create(
+                model=MODEL, messages=messages, max_tokens=2
+            )
+            served[session].add(raw.headers["x-penstock-replica"])
+            usage: Any = raw.parse().usage
+            cached = usage.prompt_tokens_details.cached_tokens if number > 1 else 0
+            assert cached >= usage.prompt_tokens * (number - 1) / number - 32
+        for name, before in zip(ROUTERS, told, strict=True):
+            until(partial(knows, pool, name, before + SESSIONS), f"{name} knows of this turn")
+    assert all(len(replicas) == 1 for replicas in served.values())
+    assert len(set.union(*served.values())) > 1, "sessions are spread over replicas"
 
 
 def test_a_turn_is_admitted_for_what_is_cached_of_it(caching: LivePool) -> None:

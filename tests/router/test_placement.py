@@ -13,6 +13,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_router.routing.placement import Placed, Placement
 from penstock_router.routing.waiting_room import WaitingRoom
 from penstock_routing.demand import Demand
+from penstock_routing.replicas.cached_prefixes import CachedPrefixes
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.replicas.session_writer import Attempt
 from penstock_routing.replicas.upstream_request import End, Lost, UpstreamRequest
@@ -86,7 +87,7 @@ class Desk:
         lists = (each if isinstance(each, list) else [each] for each in says)
         self.replicas = {f"r{at}": Replica(f"r{at}", each) for at, each in enumerate(lists)}
         self.may_replay, self.came = True, 0
-        self.random = Draws(draw)
+        self.random, self.prefixes = Draws(draw), CachedPrefixes()
         pool = pool_with(routing={"backup": "reject", **routing})
         self.settings = settings_of(pool)
         self.budget = ByteBudget(1000)

@@ -163,6 +163,14 @@ def test_what_is_asked_for_is_read(body: str, read: BodyFields) -> None:
     assert READER.parse(COMPLETIONS, body.encode()) == read
 
 
+@pytest.mark.parametrize(
+    ("given", "key"), [('"a"', b'"a"'), ("null", None), ("7", None), ('["a"]', None)], ids=["text", *"n7l"]
+)
+def test_a_cache_key_that_is_no_text_is_left_to_the_engine(given: str, key: bytes | None) -> None:
+    raw = f'{{"model": "m", "messages": [], "prompt_cache_key": {given}}}'.encode()
+    assert READER.parse(CHAT, raw).prompt_cache_key == key
+
+
 def test_media_are_looked_for_in_chats_only() -> None:
     raw = b'{"model": "m", "messages": [{"content": [{"image_url": "https://x.org"}]}]}'
     with pytest.raises(ApiError, match="names media"):

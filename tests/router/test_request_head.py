@@ -80,3 +80,12 @@ def test_any_key_and_length_can_be_read(value: bytes) -> None:
     request_head.api_key({b"authorization": value})
     length_bytes = request_head.content_length({b"content-length": value})
     assert length_bytes is None or length_bytes >= 0
+
+
+@pytest.mark.parametrize(
+    ("given_header", "session"),
+    [(b" run-7 ", b"run-7"), (b"", None), (b"  ", None), (b"x" * 600, b"x" * request_head.LONGEST_SESSION)],
+)
+def test_a_session_is_a_hint_of_bounded_length(given_header: bytes, session: bytes | None) -> None:
+    assert request_head.session({b"x-session-id": given_header}) == session
+    assert request_head.session({}) is None

@@ -1,13 +1,15 @@
 """A router asks first whom its order says, by what replicas have told and by what it has sent itself."""
 
 import asyncio
+from typing import Any
 
 import orjson
 import pytest
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import to_json
 from penstock_proto import replica_pb2 as wire
-from scripted.house import House, house, pool_with, until
+from penstock_runtime.prompt_marks import prompt_marks
+from scripted.house import MODEL, House, house, pool_with, until
 from scripted.replica import Part, ScriptedReplica, answers
 
 SPARE = {
@@ -87,3 +89,85 @@ async def test_a_slowdown_is_a_budget_by_the_replicas_own_model() -> None:
     async with house(r0, r1, pool=pool_with(tiers=slow, routing=order("class-affinity"))) as router:
         assert await first_asked(router, "hi") == "r0"
         assert await first_asked(router, "word " * 4000) == "r1"
+
+
+PREFIX: dict[str, Any] = {
+    "routing": order("prefix"),
+    "engine": {"type": "simulated", "timeModel": "llama-3-8b-a100"},
+}
+
+
+def turn(*contents: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content} for content in contents]}
+
+
+def key_of(*contents: str) -> int:
+    """Of the whole prompt of these messages, as the router's client sends it."""
+    return prompt_marks(orjson.dumps({"model": MODEL, **turn(*contents)})).marks[-1].key
+
+
+async def test_whoever_says_it_has_the_prefix_is_asked_first_until_it_says_otherwise() -> None:
+    r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
+    r0.snapshot, r1.snapshot = standing(), standing(work_s=9.0, running=9, prefill_tokens_left=9000)
+    async with house(r0, r1, pool=pool_with(**PREFIX)) as router:
+        prefixes = router.replica_set.prefixes
+        r1.tell_cached(added=[key_of("one")], anew=True)
+        await until(lambda: len(prefixes) == 1)
+        asked = await router.chat(**turn("one", "two"))
+        assert asked.headers["x-penstock-replica"] == "r1"
+        assert await first_asked(router, "another") == "r0"
+        r1.tell_cached(removed=[key_of("one")])
+        await until(lambda: len(prefixes) == 0)
+        assert (await router.chat(**turn("one", "two"))).headers["x-penstock-replica"] == "r0"
+
+
+async def test_what_a_lost_replica_had_is_forgotten() -> None:
+    replica = ScriptedReplica("r0")
+    async with house(replica, pool=pool_with(**PREFIX)) as router:
+        replica.tell_cached(added=[key_of("one")], anew=True)
+        await until(lambda: len(router.replica_set.prefixes) == 1)
+        await replica.die()
+        await until(lambda: len(router.replica_set.prefixes) == 0)
+
+
+async def test_a_burst_counts_only_what_is_not_cached_where_it_is_sent() -> None:
+    async def waits(part: Part) -> None:
+        await asyncio.Event().wait()
+
+    replica = ScriptedReplica("r0", waits)
+    async with house(replica, pool=pool_with(**PREFIX)) as router:
+        replica.tell_cached(added=[key_of("word " * 4000)], anew=True)
+        await until(lambda: len(router.replica_set.prefixes) == 1)
+        asking = asyncio.create_task(router.chat(**turn("word " * 4000, "and?")))
+        await until(lambda: len(replica.parts) == 1)
+        assert router.replica_set["r0"].load.sent_tokens < 50
+        asking.cancel()
+
+
+@pytest.mark.parametrize("told", [False, True])
+async def test_a_named_session_stays_together_where_no_prefix_is_known(told: bool) -> None:
+    caching = PREFIX | {"engine": {**PREFIX["engine"], "prefixCaching": True}}
+    replicas = [ScriptedReplica(f"r{number}") for number in range(4)]
+    async with house(*replicas, pool=pool_with(**caching)) as router:
+        if told:
+            replicas[0].tell_cached(anew=True)
+            await until(lambda: router.replica_set.prefixes.known)
+        for session in range(3):
+            by_header, by_field = set(), set()
+            for number in range(3):
+                other = turn(f"{number}{session}")
+                headers = {"x-session-id": f"s{session}"}
+                by_header.add((await router.chat(headers, **other)).headers["x-penstock-replica"])
+                by_field.add(
+                    (await router.chat(**other, prompt_cache_key=f"s{session}")).headers["x-penstock-replica"]
+                )
+            assert len(by_header) == len(by_field) == 1
+
+
+async def test_equal_system_prompts_stay_together_where_replicas_tell_nothing() -> None:
+    caching = PREFIX | {"engine": {**PREFIX["engine"], "prefixCaching": True}}
+    replicas = [ScriptedReplica(f"r{number}") for number in range(4)]
+    async with house(*replicas, pool=pool_with(**caching)) as router:
+        for system in ("you are kind", "you are brief", "you are both"):
+            asked = [await router.chat(**turn(system, f"question {number}")) for number in range(3)]
+            assert len({reply.headers["x-penstock-replica"] for reply in asked}) == 1

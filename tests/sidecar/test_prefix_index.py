@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from penstock_proto.telemetry_pb2 import CachedPrompt, StepReport
-from penstock_runtime.prompt_marks import PIECE_BYTES, Mark, PromptMarks, prompt_marks
+from penstock_runtime.prompt_marks import PIECE_BYTES, PromptMarks, prompt_marks
 from penstock_sidecar.mirror import prefix_index
 from penstock_sidecar.mirror.prefix_index import CAUTION, PrefixIndex
 
@@ -125,17 +125,6 @@ def test_it_is_bounded_in_prompts_and_marks(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(index) == 1
     index.add("6", chat(*"abcdefgh"))
     assert len(index) == 1, "one that is too long is left out"
-
-
-def test_the_beginnings_that_are_cached_are_told_with_their_tokens(index: PrefixIndex) -> None:
-    one, two = chat("one", "two").marks
-    assert list(index.cached_marks()) == [Mark(one.key, 45), Mark(two.key, 96)]
-    index.take(report(("a", 100, 16)), 0)
-    assert list(index.cached_marks()) == [Mark(one.key, 16)]
-    index.take(report(("a", 100, 0)), 0)
-    assert list(index.cached_marks()) == []
-    index.take(report(("a", 100, 100)), 0)
-    assert list(index.cached_marks()) == [Mark(one.key, 45), Mark(two.key, 100)]
 
 
 def test_random_sessions_never_find_more_than_they_share() -> None:

@@ -25,11 +25,15 @@ class Replicas(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """The answer to a gateway. first: the name of the replica that is asked first."""
+    """The answer to a gateway.
+
+    first: the name of the replica that is asked first. uncached_tokens: of the prompt there, about.
+    """
 
     tier: str
     first: str
     endpoints: tuple[str, ...]
+    uncached_tokens: int = 0
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
@@ -67,4 +71,6 @@ def pick(
     tries = attempts_if_all_reject(Attempts(settings.order(loads, request), settings.max_hops, backup), loads)
     if not tries:
         return None
-    return Picked(request.tier, tries[0].replica, tuple(endpoints[each.replica] for each in tries))
+    first = tries[0].replica
+    asked = tuple(endpoints[each.replica] for each in tries)
+    return Picked(request.tier, first, asked, request.uncached_tokens(first))

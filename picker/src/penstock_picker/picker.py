@@ -12,14 +12,13 @@ from time import monotonic, perf_counter
 from typing import NamedTuple
 
 import structlog
-from penstock_core.routing.replica_load import tokens_about
 from penstock_pool import Application, Pool
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.applications.api_keys import Keys
 from penstock_routing.applications.rate_limits import PoolLimits, RateLimits, limits_of
 from penstock_routing.applications.tier_selection import application_of, check_model, own_targets, tier_for
 from penstock_routing.applications.token_usage import Usage, UsageMetrics
-from penstock_routing.order_inputs import no_replicas, routing_request
+from penstock_routing.order_inputs import no_replicas, routing_request, wants_marks
 from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.pool_time_model import PoolTimeModel
 from penstock_routing.replicas.replica_set import ReplicaSet
@@ -29,6 +28,7 @@ from penstock_routing.request.request_body import BodyReader
 from penstock_routing.response.error_headers import beside_error
 from penstock_routing.settings import Settings
 from penstock_runtime.openai_errors import ApiError
+from penstock_runtime.prompt_marks import UNMARKED, prompt_marks
 from prometheus_client import CollectorRegistry
 
 from penstock_picker.metrics import Metrics
@@ -135,16 +135,31 @@ class Picker:
             return None
         request_head.reject_encoding(head)
         service_tier, stream, tokens, body = None, False, 0, call.body
+        marks, session = UNMARKED, request_head.session(head)
         if body is not None:
             fields = self._reader.parse(endpoint, body)
             check_model(self._settings, fields.model)
             service_tier, stream = fields.service_tier, fields.stream
+            session = session or fields.prompt_cache_key
+            if wants_marks(self._settings, self._replica_set.prefixes):
+                marks = prompt_marks(body)
             tokens = self._usage.expected(application, len(body), fields)
         tier = tier_for(self._settings, application, head, service_tier)
         targets = own_targets(tier, head)
         turn, self._turn = self._turn, self._turn + 1
         return Read(
-            GenerationRequest("", endpoint, body or b"", tier, monotonic(), targets, stream, turn),
+            GenerationRequest(
+                "",
+                endpoint,
+                body or b"",
+                tier,
+                monotonic(),
+                targets,
+                stream,
+                turn,
+                marks=marks,
+                session=session,
+            ),
             application,
             tokens,
         )
@@ -163,17 +178,17 @@ class Picker:
 
     def _picked(self, request: GenerationRequest, subset: frozenset[str] | None) -> Picked:
         """Pick endpoints, and count the request at the first of them."""
-        tier, prompt_tokens = request.tier.name, tokens_about(len(request.body))
+        tier = request.tier.name
         self.metrics.demand.arrived(tier)
         picked = self._endpoints(request, subset)
         self.metrics.picked(tier, len(picked.endpoints))
-        self._replica_set.placed_by_peer(picked.first, PeerLoad(1, prompt_tokens))
-        self._placed(picked.first, prompt_tokens)
+        self._replica_set.placed_by_peer(picked.first, PeerLoad(1, picked.uncached_tokens))
+        self._placed(picked.first, picked.uncached_tokens)
         return picked
 
     def _endpoints(self, request: GenerationRequest, subset: frozenset[str] | None) -> Picked:
         replicas = Replicas(self._replica_set.loads(), self._replica_set.http_endpoints())
-        asked = routing_request(request, self._time_model)
+        asked = routing_request(request, self._time_model, self._settings, self._replica_set.prefixes)
         picked = pick(asked, replicas, self._settings, subset, request.tier.best_effort)
         if picked is None:
             raise no_replicas(self._replica_set.random.random())

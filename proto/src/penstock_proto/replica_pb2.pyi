@@ -212,23 +212,61 @@ class ReplicaFrame(_message.Message):
 
     EVENTS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
+    CACHED_BEGINNINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___Event]: ...
     @_builtins.property
     def snapshot(self) -> Global___Snapshot: ...
+    @_builtins.property
+    def cached_beginnings(self) -> Global___CachedBeginnings:
+        """unset: nothing has changed, or the replica does not know"""
+
     def __init__(
         self,
         *,
         events: _abc.Iterable[Global___Event] | None = ...,
         snapshot: Global___Snapshot | None = ...,
+        cached_beginnings: Global___CachedBeginnings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cached_beginnings", b"cached_beginnings", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_beginnings", b"cached_beginnings", "events", b"events", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaFrame: _TypeAlias = ReplicaFrame  # noqa: Y015
+
+@_typing.final
+class CachedBeginnings(_message.Message):
+    """Beginnings of prompts that the replica's prefix cache has, as keys of penstock_runtime.prompt_marks: what has
+    changed since the frame before, for routing.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANEW_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    anew: _builtins.bool
+    """forget what was sent before: these are all"""
+    @_builtins.property
+    def added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        anew: _builtins.bool = ...,
+        added: _abc.Iterable[_builtins.int] | None = ...,
+        removed: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "anew", b"anew", "removed", b"removed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CachedBeginnings: _TypeAlias = CachedBeginnings  # noqa: Y015
 
 @_typing.final
 class Event(_message.Message):

@@ -78,7 +78,12 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         ticks = [replica.tick]
         if options.telemetry is not None:
             reports = StepReports(
-                mirror, learned, metrics, replica.accepted.prompt_known, str(options.telemetry)
+                mirror,
+                learned,
+                metrics,
+                replica.accepted.prompt_known,
+                str(options.telemetry),
+                beginnings_changed=replica.tell_beginnings,
             )
             telemetry = TelemetrySocket(options.telemetry, reports.receive)
             stack.callback(telemetry.close)

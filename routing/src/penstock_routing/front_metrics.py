@@ -35,6 +35,11 @@ class FrontMetrics:
             "Messages of other routers that are unusable.",
             registry=registry,
         )
+        self.cached_beginnings = Gauge(
+            f"penstock_{process}_cached_beginnings",
+            "Beginnings of prompts that some replica has told to have in its prefix cache.",
+            registry=registry,
+        )
         self.keys, self.limits = KeyMetrics(registry, process), LimitMetrics(registry, process)
 
     def page(self) -> bytes:

@@ -8,19 +8,52 @@ from penstock_core.routing.replica_load import RoutingRequest, tokens_about
 from penstock_core.timing.time_model import TimeModel
 from penstock_runtime.clock import monotonic
 from penstock_runtime.openai_errors import ApiError
+from penstock_runtime.prompt_marks import MARK_BYTES
 
+from penstock_routing.replicas.cached_prefixes import CachedPrefixes
 from penstock_routing.request.generation_request import GenerationRequest, slo_with
+from penstock_routing.settings import Settings
 
 
-def routing_request(request: GenerationRequest, time_model: Callable[[], TimeModel | None]) -> RoutingRequest:
+def routing_request(
+    request: GenerationRequest,
+    time_model: Callable[[], TimeModel | None],
+    settings: Settings,
+    prefixes: CachedPrefixes,
+) -> RoutingRequest:
     """Return the request as orders see it now. A slowdown of an unknown time model is no bound."""
     slo, body_bytes = slo_with(request.tier.slo, request.targets), len(request.body)
     ttft_s = slo.ttft_s
     if slo.ttft_slowdown is not None and (model := time_model()) is not None:
         ttft_s = slo.ttft_slowdown * model.prefill_seconds(tokens_about(body_bytes))
     return RoutingRequest(
-        request.tier.name, body_bytes, request.turn, ttft_s or inf, slo.tpot_s or inf, monotonic()
+        request.tier.name,
+        body_bytes,
+        request.turn,
+        ttft_s or inf,
+        slo.tpot_s or inf,
+        monotonic(),
+        prefixes.cached_tokens(request.marks),
+        _affinity(request, prefixes) if settings.keeps_together else None,
     )
+
+
+def wants_marks(settings: Settings, prefixes: CachedPrefixes) -> bool:
+    """Return whether a prompt's marks tell an order anything."""
+    return settings.keeps_together or (settings.compares_caches and prefixes.known)
+
+
+def _affinity(request: GenerationRequest, prefixes: CachedPrefixes) -> bytes | None:
+    """Return what requests that share a prefix have in common.
+
+    It is the session where the client names one. Else, where no replica tells what it has cached, it is the
+    beginning of the prompt, up to the first message's end or its first kilobyte.
+    """
+    if request.session is not None:
+        return request.session
+    if prefixes.known or not request.marks.marks:
+        return None
+    return request.marks.marks[0].key.to_bytes(MARK_BYTES, "big")
 
 
 def no_replicas(draw: float) -> ApiError:

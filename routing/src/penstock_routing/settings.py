@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from penstock_core.domain.slo import Tier
 from penstock_core.routing.attempts import Backup
-from penstock_core.routing.orders import ORDERS
+from penstock_core.routing.orders import BLIND, BY_PREFIX, ORDERS
 from penstock_core.routing.replica_load import Order
 from penstock_pool import Pool
 from penstock_pool.autoscaling_spec import Autoscaling
+from penstock_pool.engine_spec import EngineSpec
 from penstock_runtime.grpc_options import MESSAGE_BYTES
 
 MOST_BODY_BYTES = MESSAGE_BYTES - 4 * 2**20
@@ -24,6 +25,8 @@ CONTINUING_ENGINES = frozenset({"vllm", "simulated"})
 class Settings:
     """Of one router, for all its life. The bounds are described at `spec.router` of the pool file.
 
+    compares_caches: whether `order` asks which replicas have cached a prompt's beginning.
+    keeps_together: whether it sends requests that are likely to share a prefix to the same replicas.
     max_moves: most times that a stream is continued on another replica; 0 where engines cannot continue one.
     hold_s: longest wait for a replica where the pool may have none; 0 where it always has one.
     """
@@ -34,6 +37,8 @@ class Settings:
     tiers: Mapping[str, Tier]
     default_tier: str
     order: Order
+    compares_caches: bool
+    keeps_together: bool
     max_hops: int
     backup: Backup
     max_moves: int
@@ -57,6 +62,8 @@ def settings_of(pool: Pool) -> Settings:
         tiers=pool.tiers(),
         default_tier=spec.default_tier,
         order=ORDERS[spec.routing.order],
+        compares_caches=spec.routing.order != BLIND,
+        keeps_together=spec.routing.order == BY_PREFIX and _may_cache(spec.engine),
         max_hops=spec.routing.max_hops,
         backup=Backup(spec.routing.backup),
         max_moves=spec.routing.max_moves if spec.engine.type in CONTINUING_ENGINES else 0,
@@ -69,6 +76,11 @@ def settings_of(pool: Pool) -> Settings:
         verdict_timeout_s=spec.router.verdict_timeout_s,
         hold_s=_hold_s(spec.autoscaling),
     )
+
+
+def _may_cache(engine: EngineSpec) -> bool:
+    """Return whether the engine may have a prefix cache; the pool need not say so of a foreign one."""
+    return engine.caches_prefixes or (engine.type == "openai" and engine.prefix_caching is None)
 
 
 def _hold_s(autoscaling: Autoscaling | None) -> float:

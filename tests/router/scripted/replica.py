@@ -1,7 +1,7 @@
 """A replica behind real gRPC whose every answer a test has written beforehand."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 import grpc
@@ -158,6 +158,12 @@ class ScriptedReplica(ReplicaServicer):
         self.snapshot = wire.Snapshot(**({"engine_ready": True} | snapshot))  # type: ignore[arg-type]
         for frames in self._frames:
             frames.put_nowait(wire.ReplicaFrame(snapshot=self.snapshot))
+
+    def tell_cached(self, added: Sequence[int] = (), removed: Sequence[int] = (), anew: bool = False) -> None:
+        """Say what its prefix cache has, to every router."""
+        message = wire.CachedBeginnings(added=added, removed=removed, anew=anew)
+        for frames in self._frames:
+            frames.put_nowait(wire.ReplicaFrame(cached_beginnings=message))
 
     async def Describe(
         self,

@@ -92,6 +92,8 @@ class RoutingRequest(NamedTuple):
     now_s: when it is routed, on the clock of `ReplicaLoad.snapshot_s`.
     cached_tokens: tokens of its prompt that a replica is expected to have cached, by the replica's name.
         Replicas that are not in it are expected to have none.
+    affinity: what it has in common with requests that are likely to share its prefix, such as its session.
+        Orders that go by it send these to the same replicas; None where nothing is to be gained by that.
     """
 
     tier: str
@@ -101,6 +103,7 @@ class RoutingRequest(NamedTuple):
     tpot_s: float = inf
     now_s: float = 0.0
     cached_tokens: Mapping[str, int] = NOTHING_CACHED
+    affinity: bytes | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -61,6 +61,18 @@ def snapshot_message(load: Snapshot, engine_ready: bool, draining: bool) -> wire
     )
 
 
+def beginnings_message(changes: Sequence[tuple[int, bool]], anew: bool) -> wire.CachedBeginnings:
+    """Return changes of the cached beginnings as a message: each key, and whether it is cached from now on.
+
+    anew: they are all there are.
+    """
+    return wire.CachedBeginnings(
+        anew=anew,
+        added=[key for key, cached in changes if cached],
+        removed=[key for key, cached in changes if not cached],
+    )
+
+
 def verdict_words(verdict: Verdict) -> tuple[str, str]:
     """Return a verdict and its reason as metrics and logs name them."""
     if isinstance(verdict, Rejected):

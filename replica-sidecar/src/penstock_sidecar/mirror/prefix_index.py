@@ -11,13 +11,14 @@ cached.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock_core.domain.request import RequestId
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_runtime.prompt_marks import Mark, PromptMarks
+from penstock_runtime.prompt_marks import PromptMarks
+
+from penstock_sidecar.mirror.told_beginnings import ToldBeginnings, told_marks
 
 MOST_PROMPTS = 1024
 MOST_MARKS = 1 << 17
@@ -52,12 +53,13 @@ class _Known:
 class PrefixIndex:
     """The last prompts of this replica, by their marks.
 
-    used: whether the engine reports a prefix cache.
+    used: whether the engine reports a prefix cache. told: what routers are told of it.
     """
 
     def __init__(self) -> None:
         self.used = False
-        self._as_of = "", 0
+        self.told = ToldBeginnings()
+        self._as_of, self._block_tokens = ("", 0), 0
         self._known: OrderedDict[RequestId, _Known] = OrderedDict()  # the least recently served first
         self._by_key: dict[int, RequestId] = {}
         self._marks = 0
@@ -81,6 +83,7 @@ class PrefixIndex:
         if lost or as_of != self._as_of:
             self.forget_cached()
         self.used, self._as_of = report.caches_prefixes, as_of
+        self._block_tokens = report.block_tokens
         for prompt in report.cached_prompts:
             self._reported(prompt.request_id, prompt.prompt_tokens, prompt.cached_tokens)
 
@@ -89,15 +92,27 @@ class PrefixIndex:
         known = self._known.get(request_id)
         if known is None:
             return
+        cached_tokens = min(cached_tokens, prompt_tokens)
+        if (prompt_tokens, cached_tokens) == (known.prompt_tokens, known.cached_tokens):
+            return
         if cached_tokens and not known.cached_tokens:
             self._by_key.update({mark.key: request_id for mark in known.marks.marks})
             self._known.move_to_end(request_id)
-        known.prompt_tokens, known.cached_tokens = prompt_tokens, min(cached_tokens, prompt_tokens)
+        known.prompt_tokens, known.cached_tokens = prompt_tokens, cached_tokens
+        self._tell(request_id, known)
 
     def forget_cached(self) -> None:
         """Count nothing as cached until it is reported again."""
-        for known in self._known.values():
+        for request_id, known in self._known.items():
             known.cached_tokens = 0
+            self._tell(request_id, known)
+
+    def _tell(self, request_id: RequestId, known: _Known) -> None:
+        """Tell routers what is cached of a prompt: a whole block fewer than its tokens is all of it."""
+        there_tokens = known.cached_tokens + max(self._block_tokens, 1) if known.cached_tokens else 0
+        marks = known.marks.marks
+        sized = [(marks[at].key, _tokens_within(known, marks[at].size)) for at in told_marks(known.marks)]
+        self.told.tell(request_id, tuple([key for key, tokens in sized if tokens <= there_tokens]))
 
     def longest(self, marks: PromptMarks) -> Beginning | None:
         """Return the longest beginning that an earlier prompt shares; None without any."""
@@ -110,22 +125,11 @@ class PrefixIndex:
                 return Beginning(tokens, exact, size / max(marks.size, 1), cached_tokens, request_id)
         return None
 
-    def cached_marks(self) -> Iterator[Mark]:
-        """Yield the first and the longest cached beginning of each prompt, the last served first.
-
-        Their size is in tokens.
-        """
-        for known in reversed(self._known.values()):
-            sized = [Mark(mark.key, _tokens_within(known, mark.size)) for mark in known.marks.marks]
-            whole = [mark for mark in sized if mark.size <= known.cached_tokens]
-            rest = sized[len(whole) : len(whole) + 1] if known.cached_tokens else []
-            partly = [mark._replace(size=known.cached_tokens) for mark in rest]
-            yield from dict.fromkeys((*whole[:1], *whole[-1:], *partly))
-
     def _drop(self, request_id: RequestId) -> None:
         known = self._known.pop(request_id, None)
         if known is None:
             return
+        self.told.tell(request_id, ())
         self._marks -= len(known.marks.marks)
         for mark in known.marks.marks:
             if self._by_key.get(mark.key) == request_id:

@@ -106,7 +106,7 @@ class Replica:
 
     def open_session(self) -> Session:
         """Return a session for a router that has connected."""
-        session = Session(self.submit, self.snapshot, self._bounds)
+        session = Session(self.submit, self.snapshot, self._mirror.prefixes, self._bounds)
         self._sessions.add(session)
         self._metrics.sessions.set(len(self._sessions))
         return session
@@ -194,6 +194,11 @@ class Replica:
         self._metrics.load(self._load(now_s), self.unfinished, self.state.engine_ready, self.state.draining)
         for session in self._sessions:
             session.outbox.tell_changes()
+
+    def tell_beginnings(self) -> None:
+        """Tell all routers of other cached beginnings."""
+        for session in self._sessions:
+            session.outbox.tell_within(self._bounds.beginnings_s)
 
     def _ended(self, request: ReplicaRequest) -> None:
         """Count a request that has ended, and free what it held."""

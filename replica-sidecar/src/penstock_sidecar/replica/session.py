@@ -14,7 +14,9 @@ import structlog
 from penstock_proto import replica_pb2 as wire
 
 from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.frames.messages import beginnings_message
 from penstock_sidecar.frames.outbox import Outbox
+from penstock_sidecar.mirror.prefix_index import PrefixIndex
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 
 log = structlog.get_logger()
@@ -32,12 +34,15 @@ class BadRouter(Exception):
 
 
 class Session:
-    """The requests of one router, and the events for it."""
+    """The requests of one router, and the events for it. prefixes: what the router is told of."""
 
-    def __init__(self, submit: Submit, snapshot: Callable[[], wire.Snapshot], bounds: Bounds) -> None:
-        self._submit = submit
+    def __init__(
+        self, submit: Submit, snapshot: Callable[[], wire.Snapshot], prefixes: PrefixIndex, bounds: Bounds
+    ) -> None:
+        self._submit, self._prefixes = submit, prefixes
+        self._told: int | None = None  # how many changes of cached beginnings it has been told; None: nothing
         self._requests: dict[int, ReplicaRequest] = {}
-        self.outbox = Outbox(bounds, snapshot, lambda: len(self._requests))
+        self.outbox = Outbox(bounds, snapshot, lambda: len(self._requests), self._beginnings)
 
     async def run(self, frames: AsyncIterator[wire.RouterFrame], write: Write) -> None:
         """Run until the router ends it or falls behind, or `close` was called and everything is written.
@@ -65,6 +70,15 @@ class Session:
     def forget(self, request: ReplicaRequest) -> None:
         """Drop a request that has ended. Its id may be used again."""
         self._requests.pop(request.id, None)
+
+    def _beginnings(self) -> wire.CachedBeginnings | None:
+        """Return what the router has not been told of the cached beginnings; None where that is nothing."""
+        told, before = self._prefixes.told, self._told
+        if before == told.count or not (self._prefixes.used or told.count):
+            return None
+        self._told = told.count
+        changes = None if before is None else told.since(before)
+        return beginnings_message(told.all() if changes is None else changes, anew=changes is None)
 
     async def _read(self, frames: AsyncIterator[wire.RouterFrame]) -> None:
         async for frame in frames:

@@ -27,6 +27,7 @@ class StepReports:
 
     path: of their socket, for the log.
     prompt_known: called with a request's key and its prompt's tokens, once a report shows them.
+    beginnings_changed: called when routers are to be told of other cached beginnings.
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class StepReports:
         metrics: Metrics,
         prompt_known: Callable[[str, int], None],
         path: str = "",
+        *,
+        beginnings_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._path = path
         self._mirror, self._learned, self._metrics = mirror, learned, metrics
-        self._prompt_known = prompt_known
+        self._prompt_known, self._beginnings_changed = prompt_known, beginnings_changed
         self._now_s = monotonic
         self._continuity = Continuity()
         self._received_s, self._silent = monotonic(), False
@@ -59,9 +62,12 @@ class StepReports:
         if self._silent:
             self._silent = False
             log.info("engine reports again")
+        told = self._mirror.prefixes.told.count
         for report in reports:
             self._follow(report)
             self._measure(report)
+        if self._mirror.prefixes.told.count != told:
+            self._beginnings_changed()
         whole = self._wholes.restored(reports[-1])
         if whole is None:  # the report with its columns is lost: the next one with columns is complete
             self._metrics.lost.inc()

@@ -82,7 +82,7 @@ class RouterApp:
             time_model=self._time_model,
             budget=budget,
         )
-        intake = Intake(settings, keys, reader, limits, usage)
+        intake = Intake(settings, keys, reader, limits, usage, prefixes=replica_set.prefixes)
         self._request_path = RequestPath(
             intake=intake,
             placement=placement,

@@ -12,6 +12,8 @@ from penstock_routing.applications.api_keys import Keys
 from penstock_routing.applications.rate_limits import RateLimitGrant, RateLimits
 from penstock_routing.applications.tier_selection import application_of, check_model, own_targets, tier_for
 from penstock_routing.applications.token_usage import Usage
+from penstock_routing.order_inputs import wants_marks
+from penstock_routing.replicas.cached_prefixes import CachedPrefixes
 from penstock_routing.request import request_head
 from penstock_routing.request.bounded_body import bounded_body
 from penstock_routing.request.byte_budget import BodyBytes
@@ -20,6 +22,7 @@ from penstock_routing.request.request_body import BodyReader
 from penstock_routing.settings import Settings
 from penstock_runtime.clock import monotonic
 from penstock_runtime.http_request import HttpRequest
+from penstock_runtime.prompt_marks import UNMARKED
 
 from penstock_router.moving.continued_body import asking_ids
 
@@ -46,11 +49,19 @@ class Accepted(NamedTuple):
 
 
 class Intake:
-    """One router's."""
+    """One router's. prefixes: what replicas have cached."""
 
     def __init__(
-        self, settings: Settings, keys: Keys, reader: BodyReader, limits: RateLimits, usage: Usage
+        self,
+        settings: Settings,
+        keys: Keys,
+        reader: BodyReader,
+        limits: RateLimits,
+        usage: Usage,
+        *,
+        prefixes: CachedPrefixes,
     ) -> None:
+        self._prefixes = prefixes
         self._settings, self._keys = settings, keys
         self._reader, self._limits, self._usage = reader, limits, usage
 
@@ -64,6 +75,7 @@ class Intake:
         check_model(self._settings, asked.model)
         tier = tier_for(self._settings, application, head, asked.service_tier)
         targets = own_targets(tier, head)
+        marks = await self._reader.marks(body) if wants_marks(self._settings, self._prefixes) else UNMARKED
         movable = asking_ids(body) if asked.stream and self._settings.max_moves else None
         request = GenerationRequest(
             call.request_id,
@@ -75,6 +87,8 @@ class Intake:
             asked.stream,
             call.turn,
             movable is not None,
+            marks,
+            request_head.session(head) or asked.prompt_cache_key,
         )
         expected_tokens = self._usage.expected(application, len(body), asked)
         return Accepted(request, application, await self._limits.enter(application, expected_tokens))

@@ -120,13 +120,14 @@ class Placement:
     ) -> Placed | Unattainable | NoReplicas | ReplicaLost:
         """Try the replicas that take requests now. gone: those that are excluded."""
         loads = self._replica_set.loads()
-        order = self._settings.order(loads, routing_request(request, self._time_model))
-        left = tuple(name for name in order if name not in gone)
+        asked = routing_request(request, self._time_model, self._settings, self._replica_set.prefixes)
+        left = tuple(name for name in self._settings.order(loads, asked) if name not in gone)
         backup = Backup.REJECT if request.tier.best_effort else backup
         attempts = Attempts(left, self._settings.max_hops, backup, gone=gone, losses=outcome.failovers)
         while isinstance(action := next_action(attempts, loads), Try):
             outcome.hops = action.hop
-            found = await self._attempt(request, outcome, on_overflow, action)
+            attempt = Attempt(request, action.hop, action.backup, asked.cached_at(action.replica))
+            found = await self._attempt(attempt, outcome, on_overflow, action.replica)
             if isinstance(found, Placed):
                 return found
             attempts = self._after(attempts, action, found, request, outcome)
@@ -134,12 +135,11 @@ class Placement:
         return action
 
     async def _attempt(
-        self, request: GenerationRequest, outcome: Outcome, on_overflow: Callable[[], None], action: Try
+        self, attempt: Attempt, outcome: Outcome, on_overflow: Callable[[], None], replica: str
     ) -> Placed | Rejected | Lost:
         """Ask one replica, and wait for something to write: a stream's first bytes, or the whole answer."""
-        link = self._replica_set[action.replica]
+        link, request = self._replica_set[replica], attempt.request
         bound_bytes = self._settings.stream_buffer_bytes if request.stream else None
-        attempt = Attempt(request, action.hop, action.backup)
         upstream = link.submit(attempt, bound_bytes, on_overflow, self._settings.verdict_timeout_s)
         upstream.hold_within(self._budget)
         serves = False

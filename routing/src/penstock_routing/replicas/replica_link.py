@@ -34,6 +34,7 @@ from penstock_routing.connections.backoff import Backoff
 from penstock_routing.connections.replica_channel import Connect
 from penstock_routing.discovery.endpoints import Condition
 from penstock_routing.replicas import wire_conversion
+from penstock_routing.replicas.cached_prefixes import CachedPrefixes
 from penstock_routing.replicas.ejection import Ejection
 from penstock_routing.replicas.peer_placements import PeerPlacements
 from penstock_routing.replicas.session_writer import Attempt, SessionWriter
@@ -88,6 +89,7 @@ class ReplicaLink:
 
     changed: called when its state changes. placed: called with each request's estimated prompt tokens.
     draw: returns a number in [0, 1), to spread ejections.
+    cached: what it has cached, as it tells.
     peers: what other routers have just sent there.
     description: its last one; None before the first.
     time_model: the one in it.
@@ -111,6 +113,7 @@ class ReplicaLink:
         self.name, self.address = name, address
         self._aside: LinkState | None = None
         self._changed, self._placed = changed, placed
+        self.cached = CachedPrefixes().holder(name)
         self.peers = PeerPlacements()
         self.description: wire.DescribeReply | None = None
         self.time_model: TimeModel | None = None
@@ -121,7 +124,7 @@ class ReplicaLink:
         self.ejection = Ejection(name, draw)
         self._connect, self._backoff = connect, backoff
         self._own_load = ReplicaLoad(name)  # without what other routers have sent
-        self._unanswered: dict[int, int] = {}  # prompt tokens, about, of requests without a verdict
+        self._unanswered: dict[int, int] = {}  # uncached prompt tokens, about, of requests without a verdict
         self._state = LinkState.CONNECTING
         self._carried: dict[int, UpstreamRequest] = {}
         self._last_why = ""
@@ -166,7 +169,9 @@ class ReplicaLink:
             upstream.finish(Lost(self.name, "no connection", reached=False))
             return upstream
         self._carried[upstream.id] = upstream
-        tokens = self._unanswered[upstream.id] = tokens_about(len(attempt.request.body))
+        tokens = self._unanswered[upstream.id] = max(
+            tokens_about(len(attempt.request.body)) - attempt.cached_tokens, 1
+        )
         self._note_sent(1, tokens)
         self._placed(self.name, tokens)
         self._idle.clear()
@@ -325,6 +330,8 @@ class ReplicaLink:
                 upstream.finish(wire_conversion.INTERNAL)
         if frame.HasField("snapshot"):
             self._observe(frame.snapshot)
+        if frame.HasField("cached_beginnings"):
+            self.cached.told(frame.cached_beginnings)
 
     def _progress(self, event: wire.Event, upstream: UpstreamRequest) -> None:
         """Note a verdict or an end."""
@@ -378,6 +385,7 @@ class ReplicaLink:
         )
 
     def _lose(self, why: str) -> None:
+        self.cached.forget()
         drained = self._state is LinkState.DRAINING
         if self._state is not LinkState.CONNECTING:
             self._state = LinkState.LOST

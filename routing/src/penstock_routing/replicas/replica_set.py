@@ -16,6 +16,7 @@ from penstock_core.timing.time_model import TimeModel
 from penstock_runtime.clock import monotonic
 
 from penstock_routing.discovery.endpoints import Condition, Endpoint, Endpoints, Source
+from penstock_routing.replicas.cached_prefixes import CachedPrefixes
 from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.replica_link import LinkState, ReplicaLink
 
@@ -27,12 +28,13 @@ class ReplicaSet:
     """Links by replica name.
 
     known: whether the source has yielded any set, even an empty one.
-    random: spreads retries.
+    random: spreads retries. prefixes: what the replicas have cached.
     """
 
     def __init__(self, make_link: MakeLink, random: Random | None = None) -> None:
         self._make_link = make_link
         self.random = random or Random()
+        self.prefixes = CachedPrefixes()
         self._budget = RetryBudget()
         self._links: dict[str, ReplicaLink] = {}
         self._ready: list[ReplicaLink] = []  # those that take work
@@ -146,6 +148,7 @@ class ReplicaSet:
 
     def _join(self, name: str, place: Endpoint, group: asyncio.TaskGroup) -> ReplicaLink:
         link = self._make_link(name, place.address, self._changed)
+        link.cached = self.prefixes.holder(name)
         link.set_condition(place.condition)
         self._tasks[link] = group.create_task(link.run())
         return link

@@ -19,11 +19,16 @@ FRAME_BYTES = 2**20
 
 
 class Attempt(NamedTuple):
-    """A request to one replica. backup: the replicas tried have rejected it; serve it best effort."""
+    """A request to one replica.
+
+    backup: the replicas tried have rejected it; serve it best effort. cached_tokens: of its prompt, that the
+    replica is expected to have cached.
+    """
 
     request: GenerationRequest
     hop: int
     backup: bool
+    cached_tokens: int = 0
 
 
 class SessionWriter:

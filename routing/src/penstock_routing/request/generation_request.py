@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from penstock_core.domain.slo import Slo, Targets, Tier
 from penstock_proto import replica_pb2 as wire
+from penstock_runtime.prompt_marks import UNMARKED, PromptMarks
 
 NO_TARGETS = Targets()
 
@@ -24,6 +25,8 @@ class GenerationRequest(NamedTuple):
     targets: its own TTFT and TPOT, in place of its tier's; None where it brought none.
     turn: one more than that of the request before it.
     movable: whether its body asks for what a continuation on another replica needs.
+    marks: of its prompt; none where no replica can be compared by them.
+    session: that the client says it is a turn of.
     """
 
     id: str
@@ -35,6 +38,8 @@ class GenerationRequest(NamedTuple):
     stream: bool = False
     turn: int = 0
     movable: bool = False
+    marks: PromptMarks = UNMARKED
+    session: bytes | None = None
 
 
 def slo_with(slo: Slo, own: Targets) -> Slo:

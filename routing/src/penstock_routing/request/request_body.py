@@ -19,8 +19,10 @@ from penstock_core.domain.json_nesting import MOST_LEVELS, nesting_of
 from penstock_pool.requests_spec import PROXY_FIELDS, Requests
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
+from penstock_runtime.prompt_marks import PromptMarks, prompt_marks
 
 from penstock_routing.request.forbidden_fields import ClientFields, proxy_field
+from penstock_routing.request.request_head import LONGEST_SESSION
 
 NULL = Raw(b"null")
 
@@ -42,6 +44,7 @@ class _Routed(msgspec.Struct):
     max_tokens: Raw = NULL
     max_completion_tokens: Raw = NULL
     messages: Raw = NULL
+    prompt_cache_key: Raw = NULL
 
 
 _Fields = msgspec.defstruct("_Fields", [(name, Raw, NULL) for name in PROXY_FIELDS], bases=(_Routed,))
@@ -53,6 +56,7 @@ class BodyFields:
 
     sequences: answers that the engine generates for it: its prompts, times the larger of `n` and `best_of`.
     max_tokens: most tokens of each answer, where the client says so; replicas refuse a wrong value.
+    prompt_cache_key: OpenAI's name for requests that share a prefix; None where it is no text.
     """
 
     model: str
@@ -60,6 +64,7 @@ class BodyFields:
     service_tier: str | None
     sequences: int
     max_tokens: int | None
+    prompt_cache_key: bytes | None = None
 
 
 _LIST_OF_PROMPTS = re.compile(rb'\[\s*["\[]')
@@ -85,6 +90,10 @@ class BodyReader:
             return self.parse(endpoint, raw)
         return await asyncio.to_thread(self.parse, endpoint, raw)
 
+    async def marks(self, raw: bytes) -> PromptMarks:
+        """Return the marks of a body's prompt."""
+        return prompt_marks(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(prompt_marks, raw)
+
     def parse(self, endpoint: "wire.Endpoint.ValueType", raw: bytes) -> BodyFields:
         """Do the same, at once."""
         fields = _split(raw)
@@ -95,7 +104,8 @@ class BodyReader:
         service_tier = _typed("service_tier", fields.service_tier, _text.decode, "text")
         self._check(endpoint, fields)
         sequences, max_tokens = self._sequences(endpoint, fields), _max_tokens(fields)
-        return BodyFields(model, bool(stream), service_tier, sequences, max_tokens)
+        cache_key = _key_text(fields.prompt_cache_key)
+        return BodyFields(model, bool(stream), service_tier, sequences, max_tokens, cache_key)
 
     def _check(self, endpoint: "wire.Endpoint.ValueType", fields: _Routed) -> None:
         for name in self._client_fields.refused:
@@ -143,6 +153,12 @@ class BodyReader:
         return _wrong(
             param, f"{what} is over the bound of {bound} sequences for one request", "invalid_value"
         )
+
+
+def _key_text(given: Raw) -> bytes | None:
+    """Return a text as it stands in the body, cut at its bound; None for anything else. It is a hint."""
+    text = bytes(memoryview(given)[:LONGEST_SESSION])
+    return text if text.startswith(b'"') else None
 
 
 def _max_tokens(fields: _Routed) -> int | None:

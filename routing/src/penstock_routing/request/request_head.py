@@ -18,6 +18,11 @@ TPOT_TARGETS = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
 OBJECTIVES = (b"x-gateway-inference-objective", b"x-llm-d-inference-objective")
 """Hints of the Gateway API Inference Extension's clients at a tier."""
 
+SESSION = b"x-session-id"
+"""Names the session that a request is a turn of."""
+
+LONGEST_SESSION = 512
+
 TARGETS = frozenset(TTFT_TARGETS + TPOT_TARGETS)
 
 _REQUEST_ID, _TIER = REQUEST_ID.encode(), TIER.encode()
@@ -49,6 +54,11 @@ def tier_name(head: Head) -> str | None:
     """Return the tier that the header names."""
     given = head.get(_TIER)
     return None if given is None else given.decode("latin-1").strip()
+
+
+def session(head: Head) -> bytes | None:
+    """Return the session that a header names. It is a hint: what exceeds the bound is cut off."""
+    return head.get(SESSION, b"").strip()[:LONGEST_SESSION] or None
 
 
 def objective(head: Head) -> str | None:

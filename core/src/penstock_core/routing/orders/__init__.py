@@ -11,6 +11,12 @@ from penstock_core.routing.orders.prefix import prefix
 from penstock_core.routing.orders.round_robin import round_robin
 from penstock_core.routing.replica_load import Order
 
+BY_PREFIX = "prefix"
+"""The order that goes by affinity."""
+
+BLIND = "round-robin"
+"""The order that does not ask what is cached."""
+
 ORDERS: Mapping[str, Order] = MappingProxyType(
     {
         "round-robin": round_robin,

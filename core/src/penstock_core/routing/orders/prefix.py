@@ -5,14 +5,20 @@ It decides itself whether its load allows that: if it rejects, the next replica 
 and holds it from then on. So a hot prefix spreads to as many replicas as it needs, and the order needs no
 weights between affinity and load.
 
+Where no replica is known to hold anything of the prompt, requests with the same `affinity` go to the same
+replicas, by rendezvous hashing [Thaler and Ravishankar, 1998]: every router computes the same order, and a
+replica that comes or goes moves only the requests that it gets or had.
+
 Choose it for sessions, agents and long common system prompts, with a policy that rejects and with as many
 hops as replicas.
 
 Costs: one hop for every holder that rejects. A policy that rejects nothing queues all requests of a hot
-prefix at one replica; `best-fit` and `lmetric` weigh the queue against the prefill that is saved.
+prefix at one replica; `best-fit` and `lmetric` weigh the queue against the prefill that is saved. Hashing
+does not look at load.
 """
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 from penstock_core.routing.orders.least_loaded import least_loaded
 from penstock_core.routing.orders.turns import in_turn
@@ -20,11 +26,24 @@ from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 
 
 def prefix(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
-    """Order by expected cached tokens, then as `least-loaded`. Holders are compared in a pool of any size."""
+    """Order by expected cached tokens, then by affinity if there is any, else as `least-loaded`.
+
+    Holders are compared in a pool of any size.
+    """
     holders = [load for load in in_turn(loads, request) if request.cached_at(load.name)]
     holders.sort(key=lambda load: _key(load, request))
     others = [load for load in loads if not request.cached_at(load.name)]
-    return (*[load.name for load in holders], *least_loaded(others, request))
+    rest = least_loaded(others, request) if request.affinity is None else _hashed(others, request.affinity)
+    return (*[load.name for load in holders], *rest)
+
+
+def _hashed(loads: Sequence[ReplicaLoad], affinity: bytes) -> tuple[str, ...]:
+    """Order by rendezvous hashing."""
+    return tuple(sorted([load.name for load in loads], key=lambda name: _weight(affinity, name)))
+
+
+def _weight(affinity: bytes, name: str) -> tuple[bytes, str]:
+    return blake2b(name.encode() + b"\0" + affinity, digest_size=8).digest(), name
 
 
 def _key(load: ReplicaLoad, request: RoutingRequest) -> tuple[float, ...]:
