@@ -54,7 +54,7 @@ HIGH = "-high"
 
 
 class Part(NamedTuple):
-    """What is removed: attributes of modules, and what stands there instead."""
+    """What is removed: attributes of modules, and their replacements."""
 
     module: Any
     name: str

@@ -119,8 +119,8 @@ def decider(trial: Trial) -> Callable[[DemandObservation, float], int]:
 
 def run(trial: Trial) -> dict[str, Any]:
     """Serve the workload, and say what it took."""
-    arrivals, stands = list(WORKLOADS[trial.workload]()), list[ReplicaCounts]()
-    autoscaler = FleetAutoscaler(decider(trial), startup_s=trial.startup_s, on_change=stands.append)
+    arrivals, counts = list(WORKLOADS[trial.workload]()), list[ReplicaCounts]()
+    autoscaler = FleetAutoscaler(decider(trial), startup_s=trial.startup_s, on_change=counts.append)
     fleet = replace(FLEET, replicas=int(trial.target)) if trial.who == "fixed" else FLEET
     outcomes = list(simulate(fleet, arrivals, 0, autoscaler=autoscaler))
     admitted = [outcome.met for outcome in outcomes if outcome.verdict == "admitted"]
@@ -129,9 +129,9 @@ def run(trial: Trial) -> dict[str, Any]:
         100 * sum(outcome.met for outcome in outcomes) / len(outcomes),
         100 * sum(admitted) / len(admitted),
         100 * min(by_minute(outcomes)),
-        gpu_hours(stands, until_s),
-        scale_events(stands),
-        max(stand.gpus for stand in stands),
+        gpu_hours(counts, until_s),
+        scale_events(counts),
+        max(count.gpus for count in counts),
     )
     tiers = {
         name: sum(o.met for o in outcomes if o.tier == name) / sum(o.tier == name for o in outcomes)
@@ -143,7 +143,7 @@ def run(trial: Trial) -> dict[str, Any]:
         "who": trial.who,
         **dict(zip(COLUMNS, figures, strict=True)),
         "tiers": tiers,
-        "gpus": [*((stand.at_s, stand.gpus) for stand in stands if stand.at_s < until_s), (until_s, 0)],
+        "gpus": [*((count.at_s, count.gpus) for count in counts if count.at_s < until_s), (until_s, 0)],
     }
 
 
@@ -156,7 +156,7 @@ def by_minute(outcomes: list[SimulatedOutcome]) -> list[float]:
 
 
 def trials(workload: str, startup_s: float) -> list[Trial]:
-    """Everybody, those first whom everything is held to."""
+    """All deciders, the ones of reference first."""
     return [
         Trial(workload, "penstock", 0, startup_s),
         *(

@@ -1,4 +1,4 @@
-"""What stands between slos-serve and the bound: its share of it as one hardship after the other goes.
+"""The gap between slos-serve and the bound: its share as one difficulty after the other is removed.
 
     .venv/bin/python bench/bound_gap.py [--scenarios S,S] [--relief R,R] [--predicted]
 

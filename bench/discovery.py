@@ -3,7 +3,7 @@
     .venv/bin/python bench/discovery.py [--changes N] [--out FILE]
 
 A real API server without nodes (`e2e/cluster/apiserver`) has a Service's slice of three endpoints; one of
-them is set to terminating and back, over and over, a random pause between. Two times are told: from before
+them is set to terminating and back, repeatedly, a random pause between. Two times are reported: from before
 the change is sent until links have their new condition (`sent`), and from the server's answer to it
 (`stored`), which may be negative, for the watch can be faster than the answer. In a cluster the endpoint
 controller's own time comes before it: tens of milliseconds from a pod's change to its slice's.

@@ -3,7 +3,7 @@
 Starts the engine with iterations of a fixed length, and opens streams that decode without end. For each
 count of streams it prints how many tokens came a second and how much of a core the engine took for them,
 read from /proc while all streams run, and with step reports read as a sidecar would. Where iterations get
-longer than they were told to be, the machine sets the pace instead of the engine: that is the most it
+longer than they should be, the machine sets the pace instead of the engine: that is the most it
 carries.
 """
 

@@ -72,15 +72,15 @@ class Sample(NamedTuple):
 
     ended: int
     met: int
-    promised: int
+    admitted: int
     broken: int
 
 
 def sample(setting: Setting, seed: int) -> Sample:
     ended = list(outcomes(setting.scenario, setting.rate_rps, TERMS[setting.terms], seed))
-    promised = [outcome for outcome in ended if outcome.verdict is FirstVerdict.ADMITTED]
-    broken = sum(not outcome.met for outcome in promised)
-    return Sample(len(ended), sum(outcome.met for outcome in ended), len(promised), broken)
+    admitted = [outcome for outcome in ended if outcome.verdict is FirstVerdict.ADMITTED]
+    broken = sum(not outcome.met for outcome in admitted)
+    return Sample(len(ended), sum(outcome.met for outcome in ended), len(admitted), broken)
 
 
 def settings(scenarios: list[str]) -> Iterator[Setting]:
@@ -96,13 +96,13 @@ def main() -> None:
     parser.add_argument("--scenarios", default=",".join(NEAR_CAPACITY_RPS), help="comma separated")
     parser.add_argument("--seeds", type=int, default=1, help="samples of each (default 1)")
     options = parser.parse_args()
-    print(f"{'':24} {'scenario':>10} {'req/s':>6} {'attained':>9} {'promised':>9} {'broken':>7} {'kept':>8}")
+    print(f"{'':24} {'scenario':>10} {'req/s':>6} {'attained':>9} {'admitted':>9} {'broken':>7} {'kept':>8}")
     with ProcessPoolExecutor() as pool:
         rows = list(settings(options.scenarios.split(",")))
         running = [[pool.submit(sample, row, seed) for seed in range(options.seeds)] for row in rows]
         for row, samples in zip(rows, running, strict=True):
-            ended, met, promised, broken = map(sum, zip(*[one.result() for one in samples], strict=True))
-            figures = f"{met / ended:>9.3f} {promised:>9} {broken:>7} {1 - broken / promised:>8.2%}"
+            ended, met, admitted, broken = map(sum, zip(*[one.result() for one in samples], strict=True))
+            figures = f"{met / ended:>9.3f} {admitted:>9} {broken:>7} {1 - broken / admitted:>8.2%}"
             print(f"{row.terms:24} {row.scenario:>10} {row.rate_rps:>6.2f} {figures}", flush=True)
 
 

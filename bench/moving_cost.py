@@ -1,7 +1,7 @@
 """What it costs that streams can move: CPU per streamed token with `routing.maxMoves` 2 and 0, in one run.
 
 Two pools of the same programs (router, sidecar, an engine that answers at once) take turns. In the one the
-engine tells token ids, which the router takes out of each event and keeps. CPU is read from the kernel.
+engine reports token ids, which the router takes out of each event and keeps. CPU is read from the kernel.
 """
 
 import argparse

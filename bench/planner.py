@@ -28,7 +28,7 @@ PACES_S = (0.05, 0.075, 0.1)
 MODEL = builtin("llama-3-8b-a100").model
 
 
-def newcomer(random: Random, name: str, now_s: float, values: bool = False) -> Job:
+def new_request(random: Random, name: str, now_s: float, values: bool = False) -> Job:
     prompt = random.randint(20, 1500)
     ttft_s = 0.2 + random.uniform(3, 10) * MODEL.prefill_seconds(prompt)
     targets = Targets(ttft_s, random.choice(PACES_S), None, random.choice(list(Judge)))
@@ -38,7 +38,7 @@ def newcomer(random: Random, name: str, now_s: float, values: bool = False) -> J
 
 
 def decode(random: Random, name: str, now_s: float) -> Job:
-    job = newcomer(random, name, now_s - 60)
+    job = new_request(random, name, now_s - 60)
     job = advance(job, job.request.prompt_tokens, 1, now_s - 0.01)
     for _ in range(random.randint(0, 40)):
         job = advance(job, 1, 1, now_s - 0.01)
@@ -49,7 +49,7 @@ def replica(random: Random, decodes: int, prefills: int, kv_share: float) -> Rep
     """`kv_share`: blocks there are, as a multiple of what the running requests hold."""
     now_s = 100.0
     running = [decode(random, f"d{i}", now_s) for i in range(decodes)]
-    waiting = [newcomer(random, f"w{i}", now_s) for i in range(prefills)]
+    waiting = [new_request(random, f"w{i}", now_s) for i in range(prefills)]
     held = sum(-(-(job.computed_tokens + 1) // 16) for job in running)
     kv = KvCache(int(held * kv_share), int(held * (kv_share - 1)), 16)
     return ReplicaView(now_s, now_s + 0.02, tuple(running), tuple(waiting), kv, Limits(running=512), MODEL)
@@ -82,7 +82,7 @@ def admission(
 
     def make(random: Random) -> Act:
         view = replica(random, decodes, prefills, kv_share)
-        jobs = [newcomer(random, f"n{i}", view.now_s, values) for i in range(new)]
+        jobs = [new_request(random, f"n{i}", view.now_s, values) for i in range(new)]
         jobs = [job._replace(due_s=job.due_s + random.uniform(0, patience_s)) for job in jobs]
         return lambda: SlosServe().admit(view, jobs)
 

@@ -33,7 +33,7 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class Timed:
-    """A policy whose calls are timed. most_new: newcomers of the largest admission."""
+    """A policy whose calls are timed. most_new: candidates of the largest admission."""
 
     policy: Policy[Any]
     admissions_ms: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The GPU of this machine, as its driver tells."""
+"""The GPU of this machine, as its driver reports it."""
 
 import subprocess
 

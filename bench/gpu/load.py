@@ -21,7 +21,7 @@ from gpu.journal import Report
 SINGLE = tuple(
     name for name in SCENARIOS if not any(a.session for a in arrivals(SCENARIOS[name], 1.0, seed=0))
 )
-"""Scenarios whose requests stand alone: a trace cannot wait for an answer before it sends the next."""
+"""Scenarios whose requests are independent: a trace cannot wait for an answer before it sends the next."""
 
 TOGETHER = 32
 """Answers that the guess has decode side by side."""

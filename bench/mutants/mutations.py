@@ -76,7 +76,7 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """Nodes below this one, and what could stand there."""
+    """Nodes below this one, and their possible replacements."""
     if isinstance(node, ast.stmt):
         yield from _of_statement(node)
     elif isinstance(node, ast.expr):

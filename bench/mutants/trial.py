@@ -172,6 +172,6 @@ class Tree:
 
 
 def _write(file: Path, text: bytes, modified_ns: int) -> None:
-    """Write a file. Its time tells whether bytecode is of this text."""
+    """Write a file. Its time decides whether bytecode is of this text."""
     file.write_bytes(text)
     os.utime(file, ns=(modified_ns, modified_ns))

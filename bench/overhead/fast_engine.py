@@ -1,4 +1,4 @@
-"""An engine that costs next to nothing, so that what stands in front of it can be seen.
+"""An engine that costs next to nothing, so that the cost of what is in front of it shows.
 
 It speaks the part of OpenAI's API that a router needs, over one asyncio protocol without a framework. Answers
 that are not streamed come at once. Streams get their first token at once and one more at every tick,

@@ -77,8 +77,8 @@ def main() -> None:
 
 def inputs(pool: Pool) -> RenderContext:
     """Of the operator, for a pool with a built-in time model: nothing measures one here."""
-    told = pool.spec.engine.model_copy(update={"time_model": "llama-3-8b-a100"})
-    spec = pool.spec.model_copy(update={"engine": told})
+    configured = pool.spec.engine.model_copy(update={"time_model": "llama-3-8b-a100"})
+    spec = pool.spec.model_copy(update={"engine": configured})
     settings = OperatorSettings(
         "router", "picker", "envoy", "sidecar", "simulator", "vllm", "vllm-plugin", tls=False
     )
@@ -157,12 +157,12 @@ def on_a_cpu(arguments: Sequence[str], model: Path, port: str) -> list[str]:
 
 @contextmanager
 def running(
-    command: Sequence[str], told: Mapping[str, str], log: Path
+    command: Sequence[str], configured: Mapping[str, str], log: Path
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """A process and all that it starts, gone after the block."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=dict(told), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command, env=dict(configured), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
         yield process

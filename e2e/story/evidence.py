@@ -20,7 +20,7 @@ KINDS = (
 )
 
 LOOK_EVERY_S = 1.0
-"""A pod that is told to go takes longer."""
+"""A pod that is deleted takes longer."""
 
 
 class GoneLogs:

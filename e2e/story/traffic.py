@@ -31,7 +31,7 @@ LONGEST_S = 60.0
 class Asked:
     """One request and what came of it. Times are of the wall clock.
 
-    replica: who serves it, once that is known. problem: why it was lost. refused: it was told to come later.
+    replica: that serves it, once known. problem: why it was lost. refused: it was answered 429.
     """
 
     number: int

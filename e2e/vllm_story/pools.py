@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from vllm_story.servers import BATCH_TOKENS, COMMON, CONTEXT, MODEL, ROOMY, SEATS
+from vllm_story.servers import BATCH_TOKENS, COMMON, CONTEXT, MODEL, ROOMY, SLOTS
 from vllm_story.world import World
 
 OWN_TARGETS = {"allowRequestTargets": True}
@@ -21,7 +21,7 @@ FEW_BLOCKS, SHORT_CONTEXT = 13, 1024
 
 
 def roomy(world: World, backup: str = "best-effort") -> Path:
-    """Memory for every load of the story; `backup` is what becomes of those whom nobody can promise."""
+    """A pool with memory for every load of the story; `backup`: for requests that all replicas reject."""
     chat, summary = world.targets["chat"], world.targets["summary"]
     tiers = [
         {"name": "chat", "slo": {"ttft": ms(chat.ttft_s), "tpot": ms(chat.tpot_s)}},
@@ -31,7 +31,7 @@ def roomy(world: World, backup: str = "best-effort") -> Path:
         {"name": "batch", "bestEffort": True},
     ]
     engine = {"timeModel": "measured.json", "maxModelLen": CONTEXT, "args": [*COMMON, *ROOMY]}
-    scheduling = {"maxRunning": SEATS, "maxBatchTokens": BATCH_TOKENS}
+    scheduling = {"maxRunning": SLOTS, "maxBatchTokens": BATCH_TOKENS}
     spec = {"tiers": tiers, "scheduling": scheduling, "routing": {"backup": backup}}
     return _write(world.file(f"pool-{backup}.yaml"), engine, spec)
 

@@ -36,7 +36,7 @@ COMMON: Sequence[str] = (
 """Flags of every vLLM here. float32: see `greedy.py`."""
 ROOMY = ("--num-gpu-blocks-override", "512")
 """KV blocks, of 128 tokens: more than any load here takes."""
-CONTEXT, SEATS, BATCH_TOKENS = 4096, 16, 2048
+CONTEXT, SLOTS, BATCH_TOKENS = 4096, 16, 2048
 
 
 def environment() -> Mapping[str, str]:
@@ -50,7 +50,7 @@ def plain_vllm(model: Path, budgets: Sequence[int | None], log: Path) -> Iterato
     ports = {budget: free_port() for budget in budgets}
     own = {budget: "" if budget is None else f"--max-num-batched-tokens {budget}" for budget in budgets}
     common = ["--model", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1", *COMMON, *ROOMY]
-    common += ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(SEATS)]
+    common += ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(SLOTS)]
     program = Path(__file__).with_name("plain_vllm.py")
     servers = [f"{port}={own[budget]}" for budget, port in ports.items()]
     with running([python(), program, *servers, "--", *common], environment(), log):
@@ -69,7 +69,7 @@ class Replica(NamedTuple):
 
 
 class Router(NamedTuple):
-    """Where a router serves the API, and where it tells its metrics."""
+    """A router's API address, and that of its metrics."""
 
     url: str
     admin_url: str
@@ -160,7 +160,7 @@ def children(parent: int) -> list[int]:
 
 @contextmanager
 def router_of(replicas: Sequence[Replica], pool: Path, log: Path, level: str = "info") -> Iterator[Router]:
-    """One more router of these replicas, told a pool of its own."""
+    """Start one more router of these replicas, with a pool file of its own."""
     port, admin_port = free_port(), free_port()
     command: list[str | Path] = [PENSTOCK.with_name("penstock-router"), "-f", pool, "--port", str(port)]
     command += ["--admin-port", str(admin_port)]
@@ -211,7 +211,7 @@ def bench_serve(arguments: Sequence[str], log: Path) -> None:
 def profile(url: str, out: Path, seconds: float) -> str:
     """`penstock profile` of a running engine. Returns what it printed."""
     command = [PENSTOCK, "profile", "--engine", url, "--out", out, "--seconds", seconds]
-    command += ["--longest-prompt", BATCH_TOKENS, "--most-requests", SEATS]
+    command += ["--longest-prompt", BATCH_TOKENS, "--most-requests", SLOTS]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"penstock profile: {done.stdout}{done.stderr}"
     return done.stdout

@@ -1,4 +1,4 @@
-"""Rights: as much as the operator uses, told with its reason, and enough to hand on what routers need."""
+"""Permissions: those that the operator uses, each with its reason, and those that it grants to routers."""
 
 import re
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def rows(name: str) -> Iterator[list[str]]:
         yield [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def told(group: str, resources: str, verbs: str) -> set[Right]:
+def reported(group: str, resources: str, verbs: str) -> set[Right]:
     """One row of a table as rights."""
     named = re.match(r"`(\w+)`: `([\w-]+)`", resources)
     listed = [f"{named[1]}:{named[2]}"] if named else re.findall(r"`([\w/]+)`", resources)
@@ -40,7 +40,7 @@ def told(group: str, resources: str, verbs: str) -> set[Right]:
 
 
 def told_in(name: str) -> set[Right]:
-    return {right for group, resources, verbs, _ in rows(name) for right in told(group, resources, verbs)}
+    return {right for group, resources, verbs, _ in rows(name) for right in reported(group, resources, verbs)}
 
 
 def test_the_page_tells_every_right_of_the_operator_and_no_other() -> None:
@@ -66,7 +66,7 @@ def test_the_page_tells_what_it_may_do_with_its_lease() -> None:
 def test_the_page_tells_what_people_may_do() -> None:
     found: dict[str, set[Right]] = {}
     for name, group, resources, verbs, _ in rows("people"):
-        found.setdefault(name.strip("`"), set()).update(told(group, resources, verbs))
+        found.setdefault(name.strip("`"), set()).update(reported(group, resources, verbs))
     roles = {
         m["metadata"]["name"]: m["metadata"].get("labels", {}) for m in of_kind(rendered(), "ClusterRole")
     }

@@ -23,7 +23,7 @@ PATIENCE_S = 90.0
 
 
 class Up(NamedTuple):
-    """A running `penstock up`, the URLs that it tells, and its log."""
+    """A running `penstock up`, the URLs that it prints, and its log."""
 
     process: subprocess.Popen[str]
     url: str

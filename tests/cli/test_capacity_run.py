@@ -72,8 +72,8 @@ def test_as_many_trials_run_as_there_are_processes(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("penstock_cli.capacity.run.workers", waiting)
     monkeypatch.setattr("penstock_cli.capacity.run.wait", executor.wait)
-    watch, told, reported = SearchProgress(), list[tuple[int, int]](), list[str]()
-    watch.ended = lambda: told.append((watch.trials, watch.searches))
+    watch, counts, reported = SearchProgress(), list[tuple[int, int]](), list[str]()
+    watch.ended = lambda: counts.append((watch.trials, watch.searches))
     with TrialLog(None) as memory:
         searches = [at_once("one", 1, 2, 3), at_once("other", 4)]
         found = run_all(searches, missing_its_rate, jobs, memory, watch, report=reported.append)
@@ -81,8 +81,8 @@ def test_as_many_trials_run_as_there_are_processes(monkeypatch: pytest.MonkeyPat
     assert found == ["one: [1, 2, 3]", "other: [4]"]
     assert sorted(reported) == found
     assert executor.most == min(jobs, 4)
-    assert [trials for trials, _ in told] == [0, 1, 2, 3, 4]
-    assert (told[0], told[-1]) == ((0, 0), (4, 2))
+    assert [trials for trials, _ in counts] == [0, 1, 2, 3, 4]
+    assert (counts[0], counts[-1]) == ((0, 0), (4, 2))
 
 
 def test_what_is_known_is_not_run_again() -> None:
@@ -113,7 +113,7 @@ DEATH_SIGNAL = """
 """The signal that a process gets when its parent dies: PR_GET_PDEATHSIG."""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children that their parent has died")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals children when their parent dies")
 def test_workers_end_with_a_main_process_that_is_killed() -> None:
     with workers(2) as executor:
         assert executor.submit(eval, DEATH_SIGNAL.strip()).result() == signal.SIGTERM

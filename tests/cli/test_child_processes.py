@@ -1,4 +1,4 @@
-"""A pool's processes: started again when they die, stopped when told, killed when they do not listen."""
+"""A pool's processes: restarted when they die, stopped on request, killed when they ignore it."""
 
 import asyncio
 import json
@@ -157,7 +157,7 @@ async def test_a_role_is_stopped_once_those_before_it_have_ended() -> None:
 async def test_a_pool_that_stops_has_its_drain_timeout_and_a_grace(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The one process is deaf, so it is told when it is killed."""
+    """One process ignores SIGTERM, so that its end is seen when it is killed."""
     deaf = ProcessSpec("engine-r0", Role.ENGINE, (sys.executable, "-c", DEAF))
     layout = Layout((deaf,), "", "", (), (), (), files={tmp_path / "settings": b"text"})
     monkeypatch.setattr(local_pool, "plan_layout", lambda *_: layout)
@@ -191,7 +191,7 @@ async def test_what_a_killed_process_had_started_goes_with_it() -> None:
     os.kill(one.last_pid, signal.SIGKILL)
     assert "starting it again" in await received.next_note()
     async with asyncio.timeout(PATIENCE_S):
-        while any(map(is_running, pids)):  # noqa: ASYNC110  # nobody is told of a stranger's end
+        while any(map(is_running, pids)):  # noqa: ASYNC110  # no event signals the end of another's child
             await asyncio.sleep(0.01)
     await one.stop(PATIENCE_S)
 

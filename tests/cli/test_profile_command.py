@@ -113,26 +113,26 @@ def test_probes_stay_within_the_flags_and_the_engines_context(
 
 
 class Bar:
-    """A progress bar that remembers what it was told."""
+    """A progress bar that records its updates."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.told.append("end")
+        self.reported.append("end")
 
     def add_task(self, description: str, total: float) -> int:
-        self.told.append(total)
+        self.reported.append(total)
         return 5
 
     def update(self, task: int, description: str) -> None:
-        self.told.append((task, description))
+        self.reported.append((task, description))
 
     def advance(self, task: int, seconds: float) -> None:
-        self.told.append((task, seconds))
+        self.reported.append((task, seconds))
 
 
 def test_the_bar_counts_readings_from_one_on_standard_error(
@@ -148,7 +148,7 @@ def test_the_bar_counts_readings_from_one_on_standard_error(
     assert penstock("--seconds", 7) == 0
     readings = [(5, "reading 1: prefill of 64"), (5, "reading 2: prefill of 64")]
     ticks = [(5, command.TICK_S)] * 2
-    assert bar.told == [7.0, *readings, *ticks, "end"]
+    assert bar.reported == [7.0, *readings, *ticks, "end"]
     assert [console.stderr for console in consoles] == [True]
 
 

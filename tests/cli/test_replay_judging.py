@@ -1,4 +1,4 @@
-"""Requests are judged by what their tier promises; the expected figures are worked out by hand."""
+"""Requests are judged by their tier's SLO; the expected figures are worked out by hand."""
 
 from pathlib import Path
 

@@ -34,7 +34,7 @@ POOL = {
 class Server:
     """An OpenAI-compatible server with scripted behaviour, which is its own admin port too.
 
-    received: bodies, in order of arrival. tells: whether its model says where the admin port is.
+    received: bodies, in order of arrival. names_admin_port: whether its model says where the admin port is.
     asked: the headers of those who asked for the pool.
     """
 
@@ -42,7 +42,7 @@ class Server:
     pool: dict[str, Any] | None = None
     engine: str = "vllm"
     received: list[tuple[dict[str, Any], dict[str, str]]] = field(default_factory=list)
-    tells: bool = True
+    names_admin_port: bool = True
     asked: list[dict[str, str]] = field(default_factory=list)
     waiting: int = 0
     release: asyncio.Event = field(default_factory=asyncio.Event)
@@ -55,7 +55,7 @@ class Server:
         return app
 
     async def _models(self, request: web.Request) -> web.Response:
-        reported = {"admin_url": str(request.url.origin())} if self.tells else {}
+        reported = {"admin_url": str(request.url.origin())} if self.names_admin_port else {}
         return web.json_response(
             {"data": [{"id": "m", "engine": self.engine, "max_model_len": 8192, **reported}]}
         )
@@ -272,7 +272,7 @@ async def test_tiers_are_renamed_and_filled_in(serve: Any, tmp_path: Path) -> No
 
 
 async def test_the_pool_is_asked_at_the_admin_url_without_the_key(serve: Any, tmp_path: Path) -> None:
-    server, admin = Server(answered, tells=False), Server(answered, pool=POOL)
+    server, admin = Server(answered, names_admin_port=False), Server(answered, pool=POOL)
     trace, url = trace_of(tmp_path, "0,5,4,chat"), await serve(server)
     report = await replayed(ReplaySettings(trace, url, admin_url=await serve(admin), api_key="sk-1"))
     assert report.policy == "slos-serve"
@@ -291,11 +291,11 @@ async def test_a_given_admin_url_that_is_none_ends_the_replay(serve: Any, tmp_pa
 @pytest.mark.parametrize(
     "server",
     [
-        Server(answered, pool=POOL, tells=False),
+        Server(answered, pool=POOL, names_admin_port=False),
         Server(answered, pool=POOL | {"model": "other"}),
         Server(answered),
     ],
-    ids=["it is not told", "it is another pool's", "nothing is there"],
+    ids=["it is not given", "it is another pool's", "nothing is there"],
 )
 async def test_without_its_admin_port_a_pool_is_any_server(
     server: Server, serve: Any, tmp_path: Path

@@ -14,7 +14,7 @@ from rich.console import Console
 
 @pytest.fixture
 async def frozen() -> AsyncIterator[None]:
-    """Time stands still, but for `skip`."""
+    """A clock that only `skip` advances."""
     freeze()
     yield
     thaw()

@@ -1,4 +1,4 @@
-"""What a server tells of itself before a replay, and what is said of one that is none."""
+"""What a replay reads of a server before it starts, and its errors where there is none."""
 
 import socket
 from collections.abc import AsyncIterator

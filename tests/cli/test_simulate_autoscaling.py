@@ -1,4 +1,4 @@
-"""`penstock simulate` of a pool that scales: on by its file, off by a flag, told in words and JSON."""
+"""`penstock simulate` of a pool that scales: on by its file, off by a flag, reported in text and JSON."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`penstock simulate --prefix-caching`: hits as the trace's ids say, told in words and JSON."""
+"""`penstock simulate --prefix-caching`: hits as the trace's ids say, reported in text and JSON."""
 
 import json
 from pathlib import Path

@@ -21,7 +21,7 @@ DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo-pool.yaml"
 
 @dataclass
 class Pools:
-    """What was started, each told to stop as soon as it runs."""
+    """The processes that were started, each stopped as soon as it runs."""
 
     started: list[tuple[LocalPoolOptions, float, Pool]] = field(default_factory=list)
     stopped: int = 0

@@ -81,7 +81,7 @@ def client(up: Up) -> httpx2.Client:
 
 
 def running_requests(up: Up) -> int:
-    """Requests in the engines, as they tell."""
+    """Return the requests in the engines, as their metrics say."""
     engines = re.findall(r"penstock-engine .*?--port (\d+)", "\n".join(descendants(up.process.pid).values()))
     pages = [
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()

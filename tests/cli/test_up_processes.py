@@ -53,7 +53,7 @@ def test_a_pool_serves_heals_and_stops(up: Up) -> None:
     assert [line for pid, line in everyone.items() if is_running(pid)] == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children that their parent has died")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals children when their parent dies")
 def test_a_killed_parent_takes_its_children_along(up: Up) -> None:
     process = up.process
     everyone = descendants(process.pid)

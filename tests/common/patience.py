@@ -54,6 +54,6 @@ def _check(deadline_s: float, within_s: float, what: str) -> None:
 
 
 def _name(look: Callable[[], object]) -> str:
-    """Where the condition stands: its file and line."""
+    """Return the condition's file and line."""
     code = getattr(look, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(look)

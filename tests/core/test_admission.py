@@ -1,4 +1,4 @@
-"""Admission of one replica's newcomers: verdicts, reasons, and what they must fit around."""
+"""Admission at one replica: verdicts, reasons, and the admitted requests that constrain them."""
 
 from dataclasses import replace
 from math import inf
@@ -158,7 +158,7 @@ def test_more_valuable_candidates_are_preferred() -> None:
 
 
 def test_running_prefills_are_never_given_up() -> None:
-    """A newcomer due earlier would make the accepted one late, and is refused."""
+    """A candidate with an earlier deadline would make an admitted request late, and is rejected."""
     accepted = asks("old", 5000, ttft_s=0.45)
     assert (
         reason(answer(replica(waiting=(accepted,)), asks("new", 1500, ttft_s=0.4))[0])

@@ -1,4 +1,4 @@
-"""The annealing policy on one replica: who starts, who waits for whom, what is learned."""
+"""The annealing policy on one replica: which requests start, which wait, and what is learned."""
 
 from dataclasses import replace
 from math import inf

@@ -1,4 +1,4 @@
-"""Decisions on one observation, as the docs tell them, and what is remembered of each."""
+"""Decisions on one observation, as in the docs, and what is remembered of each."""
 
 from dataclasses import replace
 from math import inf
@@ -83,7 +83,7 @@ TABLE = [
     ("nothing was ever counted", seen({}, pool_of(1, 0.0), elapsed_s=0.0), 0.1, (1, Reason.STEADY)),
     ("late on idle replicas", seen(chat(60, late=20), pool_of(2, 0.2)), 3.0, (2, Reason.STEADY)),
     ("all are late", seen(chat(60, late=60), HALF), None, (5, Reason.MISSED)),
-    ("promises fill what there is", seen(chat(60), pool_of(2, 1.0)), None, (3, Reason.FILLED)),
+    ("admitted requests fill the pool", seen(chat(60), pool_of(2, 1.0)), None, (3, Reason.FILLED)),
     ("more is offered than was ever kept", seen(chat(60), HALF), 1.0, (4, Reason.OFFERED)),
     ("those that come are enough", seen(chat(60), pool_of(2, 0.5, starting=3)), 1.0, (5, Reason.STEADY)),
     ("too many for too little", seen(chat(60), pool_of(5, 0.2)), None, (4, Reason.SURPLUS)),
@@ -92,7 +92,7 @@ TABLE = [
     ("tries are refused", seen(chat(60, hops=90), pool_of(5, 0.2)), None, (5, Reason.HOPPED)),
     ("a fifth of the tries is refused", seen(chat(60, hops=75), pool_of(5, 0.2)), None, (4, Reason.SURPLUS)),
     ("idle, and one has to stay", seen({}, pool_of(1, 0.0, running=0)), None, (1, Reason.STEADY)),
-    ("a tier without promises floods", seen({"batch": TierDemand(900, 0, 900, has_slo=False)}, pool_of(1)),
+    ("a tier without an SLO floods", seen({"batch": TierDemand(900, 0, 900, has_slo=False)}, pool_of(1)),
      None, (1, Reason.STEADY)),
     ("more than are allowed", seen(chat(60), pool_of(12, 0.9)), None, (10, Reason.BOUND)),
     ("fewer than are allowed", seen({}, (), desired=0), None, (1, Reason.BOUND)),

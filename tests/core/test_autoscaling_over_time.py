@@ -24,14 +24,14 @@ HOUR_S = 3600.0
 
 @dataclass
 class Pool:
-    """A fluid. told: how full replicas say that they are, of how full they really are."""
+    """A fluid. reported: utilization that replicas report, as a share of the real one."""
 
     scaling: Scaling
     takes_rps: float
     replicas: int = 1
     startup_s: float = 60.0
     period_s: float = 15.0
-    told: float = 1.0
+    reported: float = 1.0
     memory: AutoscalerState = field(default_factory=AutoscalerState)
     ready_s: list[float] = field(default_factory=list)
 
@@ -53,7 +53,7 @@ class Pool:
         ready = sum(ready_s <= now_s for ready_s in self.ready_s)
         arrived = round(rate_rps * self.period_s)
         admitted = min(arrived, round(ready * self.takes_rps * self.period_s))
-        filled = self.told * admitted / max(ready * self.takes_rps * self.period_s, 1)
+        filled = self.reported * admitted / max(ready * self.takes_rps * self.period_s, 1)
         output = Snapshot(
             running=min(admitted, 1), kv_tokens_total=10_000, kv_tokens_headroom=round(10_000 * (1 - filled))
         )
@@ -94,8 +94,10 @@ starts = st.integers(1, 20)
 
 @given(rates, starts, st.sampled_from([0.8, 1.0]))
 @examples(8)
-def test_a_constant_load_finds_its_number_and_keeps_it(rate_rps: float, replicas: int, told: float) -> None:
-    pool = Pool(POOL, takes_rps=4.0, replicas=replicas, told=told)
+def test_a_constant_load_finds_its_number_and_keeps_it(
+    rate_rps: float, replicas: int, reported: float
+) -> None:
+    pool = Pool(POOL, takes_rps=4.0, replicas=replicas, reported=reported)
     decisions = pool.run(constant(rate_rps), 1.5 * HOUR_S)
     assert turns(decisions) <= 2
     assert len(set(numbers(decisions[-60:]))) == 1
@@ -104,7 +106,7 @@ def test_a_constant_load_finds_its_number_and_keeps_it(rate_rps: float, replicas
 
 
 def test_fewer_are_tried_seldom_where_replicas_say_that_they_are_hardly_full() -> None:
-    pool = Pool(POOL, takes_rps=4.0, told=0.3)
+    pool = Pool(POOL, takes_rps=4.0, reported=0.3)
     decisions = pool.run(constant(9.0), 3 * HOUR_S)
     settled = numbers(decisions)[40:]
     assert set(settled) == {2, 3}
@@ -197,7 +199,7 @@ def test_a_forgotten_memory_changes_no_number_of_a_pool_that_is_well() -> None:
 
 
 observations = st.tuples(
-    st.just(0.0) | st.floats(1e-3, 40_000.0),  # seconds since the one before, as a clock tells them
+    st.just(0.0) | st.floats(1e-3, 40_000.0),  # seconds since the one before, as a clock shows them
     st.integers(0, 5),  # ready
     st.lists(st.tuples(st.integers(0, 15), st.integers(0, 10**9), st.integers(0, 10**9)), max_size=16),
 )

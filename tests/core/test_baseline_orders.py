@@ -1,4 +1,4 @@
-"""Schedulers that keep a queue: whom each of them serves, step by step, on small replicas."""
+"""Schedulers with a queue: which request each of them serves, step by step, on small replicas."""
 
 from dataclasses import replace
 
@@ -68,7 +68,7 @@ STEPS = {
         {"a": 1, "b": 63},
         (),
     ),
-    "sarathi: the prompt under way goes before newcomers, and they fill the chunk": (
+    "sarathi: the started prompt goes before new ones, and they fill the chunk": (
         "sarathi",
         replica([UNDER_WAY, decode("a")], [prompt("c"), prompt("d")], limits=Limits(batch_tokens=512)),
         {"a": 1, "b": 400, "c": 100, "d": 11},
@@ -190,7 +190,7 @@ def test_sjf_weighs_a_prompt_by_what_it_adds_to_a_batch(answer: int, first: str)
 
 
 def test_orca_counts_what_runs_at_its_longest() -> None:
-    """The one that runs may come to 600 tokens, 38 blocks; the newcomer to 37 of the other 37."""
+    """The one that runs may come to 600 tokens, 38 blocks; the new one to 37 of the other 37."""
     running = [decode("a")]
     fits = replica(running, [prompt("b", 92, most=500)], free_blocks=68)
     assert set(step_of("orca", fits).tokens) == {"a", "b"}
@@ -212,7 +212,7 @@ def test_vllm_legacy_leaves_a_hundredth_of_the_blocks_free(free_blocks: int, sta
 
 
 def test_a_first_token_is_predicted_behind_all_prompts_and_the_batch_under_way() -> None:
-    """Each newcomer waits for those before it; a decode and a best-effort request count as they are."""
+    """Each new request waits for those before it; a decode and a best-effort request count as they are."""
     there = replica([decode("d", 300), UNDER_WAY], [prompt("w", 200)])
     model = replace(MODEL, context_token_s=1e-5)
     view = replace(there, now_s=5.0, busy_until_s=5.5, model=model)

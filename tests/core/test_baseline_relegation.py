@@ -83,7 +83,7 @@ PACES = {
     "behind within its window": (decode("d", due_in_s=-0.1, judge=Judge.WINDOW), set()),
     "behind where every gap counts": (decode("d", due_in_s=ONE_S - 1e-6, judge=Judge.MAX), {"d"}),
     "nobody waits for it": (decode("d", due_in_s=inf, tpot_s=None), set()),
-    "no promise at all": (offline(decode("d")), {"d"}),
+    "no SLO at all": (offline(decode("d")), {"d"}),
 }
 
 
@@ -192,7 +192,7 @@ def test_fluidserve_holds_what_would_not_fit_to_its_end() -> None:
 
 
 def test_fluidserve_counts_memory_when_others_have_ended() -> None:
-    """The decode ends after two more tokens; only then does the newcomer's answer grow."""
+    """The decode ends after two more tokens; only then does the new answer grow."""
     ends, stays = decode("d", 800, left=2), decode("d", 800, left=400)
     candidate = prompt("p", 600, answer=300)
     assert "p" in step_of(FluidServe(), replica([ends], [candidate], free_blocks=45)).tokens

@@ -212,7 +212,7 @@ def test_best_effort_gets_surplus_only_within_the_ordinary_length() -> None:
 
 
 def test_best_effort_lengthens_batches_less_the_more_memory_admitted_requests_hold() -> None:
-    """With half of it promised not at all: it then only runs where accepted work does not."""
+    """Half of them are best effort: these run only in what admitted work leaves."""
     offline = prompt("offline", 5000, best_effort=True)
     loads = [batch([decode("d", 800)], [offline], free_blocks=free).tokens for free in (2000, 330, 150, 50)]
     assert [load["d"] for load in loads] == [1] * 4

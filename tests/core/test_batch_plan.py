@@ -208,7 +208,7 @@ def test_thinking_may_have_ended_with_its_last_token_however_far_it_was_ahead() 
 
 
 def test_a_job_without_a_tpot_makes_nobody_late() -> None:
-    """A decode is due just when a batch of its own ends: whoever else is in it has broken its promise."""
+    """A decode is due just when a batch of its own ends: with any other request in the batch it is late."""
     due = decode("d", due_in_s=STEP_S + 1e-4)
     along = [decode(f"free{i}", tpot_s=None) for i in range(200)]
     assert foreseen([due], [prompt("p", 20, 9.0)]).in_time

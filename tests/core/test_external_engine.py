@@ -1,4 +1,4 @@
-"""Room in an engine that schedules by itself, and how it stands once its prompts are done."""
+"""Capacity of an engine that schedules by itself, and its state once its prompts are computed."""
 
 from dataclasses import replace
 from math import inf

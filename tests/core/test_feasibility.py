@@ -116,25 +116,25 @@ def test_drafts_of_the_way_count_in_the_peak() -> None:
 
 
 def few_requests(random: Random) -> tuple[list[Job], list[Job]]:
-    """Promised ones, too few for a price, and newcomers."""
-    promised = decodes(random.randint(0, FEW_REQUESTS - 1), random.randint(1, 900), random.randint(2, 300))
+    """Admitted requests, too few for a price, and candidates."""
+    before = decodes(random.randint(0, FEW_REQUESTS - 1), random.randint(1, 900), random.randint(2, 300))
     new = [
         asks(f"n{i}", random.randint(1, 2500), random.randint(1, 400), random.uniform(0.1, 2.0))
         for i in range(random.randint(1, 4))
     ]
-    return promised, new
+    return before, new
 
 
 @examples(150)
 @given(st.integers(0, 1 << 20))
 def test_more_memory_or_slots_never_make_anybody_unfit(seed: int) -> None:
     random = Random(seed)
-    promised, new = few_requests(random)
+    before, new = few_requests(random)
     blocks, slots = random.randint(20, 600), random.randint(1, 8)
-    if isinstance(feasible(replica(blocks, slots=slots), admitted(promised), new), Feasible):
+    if isinstance(feasible(replica(blocks, slots=slots), admitted(before), new), Feasible):
         for more, at_more in ((random.randint(1, 900), 0), (0, 1)):
             view = replica(blocks + more, slots=slots + at_more)
-            assert isinstance(feasible(view, admitted(promised), new), Feasible)
+            assert isinstance(feasible(view, admitted(before), new), Feasible)
 
 
 @examples(150)
@@ -151,11 +151,11 @@ def test_an_engine_that_is_free_sooner_never_makes_anybody_unfit(seed: int) -> N
 @given(st.integers(0, 1 << 20))
 def test_a_faster_engine_never_makes_anybody_unfit(seed: int) -> None:
     random = Random(seed)
-    promised, new = few_requests(random)
+    before, new = few_requests(random)
     scale = random.uniform(0.5, 2.0)
-    if isinstance(feasible(replica(scale=scale), admitted(promised), new), Feasible):
+    if isinstance(feasible(replica(scale=scale), admitted(before), new), Feasible):
         faster = replica(scale=scale * random.uniform(0.3, 1.0))
-        assert isinstance(feasible(faster, admitted(promised), new), Feasible)
+        assert isinstance(feasible(faster, admitted(before), new), Feasible)
 
 
 def true_peak_blocks(view: ReplicaView, answer: Feasible, together: AdmittedSet, random: Random) -> int:
@@ -182,9 +182,9 @@ def true_peak_blocks(view: ReplicaView, answer: Feasible, together: AdmittedSet,
 @given(st.integers(0, 1 << 20))
 def test_memory_suffices_for_a_feasible_set_whatever_drafts_are_accepted(seed: int) -> None:
     random = Random(seed)
-    promised = admitted(decodes(random.randint(1, 3), random.randint(1, 300), random.randint(20, 200)))
+    before = admitted(decodes(random.randint(1, 3), random.randint(1, 300), random.randint(20, 200)))
     new = [asks(f"n{i}", random.randint(200, 2500), random.randint(2, 60), 3.0) for i in range(6)]
     view = replace(replica(random.randint(100, 900)), speculation=Speculation(random.choice((0, 3, 9)), 0.9))
-    answer, together = feasible(view, promised, new), admitted([*promised.decodes, *new])
+    answer, together = feasible(view, before, new), admitted([*before.decodes, *new])
     if isinstance(answer, Feasible):
         assert true_peak_blocks(view, answer, together, random) <= view.kv.total_blocks

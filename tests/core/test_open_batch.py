@@ -175,24 +175,24 @@ def test_victims_are_preempted_in_their_order_and_no_more_of_them_than_needed(
 def test_a_step_repeats_until_its_tokens_may_run_out_of_blocks() -> None:
     decodes = [decode(name) for name in "abc"]
 
-    def stands(batch: OpenBatch) -> int | None:
+    def repeats(batch: OpenBatch) -> int | None:
         return batch.repeatable_step().repeatable_blocks
 
     batch = opened(*decodes)
-    assert stands(batch) is None
+    assert repeats(batch) is None
     batch.decode_all(decodes)
-    assert stands(batch) == 3
+    assert repeats(batch) == 3
     alone = opened(decodes[0])
     alone.decode_all(decodes[:1])
-    assert stands(alone) == 1
+    assert repeats(alone) == 1
     batch.view = replace(batch.view, speculation=Speculation(2, 0.7))
-    assert stands(batch) is None
+    assert repeats(batch) is None
     waited_for = opened(*decodes, waiting=(prompt("w"),))
     waited_for.decode_all(decodes)
-    assert stands(waited_for) is None
+    assert repeats(waited_for) is None
     some = opened(*decodes)
     some.decode_all(decodes[:2])
-    assert stands(some) is None
+    assert repeats(some) is None
     last_token = opened(prompt("a", 100, 99))
     last_token.add(prompt("a", 100, 99), 1)
-    assert stands(last_token) is None
+    assert repeats(last_token) is None

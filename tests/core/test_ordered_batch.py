@@ -1,4 +1,4 @@
-"""Batches by an order: running jobs, drafts, newcomers, and who gives way, at the bounds of an engine."""
+"""Batches by an order: running jobs, draft tokens, new jobs and preemption, at the bounds of an engine."""
 
 import pytest
 from hypothesis import given

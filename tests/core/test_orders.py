@@ -146,8 +146,8 @@ CODERS, CHATS = replace(IDLE, tightest_tpot_s=0.05), replace(IDLE, tightest_tpot
 @pytest.mark.parametrize(
     ("tpot_s", "requested"),
     [
-        (0.05, ("r0", "r2", "r1")),  # coders, nobody's, then the chats that it would slow down
-        (0.1, ("r1", "r2", "r0")),  # chats, nobody's, then the coders, whom it does not hurt
+        (0.05, ("r0", "r2", "r1")),  # coders, none, then the chats that it would slow down
+        (0.1, ("r1", "r2", "r0")),  # chats, none, then the coders, which it does not slow down
         (0.09, ("r1", "r2", "r0")),  # close enough to a chat
         (0.2, ("r2", "r0", "r1")),
         (inf, ("r2", "r0", "r1")),

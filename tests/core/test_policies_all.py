@@ -114,7 +114,7 @@ def test_steps_are_possible_and_all_requests_finish(name: str, scene: Scene) -> 
 
 
 def newcomers_blocks(step: Step, engine: EngineState) -> int:
-    """Blocks that a step's newcomers need."""
+    """Blocks that a step's new jobs need."""
     started = [job for job in engine.waiting if job.request.id in step.tokens]
     return sum(-(-step.tokens[job.request.id] // engine.block_tokens) for job in started)
 
@@ -141,7 +141,7 @@ def work_of(step: Step, engine: EngineState) -> BatchWork:
 @EVERY_POLICY
 @pytest.mark.parametrize("drafts", (0, 3))
 def test_a_slower_clock_changes_no_decision(name: str, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time and rates scaled together: an engine four times slower, promises and arrivals four times later.
+    """Time and rates scaled together: an engine four times slower, deadlines and arrivals four times later.
 
     What a policy counts in seconds has its unit in its name, a field's or a constant's, and is scaled too.
     """

@@ -1,4 +1,4 @@
-"""The replica's own refusals stand before the policy's verdicts."""
+"""The replica's own rejections come before the policy's verdicts."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What was promised, when each token is due, and how it is judged."""
+"""Targets, the deadline of each token, and judgement."""
 
 import math
 

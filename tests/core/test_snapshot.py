@@ -168,7 +168,7 @@ def test_a_tpot_counts_that_an_engine_can_just_meet() -> None:
 
 
 def test_headroom_covers_a_prompt_that_starts_as_late_as_the_queue_is_long() -> None:
-    """It starts within 50 periods and has 50 tokens to come: its 13 blocks may stand beside the 17 others."""
+    """It starts within 50 periods and has 50 tokens to come: its 13 blocks fit beside the 17 others."""
     output = snapshot(view(decode("a", tokens=160, left=100), waiting=(prefill("b", 150),), busy_s=3.0))
     assert 50 <= output.prefill_wait_s / 0.060 < 53
     assert output.kv_tokens_headroom == (1000 - 17 - 13) * 16

@@ -109,7 +109,7 @@ def test_quality_is_relative_error_and_the_share_of_variance_explained() -> None
 
 
 def test_a_point_is_predicted_by_models_that_have_not_seen_it() -> None:
-    """One of a kind: no other point has drafter steps, so nobody else can tell what they take."""
+    """One of a kind: no other point has drafter steps, so no other point shows their duration."""
     true = TimeModel("true", (Term(0.0001, 0.005, 0.002),))
     drafting = BatchWork(8, 800, 0.0, 4)
     found = fit("found", [*points(true), Point(drafting, true.seconds(drafting))])

@@ -132,14 +132,14 @@ def test_what_the_node_says(
     world.ready()
     (pod,) = world.pods("replica")
     well = pod["status"]
-    world.as_kubelet(pod, told(well, container, says))
+    world.as_kubelet(pod, reported(well, container, says))
     assert words in broken(world, reason)
     world.until("Ready", "False", reason)
     world.as_kubelet(pod, well)
     healed(world)
 
 
-def told(well: Object, container: str, says: Callable[[Object], Object]) -> Object:
+def reported(well: Object, container: str, says: Callable[[Object], Object]) -> Object:
     """A pod's status when one of its containers is not well."""
 
     def each(statuses: list[Object]) -> list[Object]:

@@ -36,7 +36,7 @@ def containers(world: World, kind: str, name: str) -> list[dict[str, Any]]:
 
 
 def reconciled(world: World, operator: OperatorProcess, times: int) -> None:
-    """Waits until the operator has reconciled so often; a change that is nobody's business makes it."""
+    """Waits until the operator has reconciled so often; a change of an unrelated annotation triggers each."""
     for round_ in range(times):
         count = operator.metric("penstock_operator_reconcile_seconds_count")
         world.change("ConfigMap", "chat-router", {"metadata": {"annotations": {"seen": str(round_)}}})

@@ -63,7 +63,7 @@ def test_pool_at_rest_is_looked_at_and_not_written(world: World, operator: Opera
     world.ready()
     at_rest = world.pool()["metadata"]["resourceVersion"]
     looks = operator.metric("penstock_operator_reconcile_seconds_count")
-    for round_ in range(3):  # a change that is nobody's business makes the operator look
+    for round_ in range(3):  # an unrelated change makes the operator reconcile
         world.change("ConfigMap", "chat-router", {"metadata": {"annotations": {"seen": str(round_)}}})
     eventually(lambda: operator.metric("penstock_operator_reconcile_seconds_count") > looks)
     assert world.pool()["metadata"]["resourceVersion"] == at_rest
@@ -86,11 +86,11 @@ def test_drift_is_mended(world: World, kind: str, name: str, harm: dict[str, Any
     world.change(kind, name, harm)
     part = field.split(".", maxsplit=1)[0]
 
-    def mended() -> bool:
+    def restored() -> bool:
         now = world.get(kind, name)
         return now is not None and now[part] == before[part]
 
-    eventually(mended)
+    eventually(restored)
     eventually(lambda: [output for output in world.events("DriftMended") if f'{kind} "{name}"' in output])
 
 

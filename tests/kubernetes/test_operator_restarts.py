@@ -93,12 +93,12 @@ def test_namespaced_operator_minds_its_own_namespace(
     operator = start()
     body = {"metadata": {"generateName": "elsewhere-"}}
     other = client.post("/api/v1/namespaces", json=body).raise_for_status().json()["metadata"]["name"]
-    elsewhere = World(client, other)
-    elsewhere.make("ServingPool", pool_document())
+    remote = World(client, other)
+    remote.make("ServingPool", pool_document())
     world.make("ServingPool", pool_document())
     world.ready()
-    assert "status" not in elsewhere.pool()
-    assert elsewhere.all("StatefulSet") == []
+    assert "status" not in remote.pool()
+    assert remote.all("StatefulSet") == []
     assert "forbidden" not in operator.said()
     client.delete(f"/api/v1/namespaces/{other}").raise_for_status()
 

@@ -1,4 +1,4 @@
-"""Pods of pools whose gateway is an Envoy: what starts when, who reaches what, and what Envoy is told."""
+"""Pods of pools whose gateway is an Envoy: order of start, network access and Envoy's configuration."""
 
 import subprocess
 from base64 import b64decode

@@ -32,8 +32,8 @@ def workloads(make_pool: Callable[..., Pool], owner: PoolOwner, settings: Operat
 
 
 def with_status(workload: Manifest, old: int, **status: Any) -> Manifest:
-    told = {"observedGeneration": 2, "replicas": 3, "updatedReplicas": 3 - old, **status}
-    return {**workload, "metadata": {**workload["metadata"], "generation": 2}, "status": told}
+    reported = {"observedGeneration": 2, "replicas": 3, "updatedReplicas": 3 - old, **status}
+    return {**workload, "metadata": {**workload["metadata"], "generation": 2}, "status": reported}
 
 
 @pytest.mark.parametrize(

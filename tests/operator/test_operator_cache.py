@@ -1,4 +1,4 @@
-"""What watches told, in whatever order news arrives."""
+"""The cache of watched objects, whatever the order of events."""
 
 import pytest
 from penstock_operator.cluster.cache import Cache, PoolKey

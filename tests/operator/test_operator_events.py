@@ -20,7 +20,7 @@ def status(degraded: str | None = None, ready: bool = True, **more: Any) -> dict
     return {"conditions": conditions} | more
 
 
-def told(before: dict[str, Any], after: dict[str, Any], *actions: Action) -> list[tuple[str, str]]:
+def reported(before: dict[str, Any], after: dict[str, Any], *actions: Action) -> list[tuple[str, str]]:
     return [(updates.type, updates.reason) for updates in pool_events(before, after, actions)]
 
 
@@ -30,18 +30,18 @@ def service(reason: ActionReason, *drift: str) -> Apply:
 
 
 def test_new_pool_s_objects_are_no_news_and_its_being_ready_is() -> None:
-    assert told({}, status(ready=False), service(ActionReason.MISSING)) == []
-    assert told(status(ready=False), status()) == [("Normal", "Ready")]
-    assert told(status(), status()) == []
-    assert told({}, status()) == [("Normal", "Ready")]
-    assert told({}, status("GpuMissing", ready=False)) == [("Warning", "GpuMissing")]
+    assert reported({}, status(ready=False), service(ActionReason.MISSING)) == []
+    assert reported(status(ready=False), status()) == [("Normal", "Ready")]
+    assert reported(status(), status()) == []
+    assert reported({}, status()) == [("Normal", "Ready")]
+    assert reported({}, status("GpuMissing", ready=False)) == [("Warning", "GpuMissing")]
 
 
 def test_trouble_is_told_once_and_its_end_once() -> None:
-    assert told(status(), status("GpuMissing")) == [("Warning", "GpuMissing")]
-    assert told(status("GpuMissing"), status("GpuMissing")) == []
-    assert told(status("GpuMissing"), status("ImageMissing")) == [("Warning", "ImageMissing")]
-    assert told(status("ImageMissing"), status()) == [("Normal", "Recovered")]
+    assert reported(status(), status("GpuMissing")) == [("Warning", "GpuMissing")]
+    assert reported(status("GpuMissing"), status("GpuMissing")) == []
+    assert reported(status("GpuMissing"), status("ImageMissing")) == [("Warning", "ImageMissing")]
+    assert reported(status("ImageMissing"), status()) == [("Normal", "Recovered")]
 
 
 def test_what_was_put_right_is_told() -> None:
@@ -51,17 +51,17 @@ def test_what_was_put_right_is_told() -> None:
     )
     (unnamed,) = pool_events(status(), status(), [service(ActionReason.DRIFTED)])
     assert unnamed.message == 'Service "chat": fields put back as the pool wants'
-    assert told(status(), status(), service(ActionReason.MISSING)) == [("Normal", "Made")]
-    assert told(status(), status(), service(ActionReason.CHANGED)) == []
+    assert reported(status(), status(), service(ActionReason.MISSING)) == [("Normal", "Made")]
+    assert reported(status(), status(), service(ActionReason.CHANGED)) == []
     removed = Delete(Ref("v1", "Service", "team", "chat"), "uid")
-    assert told(status(), status(), removed) == [("Normal", "Removed")]
+    assert reported(status(), status(), removed) == [("Normal", "Removed")]
 
 
 def test_scaling_is_told_with_its_reason() -> None:
     was, now = {"replicas": 2}, {"replicas": 4, "message": "60% was refused"}
     (updates,) = pool_events(status(autoscaling=was), status(autoscaling=now), ())
     assert updates == PoolEvent("Normal", "Scaled", "2 to 4 replicas: 60% was refused")
-    assert told(status(), status(autoscaling=now)) == []
+    assert reported(status(), status(autoscaling=now)) == []
 
 
 def test_same_news_is_the_same_event() -> None:
@@ -97,4 +97,4 @@ def test_an_event_says_of_which_pool_and_by_whom_and_is_never_too_long() -> None
 
 def test_a_number_of_replicas_that_stays_is_no_news() -> None:
     same = status(autoscaling={"replicas": 2, "message": "quiet"})
-    assert told(same, status(autoscaling={"replicas": 2, "message": "busy"})) == []
+    assert reported(same, status(autoscaling={"replicas": 2, "message": "busy"})) == []

@@ -136,8 +136,8 @@ def serving(*pools: Manifest, **settings: Any) -> Server:
     return server
 
 
-def told(server: Server, name: str) -> Manifest:
-    """A pool as a watch tells of it."""
+def reported(server: Server, name: str) -> Manifest:
+    """A pool as a watch reports it."""
     return deepcopy(server.objects[Ref(POOL.api_version, POOL.kind, "team", name)])
 
 
@@ -148,7 +148,7 @@ def test_pools_that_are_there_and_pools_that_come_get_their_objects() -> None:
             await asyncio.sleep(1)
             assert server.names("StatefulSet") == ["chat-replica"]
             server.store(pool("code"), "kubectl")
-            operator.note(told(server, "code"), gone=False)
+            operator.note(reported(server, "code"), gone=False)
             await asyncio.sleep(1)
             assert server.names("StatefulSet") == ["chat-replica", "code-replica"]
             operator.note(server.objects.pop(Ref(POOL.api_version, POOL.kind, "team", "code")), gone=True)
@@ -322,7 +322,7 @@ def test_a_leader_that_lost_the_lease_goes_on_once_it_has_it_again() -> None:
             operator.leadership._become(False)
             assert operator.reconciler.pool_memories == {}, "what it knew is of the past"
             server.store(pool("code"), "kubectl")
-            operator.note(told(server, "code"), gone=False)
+            operator.note(reported(server, "code"), gone=False)
             await asyncio.sleep(RENEW_S / 2 - 1.5)
             assert server.names("StatefulSet") == ["chat-replica"]
             await asyncio.sleep(RENEW_S)

@@ -1,4 +1,4 @@
-"""What an operator is told by its environment."""
+"""The operator's settings from its environment."""
 
 import pytest
 from penstock_operator.settings import OperatorSettings, SettingsError, read_settings

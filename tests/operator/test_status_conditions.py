@@ -56,10 +56,10 @@ def test_all_ready_is_ready_settled_and_as_wanted() -> None:
 
 
 def test_a_pool_whose_gateway_has_not_changed_yet_is_not_ready() -> None:
-    told = conditions(status_of(view(replicas(), routers(), gateway_pending=True), {}, NOW))
-    assert told["Progressing"] == ("True", "RollingOut")
-    assert told["Ready"] == ("False", "RollingOut")
-    assert told["Available"] == ("True", "Serving")
+    reported = conditions(status_of(view(replicas(), routers(), gateway_pending=True), {}, NOW))
+    assert reported["Progressing"] == ("True", "RollingOut")
+    assert reported["Ready"] == ("False", "RollingOut")
+    assert reported["Available"] == ("True", "Serving")
 
 
 def test_one_replica_of_three_serves_already_and_the_pool_is_not_ready() -> None:

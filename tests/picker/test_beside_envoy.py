@@ -74,7 +74,7 @@ async def test_a_restarted_picker_keeps_what_the_one_before_wrote(tmp_path: Path
     write_endpoints(path, ["10.0.0.1:7100"])
     file = EndpointsFile(path)
     with kept(file, known):
-        known.known = True  # and no replica has told its port yet
+        known.known = True  # and no replica has reported its port yet
         for _ in range(3):
             await asyncio.sleep(0)
         assert (file.written, ports(path)) == (None, {7100})
@@ -156,7 +156,7 @@ async def test_a_drain_does_not_outlast_its_time(one: tuple[Gateway, Picker, Htt
 
 
 async def serves(envoy: Gateway) -> None:
-    """Wait until Envoy has read the file of endpoints, of which it tells nobody."""
+    """Wait until Envoy has read the file of endpoints, for which it has no event."""
     async with asyncio.timeout(30):
         while True:
             if (await envoy.chat(BODY)).status_code == 200:

@@ -205,7 +205,7 @@ async def test_limits_count_what_a_request_may_use_and_know_no_end(shares: bool)
 
 
 class PoolOfPickers:
-    """Limits over all pickers: answers as it is told."""
+    """Limits over all pickers: answers as the test says."""
 
     def __init__(self, *verdicts: Ticket | OverLimit | None) -> None:
         self.verdicts = list(verdicts)

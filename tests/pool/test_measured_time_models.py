@@ -1,4 +1,4 @@
-"""A pool may name a file that `penstock profile` wrote; what it cannot use is told when it is read."""
+"""A pool may name a file that `penstock profile` wrote; invalid content is an error when it is read."""
 
 from pathlib import Path
 from typing import Any

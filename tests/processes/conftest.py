@@ -1,4 +1,4 @@
-"""One pool of real processes for all tests, mended between them; modules that need another open their own."""
+"""One pool of real processes for all tests, restored between them; some modules start their own."""
 
 from collections.abc import Generator, Iterator
 
@@ -30,7 +30,7 @@ def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePool]:
 @pytest.fixture
 def pool(shared_pool: LivePool) -> LivePool:
     """The shared pool, whole and idle, whatever the test before did to it."""
-    shared_pool.mend()
+    shared_pool.restore()
     return shared_pool
 
 

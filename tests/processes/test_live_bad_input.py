@@ -21,7 +21,7 @@ KIND = "application/json"
 @pytest.fixture(scope="module")
 def bounded(shared_pool: LivePool) -> LivePool:
     """The shared pool, and a router of small bounds to it."""
-    shared_pool.mend()
+    shared_pool.restore()
     bounds = {"maxBodyBytes": MOST_BODY_BYTES, "maxHeaderBytes": MOST_HEADER_BYTES, "bodyTimeout": "1s"}
     shared_pool.start_router("bounded", router=bounds)
     return shared_pool

@@ -1,4 +1,4 @@
-"""A sidecar that is frozen: its connections stand and it says nothing, as one that hangs or starves."""
+"""A frozen sidecar: its connections are open and it sends nothing, as if it hung or had no CPU."""
 
 import asyncio
 from dataclasses import dataclass

@@ -48,7 +48,7 @@ class Target:
 @pytest.fixture(scope="module")
 def fuzzed(shared_pool: LivePool) -> LivePool:
     """The shared pool, and a router of small bounds beside `main`."""
-    shared_pool.mend()
+    shared_pool.restore()
     bounds = {"maxBodyBytes": 1 << 20, "maxHeaderBytes": 16_384, "bodyTimeout": "1s", "writeTimeout": "5s"}
     shared_pool.start_router("fuzzed", router=bounds)
     return shared_pool
@@ -63,7 +63,7 @@ def quiet_logs(fuzzed: LivePool) -> Iterator[None]:
 
 
 def traces(pool: LivePool) -> list[str]:
-    """What stands around each traceback in the logs, in the order of the processes."""
+    """Return the lines around each traceback in the logs, in the order of the processes."""
     found = re.compile(r".*\n?.*Traceback(?:.|\n){0,2000}")
     return [f"{name}: {trace}" for name, text in pool.logs() for trace in found.findall(text)]
 
@@ -137,7 +137,7 @@ async def misuse_http(target: Target, misuse: Exchange) -> None:
 
 
 def check(answer: Answer) -> None:
-    """A normal answer, or an error in OpenAI's shape that tells nothing of our code."""
+    """A normal answer, or an error in OpenAI's format without a trace of our code."""
     assert answer.status in ANSWERED, answer
     if answer.status != 200:
         assert answer.error["message"], answer
@@ -200,7 +200,7 @@ def http2_case(random: Random, target: Target) -> Case:
 
 
 async def send_http2(target: Target, sent: bytes) -> None:
-    """The connection may stand, for a peer of HTTP/2 may be slow: it is left."""
+    """The connection may stay open, since a peer of HTTP/2 may be slow: the client leaves it."""
     await raw_client.exchange(target.sidecar, [sent], leaves=True)
 
 

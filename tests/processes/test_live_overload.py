@@ -88,7 +88,7 @@ def test_all_full_is_best_effort_where_the_pool_says_so(small: LivePool) -> None
             until(lambda: small.running() == 3, "the third request waits at an engine")
         output = requested.result()
     assert output["x-penstock-verdict"] == "best-effort"
-    assert output["x-penstock-hops"] == "2", "two said no; taking it without a promise is no further hop"
+    assert output["x-penstock-hops"] == "2", "two replicas rejected it; best effort is no further hop"
 
 
 def test_all_full_is_429_where_the_pool_says_so(small: LivePool) -> None:

@@ -23,8 +23,8 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def pool(shared_pool: LivePool, redis: RedisServer, tmp_path: Path) -> Iterator[LivePool]:
-    """Two routers on the same replicas, both told of Redis."""
-    shared_pool.mend()
+    """Two routers on the same replicas, both with Redis."""
+    shared_pool.restore()
     shared_pool.start_router("second")
     url = tmp_path / "redis-url"
     url.write_text(f"{redis.url}\n")

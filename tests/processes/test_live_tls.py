@@ -95,7 +95,7 @@ def test_replicas_are_known_by_their_services_name_and_renewed_certificates_are_
     make_certificates(
         tmp_path, f"DNS:{service}"
     )  # of a new authority: nothing old is trusted by anything new
-    complete(by_name)  # the session that stands goes on
+    complete(by_name)  # the open session continues
     candidate = start("router", *there, "--replica-tls-server-name", service)
     connected(candidate)  # the sidecar shows the new one
     sidecar.kill()

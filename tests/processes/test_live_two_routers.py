@@ -14,7 +14,7 @@ HELLO: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hell
 
 @pytest.fixture
 def pool(shared_pool: LivePool) -> LivePool:
-    shared_pool.mend()
+    shared_pool.restore()
     shared_pool.start_router("second")
     return shared_pool
 

@@ -1,4 +1,4 @@
-"""What routers tell one another through a real Redis, which comes and goes."""
+"""Placements that routers share through a real Redis, which stops and restarts."""
 
 import asyncio
 import signal

@@ -291,7 +291,7 @@ async def test_a_page_that_is_an_error_counts_nothing() -> None:
         ('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0', None),
         ("", None),
     ],
-    ids=["told", "not yet known", "no metrics"],
+    ids=["known", "not yet known", "no metrics"],
 )
 async def test_the_kv_cache_is_as_the_engine_tells_it(metrics: str, reported: EngineKvCache | None) -> None:
     async with serving(streaming(text(1)), metrics=metrics) as url, connected(url) as engine:

@@ -1,4 +1,4 @@
-"""A machine's pace is told apart from what its probes take."""
+"""A machine's drift is separated from the duration of its probes."""
 
 from math import sin
 from statistics import median

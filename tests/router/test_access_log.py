@@ -1,4 +1,4 @@
-"""What the router tells of each request, to who asks for it."""
+"""The router's log line of each request, at level debug."""
 
 import logging
 from collections.abc import Iterator

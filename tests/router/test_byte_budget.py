@@ -1,4 +1,4 @@
-"""Bytes over all requests of a router: newcomers are refused, whoever holds most goes, others stay."""
+"""Bytes of all requests of a router: new ones are refused, the largest is cancelled, others continue."""
 
 import pytest
 from hypothesis import given

@@ -194,7 +194,7 @@ async def test_a_watch_goes_on_from_the_last_version_that_was_seen() -> None:
 @pytest.mark.parametrize(
     "forgotten",
     [refused(410), [{"type": "ERROR", "object": {"code": 410, "message": "too old"}}]],
-    ids=["refused", "told in the watch"],
+    ids=["refused", "reported by the watch"],
 )
 async def test_when_the_server_has_forgotten_the_version_everything_is_listed_anew(forgotten: Any) -> None:
     server = ApiServer([listing(A, B), listing(B)], [forgotten, [P2]])

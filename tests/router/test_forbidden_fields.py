@@ -198,7 +198,7 @@ async def test_no_replica_hears_of_it() -> None:
         allowed = await router.chat(rid="x")
         media = [{"role": "user", "content": [image("http://10.0.0.1/")]}]
         body = {"model": MODEL, "messages": media}
-        elsewhere = await router.http.post("/v1/chat/completions", json=body)
+        remote = await router.http.post("/v1/chat/completions", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
-    assert (allowed.status_code, elsewhere.status_code) == (200, 400)
+    assert (allowed.status_code, remote.status_code) == (200, 400)
     assert len(replica.parts) == 1

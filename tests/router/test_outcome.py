@@ -1,4 +1,4 @@
-"""What counts as having kept a promise."""
+"""Which requests met their SLO."""
 
 import pytest
 from penstock_core.domain.slo import Judge, Slo, Targets, Tier

@@ -70,13 +70,13 @@ async def test_what_this_router_places_is_told() -> None:
     reported: list[tuple[str, int]] = []
     replica = ScriptedReplica("r0", is_silent)
 
-    def tells(name: str, address: str, changed: Callable[[], None]) -> ReplicaLink:
+    def linked(name: str, address: str, changed: Callable[[], None]) -> ReplicaLink:
         connect, backoff = connect_by(None), Backoff(Random(1))
         return ReplicaLink(
             name, address, connect, backoff, changed=changed, placed=lambda *placed: reported.append(placed)
         )
 
-    replica_set = ReplicaSet(tells)
+    replica_set = ReplicaSet(linked)
     await replica.start()
     following = asyncio.create_task(replica_set.follow(Fixed({"r0": replica.address})))
     await until(lambda: replica_set.ready)

@@ -222,7 +222,7 @@ class Others:
     def __init__(self, answer: LimitDecision | BaseException | None) -> None:
         self.answer = answer
         self.asked: list[tuple[str, int]] = []
-        self.told: list[tuple[str, Ticket | None, int]] = []
+        self.reported: list[tuple[str, Ticket | None, int]] = []
 
     async def ask(self, application: str, tokens: int) -> LimitDecision | None:
         self.asked.append((application, tokens))
@@ -231,11 +231,11 @@ class Others:
         return self.answer
 
     def ended(self, application: str, ticket: Ticket | None, tokens: int) -> None:
-        self.told.append((application, ticket, tokens))
+        self.reported.append((application, ticket, tokens))
 
 
 class Pool:
-    """The limits of two applications, of which `web` has none, on one router whose clock stands still."""
+    """The limits of two applications, of which `web` has none, on a router whose clock tests advance."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, others: Others | None = None, **given: int) -> None:
         monkeypatch.setattr(rate_limits, "monotonic", lambda: 0.0)
@@ -275,7 +275,7 @@ async def test_who_has_no_limits_is_admitted_without_a_word(monkeypatch: pytest.
             assert admission.headers == []
             admission.leave(9)
     assert not others.asked
-    assert not others.told
+    assert not others.reported
     assert limits_of((pool.ide, pool.web)) == {"ide": limits(concurrentRequests=1)}
 
 
@@ -326,7 +326,7 @@ async def test_one_that_ends_while_others_are_asked_leaves_nothing(
     pool = Pool(monkeypatch, others, concurrentRequests=1, requestsPerMinute=1)
     with pytest.raises(type(error)):
         await pool.rates.enter(pool.ide, 9)
-    assert others.told == []
+    assert others.reported == []
     assert await pool.left() == 1
 
 
@@ -340,7 +340,7 @@ async def test_an_end_is_told_to_this_routers_account_and_to_all(
     pool = Pool(monkeypatch, others, concurrentRequests=1, tokensPerMinute=100)
     admission: RateLimitGrant = await pool.rates.enter(pool.ide, 90)
     admission.leave(30)
-    assert others.told == [("ide", shared.verdict if shared else None, 30)]
+    assert others.reported == [("ide", shared.verdict if shared else None, 30)]
     assert await pool.left(tokens=70) == 1
 
 

@@ -100,7 +100,7 @@ class MemoryReplica:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Nothing stands open."""
+        """Nothing is open."""
 
     def unary_unary(self, path: str, **_: object) -> Callable[..., Any]:
         async def describe(request: wire.DescribeRequest) -> wire.DescribeReply:
@@ -338,7 +338,7 @@ async def test_whoever_counts_replicas_hears_of_every_change() -> None:
 
 @pytest.fixture
 async def still(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """Time stands still, but for what a test skips."""
+    """A clock that only tests advance."""
     freeze()
     monkeypatch.setattr(replica_link, "monotonic", lambda: asyncio.get_running_loop().time())
     yield

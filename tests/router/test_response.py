@@ -93,7 +93,7 @@ class Answer:
 
 @pytest.fixture
 async def now_s(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[], float]]:
-    """The time, which stands still but for what a test skips."""
+    """A clock that only tests advance."""
     freeze()
 
     def read() -> float:

@@ -1,4 +1,4 @@
-"""What is asked of the pool through a router, as it is told to whoever scales the pool."""
+"""The demand on a pool, as a router reports it to autoscalers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Replicas that are lost, fall silent or hand requests back, and what that costs whom."""
+"""Replicas that are lost, fall silent or hand requests back, and the effect on each request."""
 
 import asyncio
 from time import monotonic

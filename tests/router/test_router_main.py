@@ -114,7 +114,7 @@ async def test_placements_are_shared_both_ways(redis: None) -> None:
 
 async def test_ejections_are_spread_by_the_routers_draws() -> None:
     link = assembly.link_maker(options(), Random(1), None)("r0", "127.0.0.1:1", lambda: None)
-    link._placed("r0", 300)  # nobody is told
+    link._placed("r0", 300)  # no other router is notified
     draws = [link.ejection._draw() for _ in range(20)]
     assert len(set(draws)) == 20
     assert all(0 <= draw < 1 for draw in draws)

@@ -48,7 +48,7 @@ def serves(replica: ScriptedReplica, *losses: str, events: int = 9) -> Script:
 async def _lose(replica: ScriptedReplica, part: Part, way: str) -> None:
     if way == "engine":
         part.fail(wire.FAILURE_ENGINE_LOST, 502)
-    elif way == "engine tells":
+    elif way == "engine reports":
         part.output(ENGINE_ERROR, tokens=0)
         part.finish()
     elif way == "inside an event":
@@ -93,7 +93,7 @@ def said(stream: bytes) -> list[str]:
     ).split()
 
 
-@pytest.mark.parametrize("way", ["engine", "engine tells", "inside an event", "replica", "drain"])
+@pytest.mark.parametrize("way", ["engine", "engine reports", "inside an event", "replica", "drain"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_a_stream_goes_on_elsewhere_token_for_token(way: str, path: str) -> None:
     async with house(*replicas_losing(())) as router:

@@ -1,4 +1,4 @@
-"""A router asks first whom its order says, by what replicas have told and by what it has sent itself."""
+"""A router tries replicas in its order, by their snapshots and by what it has sent since."""
 
 import asyncio
 from typing import Any

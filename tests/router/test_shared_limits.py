@@ -1,4 +1,4 @@
-"""A router's part in limits over all routers: what it asks Redis, what it tells it, when it goes alone."""
+"""A router's part in limits over all routers: what it asks of Redis, reports to it, and decides alone."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ USAGE = LimitUsage(3, 2.5, 40, 7.25)
 
 @pytest.fixture
 async def redis(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedRedis]:
-    """What routers find at every address, while time stands still."""
+    """The Redis at every address, while the clock stops."""
     freeze()
     server = ScriptedRedis()
     monkeypatch.setattr(shared_limits, "Redis", server)
@@ -66,7 +66,7 @@ async def answers(shared: SharedLimits, *tokens: int) -> list[Any]:
     return [task.result() for task in await asked(shared, *tokens)]
 
 
-def told(redis: ScriptedRedis) -> list[tuple[int, dict[int, int], list[int]]]:
+def reported(redis: ScriptedRedis) -> list[tuple[int, dict[int, int], list[int]]]:
     """What each call has said: requests under way, corrections, requests asked about."""
     return [(call.open_requests, call.corrections, call.asks) for call in redis.calls]
 
@@ -111,10 +111,10 @@ async def test_one_call_is_under_way_and_what_comes_meanwhile_shares_the_next(re
         redis.answering.clear()
         first = await asked(shared, 1)
         others = await asked(shared, 2) + await asked(shared, 3)
-        assert told(redis) == [(0, {}, [1])]
+        assert reported(redis) == [(0, {}, [1])]
         redis.answering.set()
         await turns()
-        assert told(redis) == [(0, {}, [1]), (1, {}, [2, 3])]
+        assert reported(redis) == [(0, {}, [1]), (1, {}, [2, 3])]
         assert all(isinstance(task.result().verdict, Ticket) for task in first + others)  # type: ignore[union-attr]
     assert redis.most_under_way == 1
 
@@ -134,7 +134,7 @@ async def test_an_end_is_told_with_what_was_used_otherwise_than_expected(redis: 
         for ticket, used in zip(tickets, (20, 41, 50, 0), strict=True):
             shared.ended("ide", ticket, used)
         await turns()
-        assert told(redis) == [(0, {100: -10 + 1 - 60}, [])]
+        assert reported(redis) == [(0, {100: -10 + 1 - 60}, [])]
 
 
 async def test_an_end_that_used_what_was_expected_only_makes_room(redis: ScriptedRedis) -> None:
@@ -143,7 +143,7 @@ async def test_an_end_that_used_what_was_expected_only_makes_room(redis: Scripte
         redis.calls.clear()
         shared.ended("ide", answer.verdict, 30)
         await turns()
-        assert told(redis) == [(0, {}, [])]
+        assert reported(redis) == [(0, {}, [])]
 
 
 async def test_a_refused_request_is_under_way_nowhere(redis: ScriptedRedis) -> None:
@@ -168,7 +168,7 @@ async def test_requests_under_way_are_renewed_and_without_any_redis_hears_nothin
         assert redis.calls == []
         for _ in range(3):
             await skip(RENEW_S)
-        assert told(redis) == [(1, {}, [])] * 3
+        assert reported(redis) == [(1, {}, [])] * 3
         shared.ended("ide", answer.verdict, 30)
         await turns()
         redis.calls.clear()
@@ -187,7 +187,7 @@ async def test_one_that_is_cancelled_before_redis_has_answered_is_given_back(red
         await turns()
         await turns()
         assert asking[0].cancelled()
-        assert told(redis)[1:] == [(1, {100: -30}, [])]
+        assert reported(redis)[1:] == [(1, {100: -30}, [])]
 
 
 async def test_one_that_is_cancelled_before_it_is_refused_leaves_nothing_to_tell(
@@ -201,11 +201,11 @@ async def test_one_that_is_cancelled_before_it_is_refused_leaves_nothing_to_tell
         await asyncio.wait([asking])
         redis.answering.set()
         await turns()
-        assert told(redis) == [(0, {}, [30])]
+        assert reported(redis) == [(0, {}, [30])]
 
 
 @pytest.mark.parametrize(
-    ("room", "down", "told_then"),
+    ("room", "down", "reported_then"),
     [
         (2, None, (1, {100: -30}, [])),
         (1, None, None),
@@ -214,7 +214,7 @@ async def test_one_that_is_cancelled_before_it_is_refused_leaves_nothing_to_tell
     ids=["admitted", "refused", "decided alone"],
 )
 async def test_one_that_is_cancelled_when_its_answer_is_there_is_given_back(
-    redis: ScriptedRedis, room: int, down: Exception | None, told_then: Any
+    redis: ScriptedRedis, room: int, down: Exception | None, reported_then: Any
 ) -> None:
     async with running(part_of()) as shared:
         redis.answering.clear()
@@ -234,7 +234,7 @@ async def test_one_that_is_cancelled_when_its_answer_is_there_is_given_back(
         await turns()
         assert one.done()
         assert other.cancelled()
-        assert told(redis) == ([] if told_then is None else [told_then])
+        assert reported(redis) == ([] if reported_then is None else [reported_then])
 
 
 async def test_before_redis_is_there_each_router_decides_alone_and_tells_it_later(
@@ -248,7 +248,7 @@ async def test_before_redis_is_there_each_router_decides_alone_and_tells_it_late
         redis.answering.set()
         await turns()
         assert shared.connected
-        assert told(redis) == [(2, {}, [])]
+        assert reported(redis) == [(2, {}, [])]
 
 
 @pytest.mark.parametrize("down", [ConnectionError("gone"), ValueError("nonsense")])
@@ -271,7 +271,7 @@ async def test_a_redis_that_fails_in_a_call_leaves_all_who_asked_to_their_router
         redis.down = None
         redis.calls.clear()
         await turns()
-        assert told(redis) == [(3, {}, [])]
+        assert reported(redis) == [(3, {}, [])]
         (answer,) = await answers(shared, 60)
         assert isinstance(answer, LimitDecision)
     assert redis.open_connections == 0

@@ -1,4 +1,4 @@
-"""What routers tell one another of their placements: what is gathered, said, heard, and passed over."""
+"""Placements that routers share: what is gathered, sent, received and ignored."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ from structlog.testing import capture_logs
 
 @pytest.fixture
 async def redis(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedRedis]:
-    """What routers find at every address, while time stands still."""
+    """The Redis at every address, while the clock stops."""
     freeze()
     server = ScriptedRedis()
     monkeypatch.setattr(shared_placements, "Redis", server)

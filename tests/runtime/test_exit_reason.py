@@ -40,7 +40,7 @@ def test_the_process_that_failed_tells_more_than_the_one_that_waited(error: str)
 
 
 @pytest.mark.parametrize(
-    ("log", "tells"),
+    ("log", "reason"),
     [
         (
             BAD_LENGTH.rpartition("    For")[0],
@@ -69,8 +69,8 @@ def test_the_process_that_failed_tells_more_than_the_one_that_waited(error: str)
         ("", ""),
     ],
 )
-def test_other_ends(log: str, tells: str) -> None:
-    assert reason_line(log.splitlines()) == tells
+def test_other_ends(log: str, reason: str) -> None:
+    assert reason_line(log.splitlines()) == reason
 
 
 def test_a_long_line_is_cut_at_its_end() -> None:

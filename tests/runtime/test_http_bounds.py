@@ -296,16 +296,17 @@ async def test_a_connection_that_is_lost_does_nothing_more(left: str) -> None:
 
 def test_the_bounds_are_those_that_the_manual_tells() -> None:
     rows = [line.strip("| ").split(" | ") for line in RELIABILITY.read_text().splitlines() if " | " in line]
-    told = {row[1]: row[2] for row in rows if len(row) > 3}
+    documented = {row[1]: row[2] for row in rows if len(row) > 3}
     usual, of_a_pool = HttpBounds(), RouterSpec()
     assert (usual.head_bytes, usual.write_s) == (of_a_pool.max_header_bytes, of_a_pool.write_timeout_s)
     rest = f"{usual.linger_bytes >> 20} MiB, {usual.linger_s:g} s"
-    assert told["open connections, including those in a TLS handshake"] == f"{usual.connections:,}"
-    assert told["the rest of a request that is already answered"] == rest
-    assert told["a request's headers"].endswith(f", {usual.head_s:g} s")
+    assert documented["open connections, including those in a TLS handshake"] == f"{usual.connections:,}"
+    assert documented["the rest of a request that is already answered"] == rest
+    assert documented["a request's headers"].endswith(f", {usual.head_s:g} s")
     idle = f"{usual.keep_alive_s} s; {usual.last_call_s:g} s when the router stops"
-    assert told["an idle connection"] == idle
+    assert documented["an idle connection"] == idle
     assert (
-        told["a TLS handshake; a client's answer to the end of TLS"] == f"{usual.head_s:g} s; {GOODBYE_S:g} s"
+        documented["a TLS handshake; a client's answer to the end of TLS"]
+        == f"{usual.head_s:g} s; {GOODBYE_S:g} s"
     )
-    assert told["an answer to a client that has closed its side"] == f"{usual.half_closed_s:g} s"
+    assert documented["an answer to a client that has closed its side"] == f"{usual.half_closed_s:g} s"

@@ -334,7 +334,7 @@ def test_a_lost_connection_is_freed_without_a_collection(monkeypatch: pytest.Mon
             assert living
             await none_left(server)
             async with asyncio.timeout(PATIENCE_S):
-                while living:  # noqa: ASYNC110  nothing tells of an object's end
+                while living:  # noqa: ASYNC110  no event signals an object's end
                     await asyncio.sleep(0.002)
 
     gc.disable()

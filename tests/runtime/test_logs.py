@@ -45,7 +45,7 @@ def test_people_read_events_with_their_time_in_utc_and_warnings_of_libraries() -
 def test_collectors_read_one_object_a_line_from_a_level_on(level: str, events: list[str]) -> None:
     *lines, look = written(level, "json")
     assert look == "penstock-test library look"
-    told = [orjson.loads(line) for line in lines]
-    assert [one["event"] for one in told] == events
-    assert "ValueError: why" in told[-1]["exception"]
-    assert all(one["timestamp"].endswith("Z") for one in told)
+    reported = [orjson.loads(line) for line in lines]
+    assert [one["event"] for one in reported] == events
+    assert "ValueError: why" in reported[-1]["exception"]
+    assert all(one["timestamp"].endswith("Z") for one in reported)

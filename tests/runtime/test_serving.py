@@ -108,7 +108,7 @@ async def test_an_error_in_a_stream_is_its_last_event() -> None:
 async def test_a_connection_too_many_is_answered_503() -> None:
     async with served(drain_s=0) as address:
         held = [await asyncio.open_connection(*address) for _ in range(3)]
-        for _, writer in held:  # a stream's first bytes tell that the server has taken the connection
+        for _, writer in held:  # a stream's first bytes show that the server has accepted the connection
             writer.write(post("/stream=60", b""))
         for reader, _ in held:
             await reader.readuntil(b"first")

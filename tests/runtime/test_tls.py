@@ -121,7 +121,7 @@ def test_a_client_that_does_not_read_is_buffered_for_as_little_as_without_tls(
 
         async def floods(request: HttpRequest) -> None:
             request.start()
-            while request.write(b"x" * 1000):  # noqa: ASYNC110  the kernel's buffers tell nobody
+            while request.write(b"x" * 1000):  # noqa: ASYNC110  the kernel sends no event for its buffers
                 await asyncio.sleep(0)
             buffered_bytes.set_result(request._transport.get_write_buffer_size())
             request.break_slow()

@@ -1,4 +1,4 @@
-"""A replica served over real gRPC, in front of an engine that does what a test tells it, over real HTTP."""
+"""A replica served over real gRPC, in front of an engine that a test controls, over real HTTP."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ PATIENCE_S = 60.0
 
 TOKEN = b'data: {"choices":[{"index":0,"text":"wort"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
-SEATS = 2
+SLOTS = 2
 """Requests that an engine is given at once where they are held before it."""
 
 MODEL = TimeModel("test", (Term(0.0001, 0.01),))
@@ -277,7 +277,7 @@ def _ends(events: list[wire.Event]) -> bool:
 
 
 def submit(id: int, body: dict[str, Any] | bytes | None = None, **more: Any) -> wire.Submit:
-    """A submit of a small streamed completion, unless told otherwise."""
+    """A submit of a small streamed completion, unless given otherwise."""
     if body is None:
         body = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 5, "stream": True}
     fields = {"request_id": f"r{id}", "endpoint": wire.ENDPOINT_COMPLETIONS, "tier": "chat", "hop": 1, **more}
@@ -299,7 +299,7 @@ class Rig:
         self.gate: ReleaseGate | None = None
         if held_by is not None:
             self.mirror = holding = HoldingMirror(
-                KvCache(1000, 1000, 16), Limits(running=SEATS), self.learned.longer
+                KvCache(1000, 1000, 16), Limits(running=SLOTS), self.learned.longer
             )
             self.gate = ReleaseGate(held_by, holding, self.learned, bounds=bounds, metrics=self.metrics)
         self.address = ""

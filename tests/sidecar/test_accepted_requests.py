@@ -30,14 +30,14 @@ from prometheus_client import CollectorRegistry
 
 
 class Mirror(ReplicaMirror):
-    """One that says what it was told."""
+    """A mirror that records its calls."""
 
     def __init__(self, longer: Callable[[Job], int]) -> None:
         super().__init__(KvCache(1000, 1000, 16), Limits(), longer)
-        self.told: list[tuple[str, float, bool, bool]] = []
+        self.reported: list[tuple[str, float, bool, bool]] = []
 
     def accept(self, job: Job, now_s: float, prompt_known: bool = False, timed: bool = False) -> None:
-        self.told.append((job.request.id, now_s, prompt_known, timed))
+        self.reported.append((job.request.id, now_s, prompt_known, timed))
         super().accept(job, now_s, prompt_known, timed)
 
 
@@ -57,7 +57,7 @@ class Taught(Learned):
 
 
 class Keeper(OpenGate):
-    """A gate that holds whom a test says, and notes who ended."""
+    """A gate that holds the requests that a test names, and records their ends."""
 
     def __init__(self) -> None:
         self.held: set[str] = set()
@@ -95,7 +95,7 @@ class Desk:
     def accept(
         self, key: str, best_effort: bool = False, targets: Targets = Targets(), **fields: Any
     ) -> ReplicaRequest:
-        """A request for one streamed answer to three token ids, unless told otherwise."""
+        """A request for one streamed answer to three token ids, unless given otherwise."""
         submit = wire.Submit(id=7, request_id=key, endpoint=wire.ENDPOINT_COMPLETIONS, tier="chat")
         request = ReplicaRequest(submit, key, self, self._ended, 100.0)
         raw = orjson.dumps({"prompt": [1, 2, 3], "stream": True, **fields})
@@ -154,7 +154,7 @@ def test_a_prompt_is_known_where_it_was_counted_and_tokens_are_timed_where_nobod
 ) -> None:
     desk = Desk()
     request = desk.accept("a", **fields)
-    assert desk.mirror.told == [(key, 100.25, counted, timed) for key in request.keys]
+    assert desk.mirror.reported == [(key, 100.25, counted, timed) for key in request.keys]
 
 
 def test_one_that_was_never_accepted_frees_nothing() -> None:

@@ -15,7 +15,7 @@ UNWELL = Probe(False)
 
 
 async def seen(probes: Iterable[Probe], received: bool = False) -> list[str]:
-    """What a watch tells while its probes bring these. heard: the engine works meanwhile."""
+    """Return the events of a watch whose probes have these results. heard: the engine works meanwhile."""
     bounds = replace(Bounds(), probe_s=0.0, probes_failed=3)
     reported: list[str] = []
     left = list(probes)

@@ -133,7 +133,7 @@ class Desk:
         """Nothing to forget."""
 
     def start(self, **fields: Any) -> ReplicaRequest:
-        """A request for a streamed answer to text, unless told otherwise, has been accepted."""
+        """A request for a streamed answer to text, unless given otherwise, has been accepted."""
         submit = wire.Submit(id=7, request_id="r7", endpoint=wire.ENDPOINT_COMPLETIONS, tier="chat")
         request = ReplicaRequest(submit, "k", self, lambda request: None, 100.0)
         raw = orjson.dumps({"prompt": "a", "stream": True, **fields})

@@ -1,4 +1,4 @@
-"""The mirror of an engine that schedules by itself: what it tells is of now, after whatever has happened."""
+"""The mirror of an engine that schedules by itself: its snapshot is current after any sequence of events."""
 
 from random import Random
 

@@ -87,7 +87,7 @@ def test_a_replica_out_of_service_is_asked_again_in_a_second_or_two(draw: float,
 
 
 class State:
-    """As much of a replica's state as pages tell."""
+    """As much of a replica's state as the pages show."""
 
     def __init__(self, *, serves: bool = True) -> None:
         self.serves, self.max_model_len = serves, 4096

@@ -14,7 +14,7 @@ from penstock_sidecar.requests.learned import Learned
 MODEL = time_model("llama-3-8b-a100")
 
 
-def newcomer(tier: Tier, learned: Learned, delivery_s: float = 0.0) -> Job:
+def new_job(tier: Tier, learned: Learned, delivery_s: float = 0.0) -> Job:
     raw = orjson.dumps({"prompt": [1] * 1000, "max_tokens": 20})
     submit = wire.Submit(id=1, tier=tier.name, spent_s=0.2, endpoint=wire.ENDPOINT_COMPLETIONS, body=raw)
     body = read_body(wire.ENDPOINT_COMPLETIONS, raw)
@@ -25,7 +25,7 @@ def newcomer(tier: Tier, learned: Learned, delivery_s: float = 0.0) -> Job:
 
 def test_what_the_way_takes_is_kept_back_from_first_token_and_end() -> None:
     tier = Tier("chat", Slo(ttft_s=1.0, tpot_s=0.1, e2e_s=5.0))
-    assert newcomer(tier, Learned(MODEL), 0.01).request.targets == Targets(0.99, 0.1, 4.99)
+    assert new_job(tier, Learned(MODEL), 0.01).request.targets == Targets(0.99, 0.1, 4.99)
 
 
 def test_targets_that_are_not_there_stay_away() -> None:
@@ -35,13 +35,13 @@ def test_targets_that_are_not_there_stay_away() -> None:
 def test_what_is_sure_of_an_answer_is_less_than_what_is_planned_for() -> None:
     learned = Learned(MODEL)
     for tokens in range(10, 20):
-        learned.answer(newcomer(Tier("chat"), learned).request, 1000, tokens)
-    job = newcomer(Tier("chat"), learned)
+        learned.answer(new_job(Tier("chat"), learned).request, 1000, tokens)
+    job = new_job(Tier("chat"), learned)
     assert 0 <= job.sure_tokens < job.output_tokens <= 20
 
 
 def test_what_was_spent_before_counts() -> None:
-    job = newcomer(Tier("chat", Slo(ttft_s=1.0)), Learned(MODEL))
+    job = new_job(Tier("chat", Slo(ttft_s=1.0)), Learned(MODEL))
     assert (job.request.arrival_s, job.due_s) == (9.8, 10.8)
 
 
@@ -50,6 +50,6 @@ def test_a_slowdown_does_not_loosen_when_the_engine_gets_slow() -> None:
     work = BatchWork(500)
     for _ in range(100):
         learned.step(work, 2 * MODEL.seconds(work))
-    job = newcomer(Tier("chat", Slo(ttft_slowdown=5)), learned)
+    job = new_job(Tier("chat", Slo(ttft_slowdown=5)), learned)
     assert learned.model.scale > 1.8
     assert job.request.targets.ttft_s == pytest.approx(5 * MODEL.prefill_seconds(1000))

@@ -23,7 +23,7 @@ POLICY = build("vllm")
 
 
 class Line:
-    """The socket between the two, which loses reports as it is told."""
+    """The socket between the two, which loses reports where a test says so."""
 
     def __init__(self) -> None:
         self.lost, self.came, self.breaks, self._last = 0, list[StepReport](), False, 0

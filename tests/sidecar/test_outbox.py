@@ -34,7 +34,7 @@ class Desk:
 
 
 async def opened(sharing: int = 5, step_s: float = 0.001, unhurried_s: float = 1e6) -> Desk:
-    """After the first frame, which only says how the replica stands."""
+    """After the first frame, which has only the replica's state."""
     desk = Desk(sharing, step_s, unhurried_s)
     assert await desk.ids() == []
     return desk

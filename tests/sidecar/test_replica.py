@@ -27,7 +27,7 @@ from tests.sidecar.conftest import DONE, MODEL, TIERS, TOKEN, Everybody, submit
 
 
 class Engine:
-    """Answers every request with a token, and ends when it is told."""
+    """Answers each request with a token, and ends when the test says so."""
 
     takes_stream_options = True
 

@@ -301,7 +301,7 @@ def test_drafts_are_as_good_as_the_pool_says_until_the_engine_tells() -> None:
     assert speculation == Speculation(3, 0.5, {"coder": 0.8})
     assert (speculation.acceptance_of("coder"), speculation.acceptance_of("chat")) == (0.8, 0.5)
     m.apply(report([]), 0.3)
-    assert m.view(0.3, MODEL).speculation == speculation, "what was measured stands until it is told anew"
+    assert m.view(0.3, MODEL).speculation == speculation, "the last measurement holds until the next one"
     none = report([])
     none.drafting.CopyFrom(Drafting())
     m.apply(none, 0.4)

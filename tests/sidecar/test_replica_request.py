@@ -1,4 +1,4 @@
-"""One request at a replica: what its router is told, how urgently, and what its end brings about."""
+"""One request at a replica: the events that its router gets, their urgency, and the effects of its end."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,13 +21,13 @@ class Desk:
     """The session that a request came by, and the replica that hears of its end."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[wire.Event, int, Hurry]] = []
+        self.events: list[tuple[wire.Event, int, Hurry]] = []
         self.forgotten: list[ReplicaRequest] = []
         self.ended: list[ReplicaRequest] = []
         self.outbox = cast(Outbox, self)
 
     def put(self, event: wire.Event, data_bytes: int = 0, hurry: Hurry = Hurry.STEP) -> None:
-        self.told.append((event, data_bytes, hurry))
+        self.events.append((event, data_bytes, hurry))
 
     def output(self, id: int, data: bytes, tokens: int, hurry: Hurry) -> None:
         event = wire.Event(id=id, output=wire.Output(data=data, tokens=tokens))
@@ -38,11 +38,11 @@ class Desk:
 
     @property
     def hurries(self) -> list[Hurry]:
-        return [hurry for _, _, hurry in self.told]
+        return [hurry for _, _, hurry in self.events]
 
     @property
     def last(self) -> wire.Event:
-        return self.told[-1][0]
+        return self.events[-1][0]
 
 
 def new(desk: Desk, request_id: str = "r7") -> ReplicaRequest:
@@ -52,7 +52,7 @@ def new(desk: Desk, request_id: str = "r7") -> ReplicaRequest:
 
 
 def planned(desk: Desk, **fields: Any) -> ReplicaRequest:
-    """Read, for one streamed answer unless told otherwise. It arrived at its router at 99.5 s."""
+    """Read, for one streamed answer unless given otherwise. It arrived at its router at 99.5 s."""
     request = new(desk)
     raw = orjson.dumps({"prompt": [1, 2, 3], "stream": True, **fields})
     job = new_job(Request("k", "chat", 99.5, 3, 500), 50, best_effort=False)
@@ -63,7 +63,7 @@ def planned(desk: Desk, **fields: Any) -> ReplicaRequest:
 def admitted(desk: Desk, **fields: Any) -> ReplicaRequest:
     request = planned(desk, **fields)
     request.decided(Admitted(0.25, 0.05))
-    desk.told.clear()
+    desk.events.clear()
     return request
 
 
@@ -89,7 +89,7 @@ def test_a_rejection_is_told_at_once_and_is_the_end() -> None:
     desk = Desk()
     request = planned(desk)
     request.decided(Rejected(Reason.KV_MEMORY, 1.5))
-    ((event, _, hurry),) = desk.told
+    ((event, _, hurry),) = desk.events
     assert (event.id, event.rejected.reason, hurry) == (7, wire.REASON_KV_MEMORY, Hurry.AT_ONCE)
     assert request.verdict == Rejected(Reason.KV_MEMORY, 1.5)
     assert request.ended
@@ -110,7 +110,7 @@ def test_the_first_output_of_a_stream_goes_at_once_and_later_ones_with_their_ste
     desk = Desk()
     request = admitted(desk)
     assert [request.output(b"ab", 1, 0, at_s) for at_s in (100.5, 100.75)] == [1, 1]
-    first, second = desk.told
+    first, second = desk.events
     assert (first[0].output.data, first[1:]) == (b"ab", (2, Hurry.AT_ONCE))
     assert second[1:] == (2, Hurry.STEP)
     assert (request.first_s, request.last_s, request.tpot_s) == (100.5, 100.75, 0.25)
@@ -134,7 +134,7 @@ def test_tokens_are_as_many_as_were_seen_or_reported_whichever_is_more() -> None
         0,
         1,
     ]
-    assert [event.output.tokens for event, _, _ in desk.told] == [1, 4, 0, 1]
+    assert [event.output.tokens for event, _, _ in desk.events] == [1, 4, 0, 1]
     assert request.tokens == 6
 
 
@@ -221,7 +221,7 @@ def test_each_failure_has_its_kind_and_status_and_is_told_at_once(
 def test_an_engines_own_words_count_as_bytes_that_are_held() -> None:
     desk = Desk()
     admitted(desk).engine_refused(422, b"no way")
-    assert desk.told[0][1] == 6
+    assert desk.events[0][1] == 6
 
 
 def test_a_body_that_cannot_be_served_ends_the_request_before_any_verdict() -> None:
@@ -245,7 +245,7 @@ def test_one_that_is_cancelled_ends_without_a_word() -> None:
     request = admitted(desk)
     request.cancelled()
     request.cancelled()
-    assert desk.told == []
+    assert desk.events == []
     assert desk.ended == desk.forgotten == [request]
 
 

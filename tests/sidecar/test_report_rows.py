@@ -14,7 +14,7 @@ NAN, INFINITE = float("nan"), float("inf")
         StepReport(next_duration_s=0.02, prefill_work=5.0, drafting=Drafting(acceptance=0.7)),
         StepReport(kv_blocks_total=10, kv_blocks_free=10, block_tokens=1),
         StepReport(kv_blocks_total=1, kv_blocks_free=0, block_tokens=16),
-        StepReport(kv_blocks_free=5),  # an engine that does not tell its memory
+        StepReport(kv_blocks_free=5),  # an engine that does not report its memory
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""A sidecar process before an engine that is not ours, as it is told: a simulated one with vLLM's policy."""
+"""A sidecar process in front of an engine of type `openai`: a simulated one with vLLM's policy."""
 
 import asyncio
 import re
@@ -33,7 +33,7 @@ def body(tokens: int, prompt: int = 50) -> dict[str, object]:
 
 
 async def test_the_policys_order_holds_before_an_engine_that_has_none(tmp_path: Path) -> None:
-    """Best effort that came first waits outside for those with a promise, and nobody ever waits inside."""
+    """Best effort that came first waits for admitted requests in the sidecar; none waits in the engine."""
     theirs = pool(tmp_path, type="simulated", policy="vllm", running=64)
     ours = pool(tmp_path, type="openai", policy="annealing", running=2)
     async with started("penstock_simulator.main", "-f", theirs, "--port", "0") as engine:

@@ -55,7 +55,7 @@ def is_there(path: Path) -> bool:
 @pytest.mark.parametrize(
     ("reported", "planned"),
     [
-        ({}, ALLOWED),  # an engine that does not tell
+        ({}, ALLOWED),  # an engine that does not report it
         ({"most_batch_tokens": 512, "most_running": 16}, Limits(512, 16)),
         ({"most_batch_tokens": 8192, "most_running": 256}, ALLOWED),
     ],

@@ -248,7 +248,7 @@ async def test_a_drain_hands_back_what_has_not_begun_and_lets_the_rest_end(
         await router.submit(id, {"prompt": [1] * id, "stream": id != 3})
         await engine.asked(id)
     begun, queued = await streaming(engine), await engine.asked(2)
-    whole = await engine.asked(3)  # nobody can tell whether that has begun
+    whole = await engine.asked(3)  # whether that has begun cannot be known
     await until(lambda: "output" in router.kinds(1))
     draining = asyncio.ensure_future(router.stub.Drain(wire.DrainRequest()))
     assert handed_back(await router.ended(2))

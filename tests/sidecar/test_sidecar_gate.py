@@ -15,7 +15,7 @@ from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.mirror.holding_mirror import HoldingMirror
 from structlog.testing import capture_logs
 
-from tests.sidecar.conftest import DONE, SEATS, TOKEN, Engine, Exchange, Rig, Router, until
+from tests.sidecar.conftest import DONE, SLOTS, TOKEN, Engine, Exchange, Rig, Router, until
 
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":7}}\n\n'
 
@@ -69,7 +69,7 @@ def ids(engine: Engine) -> list[str]:
 async def fills_slots(engine: Engine, router: Router) -> list[Exchange]:
     """As many as there are slots, all decoding."""
     seated = []
-    for id in range(1, SEATS + 1):
+    for id in range(1, SLOTS + 1):
         await router.submit(id)
         seated.append(await begins(engine, id))
         await until(lambda id=id: "output" in router.kinds(id))  # type: ignore[misc]
@@ -199,7 +199,7 @@ async def test_what_the_engine_says_of_others_takes_slots(engine: Engine, rig: R
 
 
 async def test_the_slots_that_an_engine_turns_out_to_have_are_a_metric(engine: Engine, rig: Rig) -> None:
-    assert rig.metric("engine_seats") == SEATS
+    assert rig.metric("engine_seats") == SLOTS
     engine.metrics_page = b"vllm:num_requests_running 1.0\nvllm:num_requests_waiting 3.0\n"
     assert rig.gate is not None
     for _ in range(2):
@@ -275,9 +275,9 @@ async def test_a_body_that_is_wrong_as_it_came_is_answered_so(
 async def test_an_engine_of_ours_gets_everybody_at_once(engine: Engine, bounds: Bounds) -> None:
     rig = Rig(engine, bounds, reads_fields=True)
     async with rig.serving(), rig.router() as router:
-        for id in range(1, SEATS + 3):
+        for id in range(1, SLOTS + 3):
             await router.submit(id)
-        await engine.asked(SEATS + 2)
+        await engine.asked(SLOTS + 2)
         assert all("stream_options" not in exchange.body for exchange in engine.exchanges)
 
 

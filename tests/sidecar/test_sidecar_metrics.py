@@ -1,4 +1,4 @@
-"""What a replica tells Prometheus of how it stands."""
+"""A replica's metrics."""
 
 from histogram_buckets import documented, exported
 from penstock_core.forecast.snapshot import Snapshot

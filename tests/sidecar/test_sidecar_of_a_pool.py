@@ -32,7 +32,7 @@ spec:
         (", speculation: {maxTokens: 3, acceptance: 0.6}", Speculation(3, 0.6)),
         (", speculation: {}", Speculation(4, 0.7)),
     ],
-    ids=["none", "told", "as usual"],
+    ids=["none", "given", "default"],
 )
 def test_drafts_are_expected_as_the_pool_says(
     more: str, speculation: Speculation | None, tmp_path: Path

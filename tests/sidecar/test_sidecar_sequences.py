@@ -51,7 +51,7 @@ async def test_one_answer_that_does_not_fit_rejects_them_all(
     await router.send(wire.RouterFrame(submits=[submit(1, BODY | {"n": 3}), submit(2)]))
     assert (await router.ended(1)).rejected.reason == wire.REASON_KV_MEMORY
     assert (await router.first(2)).HasField("admitted")
-    assert [len(requested) for requested in rig.policy.asked] == [1, 3]  # it takes nobody's place in the plan
+    assert [len(requested) for requested in rig.policy.asked] == [1, 3]  # it displaces no request in the plan
     assert len((await engine.asked()).body) and len(engine.exchanges) == 1
 
 

@@ -44,10 +44,10 @@ def served(
     replicas: int = 1,
     startup_s: float = 20.0,
 ) -> tuple[list[SimulatedOutcome], list[ReplicaCounts]]:
-    stands: list[ReplicaCounts] = []
-    autoscaler = FleetAutoscaler(decide, period_s=10.0, startup_s=startup_s, on_change=stands.append)
+    counts: list[ReplicaCounts] = []
+    autoscaler = FleetAutoscaler(decide, period_s=10.0, startup_s=startup_s, on_change=counts.append)
     fleet = replace(FLEET, replicas=replicas)
-    return list(simulate(fleet, arrivals, 0, autoscaler=autoscaler)), stands
+    return list(simulate(fleet, arrivals, 0, autoscaler=autoscaler)), counts
 
 
 def scripted(*wanted: int) -> Callable[[DemandObservation, float], int]:
@@ -62,16 +62,16 @@ def test_a_number_that_never_moves_is_a_fixed_fleet() -> None:
 
 
 def test_a_new_replica_takes_work_once_it_has_started() -> None:
-    outcomes, stands = served(scripted(1, 2), every(0.2, 60.0))
+    outcomes, counts = served(scripted(1, 2), every(0.2, 60.0))
     on_new = [outcome.arrival_s for outcome in outcomes if outcome.replica == "r1"]
     assert 30.0 <= min(on_new) < 31.0
-    assert [(stand.at_s, stand.ready, stand.gpus) for stand in stands if stand.at_s == 10.0] == [(10.0, 1, 2)]
-    assert stands[-1].ready == 2
+    assert [(count.at_s, count.ready, count.gpus) for count in counts if count.at_s == 10.0] == [(10.0, 1, 2)]
+    assert counts[-1].ready == 2
 
 
 def test_one_that_is_taken_away_finishes_what_it_has_and_takes_no_more() -> None:
     long = [Arrival(f"long-{i}", 9.5, "chat", 200, 400) for i in range(4)]
-    outcomes, stands = served(
+    outcomes, counts = served(
         scripted(2, 1), [*long, *(a for a in every(0.2, 40.0) if a.arrival_s > 9.5)], replicas=2
     )
     on_gone = [outcome for outcome in outcomes if outcome.replica == "r1"]
@@ -79,22 +79,22 @@ def test_one_that_is_taken_away_finishes_what_it_has_and_takes_no_more() -> None
     assert all(outcome.arrival_s < 10.0 for outcome in on_gone)
     assert all(outcome.met for outcome in outcomes)
     drained_s = max(outcome.arrival_s + (outcome.e2e_s or 0.0) for outcome in on_gone)
-    freed_s = next(stand.at_s for stand in stands if stand.gpus == 1)
+    freed_s = next(count.at_s for count in counts if count.gpus == 1)
     assert freed_s == pytest.approx(drained_s)
 
 
 def test_a_start_that_is_no_longer_wanted_is_gone_at_once() -> None:
-    outcomes, stands = served(scripted(1, 3, 1), every(0.5, 60.0))
-    assert [stand.gpus for stand in stands if stand.at_s in {10.0, 20.0}] == [3, 1]
+    outcomes, counts = served(scripted(1, 3, 1), every(0.5, 60.0))
+    assert [count.gpus for count in counts if count.at_s in {10.0, 20.0}] == [3, 1]
     assert {outcome.replica for outcome in outcomes} == {"r0"}
 
 
 def test_an_ordinal_comes_back_only_when_it_has_gone() -> None:
     long = [Arrival(f"long-{i}", 9.5, "chat", 200, 800) for i in range(4)]
-    outcomes, stands = served(
+    outcomes, counts = served(
         scripted(2, 1, 2), [*long, *(a for a in every(0.5, 120.0) if a.arrival_s > 9.5)], replicas=2
     )
-    assert max(stand.gpus for stand in stands) == 2
+    assert max(count.gpus for count in counts) == 2
     drained_s = max(
         o.arrival_s + (o.e2e_s or 0.0) for o in outcomes if o.replica == "r1" and o.arrival_s < 10
     )
@@ -160,11 +160,11 @@ def test_production_decisions_meet_a_load_that_one_replica_cannot() -> None:
         decision, memory = decide_replicas(scaling, demand, memory, now_s)
         return decision.replicas
 
-    outcomes, stands = served(decide, every(0.08, 240.0, prompt=1000))
+    outcomes, counts = served(decide, every(0.08, 240.0, prompt=1000))
     late = [outcome for outcome in outcomes if outcome.arrival_s > 180.0]
     assert sum(outcome.met for outcome in late) >= 0.95 * len(late)
-    assert 1 < stands[-1].desired <= 6
-    assert all(after.desired >= before.desired for before, after in pairwise(stands))
+    assert 1 < counts[-1].desired <= 6
+    assert all(after.desired >= before.desired for before, after in pairwise(counts))
 
 
 # The yardsticks.

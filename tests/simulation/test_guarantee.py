@@ -174,8 +174,8 @@ def test_slos_are_kept_where_first_come_first_served_keeps_few() -> None:
     """The same load, served by vLLM's policy, meets less than half as many requests."""
     load = Load(OPT, ("chat", "coder", "summary"), 6.0, 43296)
     vllm = Load(OPT, load.kinds, load.rate_rps, load.kv_tokens, Limits(batch_tokens=512), "vllm")
-    promised, first_come = (sum(outcome.met for outcome in each.serve(300, 1)) for each in (load, vllm))
-    assert promised > 2 * first_come > 0
+    admitted, first_come = (sum(outcome.met for outcome in each.serve(300, 1)) for each in (load, vllm))
+    assert admitted > 2 * first_come > 0
 
 
 def test_wrong_predictions_cost_slos_but_all_requests_is_served() -> None:

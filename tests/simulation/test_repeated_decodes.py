@@ -19,7 +19,7 @@ from penstock_simulator.simulation import Fleet, LengthKnowledge, SimulatedOutco
 
 @dataclass
 class Counted:
-    """A policy whose steps are counted, and stand only if they may."""
+    """A policy whose steps are counted, and repeated only if they may be."""
 
     policy: Policy[Any]
     may_stand: bool

@@ -1,4 +1,4 @@
-"""A fleet split by phase: where first tokens come from, what the way of the KV costs, who waits for whom."""
+"""A fleet split by phase: where first tokens come from, what the KV transfer costs, and queues."""
 
 from dataclasses import replace
 

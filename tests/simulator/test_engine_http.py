@@ -90,7 +90,7 @@ async def test_one_token_is_a_whole_stream(real_time: RealTime) -> None:
         ({"ignore_eos": True}, 20),
         ({"min_tokens": 20}, 20),
     ],
-    ids=["told", "told past its limit", "no end", "at least"],
+    ids=["given", "given past its limit", "no end", "at least"],
 )
 async def test_an_answers_length_is_told_or_drawn(
     real_time: RealTime, body: dict[str, Any], tokens: int

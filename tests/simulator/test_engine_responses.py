@@ -118,7 +118,7 @@ def test_a_whole_completion() -> None:
 
 
 IDS = replace(CHAT, answer=AnswerStart(3, 4), prompt_ids=[7, 8])
-"""With token ids, of an answer whose first four tokens stand in the prompt."""
+"""With token ids, of an answer whose first four tokens are in the prompt."""
 
 
 def ids(first: int, stop: int) -> str:

@@ -190,7 +190,7 @@ INVALID = {
     "preempting who computes": (Step({"a": 1}, preempt=("a",)), "in the batch"),
     "preempting twice": (Step(preempt=("a", "a")), "twice"),
     "promoting who is unknown": (Step(promote=("x",)), "unknown"),
-    "promoting who has a promise": (Step(promote=("a",)), "not best effort"),
+    "promoting an admitted request": (Step(promote=("a",)), "not best effort"),
     "drafts of a prefill": (Step({"w": 5}, drafts={"w": 1}), "draft tokens"),
     "drafts of an absent one": (Step({}, drafts={"a": 1}), "not in the batch"),
 }

@@ -18,7 +18,7 @@ VIEW = ReplicaView(0.0, 0.0, (), (), KvCache(10, 10, 16), Limits(), MODEL)
 
 
 class Scripted:
-    """A policy that remembers how often it was asked, and notes what it was shown. It fails when told to."""
+    """A policy that counts calls and records their views. It fails where a test says so."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[ReplicaView, int]] = []
@@ -121,7 +121,7 @@ def test_a_policy_that_took_too_long_rests_until_that_is_earned_back(took_s: flo
 def test_a_fault_is_logged_the_first_time_that_its_kind_of_error_is_seen(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Mute(Exception):
+    class NoMessage(Exception):
         def __str__(self) -> str:
             raise ValueError
 
@@ -131,7 +131,7 @@ def test_a_fault_is_logged_the_first_time_that_its_kind_of_error_is_seen(
         faults.count(Fault.RAISED, ValueError("again"))
         faults.count(Fault.RAISED, KeyError("other"))
         faults.count(Fault.PLUGIN, ValueError("ours"))
-        faults.count(Fault.PLUGIN, Mute())
+        faults.count(Fault.PLUGIN, NoMessage())
         faults.count(Fault.TOO_SLOW, ValueError("slow"))
     assert faults.counted == {"raised": 3, "plugin": 2, "too_slow": 1}
     failed = "failed, this step is vLLM's own"
@@ -139,7 +139,7 @@ def test_a_fault_is_logged_the_first_time_that_its_kind_of_error_is_seen(
         f"penstock: the policy {failed}: ValueError: {'x' * 200}",
         f"penstock: the policy {failed}: KeyError: 'other'",
         f"penstock: the plug-in {failed}: ValueError: ours",
-        f"penstock: the plug-in {failed}: Mute: without words",
+        f"penstock: the plug-in {failed}: NoMessage: without words",
         f"penstock: the policy {failed}: ValueError: slow",
     ]
     assert [record.exc_info is None for record in caplog.records] == [False, False, False, False, True]

@@ -120,7 +120,7 @@ def test_nothing_but_an_end_keeps_a_plain_engine_from_one_token_of_each() -> Non
     assert not generates_one_token_per_step(scheduler(vllm_config=stages))
 
 
-# A plan that stands.
+# A repeated plan.
 
 
 def repeated(**other: int) -> RepeatedPlan:

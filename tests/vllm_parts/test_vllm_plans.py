@@ -57,7 +57,7 @@ def test_newcomers_behind_everybody_are_all_that_is_carried_out() -> None:
         {"a": 1, "x": 100, "b": 1},
         {"x": 100},
     ],
-    ids=["in another order", "another order", "one rests", "a newcomer first", "only a newcomer"],
+    ids=["in another order", "another order", "one rests", "a new request first", "only a new request"],
 )
 def test_any_other_step_says_everything(tokens: dict[str, int]) -> None:
     here = held()

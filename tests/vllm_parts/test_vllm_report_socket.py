@@ -120,7 +120,7 @@ COLUMNS = ("request_ids", "computed_tokens", "generated_tokens", "best_effort", 
 
 
 def queue_of(running: int, waiting: int) -> StepReport:
-    """A report of requests that are told apart in every column."""
+    """A report of requests that differ in every column."""
     numbers = range(running + waiting)
     return StepReport(
         running=running,
@@ -304,7 +304,7 @@ def test_a_boundary_that_goes_on_is_the_one_before_but_for_what_it_says(
 def test_a_boundary_goes_on_only_while_nothing_else_has_happened(path: Path) -> None:
     reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | Further | None]()
     teller, further = BoundaryRecorder(reports, queue), Further(None, KvMemory(100, 60, 16), 0.04, 5)
-    assert not teller.go_on(MOVING.turns, further, 0.0), "nothing was told before"
+    assert not teller.go_on(MOVING.turns, further, 0.0), "nothing was reported before"
     teller.record(MOVING, 0.0)
     assert teller.go_on(MOVING.turns, further, WHOLE_EVERY_S / 2)
     assert not teller.go_on(MOVING.turns + 1, further, WHOLE_EVERY_S / 2)

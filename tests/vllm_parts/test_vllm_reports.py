@@ -1,4 +1,4 @@
-"""Step reports as they are made: what each says, which may be short, and when all requests are told again."""
+"""Step reports as they are made: their content, which may be short, and when one has all requests again."""
 
 from pathlib import Path
 from queue import SimpleQueue
@@ -42,7 +42,7 @@ NOW = Boundary(None, 1, 1, 0, MEMORY, 0.25, None, {}, turns=5, moves=7, rows=ROW
 
 
 class Wire(ReportSocket):
-    """Keeps a copy of whatever is sent; takes it or not, as told."""
+    """Keeps a copy of each report; accepts it or not, as the test says."""
 
     def __init__(self) -> None:
         super().__init__(Path("nowhere"), lambda *_: None)

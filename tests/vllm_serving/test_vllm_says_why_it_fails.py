@@ -11,7 +11,11 @@ KUBERNETES_KEEPS_BYTES = 2048
 def test_a_cache_too_small_for_one_request(model: Path, tmp_path: Path) -> None:
     words = tmp_path / "termination-log"
     code, output = failing(
-        model, tmp_path, "--num-gpu-blocks-override", "4", told={"PENSTOCK_TERMINATION_LOG": str(words)}
+        model,
+        tmp_path,
+        "--num-gpu-blocks-override",
+        "4",
+        env={"PENSTOCK_TERMINATION_LOG": str(words)},
     )
     assert code == 1
     assert "which is larger than the available KV cache memory" in words.read_text()
@@ -22,8 +26,8 @@ def test_a_cache_too_small_for_one_request(model: Path, tmp_path: Path) -> None:
 
 def test_a_setting_of_the_plug_in_that_is_missing(model: Path, tmp_path: Path) -> None:
     words = tmp_path / "termination-log"
-    told = {"PENSTOCK_TIME_MODEL": "", "PENSTOCK_TERMINATION_LOG": str(words)}
-    code, output = failing(model, tmp_path, told=told)
+    env = {"PENSTOCK_TIME_MODEL": "", "PENSTOCK_TERMINATION_LOG": str(words)}
+    code, output = failing(model, tmp_path, env=env)
     why = "BadSetting: PENSTOCK_TIME_MODEL is not set: name a built-in time model"
     assert code == 1
     assert words.read_text().startswith(why)

@@ -16,7 +16,7 @@ from served.server import NAME, PATIENCE_S, Server, data_of
 PROMPTS = [f"{number}: the quick brown fox jumps over the lazy dog. " * 4 for number in range(6)]
 
 PROMISED = {"penstock_best_effort": False, "penstock_ttft_s": 60.0, "penstock_tpot_s": 0.1}
-"""As the sidecar says it; `slos-serve` drafts for those who have been promised something."""
+"""As the sidecar says it; `slos-serve` uses draft tokens for admitted requests."""
 
 
 def asks(prompts: list[str], tokens: int, **more: Any) -> list[dict[str, Any]]:
@@ -25,7 +25,7 @@ def asks(prompts: list[str], tokens: int, **more: Any) -> list[dict[str, Any]]:
 
 async def until(condition: Callable[[], bool], what: str) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  # a server tells by being asked
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  # a server has to be asked
             await asyncio.sleep(0.05)
     assert condition(), what
 
@@ -121,9 +121,9 @@ async def test_adapters_beside_the_model(plain: Server, adapting: Server) -> Non
     assert all(own != adapted for own, adapted in zip(ours[::2], ours[1::2], strict=True))
 
 
-def promised(body: dict[str, Any], number: int) -> dict[str, Any]:
+def admitted(body: dict[str, Any], number: int) -> dict[str, Any]:
     """The same with targets, as a sidecar writes them."""
-    fields = {"penstock_id": f"promised-{number}", "penstock_tier": "chat", "penstock_best_effort": False}
+    fields = {"penstock_id": f"admitted-{number}", "penstock_tier": "chat", "penstock_best_effort": False}
     targets = {"penstock_ttft_s": 0.5, "penstock_tpot_s": 0.05, "penstock_output_tokens": body["max_tokens"]}
     return {**body, "vllm_xargs": {**fields, **targets}}
 
@@ -138,7 +138,7 @@ async def test_who_is_preempted_is_answered_once_and_in_full(
     streams = [asyncio.create_task(streamed(engine, body)) for body in waiting]
     await until(lambda: engine.counted("vllm:num_requests_running") >= 1, "they run")
     streams += [
-        asyncio.create_task(streamed(engine, promised(body, number))) for number, body in enumerate(urgent)
+        asyncio.create_task(streamed(engine, admitted(body, number))) for number, body in enumerate(urgent)
     ]
     texts = await asyncio.gather(*streams)
     assert engine.counted("vllm:num_preemptions_total") > before

@@ -58,7 +58,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def _stages(text: str) -> Iterator[dict[str, list[str]]]:
-    """What stands before the first stage, then each stage: what follows each word, in the file's order."""
+    """Return what comes before the first stage, then each stage: its instructions in the file's order."""
     stage: dict[str, list[str]] = {}
     for line in re.sub(r"\\\n", " ", text).splitlines():
         word, _, rest = line.strip().partition(" ")

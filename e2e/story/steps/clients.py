@@ -65,7 +65,7 @@ def answers_stream_through_the_ingress(world: World) -> None:
 
 
 def replayed_trace(world: World) -> None:
-    """`penstock replay` sends a recorded trace through the ingress, and every promise is judged."""
+    """`penstock replay` sends a recorded trace through the ingress, and judges every request."""
     pool = world.results / "pool.yaml"
     pool.write_text(json.dumps(document(world.place.ingress_class)))
     judgement = world.results / "replay.json"

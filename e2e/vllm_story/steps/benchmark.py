@@ -37,17 +37,17 @@ MEASURES: Mapping[str, Callable[[Sequence[float]], float]] = {
 def agrees_with_the_router(world: World) -> str:
     """`vllm bench serve` runs as it is, and measures what the router says"""
     for tried in range(1, TRIES + 1):
-        told, output = _compared(world)
-        if not (disagreed := disagreements(told)):
+        reported, output = _compared(world)
+        if not (disagreed := disagreements(reported)):
             return f"{output}; in run {tried}"
     raise AssertionError(
         f"{'; '.join(disagreed)}, and further off than allowed in each of {TRIES} runs: {output}"
     )
 
 
-def disagreements(told: Mapping[str, tuple[float, float]]) -> list[str]:
+def disagreements(reported: Mapping[str, tuple[float, float]]) -> list[str]:
     """The measures of a run in which both are further apart than such a measure may be, in words."""
-    off = {name: abs(theirs / ours - 1) for name, (theirs, ours) in told.items()}
+    off = {name: abs(theirs / ours - 1) for name, (theirs, ours) in reported.items()}
     return [f"{name} off by {far:.1%}" for name, far in off.items() if far > AGREES[name.split()[0]]]
 
 
@@ -59,20 +59,20 @@ def _compared(world: World) -> tuple[Mapping[str, tuple[float, float]], str]:
         means = {name: 1e3 * _mean_s(router.admin_url, name) for name in ("ttft", "tpot")}
     ours = _lines(log)
     assert theirs["completed"] == PROMPTS == len(ours), (theirs["completed"], len(ours))
-    told = {}
+    reported = {}
     for name in ("ttft", "tpot"):
         values = [1e3 * line[f"{name}_s"] for line in ours]
         assert abs(fmean(values) - means[name]) < 1e-3 * means[name], (fmean(values), means)
         for measure, of in MEASURES.items():
-            told[f"{measure} {name}"] = (theirs[f"{measure}_{name}_ms"], of(values))
-    world.figures["benchmark"] = told
-    output = ", ".join(f"{name} {theirs:.1f} and {ours:.1f} ms" for name, (theirs, ours) in told.items())
-    return told, output
+            reported[f"{measure} {name}"] = (theirs[f"{measure}_{name}_ms"], of(values))
+    world.figures["benchmark"] = reported
+    output = ", ".join(f"{name} {theirs:.1f} and {ours:.1f} ms" for name, (theirs, ours) in reported.items())
+    return reported, output
 
 
 def _benchmark(world: World, url: str) -> dict[str, Any]:
     """What it has found."""
-    told = world.file("bench-serve.json")
+    reported = world.file("bench-serve.json")
     rate_rps = LOAD * world.capacity_rps
     flags = {
         "backend": "openai",
@@ -85,13 +85,13 @@ def _benchmark(world: World, url: str) -> dict[str, Any]:
         "random-output-len": ANSWER_TOKENS,
         "num-prompts": PROMPTS,
         "request-rate": f"{rate_rps:.2f}",
-        "result-dir": told.parent,
-        "result-filename": told.name,
+        "result-dir": reported.parent,
+        "result-filename": reported.name,
     }
     arguments = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     arguments += ["--ignore-eos", "--save-result", "--disable-tqdm"]
     bench_serve(arguments, world.file("bench-serve.log"))
-    found: dict[str, Any] = orjson.loads(told.read_bytes())
+    found: dict[str, Any] = orjson.loads(reported.read_bytes())
     return found
 
 

@@ -26,7 +26,7 @@ def frees_the_engine(world: World) -> str:
                 max_tokens=TOKENS,
                 stream=True,
                 extra_body={"ignore_eos": True},
-                extra_headers={"x-penstock-tier": "batch"},  # nobody is left waiting for room among promises
+                extra_headers={"x-penstock-tier": "batch"},  # no request waits among admitted ones
             )
             streams.enter_context(stream)
             next(iter(stream))

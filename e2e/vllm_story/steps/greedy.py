@@ -86,7 +86,7 @@ def clear(choice: dict[str, Any]) -> bool:
 
 
 async def _through(world: World) -> list[list[int]]:
-    """Best effort first, until it fills the memory, then those that are promised something and need it."""
+    """Best effort first, until it fills the memory, then admitted requests that need it."""
     url, engine = world.up.router.url, world.replicas[0].engine
     async with session() as http:
 

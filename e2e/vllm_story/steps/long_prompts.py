@@ -31,7 +31,7 @@ PACES, NOISES, LEAST_S = 8, 2, 0.05
 """What the stream asks for: so many times its pace, or so many times its p99 gap where it is alone, which
 says how steady this machine is; at least so much."""
 LONGER = 1.5
-"""How much longer than promised the p99 gap may be: the client and all servers share this machine's cores."""
+"""How much longer than the target the p99 gap may be: client and servers share this machine's cores."""
 SHORTER = 1.5
 """How much shorter than with vLLM's default it has to be."""
 
@@ -68,7 +68,7 @@ def _judged(world: World, found: dict[str, Round], promised_s: float, alone_s: f
     best_name = min((name for name in found if name != "penstock"), key=lambda name: found[name].gap_s)
     best = found[best_name]
     output = (
-        f"p99 gap {_ms(ours.gap_s)} (promised {_ms(promised_s)}, alone {_ms(alone_s)}); "
+        f"p99 gap {_ms(ours.gap_s)} (target {_ms(promised_s)}, alone {_ms(alone_s)}); "
         f"{default.gap_s / ours.gap_s:.1f} times shorter than vLLM's default ({_ms(default.gap_s)}), "
         f"{best.gap_s / ours.gap_s:.1f} times {best_name}'s, its best ({_ms(best.gap_s)}); "
         f"prompts: {_ms(ours.ttft_s)}, {_ms(default.ttft_s)}, {_ms(best.ttft_s)}"

@@ -23,7 +23,7 @@ LOAD = 3.0
 """In times of what one engine answers: two of them share this machine's cores, so that it is enough."""
 LEAST_KEPT, MOST_KEPT = 0.3, 0.9
 """Of the admitted, who have to keep all targets: all but twice the share by which iterations were off the
-time model in the mean, within these bounds. A promise is as good as the model of time that it rests on, and
+time model in the mean, within these bounds. An admission is as good as the time model that it rests on, and
 no model knows when others use the same cores."""
 
 
@@ -80,7 +80,7 @@ def _off(world: World) -> tuple[float, float]:
 
 
 def _said(world: World, seen: Sequence[Seen], off: float, backup: str) -> str:
-    """Who was admitted, who of them only by the second replica, and whether they got what was promised."""
+    """Which requests were admitted, which of them by the second replica, and which met their SLO."""
     bound = bound_of(off)
     admitted = [one for one in seen if verdict(one) == "admitted"]
     walked = [one for one in admitted if one.headers["x-penstock-hops"] != "1"]

@@ -37,7 +37,7 @@ def documented(schema: dict[str, Any] = SCHEMA, path: str = "") -> Iterator[Docu
 
 
 def values_table() -> str:
-    """One row for each value. Of images, all alike, only the default's name is told."""
+    """One row for each value. Of images, all alike, only the default's name is listed."""
     rows = ["| value | default | what it is |", "|---|---|---|"]
     for path, schema in documented():
         if _has_a_row(path, schema):
@@ -64,7 +64,7 @@ def _default(path: str, schema: dict[str, Any]) -> str:
 
 
 def between(page: str, name: str) -> str:
-    """What stands between a page's marks. Raises ValueError where they are missing."""
+    """Return the text between a page's marks. Raises ValueError where they are missing."""
     begin, end = _marks(name)
     inner = page[page.index(begin) + len(begin) : page.index(end)]
     return inner.strip("\n")

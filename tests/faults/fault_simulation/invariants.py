@@ -85,7 +85,7 @@ def error_of(answer: Answer) -> dict[str, Any]:
 
 
 def _broken_error(answer: Answer) -> Iterator[str]:
-    """An error is whole, and tells what it is."""
+    """Check that an error is whole and has a message."""
     try:
         error = error_of(answer)
     except ValueError:

@@ -9,7 +9,7 @@ import yaml
 from patience import PATIENCE_S
 
 NOT_CHECKED = "some validation rules were not checked"
-"""A cause that only says that there may be more, once the others are mended."""
+"""A cause that only says that there may be more, once the others are fixed."""
 
 
 def administrator(kubeconfig: Path) -> httpx2.Client:

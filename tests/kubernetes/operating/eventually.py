@@ -12,5 +12,5 @@ Found = TypeVar("Found")
 
 
 def eventually(look: Callable[[], Found | None]) -> Found:
-    """Return the first true value of `look`; fail, naming where it stands."""
+    """Return the first true value of `look`; fail with its file and line."""
     return until(look, again_s=AGAIN_S)

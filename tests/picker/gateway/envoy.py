@@ -48,7 +48,7 @@ def ext_proc(
 ) -> PickerFilter:
     """The filter that asks as the endpoint picker protocol has it, and how the picker is reached.
 
-    timeout: `message_timeout` does not hold while a body is streamed; then pings tell that a picker is mute.
+    timeout: `message_timeout` does not hold while a body is streamed; then pings show a silent picker.
     """
     filter = {
         "name": "envoy.filters.http.ext_proc",
@@ -82,8 +82,8 @@ def ext_proc(
     return PickerFilter(filter, "envoy.lb", picker)
 
 
-def _address(told: str) -> SocketAddress:
-    host, _, port = told.rpartition(":")
+def _address(reported: str) -> SocketAddress:
+    host, _, port = reported.rpartition(":")
     return SocketAddress(host, int(port))
 
 
@@ -127,4 +127,4 @@ async def _ready(pages: httpx2.AsyncClient, process: subprocess.Popen[bytes]) ->
                     return
             except httpx2.TransportError:
                 pass
-            await asyncio.sleep(0.02)  # Envoy tells nobody when it listens
+            await asyncio.sleep(0.02)  # Envoy sends no event when it listens

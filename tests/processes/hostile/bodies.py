@@ -13,7 +13,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MODEL = "llama3-8b"
 
 Fields = list[tuple[str, bytes]]
-"""Name as it stands between its quotes, and value, both as JSON."""
+"""Name without its quotes, and value, both as JSON."""
 
 Change = Callable[[Random, Fields], None]
 

@@ -29,7 +29,7 @@ ROUTER: tuple[Kind, str] = ("router", "main")
 class LivePool:
     """Engines and sidecars `r0`, `r1`, …; routers `main` and any that a test adds.
 
-    each: what replicas are told beside the rest, in their order; nothing for those past its end.
+    each: additional flags of each replica, in order; none for replicas past its end.
     start: how a process is started.
     """
 
@@ -66,7 +66,7 @@ class LivePool:
         for process in self._running.values():
             process.kill()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Make it whole after a test: start again what was killed or stopped, end routers that were added."""
         for kind, name in [key for key in self._running if key[0] == "router" and key[1] != "main"]:
             self.kill(kind, name)
@@ -89,7 +89,7 @@ class LivePool:
         process.command = [*self.command(kind, name), *flags]
 
     def start_router(self, name: str, **changes: Any) -> None:
-        """One more router on the same replicas, told a pool with `changes` to this one's."""
+        """Start one more router on the same replicas, whose pool file has `changes`."""
         self._files[name] = write_pool(self.folder / f"pool-{name}.yaml", **{**self._changes, **changes})
         self.start("router", name)
         until(lambda: self.ready_replicas(name) == set(self.replicas), f"every replica known to {name}")

@@ -18,7 +18,7 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """What stands under `error`, in OpenAI's shape."""
+        """Return the object under `error`, in OpenAI's format."""
         content = json.loads(self.body)["error"]
         assert isinstance(content, dict)
         return content

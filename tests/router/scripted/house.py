@@ -37,7 +37,7 @@ TIERS: list[dict[str, Any]] = [
 
 
 def pool_with(**spec: Any) -> Pool:
-    """A small pool; `spec` replaces what stands under that name."""
+    """A small pool; `spec` replaces fields of that name."""
     document = {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "ServingPool",

@@ -127,7 +127,7 @@ class ScriptedReplica(ReplicaServicer):
         self.time_model_json = ""
         self.described = 0
         self.describes_once = False
-        self.hangs = False  # says nothing to anybody, over connections that stand
+        self.hangs = False  # sends nothing, over open connections
         self.port = 0
         self._frames: list[asyncio.Queue[wire.ReplicaFrame]] = []
         self._tasks: set[asyncio.Task[None]] = set()

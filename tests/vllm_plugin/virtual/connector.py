@@ -5,7 +5,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 
 
-class Elsewhere(KVConnectorBase_V1):  # type: ignore[misc]
+class RemoteKv(KVConnectorBase_V1):  # type: ignore[misc]
     """Has the prompts of requests with `kv_transfer_params`, but for their last token."""
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:

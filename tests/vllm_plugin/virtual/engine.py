@@ -94,8 +94,8 @@ def _configuration(kind: Kind) -> Any:
         model=str(MODEL_PATH), dtype="float32", max_model_len=longest, skip_tokenizer_init=True
     )
     parallel = ParallelConfig()
-    elsewhere = KVTransferConfig(
-        kv_connector="Elsewhere", kv_role="kv_both", kv_connector_module_path="virtual.connector"
+    remote = KVTransferConfig(
+        kv_connector="RemoteKv", kv_role="kv_both", kv_connector_module_path="virtual.connector"
     )
     drafter = None
     if kind.drafts:
@@ -122,7 +122,7 @@ def _configuration(kind: Kind) -> Any:
         device_config=DeviceConfig("cpu"),
         speculative_config=drafter,
         lora_config=LoRAConfig(max_loras=kind.loras) if kind.loras else None,
-        kv_transfer_config=elsewhere if kind.loads_kv else None,
+        kv_transfer_config=remote if kind.loads_kv else None,
         additional_config={
             "penstock": {"policy": kind.policy, "timeModel": MODEL_NAME, "planningS": 60, **kind.more}
         },

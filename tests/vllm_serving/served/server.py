@@ -115,10 +115,10 @@ def serving(
         _stop(process)
 
 
-def failing(model: Path, folder: Path, *flags: str, told: Mapping[str, str]) -> tuple[int, str]:
-    """The exit code and the log of a server with the plug-in that cannot start. told: in its environment."""
+def failing(model: Path, folder: Path, *flags: str, env: Mapping[str, str]) -> tuple[int, str]:
+    """The exit code and the log of a server with the plug-in that cannot start. env: more variables."""
     words = ["--port", str(_free_port()), "--scheduler-cls", SCHEDULER, *flags]
-    process = _started(model, folder / "engine.log", words, told)
+    process = _started(model, folder / "engine.log", words, env)
     try:
         return process.wait(PATIENCE_S), (folder / "engine.log").read_text(errors="replace")
     finally:
@@ -126,14 +126,14 @@ def failing(model: Path, folder: Path, *flags: str, told: Mapping[str, str]) -> 
 
 
 def _started(
-    model: Path, log: Path, words: Sequence[str], told: Mapping[str, str]
+    model: Path, log: Path, words: Sequence[str], env: Mapping[str, str]
 ) -> "subprocess.Popen[bytes]":
     shape = [word for flag, value in SHAPE.items() for word in (flag, value)]
     where = ["--model", str(model), "--host", "127.0.0.1", "--enforce-eager", "--disable-uvicorn-access-log"]
     with log.open("w") as out:
         return subprocess.Popen(
             [python.path(), "-m", "vllm.entrypoints.openai.api_server", *shape, *where, *words],
-            env={**os.environ, **QUIET, **told},
+            env={**os.environ, **QUIET, **env},
             stdout=out,
             stderr=out,
             start_new_session=True,

@@ -40,7 +40,7 @@ def job_of(engine: Engine, request: Any) -> Job:
 
 
 def expected(engine: Engine, requests: Iterable[Any], report: StepReport) -> list[tuple[str, int, int]]:
-    """Of vLLM's requests: the sidecar's name, tokens in memory and tokens out, as reports promise to tell.
+    """Return the sidecar's id, tokens in memory and generated tokens of each of vLLM's requests.
 
     Steps under way are left out, but for what they prefill.
     """

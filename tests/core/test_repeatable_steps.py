@@ -1,4 +1,4 @@
-"""A step that stands is the one that the policy would come to, however often it is not asked."""
+"""A repeatable step is the one that the policy would decide, however often it is not asked."""
 
 from dataclasses import replace
 

@@ -29,7 +29,7 @@ def assert_carried_out(moment: Moment) -> None:
     tokens = [(names[i], n - drafts.get(names[i], 0)) for i, n in output.num_scheduled_tokens.items()]
     running = {job.request.id for job in view.running}
     in_order = sorted(wanted.tokens.items(), key=lambda item: item[0] not in running)
-    assert tokens == in_order, "running ones in the planned order, then newcomers in theirs"
+    assert tokens == in_order, "running requests in the planned order, then new ones in theirs"
     assert sorted(names[i] for i in output.preempted_req_ids) == sorted(wanted.preempt)
     assert all(count <= wanted.drafts.get(name, 0) for name, count in drafts.items())
 

@@ -1,4 +1,4 @@
-"""A plan that stands is the one that the policy would make: asked for every step or not, all is the same."""
+"""A repeated plan is the one that the policy would make: asking it in every step changes nothing."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ CALM = 0.02
 """So few come that most steps are everybody's next token."""
 
 STANDING = {"slos-serve", "vllm", "sarathi", "sjf", "fcfs", "orca", "vllm-legacy"}
-"""Policies whose plans stand."""
+"""Policies whose plans can be repeated."""
 
 TINY = Kind(blocks=60, batch_tokens=128, running=16)
 KINDS = {
@@ -25,8 +25,8 @@ KINDS = {
 }
 
 
-def promised(engine: Engine) -> list[dict[str, object]]:
-    """Requests that all have a promise, of every kind of pace."""
+def admitted(engine: Engine) -> list[dict[str, object]]:
+    """Requests that all have an SLO, with every kind of TPOT target."""
     judges = ("mean", "window", "max")
     return [
         {"penstock_id": f"p{at}", "penstock_ttft_s": 5.0, "penstock_tpot_s": 0.2, "penstock_best_effort": 0}
@@ -59,7 +59,7 @@ def test_steps_are_those_of_a_policy_that_is_always_asked(policy: str, kind: str
 @pytest.mark.parametrize("ahead", [False, True])
 def test_while_everybody_decodes_the_policy_is_not_asked(ahead: bool) -> None:
     engine, policy = watched(Kind(policy="slos-serve", ahead=ahead))
-    for at, fields in enumerate(promised(engine)):
+    for at, fields in enumerate(admitted(engine)):
         engine.add(f"r{at}", 50, 400, fields=fields)
     for _ in range(10):
         engine.step()
@@ -77,7 +77,7 @@ def test_while_everybody_decodes_the_policy_is_not_asked(ahead: bool) -> None:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_it_is_asked_again_before_blocks_run_out(ahead: bool) -> None:
     engine, policy = watched(Kind(policy="slos-serve", blocks=60, running=16, ahead=ahead))
-    for at, fields in enumerate(promised(engine)):
+    for at, fields in enumerate(admitted(engine)):
         engine.add(f"r{at}", 30, 200, fields=fields)
     for _ in range(2000):
         free, requested = engine.free_blocks, policy.asked
