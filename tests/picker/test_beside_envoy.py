@@ -20,6 +20,7 @@ from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_runtime.envoy.endpoints import write_endpoints
 from penstock_runtime.serving import address_of, listen, serving
 from scripted.house import until
+from structlog.testing import capture_logs
 
 BODY = orjson.dumps(chat())
 
@@ -96,6 +97,25 @@ async def test_a_file_that_cannot_be_written_is_tried_again(tmp_path: Path) -> N
         folder.mkdir()
         await until(lambda: file.written is not None)
         assert ports(folder / "endpoints.json") == {7100}
+
+
+async def test_why_a_file_cannot_be_written_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, known = tmp_path / "later", Known()
+    monkeypatch.setattr("penstock_picker.endpoints_file.CHECK_S", 0.0)
+    file = EndpointsFile(folder / "endpoints.json")
+    with capture_logs() as logs, kept(file, known):
+        for times in (1, 2):
+            known.endpoints = {"r0": f"10.0.0.{times}:7100"}
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert [line["event"] for line in logs].count("endpoints not written") == times
+            folder.mkdir()
+            await until(lambda: file.written == frozenset(known.endpoints.values()))
+            for each in folder.iterdir():
+                each.unlink()
+            folder.rmdir()
 
 
 @pytest.fixture

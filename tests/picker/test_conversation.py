@@ -3,15 +3,18 @@
 from typing import Any
 
 import pytest
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from penstock_picker.conversation import (
     CHUNK_BYTES,
+    STRIPPED,
     Conversation,
     ConversationState,
     OutOfOrder,
     given_back,
+    immediate,
     subset_of,
 )
 from penstock_picker.pick import Picked
@@ -180,3 +183,70 @@ def test_a_hint_of_endpoints_is_a_text_or_a_list(hint: str | list[str]) -> None:
     message.request_headers.end_of_stream = True
     Conversation(pick, MAX_BODY_BYTES).receive(message)
     assert [call.subset for call in calls] == [frozenset({"10.0.0.1:1", "10.0.0.2:1"})]
+
+
+def noted(calls: list[Call]) -> Conversation:
+    """A conversation that notes what it decides on."""
+
+    def pick(call: Call) -> Picked:
+        calls.append(call)
+        return PICKED
+
+    return Conversation(pick, MAX_BODY_BYTES)
+
+
+def test_headers_are_read_by_lower_case_names_and_from_either_field() -> None:
+    calls: list[Call] = []
+    message = headers(ends=True)
+    for name, raw, value in (("X-One", b"1", ""), ("x-Two", b"", "2"), ("x-three", b"", "\u20ac")):
+        message.request_headers.headers.headers.add(key=name, raw_value=raw, value=value)
+    noted(calls).receive(message)
+    (call,) = calls
+    assert (call.method, call.path, call.body) == ("POST", "/v1/completions", b"")
+    assert {name: call.head[name] for name in (b"x-one", b"x-two", b"x-three")} == {
+        b"x-one": b"1",
+        b"x-two": b"2",
+        b"x-three": b"?",
+    }
+
+
+def test_a_buffered_body_changes_headers_and_decides_with_the_body() -> None:
+    calls: list[Call] = []
+    conversation = noted(calls)
+    (first,) = conversation.receive(headers(mode=ProcessingMode.BUFFERED))
+    assert first == proc.ProcessingResponse(request_headers=proc.HeadersResponse())
+    with pytest.raises(OutOfOrder):
+        conversation.receive(TRAILERS)
+    (second,) = conversation.receive(part(b"{}", ends=True))
+    changes = second.request_body.response.header_mutation
+    assert [(each.header.key, each.header.raw_value.decode()) for each in changes.set_headers] == list(
+        PICKED.headers
+    )
+    assert second.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"] == ",".join(PICKED.endpoints)
+    assert [call.body for call in calls] == [b"{}"]
+
+
+def test_trailers_end_a_body_that_did_not_end_itself() -> None:
+    conversation = noted([])
+    conversation.receive(headers())
+    assert conversation.receive(part(b"{}", ends=False)) == []
+    _, body, trailers = conversation.receive(TRAILERS)
+    streamed = body.request_body.response.body_mutation.streamed_response
+    assert (streamed.body, streamed.end_of_stream) == (b"{}", False)
+    assert trailers.WhichOneof("response") == "request_trailers"
+
+
+def test_a_clients_own_way_through_the_cluster_goes_no_further() -> None:
+    (answer,) = noted([]).receive(headers(ends=True))
+    mutation = answer.request_headers.response.header_mutation
+    assert tuple(mutation.remove_headers) == STRIPPED
+
+
+def test_a_refusal_is_the_errors_status_headers_and_body_and_envoy_logs_its_code() -> None:
+    error = ApiError(429, "no", type="rate_limit_error", code="slow_down", headers=(("retry-after", "3"),))
+    answer = immediate(error).immediate_response
+    assert (answer.status.code, answer.body, answer.details) == (429, error.body(), "slow_down")
+    written = {each.header.key: each.header.raw_value for each in answer.headers.set_headers}
+    assert written == {"content-type": b"application/json", "retry-after": b"3"}
+    without_code = ApiError(500, "internal error", type="server_error")
+    assert immediate(without_code).immediate_response.details == "server_error"

@@ -250,3 +250,22 @@ async def test_pickers_begin_at_turns_of_their_own(pool_file: Path, monkeypatch:
         async with served(pool_file, HttpReplica("r0"), *FRONTS):
             pass
     assert begun[0] != begun[1]  # they are equal once in 2^16 runs
+
+
+async def test_a_stopped_picker_answers_while_its_envoy_is_drained(
+    pool_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses: list[int] = []
+
+    async def drained(*_: object) -> None:
+        async with httpx2.AsyncClient(timeout=ANSWERS_S) as http:
+            statuses.append((await http.post(url, json=chat())).status_code)
+
+    monkeypatch.setattr(main, "_drain", drained)
+    async with (
+        served(pool_file, HttpReplica("r0"), *FRONTS) as (at, _),
+        httpx2.AsyncClient(timeout=ANSWERS_S) as http,
+    ):
+        await ready(http, at["admin"])
+        url = f"http://{at['ext_authz']}/v1/chat/completions"
+    assert statuses == [200]
