@@ -224,6 +224,19 @@ def test_a_decode_that_can_wait_is_skipped_where_the_rule_says_so() -> None:
     assert reported.in_time
 
 
+def test_a_decode_that_is_due_exactly_at_the_end_of_the_batch_after_the_next_is_skipped() -> None:
+    """And one that is due a little earlier is not: that batch is one of all decodes, a window further."""
+    after_s = OPT.seconds(BatchWork(2, 2 * (301 + WINDOW_TOKENS)))
+
+    def skipped(early_s: float) -> frozenset[int]:
+        loose = decode("loose", tpot_s=0.3, due_in_s=0.05 + after_s - early_s)
+        decodes = [decode("tight", tpot_s=0.05, due_in_s=0.05), loose]
+        return foreseen(decodes, [], BatchingRule(0.1, skips=True)).skipped
+
+    assert skipped(0.0) == {1}
+    assert skipped(1e-6) == frozenset()
+
+
 def test_more_decodes_than_a_tpot_permits_are_not_sustainable() -> None:
     many = [decode(f"d{i}", tpot_s=0.05, due_in_s=0.05) for i in range(400)]
     assert not foreseen(many, []).sustainable

@@ -1,7 +1,7 @@
 """Whether candidates fit: a plan, KV blocks, slots and the price."""
 
 from dataclasses import replace
-from math import inf
+from math import inf, nextafter
 from random import Random
 
 import pytest
@@ -11,11 +11,17 @@ from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, deadline_order, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Reason
-from penstock_core.policies.slos_serve.feasibility import Feasible, Infeasible, feasible
+from penstock_core.policies.slos_serve.feasibility import (
+    Feasible,
+    Infeasible,
+    feasible,
+    possible_when_idle,
+)
 from penstock_core.policies.slos_serve.price import FEW_REQUESTS
 from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.time_model import BatchWork
 
 from examples import examples
 
@@ -188,3 +194,37 @@ def test_memory_suffices_for_a_feasible_set_whatever_drafts_are_accepted(seed: i
     answer, together = feasible(view, before, new), admitted([*before.decodes, *new])
     if isinstance(answer, Feasible):
         assert true_peak_blocks(view, answer, together, random) <= view.kv.total_blocks
+
+
+def test_an_idle_replica_has_exactly_the_time_of_its_prompt() -> None:
+    enough_s = OPT.prefill_seconds(500)
+    assert possible_when_idle(asks("a", ttft_s=enough_s), replica())
+    assert not possible_when_idle(asks("a", ttft_s=nextafter(enough_s, 0.0)), replica())
+    later = asks("a", ttft_s=enough_s)
+    came = later._replace(request=replace(later.request, arrival_s=5.0), due_s=5.0 + enough_s + 1e-9)
+    assert possible_when_idle(came, replica())
+
+
+def test_an_idle_replica_has_exactly_the_blocks_of_the_whole_answer() -> None:
+    """The last token of an answer needs no place in the cache."""
+    for generated in (0, 5):
+        whole = asks("a", prompt=100, output=61)._replace(generated_tokens=generated)
+        assert possible_when_idle(whole, replica(blocks=10))
+        assert not possible_when_idle(whole._replace(output_tokens=62), replica(blocks=10))
+
+
+def test_an_idle_replica_holds_best_effort_until_its_next_token() -> None:
+    free = asks("a", prompt=159, output=4000, ttft_s=1e-9)._replace(best_effort=True)
+    assert possible_when_idle(free, replica(blocks=10))
+    assert not possible_when_idle(free._replace(generated_tokens=1), replica(blocks=10))
+
+
+def test_an_idle_replica_meets_exactly_the_tpot_of_its_own_longest_step() -> None:
+    step_s = OPT.seconds(BatchWork(1, 500 + 49))
+
+    def possible(tpot_s: float | None) -> bool:
+        return possible_when_idle(asks("a")._replace(tpot_s=tpot_s), replica())
+
+    assert possible(step_s)
+    assert not possible(nextafter(step_s, 0.0))
+    assert possible(None)

@@ -122,7 +122,7 @@ def best_set(program: Program) -> list[int]:
     most = BEAM if candidates > EXACT_CANDIDATES else 1 << EXACT_CANDIDATES
     sets = _empty_set(program, len(room))
     for prefill, alone_s in zip(program.prefills, without_candidates(program), strict=True):
-        then_s = sets.done_s + _seconds(program, sets, prefill)
+        then_s = sets.done_s + _seconds(program.tokens_s[sets.chosen, sets.tightest], prefill)
         in_time = then_s + program.period_s[sets.chosen, sets.tightest] <= prefill.due_s
         if prefill.candidate is None:
             sets = sets._replace(done_s=then_s).rows(in_time | (then_s <= alone_s))
@@ -145,10 +145,10 @@ def best_set(program: Program) -> list[int]:
 
 def without_candidates(program: Program) -> list[float]:
     """Return when each prefill is passed if no candidate is chosen."""
-    empty, now_s, passed = _empty_set(program, 0), program.start_s, []
+    now_s, passed = program.start_s, []
     for prefill in program.prefills:
         if prefill.candidate is None:
-            now_s += float(_seconds(program, empty, prefill)[0])
+            now_s += float(_seconds(program.tokens_s[0, program.tightest], prefill))
         passed.append(now_s)
     return passed
 
@@ -159,9 +159,8 @@ def _empty_set(program: Program, buckets: int) -> Sets:
     return Sets(zero, zero + program.tightest, zero, np.zeros(1), start_s, np.zeros((1, buckets), np.int64))
 
 
-def _seconds(program: Program, sets: Sets, prefill: Prefill) -> Floats:
-    """Return how long it takes beside each set; infinite where decodes leave nothing."""
-    tokens_s = program.tokens_s[sets.chosen, sets.tightest]
+def _seconds(tokens_s: Floats, prefill: Prefill) -> Floats:
+    """Return how long it takes at each of these prefill rates; infinite where decodes leave nothing."""
     beside_s = np.full_like(tokens_s, inf)
     np.divide(prefill.tokens, tokens_s, out=beside_s, where=tokens_s > 0)
     return beside_s + prefill.attention_s
