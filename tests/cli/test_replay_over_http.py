@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from penstock_cli.failure import Failure
 from penstock_cli.replay.outcome import RequestEnding
-from penstock_cli.replay.report import Report
+from penstock_cli.replay.report import Report, prefix_lines
 from penstock_cli.replay.run import ReplaySettings, replay
 from penstock_cli.replay.tier_slos import TierSlos
 from penstock_core.domain.slo import Slo
@@ -419,3 +419,87 @@ async def test_where_metrics_cannot_be_read_planning_times_are_unknown(serve: An
     )
     assert report.as_json()["planner_ms"] == {"p50": None, "p99": None, "max": None}
     assert report.tally.all.met == 1
+
+
+def sessions_of(tmp_path: Path, *lines: dict[str, Any]) -> Path:
+    path = tmp_path / "sessions.jsonl"
+    usual = {"timestamp": 0, "output_length": 2}
+    path.write_text("".join(json.dumps({**usual, **line}) + "\n" for line in lines))
+    return path
+
+
+async def test_a_closed_session_waits_for_its_answers_and_delays_no_other(serve: Any, tmp_path: Path) -> None:
+    """The first turn is answered once the other request has come, and the second turn comes after that."""
+
+    async def answer(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if request.headers.get("X-Session-Id") is None:
+            server.release.set()
+        await server.release.wait()
+        return await stream(request, body["max_tokens"])
+
+    server = Server(answer)
+    trace = sessions_of(
+        tmp_path,
+        {"session_id": "a", "input_length": 1},
+        {"session_id": "a", "input_length": 2, "delay": 1},
+        {"input_length": 3},
+    )
+    report = await replayed(ReplaySettings(trace, await serve(server)))
+    assert [len(body["prompt"]) for body, _ in server.received] == [1, 3, 2]
+    assert [headers.get("X-Session-Id") for _, headers in server.received] == ["a", None, "a"]
+    assert (report.tally.first_turns.met, report.tally.later_turns.met) == (2, 1)
+
+
+async def test_any_name_of_a_session_can_be_sent(serve: Any, tmp_path: Path) -> None:
+    server = Server(answered)
+    trace = sessions_of(tmp_path, {"session_id": "é\r\nX: y" + 400 * "a", "input_length": 1})
+    report = await replayed(ReplaySettings(trace, await serve(server)))
+    name = server.received[0][1]["X-Session-Id"]
+    assert (name[:20], len(name), report.tally.all.met) == ("%C3%A9%0D%0AX%3A%20y", 256, 1)
+
+
+async def test_what_an_engine_tells_of_its_cache_is_reported_by_turn(serve: Any, tmp_path: Path) -> None:
+    async def cached(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        tokens = len(body["prompt"])
+        found = {"cached_tokens": 32 if tokens == 40 else 0}
+        usage = {"completion_tokens": 2, "prompt_tokens": tokens, "prompt_tokens_details": found}
+        event = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+        return await stream(request, 2, ending=event + DONE)
+
+    time_model = {"name": "t", "terms": [{"token_s": 0.001, "fixed_s": 0.0}]}
+    server = Server(cached, pool={**POOL, "time_model": time_model})
+    trace = sessions_of(
+        tmp_path,
+        {"session_id": "a", "input_length": 24, "hash_ids": [1]},
+        {"session_id": "a", "input_length": 40, "hash_ids": [1, 2], "delay": 0},
+    )
+    report = await replayed(ReplaySettings(trace, await serve(server), block_tokens=16))
+    first, second = (body["prompt"] for body, _ in server.received)
+    assert first[:16] == second[:16] and first[16:19] != second[16:19]
+    found = report.as_json()
+    assert found["cached_share"] == 0.5
+    assert found["saved_prefill_s"] == pytest.approx(0.032)
+    turns = found["turns"]
+    assert [turns[name]["cached_share"] for name in ("first", "later")] == [0.0, 0.8]
+    assert [turns[name]["requests"] for name in ("first", "later")] == [1, 1]
+    assert all(turns[name]["ttft_p50_s"] > 0 for name in ("first", "later"))
+    saved, by_turn = prefix_lines(report.tally)
+    assert saved == "50.0 % of prompt tokens were found in prefix caches, which saved 0.0 s of prefill"
+    assert by_turn.startswith("First turns of sessions: 1, TTFT p50 ")
+    assert by_turn.endswith(" s, 80.0 % cached.")
+
+
+async def test_without_sessions_and_caches_nothing_is_said_of_them(serve: Any, tmp_path: Path) -> None:
+    report = await replayed(ReplaySettings(trace_of(tmp_path, "0,5,4,chat"), await serve(Server(answered))))
+    assert not {"cached_share", "saved_prefill_s", "turns"} & report.as_json().keys()
+    assert prefix_lines(report.tally) == []
+
+
+async def test_hash_ids_of_smaller_blocks_are_rejected_before_anything_is_sent(
+    serve: Any, tmp_path: Path
+) -> None:
+    server = Server(answered)
+    trace = sessions_of(tmp_path, {"input_length": 40, "hash_ids": [1, 2]})
+    with pytest.raises(Failure, match="give --block-tokens N"):
+        await replayed(ReplaySettings(trace, await serve(server)))
+    assert server.received == []

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from penstock_cli.replay.prompts import BLOCK_TOKENS, PromptGenerator
+from penstock_cli.replay.prompts import PromptGenerator
 from penstock_cli.replay.request_bodies import ReplayEndpoint, RequestBodies
+from penstock_cli.replay.schedule import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
 from penstock_cli.traces import TraceRequest
 
 PROMPTS = PromptGenerator(seed=1)
@@ -38,6 +39,40 @@ def test_equal_blocks_are_equal_prefixes() -> None:
     assert one[2 * BLOCK_TOKENS :] != other[2 * BLOCK_TOKENS :]
 
 
+@pytest.mark.parametrize("block_tokens", [16, 20_000])
+def test_blocks_have_the_tokens_that_a_hash_id_stands_for(block_tokens: int) -> None:
+    prompts = PromptGenerator(1, block_tokens)
+    one, other = (
+        json.loads(prompts.token_ids(2 * block_tokens + 5, blocks, own))
+        for own, blocks in enumerate([(7, 8), (7, 9)])
+    )
+    assert len(one) == len(other) == 2 * block_tokens + 5
+    assert one[:block_tokens] == other[:block_tokens]
+    assert one[block_tokens : block_tokens + 3] != other[block_tokens : block_tokens + 3]
+
+
+@pytest.mark.parametrize("blocks", [(7, 8), (7, 1_000_008)])
+def test_texts_share_the_beginnings_that_the_hash_ids_share(blocks: tuple[int, ...]) -> None:
+    prompts = PromptGenerator(1, 16)
+    one, other, unlike = (
+        prompts.text(48, ids, own).split() for own, ids in enumerate([blocks, blocks, (7, 5)])
+    )
+    assert one[:32] == other[:32] and one[32:35] != other[32:35]
+    assert one[:16] == unlike[:16] and one[16:19] != unlike[16:19]
+
+
+def test_a_chats_prompt_begins_like_that_of_a_request_with_the_same_hash_ids() -> None:
+    bodies = RequestBodies(ReplayEndpoint.CHAT, "m", False, 8192, PromptGenerator(1, 16))
+    one, other = (
+        json.loads(bodies.body(TraceRequest(0.0, 64, 20, prefix_blocks=(3, 4)), own))["messages"][0][
+            "content"
+        ]
+        for own in (1, 2)
+    )
+    assert one[: 32 * 4] == other[: 32 * 4]
+    assert one != other
+
+
 def test_the_same_seed_gives_the_same_prompts() -> None:
     assert PromptGenerator(5).token_ids(100, (), 3) == PromptGenerator(5).token_ids(100, (), 3)
     assert PromptGenerator(5).token_ids(100, (), 3) != PromptGenerator(6).token_ids(100, (), 3)
@@ -47,7 +82,7 @@ def test_the_same_seed_gives_the_same_prompts() -> None:
 @example(16_384, 16_383)
 @example(1, 16_384)
 def test_text_has_four_bytes_a_token(tokens: int, own: int) -> None:
-    words = PROMPTS.text(tokens, own)
+    words = PROMPTS.text(tokens, (), own)
     assert len(words) == 4 * tokens
     assert all(len(word) == 3 and word.isdigit() for word in words.split())
 

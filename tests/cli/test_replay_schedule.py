@@ -15,6 +15,8 @@ from penstock_cli.replay.tier_slos import TierSlos
 from penstock_cli.traces import TraceRequest
 
 START_S = 1000.0
+ANSWER_S = 4.0
+"""How long a turn of a session is answered."""
 YIELD = asyncio.sleep
 
 
@@ -37,7 +39,10 @@ class Clock:
 
 @dataclass
 class Client:
-    """Answers once everything is sent. sent: the number of each request, and when it was sent."""
+    """Answers once everything is sent, and the turns of sessions after `ANSWER_S`.
+
+    sent: the number of each request, and when it was sent.
+    """
 
     clock: Clock
     released: asyncio.Event = field(default_factory=asyncio.Event)
@@ -46,8 +51,12 @@ class Client:
 
     async def call(self, request: TraceRequest, number: int) -> RequestOutcome:
         self.sent.append((number, self.clock.now_s - START_S - HEAD_START_S))
-        await self.released.wait()
-        return RequestOutcome(str(number), "chat", request.arrival_s, 1, 1, RequestEnding.ADMITTED, met=True)
+        if request.session:
+            self.clock.now_s += ANSWER_S
+        else:
+            await self.released.wait()
+        ending, turn = RequestEnding.ADMITTED, request.stage
+        return RequestOutcome(str(number), "chat", request.arrival_s, 1, 1, ending, met=True, turn=turn)
 
 
 class Replayed(NamedTuple):
@@ -115,5 +124,34 @@ async def test_what_is_not_sent_is_not_late_and_was_at_no_replica(clock: Clock) 
     assert [number for number, _ in found.sent] == [0, 1]
     unsent = found.ended[0]
     assert (unsent.id, unsent.ending, unsent.met) == ("2", RequestEnding.FAILED, False)
-    assert (unsent.hops, unsent.replica, unsent.output_tokens, unsent.cached_tokens) == (0, "", 0, 0)
+    assert (unsent.hops, unsent.replica, unsent.output_tokens, unsent.cached_tokens) == (0, "", 0, None)
     assert list(found.tally.late_s) == pytest.approx([0.0] * 3, abs=1e-9)
+
+
+def turns(*thoughts_s: float) -> list[TraceRequest]:
+    """A session that begins at once."""
+    later = [
+        TraceRequest(0.0, 1, 1, session="a", stage=stage, think_s=think_s)
+        for stage, think_s in enumerate(thoughts_s, start=1)
+    ]
+    return [TraceRequest(0.0, 1, 1, session="a"), *later]
+
+
+async def test_a_turn_is_sent_when_the_last_one_was_answered_and_its_client_has_thought(clock: Clock) -> None:
+    found = await sent(clock, turns(1.0, 0.5))
+    assert [number for number, _ in found.sent] == [0, 1, 2]
+    assert [at_s for _, at_s in found.sent] == pytest.approx([0.0, 5.0, 9.5])
+    assert list(found.tally.late_s) == pytest.approx([0.0] * 3, abs=1e-9)
+    assert (found.tally.first_turns.requests, found.tally.later_turns.requests) == (1, 2)
+
+
+async def test_how_late_a_turn_was_counts_from_the_end_of_its_thought(clock: Clock) -> None:
+    clock.overslept_s = 0.25
+    found = await sent(clock, turns(1.0))
+    assert sorted(found.tally.late_s) == pytest.approx([0.25, 0.25])
+
+
+async def test_a_turn_beyond_the_bound_is_not_sent_and_the_session_goes_on(clock: Clock) -> None:
+    found = await sent(clock, turns(1.0), max_in_flight=0)
+    assert found.sent == []
+    assert [(one.id, one.turn) for one in found.ended] == [("0", 0), ("1", 1)]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from penstock_cli.failure import Failure
 from penstock_cli.main import app
+from penstock_core.timing.builtin_models import time_model
 from typer.testing import CliRunner
 
 POOL = """
@@ -56,6 +57,46 @@ def test_the_second_prompt_finds_what_it_shares_and_the_third_all_but_its_last_b
     words = simulated(files, "--prefix-caching", "--block-tokens", "64")
     assert "49.2 % of prompt tokens were found in prefix caches" in words
     assert json.loads(Path(files[2]).read_text())["cached_share"] == (320 + 624) / (3 * 640)
+
+
+def session(*lines: tuple[int, dict[str, object]]) -> str:
+    """Turns of one session, each of whose prompts goes on where the one before ended."""
+    return "\n".join(
+        json.dumps(
+            {"timestamp": at_ms, "input_length": 64 * blocks, "output_length": 5, "session_id": "a"}
+            | {"hash_ids": list(range(blocks)), **more}
+        )
+        for blocks, (at_ms, more) in enumerate(lines, start=4)
+    )
+
+
+def test_the_turns_of_a_session_are_told_apart(files: tuple[str, str, str]) -> None:
+    Path(files[1]).write_text(session((0, {}), (1, {"delay": 2000}), (2, {"delay": 3000})))
+    words = simulated(files, "--prefix-caching", "--block-tokens", "64")
+    turns = json.loads(Path(files[2]).read_text())["turns"]
+    assert [turns[name]["requests"] for name in ("first", "later")] == [1, 2]
+    assert [turns[name]["cached_share"] for name in ("first", "later")] == [0.0, (256 + 320) / (320 + 384)]
+    assert turns["later"]["ttft_p50_s"] < turns["first"]["ttft_p50_s"]
+    assert "First turns of sessions: 1, TTFT p50 " in words
+
+
+@pytest.mark.parametrize(("flags", "least_s"), [((), 5.0), (("--open-loop",), 0.0)])
+def test_a_turn_comes_after_the_answer_and_its_thought_or_at_its_recorded_time(
+    files: tuple[str, str, str], flags: tuple[str, ...], least_s: float
+) -> None:
+    Path(files[1]).write_text(session((0, {}), (1, {"delay": 2000}), (2, {"delay": 3000})))
+    rows = Path(files[2]).with_suffix(".csv")
+    simulated(files, "--requests", str(rows), *flags)
+    arrivals_s = sorted(float(row.split(",")[2]) for row in rows.read_text().splitlines()[1:])
+    assert least_s <= arrivals_s[-1] < least_s + 1.0
+
+
+def test_the_saved_prefill_is_that_of_an_idle_replica(files: tuple[str, str, str]) -> None:
+    Path(files[1]).write_text("\n".join([request(0, 640, list(range(10))), request(9, 640, list(range(10)))]))
+    simulated(files, "--prefix-caching", "--block-tokens", "64")
+    model = time_model("slos-serve-opt-6.7b-a100")
+    saved_s = model.prefill_seconds(640) - model.prefill_seconds(16)
+    assert json.loads(Path(files[2]).read_text())["saved_prefill_s"] == pytest.approx(saved_s)
 
 
 def test_without_it_nothing_is_cached_and_nothing_is_said_of_it(files: tuple[str, str, str]) -> None:

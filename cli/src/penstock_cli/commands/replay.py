@@ -10,10 +10,18 @@ import uvloop
 from rich.console import Console
 
 from penstock_cli.failure import Failure
-from penstock_cli.replay.report import Report, console_for_tables, lateness, summary_line, table
+from penstock_cli.replay.report import (
+    Report,
+    console_for_tables,
+    lateness,
+    prefix_lines,
+    summary_line,
+    table,
+)
 from penstock_cli.replay.request_bodies import ReplayEndpoint
 from penstock_cli.replay.run import ReplaySettings
 from penstock_cli.replay.run import replay as run_replay
+from penstock_cli.replay.schedule import MOONCAKE_BLOCK_TOKENS
 from penstock_cli.replay.slo_options import slos_from_options
 
 STANDARD_OUTPUT = Path("-")
@@ -57,6 +65,20 @@ SloTargets = Annotated[
     ),
 ]
 MaxInflight = Annotated[int, typer.Option(min=1, help="Most requests in flight; more count as failed.")]
+ClosedLoop = Annotated[
+    bool | None,
+    typer.Option(
+        "--closed-loop/--open-loop",
+        help="Send a session's next request when the last was answered and its think time has passed, or at "
+        "its recorded time. Closed where the trace has think times.",
+    ),
+]
+BlockTokens = Annotated[
+    int,
+    typer.Option(
+        min=1, metavar="N", help="Tokens of prompt that a hash id of the trace stands for: often 512 or 16."
+    ),
+]
 Timeout = Annotated[float, typer.Option(help="Timeout of a request, in seconds.")]
 
 
@@ -77,12 +99,16 @@ def replay(
     api_key: ApiKey = None,
     file: JudgeFile = None,
     slo: SloTargets = None,
+    closed_loop: ClosedLoop = None,
+    block_tokens: BlockTokens = MOONCAKE_BLOCK_TOKENS,
     max_inflight: MaxInflight = 10_000,
     timeout: Timeout = 300.0,
 ) -> None:
     """Send a recorded trace at its arrival times, and judge each request by its tier's SLO.
 
-    The load is open-loop: arrivals never wait for answers. A Penstock pool on this machine reports its tiers
+    The load is open-loop: arrivals never wait for answers. Only the sessions of a trace with think times, or
+    all with --closed-loop, send their next request after the last answer. Prompts begin alike where the
+    trace's hash_ids are, so prefix caches find them. A Penstock pool on this machine reports its tiers
     itself, a remote one at its --admin-url. For another server give the SLOs with -f or --slo.
 
     Examples:
@@ -92,6 +118,8 @@ def replay(
       penstock replay --trace AzureLLMInferenceTrace_code.csv --tier coder --rate 4 --url …
 
       penstock replay --trace t.csv --url http://vllm:8000 --slo chat:ttft=1s,tpot=100ms --json out.json
+
+      penstock replay --trace agents.jsonl --block-tokens 16 --closed-loop --rate 2 --url …
     """
     check_positive({"--rate": rate, "--duration": duration, "--timeout": timeout})
     settings = ReplaySettings(
@@ -110,6 +138,8 @@ def replay(
         timeout_s=timeout,
         tier_slos=slos_from_options(file, slo or []),
         rows=requests,
+        closed_loop=closed_loop,
+        block_tokens=block_tokens,
     )
     report = uvloop.run(run_replay(settings, Console(stderr=True)))
     show(report, f"{trace} at {url}", json)
@@ -120,6 +150,8 @@ def show(report: Report, title: str, json: Path | None) -> None:
     console = console_for_tables(stderr=json == STANDARD_OUTPUT)
     console.print(table(report, title))
     console.print(summary_line(report))
+    for line in prefix_lines(report.tally):
+        console.print(line)
     console.print(lateness(report.tally), style="dim")
     for reason, times in report.tally.reasons.most_common():
         console.print(f"failed: {times} × {reason}", style="red", markup=False)

@@ -15,6 +15,8 @@ from rich.console import Console
 
 from penstock_cli.commands.replay import (
     STANDARD_OUTPUT,
+    BlockTokens,
+    ClosedLoop,
     Duration,
     JsonFile,
     Rate,
@@ -32,12 +34,17 @@ from penstock_cli.local.effective_pool import Overrides, overridden_pool
 from penstock_cli.plots.figure import check_suffix
 from penstock_cli.plots.option import PlotFile
 from penstock_cli.plots.request_plot import RequestPlot
-from penstock_cli.replay.report import console_for_tables, number, summary_line, table
-from penstock_cli.replay.schedule import Schedule, stretch_to
+from penstock_cli.replay.report import console_for_tables, number, prefix_lines, summary_line, table
+from penstock_cli.replay.schedule import (
+    MOONCAKE_BLOCK_TOKENS,
+    Schedule,
+    ScheduleOptions,
+    schedule_of,
+)
 from penstock_cli.simulate.autoscaling import autoscaler_of
 from penstock_cli.simulate.fleet import SimulationOptions, fleet_of
-from penstock_cli.simulate.run import MOONCAKE_BLOCK_TOKENS, SimulationResult, run
-from penstock_cli.traces import TraceSummary, summarise
+from penstock_cli.simulate.run import SimulationResult, run
+from penstock_cli.traces import TraceSummary
 
 PolicyName = Annotated[
     str | None,
@@ -72,12 +79,6 @@ PrefixCaching = Annotated[
         "in place of the pool's engine.prefixCaching.",
     ),
 ]
-BlockTokens = Annotated[
-    int,
-    typer.Option(
-        min=1, metavar="N", help="Tokens of prompt that a hash id of the trace stands for: often 512 or 16."
-    ),
-]
 Seed = Annotated[int, typer.Option(help="Seed of the random number generator.")]
 
 
@@ -94,6 +95,7 @@ def simulate(
     autoscaling: Autoscaled = True,
     startup: Startup = 90.0,
     prefix_caching: PrefixCaching = None,
+    closed_loop: ClosedLoop = None,
     block_tokens: BlockTokens = MOONCAKE_BLOCK_TOKENS,
     seed: Seed = 0,
     tier: TierName = "",
@@ -112,6 +114,8 @@ def simulate(
       penstock simulate -f examples/demo-pool.yaml --trace examples/azure-excerpt.csv.gz
 
       penstock simulate -f pool.yaml --trace t.csv --policy vllm --replicas 4 --rate 12 --json out.json
+
+      penstock simulate -f pool.yaml --trace agents.jsonl --prefix-caching --block-tokens 16 --closed-loop
     """
     check_positive({"--rate": rate, "--duration": duration})
     check_suffix(plot)
@@ -121,8 +125,9 @@ def simulate(
         raise Failure(f"{NoPromptContent()}; choose another --policy, or --no-prefix-caching", bad_input=True)
     if policy == VLLM_REAL:  # no pool can choose it
         fleet = replace(fleet, policy=VLLM_REAL)
-    summary = summarise(trace)
-    schedule = Schedule(trace, stretch_to(summary, rate), duration, tier, renamed(tier_map or []))
+    schedule, summary = schedule_of(
+        ScheduleOptions(trace, rate, duration, tier, renamed(tier_map or []), closed_loop)
+    )
     _check_tiers(pool, summary, schedule)
     request_plot = RequestPlot(fleet)
     autoscaler = autoscaler_of(pool, startup) if autoscaling else None
@@ -151,8 +156,8 @@ def show(found: SimulationResult, title: str, json: Path | None) -> None:
     console.print(summary_line(report))
     if found.autoscaling_summary:
         console.print(found.autoscaling_summary)
-    if found.cached_share is not None:
-        console.print(f"{number(found.cached_share, 100, 1)} % of prompt tokens were found in prefix caches")
+    for line in prefix_lines(report.tally):
+        console.print(line)
     console.print(planning(found), style="dim")
     for reason, times in report.tally.reasons.most_common():
         console.print(f"failed: {times} × {reason}", style="red", markup=False)

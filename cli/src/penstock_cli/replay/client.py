@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
+from urllib.parse import quote
 
 import aiohttp
 import orjson
@@ -19,6 +20,9 @@ from penstock_cli.replay.request_bodies import RequestBodies
 from penstock_cli.replay.streamed_answer import StreamedAnswer, StreamError
 from penstock_cli.replay.tier_slos import TierSlos
 from penstock_cli.traces import TraceRequest
+
+LONGEST_SESSION_LETTERS = 256
+"""Longest name of a session that is sent, in a header that must not hold other than printable letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +47,12 @@ class ReplayClient:
             prompt_tokens=request.prompt_tokens,
             output_tokens=0,
             ending=RequestEnding.FAILED,
+            turn=request.stage,
         )
         body = self.bodies.body(request, number)
         headers = {"X-Penstock-Tier": request.tier} if request.tier else {}
+        if request.session:
+            headers["X-Session-Id"] = quote(request.session)[:LONGEST_SESSION_LETTERS]
         sent_s = monotonic()
         try:
             async with (
@@ -83,7 +90,9 @@ class ReplayClient:
         judged = judge(targets, sent_s, times_s, thinking_tokens)
         return replace(
             outcome,
+            prompt_tokens=outcome.prompt_tokens if answer.prompt_tokens is None else answer.prompt_tokens,
             output_tokens=answer.tokens,
+            cached_tokens=answer.cached_tokens,
             ttft_s=judged.ttft_s,
             tpot_s=judged.tpot_s,
             e2e_s=judged.e2e_s,

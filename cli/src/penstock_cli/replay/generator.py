@@ -1,13 +1,16 @@
-"""Open-loop load generator: sends requests at their arrival times, regardless of earlier answers.
+"""Load generator: sends requests at their arrival times, regardless of the answers to others.
 
-A closed loop would send less the slower the server is. Here every request is a task. The delay of each send
-is recorded, so that a client that cannot keep its schedule is visible in the result.
+Such an open loop does not send less when the server is slow. Only the later turns of a session that is a
+closed loop wait: for the answer to the turn before, and for their think time. Every request or such session
+is a task. The delay of each send is recorded, so that a client that cannot keep its schedule is visible in
+the result.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import NamedTuple
 
 from penstock_cli.replay.client import ReplayClient
 from penstock_cli.replay.outcome import RequestEnding, RequestOutcome
@@ -16,6 +19,13 @@ from penstock_cli.traces import TraceRequest
 
 HEAD_START_S = 0.05
 """Delay of the first arrival, so that the first request is not late."""
+
+
+class _Turn(NamedTuple):
+    """A request and its number in the replay."""
+
+    request: TraceRequest
+    number: int
 
 
 @dataclass(slots=True)
@@ -46,26 +56,42 @@ class Generator:
     tally: ReplayTally = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tally = ReplayTally(self.client.tier_slos.tiers_without_targets)
+        slos = self.client.tier_slos
+        self.tally = ReplayTally(slos.tiers_without_targets, slos.time_model)
 
     async def run(self, requests: Iterable[TraceRequest]) -> ReplayTally:
-        """Send every request at its arrival time, wait until all have ended, and return the counts."""
+        """Send every request at its time, wait until all have ended, and return the counts.
+
+        A request with a think time follows the request before it.
+        """
+        start_s: float | None = None
         async with asyncio.TaskGroup() as tasks:
-            for number, request in enumerate(requests):
-                if number == 0:  # once it is read, so that opening the file does not delay it
+            for turns in _loops(requests):
+                if start_s is None:  # once it is read, so that opening the file does not delay it
                     start_s = monotonic() + HEAD_START_S
-                due_s = start_s + request.arrival_s
+                due_s = start_s + turns[0].request.arrival_s
                 await asyncio.sleep(max(due_s - monotonic(), 0))
-                if self.progress.in_flight < self.max_in_flight:
-                    self.progress.sent += 1
-                    tasks.create_task(self._send(request, number, due_s))
-                else:
-                    self._end(_unsent(request, number, self.max_in_flight), 0.0)
+                tasks.create_task(self._send_all(turns, due_s))
         return self.tally
 
-    async def _send(self, request: TraceRequest, number: int, due_s: float) -> None:
+    async def _send_all(self, turns: Sequence[_Turn], due_s: float) -> None:
+        """Send the first request, and each further one when the one before it has ended and its client has
+        thought.
+        """
+        for turn in turns:
+            think_s = turn.request.think_s
+            if think_s is not None:
+                due_s = monotonic() + think_s
+                await asyncio.sleep(think_s)
+            await self._send(turn, due_s)
+
+    async def _send(self, turn: _Turn, due_s: float) -> None:
+        if self.progress.in_flight >= self.max_in_flight:
+            self._end(_unsent(turn, self.max_in_flight), 0.0)
+            return
+        self.progress.sent += 1
         late_s = max(monotonic() - due_s, 0.0)
-        outcome = await self.client.call(request, number)
+        outcome = await self.client.call(turn.request, turn.number)
         self.progress.ended += 1
         self._end(outcome, late_s)
 
@@ -74,13 +100,30 @@ class Generator:
         self.on_outcome(outcome)
 
 
-def _unsent(request: TraceRequest, number: int, bound: int) -> RequestOutcome:
+def _loops(requests: Iterable[TraceRequest]) -> Iterator[list[_Turn]]:
+    """Yield each request with those after it that have a think time."""
+    turns: list[_Turn] = []
+    for number, request in enumerate(requests):
+        if turns and request.think_s is None:
+            yield turns
+            turns = []
+        turns.append(_Turn(request, number))
+        if not request.session:
+            yield turns
+            turns = []
+    if turns:
+        yield turns
+
+
+def _unsent(turn: _Turn, bound: int) -> RequestOutcome:
+    request = turn.request
     return RequestOutcome(
-        id=str(number),
+        id=str(turn.number),
         tier=request.tier,
         arrival_s=request.arrival_s,
         prompt_tokens=request.prompt_tokens,
         output_tokens=0,
         ending=RequestEnding.FAILED,
         reason=f"not sent: {bound} in flight (--max-in-flight)",
+        turn=request.stage,
     )

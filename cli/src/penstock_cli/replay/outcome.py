@@ -21,7 +21,8 @@ class RequestOutcome:
     output_tokens: tokens received.
     tpot_s: as the tier judges it.
     reason: why it was rejected or failed.
-    cached_tokens: of its prompt, that a simulated engine found in its prefix cache.
+    cached_tokens: of its prompt, that the engine found in its prefix cache; None if it does not tell.
+    turn: its place in its session; 0 begins one, and for a request of no session.
     """
 
     id: str
@@ -37,4 +38,5 @@ class RequestOutcome:
     e2e_s: float | None = None
     met: bool = False
     reason: str = ""
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
+    turn: int = 0

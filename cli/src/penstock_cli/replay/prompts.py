@@ -1,58 +1,79 @@
 """Generates prompts with a given number of tokens and given shared prefixes.
 
-A prompt consists of blocks of 512 tokens. Each begins with its number encoded in three tokens, so two blocks
-are equal exactly if their numbers are, and an engine's prefix cache hits as in the trace. The rest is a slice
-of one seeded sequence of token ids, all of four digits, which is cheap because the client shares its machine
-with the server.
+A prompt consists of blocks, of as many tokens as the trace's hash ids stand for. Each begins with its number
+encoded in three tokens, so two blocks are equal exactly if their numbers are, and an engine's prefix cache
+hits as in the trace. The rest is a slice of one seeded sequence of token ids, all of four digits, which is
+cheap because the client shares its machine with the server. As text, a token is a word of three digits.
 """
 
-from math import ceil
+from collections.abc import Iterator, Sequence
 from random import Random
 
-BLOCK_TOKENS = 512
-"""Tokens of a block, as in Mooncake's traces."""
+from penstock_cli.replay.schedule import MOONCAKE_BLOCK_TOKENS
+
 LOWEST_ID, IDS = 1000, 9000
 """Token ids of four digits: in every vocabulary, and above the special tokens."""
+
+WORDS = 1000
+"""Words of three digits."""
 
 MOST_BLOCKS = 4096
 """Numbers of blocks that each request has of its own; a longer prompt shares some with the next request."""
 
-_STRETCH_TOKENS = 16_384
-"""Of the sequence that blocks are cut from."""
+_SEQUENCE_TOKENS = 16_384
+"""Least length of the sequence that blocks are cut from."""
 
-_WIDTH = 5
+_ID_BYTES = 5
 """Bytes of one id with its comma."""
+
+_WORD_BYTES = 4
+"""Bytes of one word with its space."""
 
 
 class PromptGenerator:
-    """A seeded generator of prompts."""
+    """A seeded generator of prompts. block_tokens: tokens that a hash id of the trace stands for."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> None:
         draw = Random(seed)
-        self._stretch = b"".join(b"%d," % (LOWEST_ID + draw.randrange(IDS)) for _ in range(_STRETCH_TOKENS))
+        self._block_tokens, self._starts = block_tokens, max(_SEQUENCE_TOKENS - block_tokens, block_tokens)
+        ids = [LOWEST_ID + draw.randrange(IDS) for _ in range(self._starts + block_tokens)]
+        self._ids = b"".join(b"%d," % token for token in ids)
+        self._words = b"".join(b"%03d " % (token % WORDS) for token in ids)
 
-    def token_ids(self, tokens: int, blocks: tuple[int, ...], own: int) -> bytes:
+    def token_ids(self, tokens: int, blocks: Sequence[int], own: int) -> bytes:
         """Return a JSON list of `tokens` token ids.
 
         blocks: numbers of shared blocks, in order; the rest of the prompt consists of unique blocks.
         own: the request's number, which makes its blocks unique.
         """
-        parts = []
-        for index in range(-(-tokens // BLOCK_TOKENS)):
-            shared = index < len(blocks)
-            number = 2 * blocks[index] if shared else 2 * (own * MOST_BLOCKS + index) | 1
-            parts.append(self._block(number, min(BLOCK_TOKENS, tokens - index * BLOCK_TOKENS)))
+        parts = [self._id_block(number, size) for number, size in self._blocks(tokens, blocks, own)]
         return b"[" + b"".join(parts)[:-1] + b"]"
 
-    def _block(self, number: int, tokens: int) -> bytes:
-        digits = (number, number // IDS, number // IDS**2)
-        head = b"".join(b"%d," % (LOWEST_ID + digit % IDS) for digit in digits)
-        start = number % (_STRETCH_TOKENS - BLOCK_TOKENS)
-        return (head + self._stretch[start * _WIDTH : (start + tokens) * _WIDTH])[: tokens * _WIDTH]
+    def text(self, tokens: int, blocks: Sequence[int], own: int) -> bytes:
+        """Return `tokens` words of three digits, about a token each in most tokenizers. Otherwise as ids."""
+        return b"".join(
+            [self._word_block(number, size) for number, size in self._blocks(tokens, blocks, own)]
+        )
 
-    def text(self, tokens: int, own: int) -> bytes:
-        """Return words of three digits, one per token, which is about the count of most tokenizers."""
-        start = own % _STRETCH_TOKENS
-        repeats = ceil((start + tokens) / _STRETCH_TOKENS)
-        ids = (self._stretch * repeats)[start * _WIDTH : (start + tokens) * _WIDTH]
-        return b"".join(ids[at + 1 : at + 4] + b" " for at in range(0, len(ids), _WIDTH))
+    def _blocks(self, tokens: int, blocks: Sequence[int], own: int) -> Iterator[tuple[int, int]]:
+        """Yield each block's number and tokens. Those of shared blocks are even."""
+        for index in range(-(-tokens // self._block_tokens)):
+            shared = index < len(blocks)
+            number = 2 * blocks[index] if shared else 2 * (own * MOST_BLOCKS + index) | 1
+            yield number, min(self._block_tokens, tokens - index * self._block_tokens)
+
+    def _id_block(self, number: int, tokens: int) -> bytes:
+        head = b"".join(b"%d," % (LOWEST_ID + digit % IDS) for digit in _digits(number, IDS))
+        start = number % self._starts
+        rest = self._ids[start * _ID_BYTES : (start + tokens) * _ID_BYTES]
+        return (head + rest)[: tokens * _ID_BYTES]
+
+    def _word_block(self, number: int, tokens: int) -> bytes:
+        head = b"".join(b"%03d " % (digit % WORDS) for digit in _digits(number, WORDS))
+        start = number % self._starts
+        rest = self._words[start * _WORD_BYTES : (start + tokens) * _WORD_BYTES]
+        return (head + rest)[: tokens * _WORD_BYTES]
+
+
+def _digits(number: int, base: int) -> tuple[int, int, int]:
+    return number, number // base, number // base**2

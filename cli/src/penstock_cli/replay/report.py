@@ -70,6 +70,7 @@ class Report:
             "requests_with_targets": self.tally.all.requests,
             "attained_admitted": self.tally.all.attained_admitted,
             "attained_promoted": self.tally.all.attained_promoted,
+            **_prefix_json(self.tally),
             **self.more,
         }
 
@@ -87,6 +88,29 @@ def _tier_json(tier: TierTally, targeted: bool) -> dict[str, Any]:
         "rejected": tier.endings[RequestEnding.REJECTED],
         "attained_admitted": tier.attained_admitted if targeted else None,
         "attained_promoted": tier.attained_promoted if targeted else None,
+    }
+
+
+def _prefix_json(tally: ReplayTally) -> dict[str, Any]:
+    """Return what is known of prefix caches, and of sessions by their turns, as far as there are any."""
+    found: dict[str, Any] = {}
+    if tally.cached_share is not None:
+        found["cached_share"] = tally.cached_share
+        if tally.time_model is not None:
+            found["saved_prefill_s"] = tally.saved_prefill_s
+    if tally.later_turns.requests:
+        found["turns"] = {"first": _turns_json(tally.first_turns), "later": _turns_json(tally.later_turns)}
+    return found
+
+
+def _turns_json(turns: TierTally) -> dict[str, Any]:
+    ttft_s = sorted(turns.ttft_s)
+    return {
+        "requests": turns.requests,
+        "attainment": turns.attainment,
+        "ttft_p50_s": percentile(ttft_s, 0.5),
+        "ttft_p99_s": percentile(ttft_s, 0.99),
+        "cached_share": turns.cached_share,
     }
 
 
@@ -185,6 +209,30 @@ def summary_line(report: Report) -> str:
     return (
         f"At {rate} requests/s {kept}; {worst_name} fares worst, with {number(worst.attainment, 100, 1)} %."
     )
+
+
+def prefix_lines(tally: ReplayTally) -> list[str]:
+    """Return lines about prefix caches and about first and later turns, as far as there are any."""
+    lines = []
+    if tally.cached_share is not None:
+        saved = "" if tally.time_model is None else _saved(tally)
+        share = number(tally.cached_share, 100, 1)
+        lines.append(f"{share} % of prompt tokens were found in prefix caches{saved}")
+    if tally.later_turns.requests:
+        first, later = map(_turn_words, (tally.first_turns, tally.later_turns))
+        lines.append(f"First turns of sessions: {first}; later turns: {later}.")
+    return lines
+
+
+def _saved(tally: ReplayTally) -> str:
+    return f", which saved {number(tally.saved_prefill_s, 1, 1)} s of prefill"
+
+
+def _turn_words(turns: TierTally) -> str:
+    ttft_s = sorted(turns.ttft_s)
+    p50, p99 = (number(percentile(ttft_s, share), 1, 3) for share in (0.5, 0.99))
+    cached = "" if turns.cached_share is None else f", {number(turns.cached_share, 100, 1)} % cached"
+    return f"{turns.requests}, TTFT p50 {p50}, p99 {p99} s{cached}"
 
 
 def lateness(tally: ReplayTally) -> str:

@@ -70,5 +70,6 @@ class RequestBodies:
     def _prompt(self, request: TraceRequest, own: int) -> bytes:
         if self.endpoint is ReplayEndpoint.COMPLETIONS:
             return b'"prompt":' + self.prompts.token_ids(request.prompt_tokens, request.prefix_blocks, own)
-        words = self.prompts.text(max(request.prompt_tokens - CHAT_FRAME_TOKENS, 1), own)
+        tokens = max(request.prompt_tokens - CHAT_FRAME_TOKENS, 1)
+        words = self.prompts.text(tokens, request.prefix_blocks, own)
         return b'"messages":[{"role":"user","content":"' + words.rstrip() + b'"}]'

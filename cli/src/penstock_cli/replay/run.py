@@ -1,7 +1,6 @@
 """A replay from end to end: reads the trace, inspects the server, sends requests, counts outcomes."""
 
 import resource
-from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -20,10 +19,15 @@ from penstock_cli.replay.prompts import PromptGenerator
 from penstock_cli.replay.report import Report
 from penstock_cli.replay.request_bodies import ReplayEndpoint, RequestBodies
 from penstock_cli.replay.rows_file import RowsFile
-from penstock_cli.replay.schedule import Schedule, stretch_to
+from penstock_cli.replay.schedule import (
+    MOONCAKE_BLOCK_TOKENS,
+    ScheduleOptions,
+    check_hash_ids,
+    count,
+    schedule_of,
+)
 from penstock_cli.replay.server import AdminPages, ReplayServer, inspect_server
 from penstock_cli.replay.tier_slos import TierSlos
-from penstock_cli.traces import summarise
 
 READ_BUFFER_BYTES = 2**16
 """Buffer of a connection's reader."""
@@ -35,6 +39,8 @@ class ReplaySettings:
 
     admin_url: of the admin port of the pool's router; None: as the router tells it.
     tier_slos: override the server's own; None uses those that the server reports.
+    closed_loop: whether the trace's sessions are closed loops; None: if it has think times.
+    block_tokens: that the trace's hash ids stand for.
     """
 
     trace: Path
@@ -52,11 +58,20 @@ class ReplaySettings:
     timeout_s: float = 300.0
     tier_slos: TierSlos | None = None
     rows: Path | None = None
+    closed_loop: bool | None = None
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS
+
+    def schedule_options(self) -> ScheduleOptions:
+        """Return those of them that decide which requests are sent when."""
+        return ScheduleOptions(
+            self.trace, self.rate_rps, self.duration_s, self.tier, self.renamed, self.closed_loop
+        )
 
 
 async def replay(settings: ReplaySettings, console: Console, title: str = "replaying") -> Report:
     """Replay a trace and report. Raises TraceError before anything is sent, or Failure."""
-    schedule = plan(settings)
+    schedule, _ = schedule_of(settings.schedule_options())
+    check_hash_ids(schedule, settings.block_tokens)
     requests, span_s = count(schedule)
     _allow_sockets(settings.max_in_flight)
     async with _session(settings) as session, aiohttp.ClientSession() as keyless:
@@ -70,25 +85,6 @@ async def replay(settings: ReplaySettings, console: Console, title: str = "repla
                 tally = await generator.run(schedule.requests())
         after = await read_planner(keyless, target.metrics)
     return Report(target.policy, target.replicas, span_s, tally, planner_times(before, after))
-
-
-def plan(settings: ReplaySettings) -> Schedule:
-    """The trace as it will be sent. Reads all of it once. Raises TraceError."""
-    summary = summarise(settings.trace)
-    return Schedule(
-        trace=settings.trace,
-        stretch=stretch_to(summary, settings.rate_rps),
-        duration_s=settings.duration_s,
-        tier=settings.tier,
-        renamed=settings.renamed,
-    )
-
-
-def count(schedule: Schedule) -> tuple[int, float]:
-    """Return the number of requests to send, and the seconds from the first to the last."""
-    last = deque(enumerate(schedule.requests(), start=1), maxlen=1)
-    requests, request = last[0]  # the first is at 0, so there is one in any duration
-    return requests, request.arrival_s
 
 
 def _session(settings: ReplaySettings) -> aiohttp.ClientSession:
@@ -112,7 +108,7 @@ def _generator(
         target.model,
         target.simulated,
         target.max_model_len,
-        PromptGenerator(settings.seed),
+        PromptGenerator(settings.seed, settings.block_tokens),
     )
     client = ReplayClient(
         session=session,

@@ -1,18 +1,32 @@
-"""The requests to send: a trace with its time scaled and its tiers renamed."""
+"""The requests to send: a trace with its time scaled, its tiers renamed, its sessions in loops or not."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import takewhile
 from pathlib import Path
 
-from penstock_cli.traces import TraceRequest, TraceSummary, read_trace
+from penstock_cli.failure import Failure
+from penstock_cli.traces import TraceRequest, TraceSummary, in_closed_loops, read_trace, summarise
+
+MOONCAKE_BLOCK_TOKENS = 512
+"""Tokens of the blocks that hash ids stand for in Mooncake's traces."""
+
+
+class Loop(StrEnum):
+    """When the later requests of a session are sent."""
+
+    RECORDED = "recorded"  # at their recorded times; a simulated client waits for the answer before
+    OPEN = "open"  # at their recorded times, whatever was answered
+    CLOSED = "closed"  # when the request before was answered and the think time has passed
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """A trace as it is replayed.
 
-    stretch: factor on its time.
+    stretch: factor on its time; in a closed loop on the starts of sessions only.
     duration_s: only arrivals before this time, after scaling; None for all.
     tier: tier of requests that name none.
     renamed: the trace's tier names to the pool's.
@@ -23,10 +37,16 @@ class Schedule:
     duration_s: float | None = None
     tier: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
+    loop: Loop = Loop.RECORDED
 
     def requests(self) -> Iterator[TraceRequest]:
-        """Yield the requests in order, read lazily. Raises TraceError."""
-        planned = (self._planned(request) for request in read_trace(self.trace))
+        """Yield the requests in order. Raises TraceError.
+
+        Read lazily; in a closed loop the whole trace is read first, and all requests of a session come at its
+        start.
+        """
+        recorded = read_trace(self.trace)
+        planned = map(self._planned, in_closed_loops(recorded) if self.loop is Loop.CLOSED else recorded)
         until_s = self.duration_s
         return planned if until_s is None else takewhile(lambda r: r.arrival_s < until_s, planned)
 
@@ -34,11 +54,62 @@ class Schedule:
         return request._replace(
             arrival_s=request.arrival_s * self.stretch,
             tier=self.renamed.get(request.tier, request.tier) or self.tier,
+            think_s=request.think_s if self.loop is Loop.CLOSED else None,
         )
 
 
-def stretch_to(summary: TraceSummary, rate_rps: float | None) -> float:
-    """Return the factor on a trace's time for a mean rate; 1 without a rate."""
-    if rate_rps is None or summary.rate_rps is None:
-        return 1.0
-    return summary.rate_rps / rate_rps
+@dataclass(frozen=True, slots=True)
+class ScheduleOptions:
+    """Options of the command line.
+
+    rate_rps: mean rate to stretch the trace to; None keeps its own.
+    closed_loop: whether sessions are closed loops; None: if the trace has think times.
+    """
+
+    trace: Path
+    rate_rps: float | None = None
+    duration_s: float | None = None
+    tier: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    closed_loop: bool | None = None
+
+
+def schedule_of(options: ScheduleOptions) -> tuple[Schedule, TraceSummary]:
+    """Return the schedule and the trace's summary. Reads all of the trace. Raises TraceError, Failure."""
+    summary = summarise(options.trace)
+    loop = _loop(options, summary)
+    stretch = 1.0
+    if options.rate_rps is not None:
+        span_s = count(Schedule(options.trace, loop=loop))[1] if loop is Loop.CLOSED else summary.span_s
+        stretch = summary.requests / span_s / options.rate_rps if span_s > 0 else 1.0
+    schedule = Schedule(options.trace, stretch, options.duration_s, options.tier, options.renamed, loop)
+    return schedule, summary
+
+
+def count(schedule: Schedule) -> tuple[int, float]:
+    """Return the number of requests to send, and the seconds from the first to the last."""
+    last = deque(enumerate(schedule.requests(), start=1), maxlen=1)
+    requests, request = last[0]  # the first is at 0, so there is one in any duration
+    return requests, request.arrival_s
+
+
+def check_hash_ids(schedule: Schedule, hash_id_tokens: int) -> None:
+    """Raise Failure if a request has more hash ids than its prompt has blocks of this size."""
+    for number, request in enumerate(schedule.requests(), start=1):
+        blocks = -(-request.prompt_tokens // hash_id_tokens)
+        ids = len(request.prefix_blocks)
+        if ids > blocks:
+            raise Failure(
+                f"{schedule.trace}: request {number} by arrival has {ids} hash_ids, and its "
+                f"{request.prompt_tokens} tokens are {blocks} blocks of {hash_id_tokens}; give "
+                "--block-tokens N with the size of the trace's blocks",
+                bad_input=True,
+            )
+
+
+def _loop(options: ScheduleOptions, summary: TraceSummary) -> Loop:
+    if options.closed_loop and not summary.has_sessions:
+        raise Failure(f"--closed-loop: {options.trace} names no sessions", bad_input=True)
+    if options.closed_loop is None:
+        return Loop.CLOSED if summary.has_think_times else Loop.RECORDED
+    return Loop.CLOSED if options.closed_loop else Loop.OPEN

@@ -1,4 +1,4 @@
-"""The token times of one streamed answer.
+"""The token times of one streamed answer, and its usage.
 
 A token's time is that of its event. Engines may send several tokens in one event (speculation, or a slow
 reader), and only the final usage has their number: they are then distributed evenly over the events.
@@ -25,6 +25,8 @@ class StreamedAnswer:
         self._events = EventParser()
         self.event_times_s: array[float] = array("d")
         self.completion_tokens: int | None = None
+        self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None
         self.done = False
 
     def feed(self, piece: bytes, now_s: float) -> None:
@@ -39,13 +41,21 @@ class StreamedAnswer:
         try:
             event = orjson.loads(data)
             if usage := event.get("usage"):
-                self.completion_tokens = int(usage["completion_tokens"])
+                self._read_usage(usage)
             if "error" in event:
                 raise StreamError(_reason(event["error"]))
             if any(_has_content(choice) for choice in event.get("choices", ())):
                 self.event_times_s.append(now_s)
         except (ValueError, AttributeError, KeyError, TypeError) as error:
             raise StreamError(f"unreadable event: {type(error).__name__}") from None
+
+    def _read_usage(self, usage: dict[str, Any]) -> None:
+        self.completion_tokens = int(usage["completion_tokens"])
+        if (prompt_tokens := usage.get("prompt_tokens")) is not None:
+            self.prompt_tokens = int(prompt_tokens)
+        cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        if cached_tokens is not None:
+            self.cached_tokens = int(cached_tokens)
 
     @property
     def tokens(self) -> int:

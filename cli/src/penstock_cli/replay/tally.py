@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
+from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
+
 from penstock_cli.replay.outcome import RequestEnding, RequestOutcome
 
 
@@ -20,7 +22,10 @@ def _doubles() -> "array[float]":
 
 @dataclass(slots=True)
 class TierTally:
-    """One tier, or all of them."""
+    """One tier, or all of them.
+
+    prompt_tokens, cached_tokens: of requests whose engine told what it found in its prefix cache.
+    """
 
     requests: int = 0
     met: int = 0
@@ -31,6 +36,8 @@ class TierTally:
     endings: Counter[RequestEnding] = field(default_factory=Counter)
     ttft_s: "array[float]" = field(default_factory=_doubles)
     tpot_s: "array[float]" = field(default_factory=_doubles)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
     def add(self, outcome: RequestOutcome) -> None:
         """Count one request that has ended, however it did."""
@@ -46,6 +53,9 @@ class TierTally:
             self.ttft_s.append(outcome.ttft_s)
         if outcome.tpot_s is not None:
             self.tpot_s.append(outcome.tpot_s)
+        if outcome.cached_tokens is not None:
+            self.prompt_tokens += outcome.prompt_tokens
+            self.cached_tokens += outcome.cached_tokens
 
     @property
     def attainment(self) -> float | None:
@@ -68,6 +78,11 @@ class TierTally:
         return self.admitted_met / self.admitted if self.admitted else None
 
     @property
+    def cached_share(self) -> float | None:
+        """Share of the prompts' tokens that were found in prefix caches; None if no engine told."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+    @property
     def mean_hops(self) -> float | None:
         """Replicas tried, a request."""
         return self.hops / self.requests if self.requests else None
@@ -78,13 +93,20 @@ class ReplayTally:
     """A replay's tiers, its failures by reason, and how late the client itself was.
 
     without_targets: tiers that set no target. Their requests are counted by tier and not in `all`.
+    time_model: of the engines, which tells how long a cached prefix would have taken; None if unknown.
     requests: of all tiers.
+    first_turns, later_turns: requests of all tiers, by whether one of their session came before.
+    saved_prefill_s: time of idle engines that cached prefixes saved.
     """
 
     without_targets: frozenset[str] = frozenset()
+    time_model: TimeModel | None = None
     requests: int = 0
     all: TierTally = field(default_factory=TierTally)
     tiers: dict[str, TierTally] = field(default_factory=dict)
+    first_turns: TierTally = field(default_factory=TierTally)
+    later_turns: TierTally = field(default_factory=TierTally)
+    saved_prefill_s: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
     late_s: "array[float]" = field(default_factory=_doubles)
 
@@ -94,6 +116,22 @@ class ReplayTally:
         if outcome.tier not in self.without_targets:
             self.all.add(outcome)
         self.tiers.setdefault(outcome.tier, TierTally()).add(outcome)
+        (self.later_turns if outcome.turn else self.first_turns).add(outcome)
+        if self.time_model is not None and outcome.cached_tokens:
+            self.saved_prefill_s += _saved_s(self.time_model, outcome.prompt_tokens, outcome.cached_tokens)
         self.late_s.append(late_s)
         if outcome.ending is RequestEnding.FAILED:
             self.reasons[outcome.reason] += 1
+
+    @property
+    def cached_share(self) -> float | None:
+        """Share of all prompt tokens that were found in prefix caches; None if no engine told."""
+        told = self.first_turns.prompt_tokens + self.later_turns.prompt_tokens
+        return (self.first_turns.cached_tokens + self.later_turns.cached_tokens) / told if told else None
+
+
+def _saved_s(model: TimeModel, prompt_tokens: int, cached_tokens: int) -> float:
+    """Return by how much a cached prefix shortens a prompt's prefill on an idle replica."""
+    rest = max(prompt_tokens - cached_tokens, 1)
+    rest_s = model.seconds(BatchWork(rest, 0, chunk_work(rest, cached_tokens)))
+    return max(model.prefill_seconds(prompt_tokens) - rest_s, 0.0)

@@ -17,8 +17,7 @@ from penstock_cli.plots.request_plot import RequestPlot
 from penstock_cli.replay.outcome import RequestEnding, RequestOutcome
 from penstock_cli.replay.report import Report
 from penstock_cli.replay.rows_file import RowsFile
-from penstock_cli.replay.run import count
-from penstock_cli.replay.schedule import Schedule
+from penstock_cli.replay.schedule import MOONCAKE_BLOCK_TOKENS, Loop, Schedule, check_hash_ids, count
 from penstock_cli.replay.tally import ReplayTally
 from penstock_cli.replay.tier_slos import tiers_without_targets
 from penstock_cli.simulate.autoscaling import PoolAutoscaler
@@ -26,9 +25,6 @@ from penstock_cli.simulate.planner_clock import PlannerClock
 from penstock_cli.simulate.progress import show_progress
 
 TOO_LONG = "longer than spec.engine.maxModelLen or the KV cache"
-MOONCAKE_BLOCK_TOKENS = 512
-"""Tokens of the blocks that hash ids stand for in Mooncake's traces."""
-
 ON_TIME_S = 0.0
 """A simulated client is never late."""
 
@@ -38,14 +34,12 @@ class SimulationResult:
     """What a simulation found.
 
     step_share: what a step's decision took of the iteration that it planned, on average.
-    cached_share: of the prompt tokens of served requests, those found in prefix caches; None without any.
-    scaled: what autoscaling did, in words; "" where the number of replicas stayed.
+    autoscaling_summary: what autoscaling did, in words; "" where the number of replicas stayed.
     """
 
     report: Report
     step_share: float | None
     autoscaling_summary: str = ""
-    cached_share: float | None = None
 
 
 def run(
@@ -68,7 +62,7 @@ def run(
         check_hash_ids(schedule, hash_id_tokens)
     requests, span_s = count(schedule)
     slos = {name: tier.slo for name, tier in fleet.tiers.items()}
-    tally, clock = ReplayTally(tiers_without_targets(slos)), PlannerClock()
+    tally, clock = ReplayTally(tiers_without_targets(slos), fleet.model), PlannerClock()
     if fleet.policy in POLICIES:  # as before a replica says that it is ready; vLLM's own takes no rehearsal
         warm_up(build(fleet.policy, fleet.knobs), fleet.limits, fleet.model, fleet.speculation)
     try:
@@ -78,15 +72,11 @@ def run(
         raise Failure(str(missing), bad_input=True) from None
     if plot is not None:
         outcomes = plot.observe(outcomes)
-    prompt_tokens = cached_tokens = 0
     with nullcontext() if rows is None else RowsFile(rows) as file:
         try:
             for simulated in show_progress(outcomes, console, "simulating", requests):
-                outcome = as_replayed(simulated)
+                outcome = as_replayed(simulated, fleet.prefix_caching)
                 tally.add(outcome, ON_TIME_S)
-                if simulated.replica:
-                    prompt_tokens += simulated.prompt_tokens
-                    cached_tokens += simulated.cached_tokens
                 if file is not None:
                     file.add(outcome)
         except StuckPolicy as error:
@@ -94,28 +84,14 @@ def run(
     found, words = (
         ({}, "") if autoscaler is None else (autoscaler.as_json(span_s), autoscaler.summary(span_s))
     )
-    cached_share = cached_tokens / prompt_tokens if fleet.prefix_caching and prompt_tokens else None
-    cached = {"cached_share": cached_share} if fleet.prefix_caching else {}
+    cached = {"cached_share": tally.cached_share} if fleet.prefix_caching else {}
     report = Report(fleet.policy, fleet.replicas, span_s, tally, clock.times(), {**found, **cached})
-    return SimulationResult(report, clock.step_share, words, cached_share)
-
-
-def check_hash_ids(schedule: Schedule, hash_id_tokens: int) -> None:
-    """Raise Failure if a request has more hash ids than its prompt has blocks of this size."""
-    for number, request in enumerate(schedule.requests(), start=1):
-        blocks = -(-request.prompt_tokens // hash_id_tokens)
-        ids = len(request.prefix_blocks)
-        if ids > blocks:
-            raise Failure(
-                f"{schedule.trace}: request {number} by arrival has {ids} hash_ids, and its "
-                f"{request.prompt_tokens} tokens are {blocks} blocks of {hash_id_tokens}; give "
-                "--block-tokens N with the size of the trace's blocks",
-                bad_input=True,
-            )
+    return SimulationResult(report, clock.step_share, words)
 
 
 def arrivals(schedule: Schedule, hash_id_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Iterator[Arrival]:
     """Yield the schedule's requests, numbered in the trace's order."""
+    open_loop = schedule.loop is Loop.OPEN
     for number, request in enumerate(schedule.requests()):
         yield Arrival(
             id=str(number),
@@ -124,14 +100,15 @@ def arrivals(schedule: Schedule, hash_id_tokens: int = MOONCAKE_BLOCK_TOKENS) ->
             prompt_tokens=request.prompt_tokens,
             output_tokens=request.output_tokens,
             thinking_tokens=request.thinking_tokens,
-            session=request.session,
+            session="" if open_loop else request.session,
             stage=request.stage,
+            think_s=request.think_s,
             hash_ids=request.prefix_blocks,
             hash_id_tokens=hash_id_tokens,
         )
 
 
-def as_replayed(simulated: SimulatedOutcome) -> RequestOutcome:
+def as_replayed(simulated: SimulatedOutcome, prefix_caching: bool = False) -> RequestOutcome:
     """Return a simulated outcome as a replay's outcome."""
     ending = RequestEnding(simulated.verdict.value)
     return RequestOutcome(
@@ -148,5 +125,6 @@ def as_replayed(simulated: SimulatedOutcome) -> RequestOutcome:
         e2e_s=simulated.e2e_s,
         met=simulated.met,
         reason=TOO_LONG if ending is RequestEnding.FAILED else "",
-        cached_tokens=simulated.cached_tokens,
+        cached_tokens=simulated.cached_tokens if prefix_caching and simulated.replica else None,
+        turn=simulated.stage,
     )

@@ -5,6 +5,10 @@ blocks have 512 tokens in Mooncake's own traces and 16 in others of this format;
 
 A length of 0, which some traces record for requests that failed, is read as 1: a request computes at least
 one token of its prompt, and generates one.
+
+Traces of sessions name each one in `session_id`. A session's later lines may have `delay`: milliseconds from
+the answer to the line before until the request is sent, as AIPerf writes it. Such a line may have no
+`timestamp`; it then stands where the session's line before stands.
 """
 
 from collections.abc import Iterator
@@ -20,9 +24,15 @@ from penstock_cli.traces.request import TraceError, TraceRequest
 
 def parse(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, TraceRequest]]:
     """Yield each line's number and request, in the file's order."""
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield number, _request(_Line(path, number, line))
+    last: dict[str, TraceRequest] = {}
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        line = _Line(path, number, text)
+        request = _request(line, last.get(_session(line)))
+        if request.session:
+            last[request.session] = request._replace(prefix_blocks=())
+        yield number, request
 
 
 class _Line:
@@ -50,13 +60,28 @@ class _Line:
         raise TraceError(f"{self.path}: line {self.number}, column {column}: {what}")
 
 
-def _request(line: _Line) -> TraceRequest:
+def _request(line: _Line, before: TraceRequest | None) -> TraceRequest:
+    """Return a line's request. before: the last one of its session."""
+    delayed = before is not None and line.fields.get("delay") is not None
+    at_s = before.arrival_s if before is not None and delayed and "timestamp" not in line.fields else None
     return TraceRequest(
-        arrival_s=_milliseconds(line, "timestamp") / 1000,
+        arrival_s=_milliseconds(line, "timestamp") / 1000 if at_s is None else at_s,
         prompt_tokens=_tokens(line, "input_length"),
         output_tokens=_tokens(line, "output_length"),
         prefix_blocks=_hash_ids(line) if "hash_ids" in line.fields else (),
+        session=_session(line),
+        stage=0 if before is None else before.stage + 1,
+        think_s=_milliseconds(line, "delay") / 1000 if delayed else None,
     )
+
+
+def _session(line: _Line) -> str:
+    value = line.fields.get("session_id")
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        line.wrong("session_id", "is not a name or a number")
+    return str(value)
 
 
 def _milliseconds(line: _Line, name: str) -> float:

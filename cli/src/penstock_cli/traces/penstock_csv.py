@@ -1,6 +1,6 @@
 """Penstock's traces: CSV with `arrival_s,prompt_tokens,output_tokens,tier`.
 
-Optional columns are `session`, `stage` and `thinking_tokens`. Other columns are ignored.
+Optional columns are `session`, `stage`, `think_s` and `thinking_tokens`. Other columns are ignored.
 """
 
 from collections.abc import Iterator
@@ -29,4 +29,5 @@ def _request(row: CsvRow) -> TraceRequest:
         session=row.text("session"),
         stage=row.count("stage"),
         thinking_tokens=thinking_tokens,
+        think_s=row.seconds("think_s") if row.text("think_s") else None,
     )

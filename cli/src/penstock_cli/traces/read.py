@@ -32,11 +32,14 @@ class TraceSummary:
 
     span_s: seconds from the first arrival to the last.
     tiers: tier names of the trace, in order of appearance; "" for requests that name none.
+    has_sessions: whether a request names its session. has_think_times: whether one has a think time.
     """
 
     requests: int
     span_s: float
     tiers: tuple[str, ...]
+    has_sessions: bool = False
+    has_think_times: bool = False
 
     @property
     def rate_rps(self) -> float | None:
@@ -48,12 +51,15 @@ def summarise(path: Path) -> TraceSummary:
     """Read the trace once. Raises TraceError at its first invalid line, or if it is empty."""
     tiers: dict[str, None] = {}
     requests, last = 0, None
+    has_sessions = has_think_times = False
     for last in read_trace(path):  # the last one is asked for its time
         requests += 1
         tiers.setdefault(last.tier)
+        has_sessions |= bool(last.session)
+        has_think_times |= last.think_s is not None
     if last is None:
         raise TraceError(f"{path}: line 1, column 1: no request in this trace")
-    return TraceSummary(requests, last.arrival_s, tuple(tiers))
+    return TraceSummary(requests, last.arrival_s, tuple(tiers), has_sessions, has_think_times)
 
 
 def read_trace(path: Path) -> Iterator[TraceRequest]:

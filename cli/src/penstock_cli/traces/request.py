@@ -13,6 +13,8 @@ class TraceRequest(NamedTuple):
     session: name of the sequence of requests that it belongs to, each sent when the previous one has ended;
         "" for none.
     stage: its index in the session.
+    think_s: seconds from the answer to the session's previous request until this one is sent; None where the
+        trace does not say, and for a session's first request.
     thinking_tokens: how many of its output tokens are thinking tokens.
     """
 
@@ -24,6 +26,7 @@ class TraceRequest(NamedTuple):
     session: str = ""
     stage: int = 0
     thinking_tokens: int = 0
+    think_s: float | None = None
 
 
 class TraceError(Exception):

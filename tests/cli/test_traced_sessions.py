@@ -1,0 +1,140 @@
+"""Sessions of a trace: how they are read, and what they are as closed loops."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from penstock_cli.failure import Failure
+from penstock_cli.replay.schedule import Loop, ScheduleOptions, count, schedule_of
+from penstock_cli.traces import TraceError, TraceRequest, in_closed_loops, read_trace, summarise
+
+
+def line(at_ms: float | None, session: str | None = "a", **more: Any) -> dict[str, Any]:
+    timed = {} if at_ms is None else {"timestamp": at_ms}
+    named = {} if session is None else {"session_id": session}
+    return {**timed, "input_length": 100, "output_length": 10, **named, **more}
+
+
+def written(tmp_path: Path, *lines: dict[str, Any]) -> Path:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    return path
+
+
+def thoughts(requests: Sequence[TraceRequest]) -> list[tuple[str, float, float | None]]:
+    return [(request.session, request.arrival_s, request.think_s) for request in requests]
+
+
+def test_sessions_and_delays_are_read_from_mooncakes_format(tmp_path: Path) -> None:
+    path = written(tmp_path, line(500), line(700, session=None), line(900, delay=250), line(None, delay=1500))
+    assert [(r.arrival_s, r.session, r.stage, r.think_s) for r in read_trace(path)] == [
+        (0.0, "a", 0, None),
+        (pytest.approx(0.2), "", 0, None),
+        (pytest.approx(0.4), "a", 1, 0.25),
+        (pytest.approx(0.4), "a", 2, 1.5),
+    ]
+    summary = summarise(path)
+    assert summary.has_sessions and summary.has_think_times
+
+
+def test_a_sessions_first_delay_is_of_no_answer(tmp_path: Path) -> None:
+    (request,) = read_trace(written(tmp_path, line(500, delay=250)))
+    assert request.think_s is None
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        (line(None, delay=5), "has no timestamp"),
+        (line(5, session=None, session_id=[1]), "session_id .* is not a name or a number"),
+        (line(5, session=None, session_id=True), "session_id true is not a name or a number"),
+    ],
+)
+def test_a_wrong_session_is_named(tmp_path: Path, row: dict[str, Any], what: str) -> None:
+    with pytest.raises(TraceError, match=f"line 1, column .*{what}"):
+        summarise(written(tmp_path, row))
+
+
+def test_a_wrong_delay_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"line 2, column .*: delay -1 is not a number of milliseconds"):
+        summarise(written(tmp_path, line(0), line(5, delay=-1)))
+
+
+def test_a_numbered_session_has_its_number_for_a_name(tmp_path: Path) -> None:
+    (request,) = read_trace(written(tmp_path, line(0, session=None, session_id=7)))
+    assert request.session == "7"
+
+
+def test_think_times_are_read_from_our_format(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,tier,session,think_s\n0,1,1,t,a,\n5,1,1,t,a,2.5\n")
+    assert [request.think_s for request in read_trace(path)] == [None, 2.5]
+
+
+def test_a_closed_loop_has_all_turns_at_its_start_with_their_think_times() -> None:
+    recorded = [
+        TraceRequest(0.0, 1, 10, session="a"),
+        TraceRequest(1.0, 1, 10, session="b"),
+        TraceRequest(2.0, 1, 10),
+        TraceRequest(7.0, 1, 10, session="a", think_s=3.0),
+        TraceRequest(9.0, 1, 10, session="b", think_s=0.0),
+    ]
+    looped = list(in_closed_loops(recorded))
+    assert thoughts(looped) == [
+        ("a", 0.0, None),
+        ("a", 0.0, 3.0),
+        ("b", 1.0, None),
+        ("b", 1.0, 0.0),
+        ("", 2.0, None),
+    ]
+    assert [request.stage for request in looped] == [0, 1, 0, 1, 0]
+
+
+def test_a_gap_is_an_answer_at_the_pace_of_the_shortest_gaps_and_then_thought() -> None:
+    recorded = [
+        TraceRequest(0.0, 1, 10, session="a"),
+        TraceRequest(1.0, 1, 20, session="a"),  # a tenth of a second a token: the shortest gap
+        TraceRequest(8.0, 1, 5, session="a"),
+    ]
+    assert [request.think_s for request in in_closed_loops(recorded)] == [None, 0.0, pytest.approx(5.0)]
+
+
+def test_the_pace_is_the_hundredth_part_of_the_gaps_that_are_shortest() -> None:
+    recorded = [TraceRequest(0.0, 1, 1, session="a")]
+    for gap_s in range(1, 201):
+        recorded.append(TraceRequest(recorded[-1].arrival_s + gap_s, 1, 1, session="a"))
+    looped = list(in_closed_loops(recorded))
+    assert [request.think_s for request in looped[:5]] == [None, 0.0, 0.0, 1.0, 2.0]
+
+
+def sessions(tmp_path: Path) -> Path:
+    return written(tmp_path, line(0), line(1000, "b"), line(2000), line(4000), line(5000, "c"))
+
+
+def test_a_rate_in_a_closed_loop_is_of_all_requests_over_the_starts_of_sessions(tmp_path: Path) -> None:
+    schedule, _ = schedule_of(ScheduleOptions(sessions(tmp_path), rate_rps=0.5, closed_loop=True))
+    requests, span_s = count(schedule)
+    assert requests == 5 and span_s == pytest.approx(10.0)
+    assert [request.arrival_s for request in schedule.requests()] == pytest.approx([0, 0, 0, 2, 10])
+    thought_s = [request.think_s for request in schedule.requests() if request.think_s is not None]
+    assert thought_s == pytest.approx([0.0, 0.0])  # thoughts keep their time
+
+
+def test_without_think_times_a_session_is_sent_as_recorded(tmp_path: Path) -> None:
+    schedule, _ = schedule_of(ScheduleOptions(sessions(tmp_path)))
+    assert schedule.loop is Loop.RECORDED
+    assert [request.arrival_s for request in schedule.requests()] == [0.0, 1.0, 2.0, 4.0, 5.0]
+
+
+def test_a_trace_with_think_times_is_a_closed_loop_unless_it_is_opened(tmp_path: Path) -> None:
+    path = written(tmp_path, line(0), line(900, delay=250))
+    assert schedule_of(ScheduleOptions(path))[0].loop is Loop.CLOSED
+    opened, _ = schedule_of(ScheduleOptions(path, closed_loop=False))
+    assert thoughts(list(opened.requests())) == [("a", 0.0, None), ("a", 0.9, None)]
+
+
+def test_a_trace_without_sessions_is_no_closed_loop(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match=r"^--closed-loop: .*trace.jsonl names no sessions$"):
+        schedule_of(ScheduleOptions(written(tmp_path, line(0, None)), closed_loop=True))
