@@ -6,6 +6,7 @@ from pathlib import Path
 from penstock_operator.metrics import OperatorMetrics
 from penstock_picker.metrics import Metrics as PickerMetrics
 from penstock_router.observability.metrics import Metrics as RouterMetrics
+from penstock_routing.demand import Demand
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.request.byte_budget import ByteBudget
@@ -28,7 +29,7 @@ def no_link(*_: object) -> ReplicaLink:
 def test_the_page_names_every_metric_and_no_other() -> None:
     replica, operator = CollectorRegistry(), CollectorRegistry()
     ReplicaMetrics(replica)
-    HttpMetrics((), ByteBudget(1), replica)
+    HttpMetrics((), Demand(()), ByteBudget(1), replica)
     OperatorMetrics(operator)
     router = RouterMetrics({}, ReplicaSet(no_link))
     picker = PickerMetrics({}, ReplicaSet(no_link))

@@ -151,8 +151,9 @@ VALUES: dict[str, list[object]] = {
     ],
     "spec/gateway": ["router", "envoy", "inferencePool", "nginx", 1],
     "spec": [
-        {**GOOD["spec"], "gateway": gateway, "autoscaling": {"maxReplicas": 2}}
-        for gateway in ("router", "envoy")
+        {**GOOD["spec"], "gateway": gateway, "autoscaling": {"minReplicas": least, "maxReplicas": 2}}
+        for gateway in ("router", "envoy", "inferencePool")
+        for least in (0, 1)
     ]
     + [
         {**GOOD["spec"], "gateway": "inferencePool", **more}

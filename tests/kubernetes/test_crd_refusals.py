@@ -248,8 +248,11 @@ TABLE: list[tuple[str, object, list[str]]] = [
     ),
     (
         "spec",
-        {**GOOD["spec"], "gateway": "envoy", "autoscaling": {"maxReplicas": 4}},
-        ["spec.autoscaling: Forbidden: only routers report the demand; write gateway: router, or remove it"],
+        {**GOOD["spec"], "gateway": "envoy", "autoscaling": {"minReplicas": 0, "maxReplicas": 4}},
+        [
+            f"spec.autoscaling.minReplicas: {OBJECT}only routers hold requests while there is no replica; "
+            "write gateway: router, or 1"
+        ],
     ),
     (
         "spec",

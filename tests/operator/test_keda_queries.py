@@ -98,7 +98,7 @@ def samples(namespace: str, phases: tuple[Past, ...]) -> Iterator[str]:
 
 
 def scrape(namespace: str, past: Past, counts: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    """One scrape of two routers, which share the requests, and of every replica."""
+    """One scrape of two routers, which share the requests, and of every replica, as behind a gateway."""
     found: dict[str, float] = {}
     for router in ("a", "b"):
         at = f'namespace="{namespace}",service="llama",pod="llama-router-{router}"'
@@ -112,6 +112,10 @@ def scrape(namespace: str, past: Past, counts: Mapping[tuple[str, str], float]) 
         at = f'namespace="{namespace}",service="llama-replicas",pod="llama-replica-{number}"'
         found[f"penstock_replica_engine_ready{{{at}}}"] = 1.0
         found[f"penstock_replica_filled_ratio{{{at}}}"] = past.filled
+        found[f"penstock_replica_http_open_requests{{{at}}}"] = past.open / past.ready
+        for (tier, verdict), count in counts.items():
+            labels = f'{at},tier="{tier}",verdict="{verdict}"'
+            found[f"penstock_replica_http_verdicts_total{{{labels}}}"] = count / past.ready
     return found
 
 
@@ -132,11 +136,11 @@ def wanted(
 ) -> Wanted:
     """How many replicas KEDA wants of a pool with that past, where there are so many."""
 
-    def replicas(past: str, now: int, **autoscaling: Any) -> int:
+    def replicas(past: str, now: int, gateway: str = "router", **autoscaling: Any) -> int:
         reported = {"minReplicas": 1, "maxReplicas": 16, "targetAttainment": 0.95} | autoscaling
         reported |= {"by": "keda", "prometheusUrl": keda.prometheus}
         made = desired(
-            make_pool(tiers=TIERS, autoscaling=reported),
+            make_pool(tiers=TIERS, autoscaling=reported, gateway=gateway),
             PoolOwner("llama", past, "uid"),
             settings,
             RenderFacts(now, credentials),
@@ -159,6 +163,21 @@ def test_best_effort_asks_for_no_replica_however_much_of_it_there_is(wanted: Wan
 @pytest.mark.parametrize("past", ["refused", "served-best-effort"])
 def test_where_everything_is_refused_the_replicas_are_doubled(wanted: Wanted, past: str) -> None:
     assert wanted(past, 2) == 5  # twice as many, 0.9 full
+
+
+@pytest.mark.parametrize(
+    ("past", "expected"), [("refused", 5), ("third", 4), ("full", 3), ("idle", 1), ("few", 2)]
+)
+@pytest.mark.parametrize("gateway", ["envoy", "inferencePool"])
+def test_behind_another_gateway_the_sidecars_metrics_say_the_same(
+    wanted: Wanted, gateway: str, past: str, expected: int
+) -> None:
+    assert wanted(past, 2, gateway) == expected
+
+
+@pytest.mark.parametrize("past", ["no-replicas", "nothing"])
+def test_nothing_is_given_away_behind_another_gateway_either(wanted: Wanted, past: str) -> None:
+    assert wanted(past, 4, "envoy") == 4
 
 
 def test_a_third_refused_asks_for_half_as_many_replicas_more(wanted: Wanted) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from penstock_core.autoscaling.demand import ReplicaState
 from penstock_operator.autoscaling.demand import DemandTally, demand_of
-from penstock_operator.routers.demand_page import (
+from penstock_operator.demand.demand_page import (
     ATTAINMENT,
     COUNTERS,
     DemandReading,

@@ -11,11 +11,12 @@ from penstock_operator.autoscaling.autoscaler import DECISION_PERIOD_S
 from penstock_operator.cluster.api_client import ApiRefused
 from penstock_operator.cluster.cache import Cache, PoolKey
 from penstock_operator.cluster.kinds import POOL, WATCHED
+from penstock_operator.demand.demand_page import ATTAINMENT, COUNTERS, DemandReading
 from penstock_operator.manifests.manifest import Manifest, Ref
+from penstock_operator.manifests.names import ADMIN_PORT, METRICS_PORT
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.reconcile import reconciler
 from penstock_operator.reconcile.reconciler import HEALTHY_PERIOD_S, SHORTEST_RECHECK_S, Reconciler
-from penstock_operator.routers.demand_page import ATTAINMENT, COUNTERS, DemandReading
 from penstock_operator.settings import OperatorSettings
 from penstock_operator.status.conditions import condition
 from prometheus_client import CollectorRegistry
@@ -49,14 +50,14 @@ class Server(MemoryApi):
 
 
 class Routers:
-    """Answers for the pool's routers. asked: the pods of each round."""
+    """Answers for the pool's routers or sidecars. asked: the pods of each round, with the port."""
 
     def __init__(self) -> None:
         self.readings: list[DemandReading] = []
-        self.asked: list[list[str]] = []
+        self.asked: list[tuple[list[str], int]] = []
 
-    async def ask(self, pods: Sequence[Manifest]) -> tuple[DemandReading, ...]:
-        self.asked.append([pod["metadata"]["name"] for pod in pods])
+    async def ask(self, pods: Sequence[Manifest], port: int) -> tuple[DemandReading, ...]:
+        self.asked.append(([pod["metadata"]["name"] for pod in pods], port))
         return tuple(self.readings)
 
 
@@ -142,9 +143,9 @@ def document(**spec: Any) -> Manifest:
     }
 
 
-def reading(*, since_s: float = 60.0, **counts: int) -> DemandReading:
+def reading(pod: str = "router-0", *, since_s: float = 60.0, **counts: int) -> DemandReading:
     tier = dict.fromkeys((*COUNTERS, *ATTAINMENT), 0) | counts
-    return DemandReading("uid-of-router-0", since_s, 0, {"chat": tier})
+    return DemandReading(f"uid-of-{pod}", since_s, 0, {"chat": tier})
 
 
 class Clock:
@@ -328,18 +329,34 @@ def test_attainment_of_all_routers_is_in_the_status() -> None:
     world.add_pod("chat-replica-0", "replica")
     world.routers.readings = [reading(all_judged=10, all_met=9)]
     world.reconciled()
-    assert world.routers.asked == [["router-0"]]
+    assert world.routers.asked == [(["router-0"], ADMIN_PORT)]
     assert world.pool["status"]["attainment"] == "90.0%"
     world.routers.readings = []
     world.reconciled()
     assert world.pool["status"]["attainment"] == "90.0%", "without an answer it stays"
 
 
-def test_pickers_are_not_asked_for_demand() -> None:
-    world = World(document(gateway="envoy"))
+@pytest.mark.parametrize("gateway", ["envoy", "inferencePool"])
+def test_sidecars_are_asked_where_pickers_do_not_see_how_requests_end(gateway: str) -> None:
+    world = World(document(gateway=gateway))
     world.add_pod("router-0", "router")
+    world.add_pod("chat-replica-0", "replica")
     world.reconciled()
-    assert world.routers.asked == []
+    assert world.routers.asked == [(["chat-replica-0"], METRICS_PORT)]
+
+
+def test_replicas_are_added_behind_another_gateway_too(clock: Clock) -> None:
+    world = World(document(gateway="envoy", autoscaling=SCALING))
+    world.reconciled()
+    world.add_pod("chat-replica-0", "replica")
+    world.routers.readings = [reading("chat-replica-0")]
+    world.settle()
+    world.reconciled()
+    clock.now_s += 10
+    rejected = dict(arrived=100, admitted=40, rejected=60, hops=100)
+    world.routers.readings = [reading("chat-replica-0", since_s=70.0, **rejected)]
+    world.reconciled()
+    assert world.pool["status"]["autoscaling"]["replicas"] > 2
 
 
 def test_replicas_are_added_while_requests_find_none_that_can_take_them(clock: Clock) -> None:

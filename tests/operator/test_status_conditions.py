@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from penstock_operator.demand.demand_page import TierCounts
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component
-from penstock_operator.routers.demand_page import TierCounts
 from penstock_operator.status.conditions import Status, View, condition, status_of
 from penstock_operator.status.diagnosis import NOT_AS_WRITTEN, Cause, PoolProblem
 from penstock_pool.status import PoolStatus

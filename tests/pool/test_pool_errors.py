@@ -236,8 +236,9 @@ TABLE: list[tuple[str, object, str]] = [
     ),
     (
         "spec",
-        {**GOOD["spec"], "gateway": "envoy", "autoscaling": {"maxReplicas": 4}},
-        "spec.autoscaling: only routers report the demand; write gateway: router, or remove it",
+        {**GOOD["spec"], "gateway": "envoy", "autoscaling": {"minReplicas": 0, "maxReplicas": 4}},
+        "spec.autoscaling.minReplicas: only routers hold requests while there is no replica; "
+        "write gateway: router, or 1",
     ),
     (
         "spec/ingress",

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 from penstock_core.domain.verdict import Reason, Rejected
 from penstock_pool import Pool, parse_pool
+from penstock_routing.demand import Demand
 from penstock_runtime.serving import address_of, listen
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.http import request_path
@@ -49,8 +50,13 @@ def pool_of(**spec: Any) -> Pool:
 class Gateway:
     """A gateway's end: its requests, its metrics of the replica."""
 
-    def __init__(self, rig: Rig, client: httpx2.AsyncClient, url: str) -> None:
-        self.rig, self.client, self.url = rig, client, url
+    def __init__(self, rig: Rig, client: httpx2.AsyncClient, url: str, demand: Demand) -> None:
+        self.rig, self.client, self.url, self._demand = rig, client, url, demand
+
+    def demand(self, tier: str = "chat") -> dict[str, int]:
+        """The tier's counters that are not zero."""
+        counted = json.loads(self._demand.page(0, ()))["tiers"][tier]
+        return {name: count for name, count in counted.items() if count}
 
     async def ask(self, body: dict[str, Any] | bytes = BODY, /, **headers: str) -> httpx2.Response:
         return await self.client.post(COMPLETIONS, content=_bytes(body), headers=_named(headers))
@@ -79,14 +85,15 @@ def pool() -> Pool:
 @pytest.fixture
 async def gateway(rig: Rig, pool: Pool) -> AsyncIterator[Gateway]:
     faults = Faults(rig.metrics.faults)
-    app = http_app("r0", pool, rig.replica, rig.learned, registry=rig.registry, faults=faults)
+    demand = Demand(pool.tiers())
+    app = http_app("r0", pool, rig.replica, rig.learned, demand=demand, registry=rig.registry, faults=faults)
     listener = listen("127.0.0.1", 0)
     url = f"http://{address_of(listener)}"
     async with (
         http_serving(app, listener, pool, None),
         httpx2.AsyncClient(base_url=url, timeout=60) as client,
     ):
-        yield Gateway(rig, client, url)
+        yield Gateway(rig, client, url, demand)
 
 
 def rejects(rig: Rig, reason: Reason = Reason.DECODE_BUDGET, earliest_s: float | None = 2.5) -> None:
@@ -190,6 +197,40 @@ async def test_a_rejection_that_another_replica_hears_of_is_not_the_clients(gate
     await gateway.ask(x_envoy_attempt_count="1", x_penstock_max_hops="1")
     assert gateway.metric("passed_on_total", tier="chat") == 1
     assert gateway.metric("slo_judged_total", tier="chat") == 0
+    assert gateway.demand() == {"arrived": 1}
+
+
+async def test_a_request_that_another_replica_has_rejected_is_decided_here_and_arrived_there(
+    gateway: Gateway, engine: Engine
+) -> None:
+    engine.script = answer_whole
+    await gateway.ask(WHOLE, x_envoy_attempt_count="3", x_penstock_max_hops="3", x_penstock_tier="chat")
+    counted = {"admitted": 1, "hops": 3, "judged": 1, "met": 1, "all_judged": 1, "all_met": 1}
+    await until(lambda: gateway.demand() == counted)
+
+
+async def test_a_request_is_demand_before_it_is_answered(gateway: Gateway, engine: Engine) -> None:
+    asking = gateway.begin(WHOLE, x_penstock_tier="chat")
+    exchange = await engine.asked()
+    await until(lambda: gateway.demand() == {"arrived": 1, "admitted": 1, "hops": 1})
+    asking.cancel()
+    async with asyncio.timeout(30):
+        await exchange.closed.wait()
+
+
+@pytest.mark.parametrize(
+    ("reason", "counter"),
+    [(Reason.DECODE_BUDGET, "rejected"), (Reason.NEVER, "never")],
+    ids=["busy", "never"],
+)
+@pytest.mark.parametrize("pool", [pool_of(routing={"backup": "reject"})])
+async def test_the_last_rejection_is_the_requests_verdict(
+    gateway: Gateway, reason: Reason, counter: str
+) -> None:
+    rejects(gateway.rig, reason)
+    await gateway.ask(x_envoy_attempt_count="2", x_penstock_max_hops="1", x_penstock_tier="chat")
+    assert gateway.demand() == {counter: 1, "hops": 2, "all_judged": 1}
+    assert gateway.metric("verdicts_total", tier="chat", verdict=counter) == 1
 
 
 async def test_a_draining_replica_and_one_without_an_engine_let_requests_hop(gateway: Gateway) -> None:

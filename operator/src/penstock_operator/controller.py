@@ -22,6 +22,7 @@ from penstock_operator.cluster.cache import Cache, PoolKey, pool_of
 from penstock_operator.cluster.crd_compatibility import check_crd
 from penstock_operator.cluster.kinds import POOL, WATCHED, ResourceKind
 from penstock_operator.cluster.lease import Leadership, LeaseLost
+from penstock_operator.demand.demand_client import DemandClient
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import FIELD_MANAGER, MANAGED_BY
 from penstock_operator.metrics import OperatorMetrics
@@ -30,7 +31,6 @@ from penstock_operator.pages import OperatorHealth, pages
 from penstock_operator.reconcile.ingress_hosts import host_of
 from penstock_operator.reconcile.reconciler import Reconciler
 from penstock_operator.reconcile.workqueue import WorkQueue
-from penstock_operator.routers.client import RouterClient
 from penstock_operator.settings import OperatorSettings
 
 log = structlog.get_logger()
@@ -66,8 +66,8 @@ class Operator:
             else Leadership(self.lease_api, options.lease, options.identity, self._set_leading)
         )
         self.api = Api(access, self.leadership.check if self.leadership else None)
-        self.routers = RouterClient()
-        self.reconciler = Reconciler(self.api, self.cache, self.routers, settings, self.metrics)
+        self.demand = DemandClient()
+        self.reconciler = Reconciler(self.api, self.cache, self.demand, settings, self.metrics)
         self.queue: WorkQueue[PoolKey] = WorkQueue()
         self.health = OperatorHealth(STUCK_S)
         self._leading = asyncio.Event()
@@ -115,7 +115,7 @@ class Operator:
         await _cancelled(self._tasks - holding)
         await _cancelled(holding)
         await self._serving.aclose()
-        await self.routers.close()
+        await self.demand.close()
         await self.api.close()
         await self.lease_api.close()
         log.info("stopped")

@@ -18,6 +18,7 @@ from penstock_routing.applications.api_keys import Keys
 from penstock_routing.applications.rate_limits import PoolLimits, RateLimits, limits_of
 from penstock_routing.applications.tier_selection import application_of, check_model, own_targets, tier_for
 from penstock_routing.applications.token_usage import Usage, UsageMetrics
+from penstock_routing.demand import linked_replicas
 from penstock_routing.order_inputs import no_replicas, routing_request, wants_marks
 from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.pool_time_model import PoolTimeModel
@@ -174,7 +175,7 @@ class Picker:
     def demand_page(self) -> bytes:
         """Describe what is asked of the pool."""
         with self._lock:
-            return self.metrics.demand.page(0, self._replica_set.links)
+            return self.metrics.demand.page(0, linked_replicas(self._replica_set.links))
 
     def _picked(self, request: GenerationRequest, subset: frozenset[str] | None) -> Picked:
         """Pick endpoints, and count the request at the first of them."""

@@ -1,4 +1,4 @@
-"""The gateway of a pool: what stands between its clients and its replicas, and what cannot be combined."""
+"""The gateway of a pool, between its clients and its replicas, and fields that exclude one another."""
 
 from typing import Literal
 
@@ -6,16 +6,15 @@ from penstock_pool.cel import CelRule, Why
 
 GatewayName = Literal["router", "envoy", "inferencePool"]
 
-NOT_SCALED = "only routers report the demand; write gateway: router, or remove it"
+NOT_TO_ZERO = "only routers hold requests while there is no replica; write gateway: router, or 1"
 NO_INGRESS = "an Ingress cannot lead to an InferencePool; write kind: HTTPRoute, or remove it"
 NO_CERTIFICATE = "would not be used: the Gateway has its own certificate; remove it"
 
 GATEWAY_RULES = (
     CelRule(
-        "!has(self.autoscaling) || self.gateway == 'router'",
-        NOT_SCALED,
-        at="autoscaling",
-        why=Why.UNUSED,
+        "!has(self.autoscaling) || self.gateway == 'router' || self.autoscaling.minReplicas > 0",
+        NOT_TO_ZERO,
+        at="autoscaling.minReplicas",
     ),
     CelRule(
         "self.gateway != 'inferencePool' || !has(self.ingress) || self.ingress.kind == 'HTTPRoute'",

@@ -9,7 +9,7 @@ from penstock_pool.application_spec import Application
 from penstock_pool.autoscaling_spec import Autoscaling
 from penstock_pool.cel import KEYED_BY_NAME, CelRule, checked_by
 from penstock_pool.engine_spec import EngineSpec, ModelSpec
-from penstock_pool.gateway_spec import GATEWAY_RULES, NO_CERTIFICATE, NO_INGRESS, NOT_SCALED, GatewayName
+from penstock_pool.gateway_spec import GATEWAY_RULES, NO_CERTIFICATE, NO_INGRESS, NOT_TO_ZERO, GatewayName
 from penstock_pool.ingress_spec import Ingress
 from penstock_pool.monitoring_spec import Monitoring
 from penstock_pool.requests_spec import Requests
@@ -123,8 +123,9 @@ class PoolSpec(Spec):
 
     @model_validator(mode="after")
     def _has_a_gateway_that_can_do_it(self) -> Self:
-        if self.autoscaling is not None and self.gateway != "router":
-            raise wrong_at("autoscaling", NOT_SCALED)
+        to_zero = self.autoscaling is not None and self.autoscaling.min_replicas == 0
+        if to_zero and self.gateway != "router":
+            raise wrong_at("autoscaling.minReplicas", NOT_TO_ZERO)
         if self.gateway == "inferencePool" and self.ingress is not None and self.ingress.kind == "Ingress":
             raise wrong_at("ingress.kind", NO_INGRESS)
         if self.gateway == "inferencePool" and self.router.tls is not None:

@@ -1,18 +1,28 @@
-"""The sidecar's HTTP pages for Prometheus and for probes."""
+"""The sidecar's HTTP pages for Prometheus, for probes, and for the operator."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
+from penstock_routing.demand import Demand, replica_row
+from penstock_routing.replicas.replica_link import LinkState
 from penstock_runtime.http_request import App
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.pages import PROMETHEUS, Page, pages_app
 from prometheus_client import CollectorRegistry, generate_latest
 
+from penstock_sidecar.replica.replica import Replica
+from penstock_sidecar.replica.serving import ServiceState
 
-def inspection_app(name: str, registry: CollectorRegistry, serving: Callable[[], bool]) -> App:
-    """Serve `/metrics`, `/health` of the process, and `/ready` of the replica of this name."""
+
+def inspection_app(
+    name: str, registry: CollectorRegistry, replicas: Sequence[Replica], demand: Demand | None
+) -> App:
+    """Serve `/metrics`, `/health` of the process, `/ready` of the replica of this name, and its demand.
+
+    replicas: this replica, once it is known. demand: of requests over HTTP; None where it takes none.
+    """
 
     def ready() -> bytes:
-        if not serving():
+        if not any(replica.state.serves for replica in replicas):
             raise ApiError(503, "the replica takes no requests now", type="server_error", code="not_ready")
         return b"{}"
 
@@ -21,4 +31,18 @@ def inspection_app(name: str, registry: CollectorRegistry, serving: Callable[[],
         "/health": Page("200 while the process runs", lambda: b"{}"),
         "/ready": Page("200 while the replica takes requests", ready),
     }
+    if demand is not None:
+        pages["/penstock/v1/demand"] = Page(
+            "what is asked of the pool through gateways, for autoscaling",
+            lambda: demand.page(
+                0, [replica_row(name, _state(each.state), each.load, 0) for each in replicas]
+            ),
+        )
     return pages_app(f"penstock-sidecar of {name}", pages)
+
+
+def _state(service: ServiceState) -> LinkState:
+    """Return the state as a router would name it."""
+    if service.draining:
+        return LinkState.DRAINING
+    return LinkState.READY if service.engine_ready else LinkState.ENGINE_DOWN

@@ -13,6 +13,7 @@ from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.policies import build
 from penstock_core.timing.speculation import Speculation
 from penstock_pool import Pool
+from penstock_routing.demand import Demand
 from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
 from penstock_runtime.serving import address_of, listen, serving
 from prometheus_client import CollectorRegistry
@@ -49,7 +50,8 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
     metrics = Metrics(registry)
     replicas: list[Replica] = []  # none, until the engine is known
     async with contextlib.AsyncExitStack() as stack:
-        pages = _pages(options, registry, lambda: any(replica.state.serves for replica in replicas))
+        demand = None if options.http is None else Demand(pool.tiers())
+        pages = _pages(options, registry, replicas, demand)
         metrics_address = await stack.enter_async_context(pages)
         client = EngineClient(options.engine, bounds, pool.spec.model.name, options.engine_key)
         engine = await stack.enter_async_context(client)
@@ -92,9 +94,15 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         identity = identity_of(options, pool, metrics_address, listener)
         service = ReplicaService(identity, replica, mirror, learned, metrics)
         http = None
-        if listener is not None:
+        if listener is not None and demand is not None:
             app = http_app(
-                options.name, pool, replica, learned, registry=registry, faults=Faults(metrics.faults)
+                options.name,
+                pool,
+                replica,
+                learned,
+                demand=demand,
+                registry=registry,
+                faults=Faults(metrics.faults),
             )
             http = await stack.enter_async_context(http_serving(app, listener, pool, options.http_tls))
         address = await stack.enter_async_context(grpc_serving(service, health, options.listen, options.tls))
@@ -180,13 +188,14 @@ def gate_of(
 
 @contextlib.asynccontextmanager
 async def _pages(
-    options: Options, registry: CollectorRegistry, serves: Callable[[], bool]
+    options: Options, registry: CollectorRegistry, replicas: Sequence[Replica], demand: Demand | None
 ) -> AsyncIterator[str | None]:
+    """Serve the pages within the block. replicas: this one, once it is known."""
     if options.metrics is None:
         yield None
         return
     listener = listen(options.metrics.host, options.metrics.port)
-    app = inspection_app(options.name, registry, serves)
+    app = inspection_app(options.name, registry, replicas, demand)
     async with serving(app, listener, PAGES_DRAIN_S, PAGES_BOUNDS):
         yield address_of(listener)
 

@@ -1,7 +1,8 @@
-"""Demand on the pool through this router, for the autoscaler.
+"""Demand on the pool, for the autoscaler.
 
-Counters by tier since the router started; readers compute differences. A request is counted when it arrives,
-when its first verdict is known, and when it ends, so demand is visible before answers are complete.
+Routers count it, and where a gateway takes a router's place, sidecars: each request where it is first tried,
+where its first verdict is given, and where it ends. Counters are by tier, since the process started; readers
+compute differences and add up processes. A verdict is counted before the answer is complete.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,16 +10,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
+from penstock_core.forecast.snapshot import Snapshot
 from penstock_runtime.clock import monotonic
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from penstock_routing.replicas.replica_link import ReplicaLink
+from penstock_routing.replicas.replica_link import LinkState, ReplicaLink
 from penstock_routing.request.outcome import Outcome
+
+ReplicaRow = Mapping[str, Any]
 
 ADMITTED, BEST_EFFORT = "admitted", "best-effort"
 
 
 @dataclass(slots=True)
-class RouterTierDemand:
+class TierCounters:
     """One tier's requests.
 
     arrived: all that were sent on their way to a replica.
@@ -42,10 +48,10 @@ class RouterTierDemand:
 
 
 class Demand:
-    """One router's."""
+    """One process'."""
 
     def __init__(self, tiers: Iterable[str]) -> None:
-        self._tiers = {name: RouterTierDemand() for name in tiers}
+        self._tiers = {name: TierCounters() for name in tiers}
         self._started_s = monotonic()
 
     def verdicts(self) -> Iterator[tuple[str, str, int]]:
@@ -85,19 +91,46 @@ class Demand:
             tier.judged += 1
             tier.met += met
 
-    def page(self, held: int, links: Iterable[ReplicaLink]) -> bytes:
+    def page(self, held: int, replicas: Iterable[ReplicaRow]) -> bytes:
         """Return the page as JSON. held: requests that wait because no replica is in service."""
         return orjson.dumps(
             {
                 "held": held,
                 "since_s": monotonic() - self._started_s,
                 "tiers": {name: asdict(tier) for name, tier in self._tiers.items()},
-                "replicas": [_replica(link) for link in links],
+                "replicas": list(replicas),
             }
         )
 
 
-def _replica(link: ReplicaLink) -> Mapping[str, Any]:
-    load = link.load
-    age_s = monotonic() - load.snapshot_s
-    return {"name": link.name, "state": link.state.value, "age_s": age_s, **asdict(load.snapshot)}
+class VerdictCounters(Collector):
+    """Exports first verdicts. All series begin at 0, so that a rate sees the first one.
+
+    prefix: of the metric's name.
+    """
+
+    def __init__(self, prefix: str, demand: Demand) -> None:
+        self._prefix, self._demand = prefix, demand
+
+    def collect(self) -> Iterable[Metric]:
+        """Return them now."""
+        verdicts = CounterMetricFamily(
+            f"{self._prefix}_verdicts",
+            "Requests by their first verdict, when it was given: admitted, best-effort, rejected, never.",
+            labels=["tier", "verdict"],
+        )
+        for tier, verdict, requests in self._demand.verdicts():
+            verdicts.add_metric([tier, verdict], requests)
+        return [verdicts]
+
+
+def linked_replicas(links: Iterable[ReplicaLink]) -> Iterator[ReplicaRow]:
+    """Yield a row for each replica that this process has a session with."""
+    for link in links:
+        age_s = monotonic() - link.load.snapshot_s
+        yield replica_row(link.name, link.state, link.load.snapshot, age_s)
+
+
+def replica_row(name: str, state: LinkState, load: Snapshot, age_s: float) -> ReplicaRow:
+    """Return one replica's row. age_s: of its load."""
+    return {"name": name, "state": state.value, "age_s": age_s, **asdict(load)}

@@ -1,8 +1,8 @@
-"""The demand of a pool: counters of its routers (`GET /penstock/v1/demand`) as the autoscaler's input.
+"""The demand of a pool: counters of its routers or sidecars as the autoscaler's input.
 
-Routers count since their start, and come and go. `DemandTally` computes what was added since the last
-observation: a new or restarted router has counted from zero; one that does not answer adds nothing now, and
-everything later.
+Processes count since their start, and come and go (`GET /penstock/v1/demand`). `DemandTally` computes what
+was added since the last observation: a new or restarted process has counted from zero; one that does not
+answer adds nothing now, and everything later.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +13,14 @@ from typing import Any
 from penstock_core.autoscaling.demand import DemandObservation, ReplicaDemand, ReplicaState, TierDemand
 from penstock_core.forecast.snapshot import Snapshot
 
-from penstock_operator.routers.demand_page import COUNTERS, Counters, DemandReading
+from penstock_operator.demand.demand_page import COUNTERS, Counters, DemandReading
 
 _SNAPSHOT = {f.name for f in fields(Snapshot)}
 
 
 @dataclass(slots=True)
 class DemandTally:
-    """Counters of one pool's routers at the last observation. at_s: its time; None before the first."""
+    """Counters of one pool's processes at the last observation. at_s: its time; None before the first."""
 
     at_s: float | None = None
     last: dict[str, DemandReading] = field(default_factory=dict)
@@ -35,17 +35,17 @@ class DemandTally:
                 for counter in COUNTERS:
                     sums[counter] += tier[counter] - self._counted(reading, name, counter, elapsed_s)
         self.at_s = now_s
-        self.last |= {reading.router: reading for reading in readings}
+        self.last |= {reading.pod: reading for reading in readings}
         return elapsed_s, total
 
-    def keep(self, routers: Iterable[str]) -> None:
-        """Forget all other routers."""
-        remaining = set(routers)
-        self.last = {router: reading for router, reading in self.last.items() if router in remaining}
+    def keep(self, pods: Iterable[str]) -> None:
+        """Forget all other pods."""
+        remaining = set(pods)
+        self.last = {pod: reading for pod, reading in self.last.items() if pod in remaining}
 
     def _counted(self, reading: DemandReading, tier: str, counter: str, elapsed_s: float) -> int:
         """Return how much of a counter was already counted."""
-        last = self.last.get(reading.router)
+        last = self.last.get(reading.pod)
         if last is None:
             old = self.at_s is None or reading.since_s > elapsed_s
             return reading.tiers[tier][counter] if old else 0

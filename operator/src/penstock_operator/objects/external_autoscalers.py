@@ -22,7 +22,7 @@ An HPA reads the first value from the custom metrics API (prometheus-adapter), w
 pods.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock_pool.autoscaling_spec import Autoscaling, ScaleDown, ScaleUp
 
@@ -47,6 +47,17 @@ AVERAGED = "2m"
 
 POLL_S = 15
 """Seconds between two evaluations, of both autoscalers."""
+
+
+class _Counted(NamedTuple):
+    """Metrics of the processes that count requests: routers, or sidecars behind another gateway.
+
+    prefix: of their names. labels: that select them. ready: the metric of replicas that take requests.
+    """
+
+    prefix: str
+    labels: str
+    ready: str
 
 
 def autoscalers(context: RenderContext) -> tuple[Manifest, ...]:
@@ -111,26 +122,29 @@ def _trigger(autoscaling: Autoscaling, query: str, threshold: float) -> Json:
 def _queries(context: RenderContext, autoscaling: Autoscaling) -> list[tuple[str, float]]:
     """Return Prometheus queries, by a ServiceMonitor's labels, and the value that one replica can serve."""
     within = f'namespace="{context.owner.namespace}"'
-    replicas, routers = (
-        f'{within},service="{replicas_service_name(context.name)}"',
-        f'{within},service="{context.name}"',
+    replicas = f'{within},service="{replicas_service_name(context.name)}"'
+    counted = (
+        _Counted("penstock_router", f'{within},service="{context.name}"', "penstock_router_replica_ready")
+        if context.gateway.front == "router"
+        else _Counted("penstock_replica_http", replicas, "penstock_replica_engine_ready")
     )
-    known = f"0 * sum(penstock_router_open_requests{{{routers}}})"
-    without = f"(sum(penstock_router_replica_ready{{{routers}}}) or {known}) == 0"
+    open_requests = f"sum({counted.prefix}_open_requests{{{counted.labels}}})"
+    without = f"(sum({counted.ready}{{{counted.labels}}}) or 0 * {open_requests}) == 0"
+    short = _short(context, replicas, counted, autoscaling.attainment_wanted)
     asked = [
         (f"sum(penstock_replica_filled_ratio{{{replicas}}}) or {without}", FILL),
-        (f"{_short(context, replicas, routers, autoscaling.attainment_wanted)} or {known}", FILL),
+        (f"{short} or 0 * {open_requests}", FILL),
     ]
     if autoscaling.min_replicas == 0:
-        asked.append((f"clamp_max(sum(penstock_router_open_requests{{{routers}}}), 1)", 1.0))
+        asked.append((f"clamp_max({open_requests}, 1)", 1.0))
     return asked
 
 
-def _short(context: RenderContext, replicas: str, routers: str, wanted: float) -> str:
+def _short(context: RenderContext, replicas: str, counted: _Counted, wanted: float) -> str:
     """Return the query of the replicas needed to admit all demand; empty result if enough was admitted."""
     idle = "|".join(tier.name for tier in context.pool.spec.tiers if tier.best_effort)
-    demand = f'{routers},verdict!="never"' + (f',tier!~"{idle}"' if idle else "")
-    verdicts = f"penstock_router_verdicts_total{{{demand}"
+    demand = f'{counted.labels},verdict!="never"' + (f',tier!~"{idle}"' if idle else "")
+    verdicts = f"{counted.prefix}_verdicts_total{{{demand}"
     ready = f"avg_over_time(sum(penstock_replica_engine_ready{{{replicas}}})[{AVERAGED}:{POLL_S}s])"
     kept = (
         f'sum by (tier) (rate({verdicts},verdict="admitted"}}[{AVERAGED}]))'

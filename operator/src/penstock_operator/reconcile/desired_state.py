@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_pool import Pool, PoolError, parse_pool
+from penstock_pool.gateway_spec import GatewayName
 
 from penstock_operator.autoscaling.autoscaler import replicas_now
 from penstock_operator.manifests.manifest import Manifest, PoolOwner
@@ -25,12 +26,13 @@ class DesiredState:
     """The desired state.
 
     wanted: the objects; None if they are left unchanged, for a reason in `problems`.
-    gateway_pending: whether another gateway than the pool's still runs.
+    front: what takes requests now. gateway_pending: whether it is another gateway than the pool's.
     """
 
     wanted: tuple[Manifest, ...] | None
     problems: tuple[PoolProblem, ...]
     replicas: int
+    front: GatewayName = "router"
     gateway_pending: bool = False
 
 
@@ -75,8 +77,9 @@ def desired_state(
     try:
         wanted = desired(pool, owner_of(document), settings, facts)
     except UnsupportedPool as unfit:
-        return DesiredState(None, (*problems, PoolProblem(Cause.CANNOT_RUN, str(unfit))), replicas)
-    return DesiredState(wanted, problems, replicas, gateway.front != pool.spec.gateway)
+        cause = PoolProblem(Cause.CANNOT_RUN, str(unfit))
+        return DesiredState(None, (*problems, cause), replicas, gateway.front)
+    return DesiredState(wanted, problems, replicas, gateway.front, gateway.front != pool.spec.gateway)
 
 
 def _host_taken(document: Manifest, older: Manifest) -> PoolProblem:

@@ -21,8 +21,10 @@ from penstock_operator.autoscaling.autoscaler import DECISION_PERIOD_S, Autoscal
 from penstock_operator.autoscaling.demand import demand_of
 from penstock_operator.cluster.api_client import Api, ApiRefused
 from penstock_operator.cluster.cache import Cache, PoolKey
+from penstock_operator.demand.demand_client import DemandClient
+from penstock_operator.demand.demand_page import DemandReading, counts_of
 from penstock_operator.manifests.manifest import Manifest, PoolOwner, ref_of
-from penstock_operator.manifests.names import Component, tls_server_name
+from penstock_operator.manifests.names import ADMIN_PORT, METRICS_PORT, Component, tls_server_name
 from penstock_operator.manifests.pods import component_of, is_ready, pods_of
 from penstock_operator.manifests.timestamps import rfc3339, unix_s
 from penstock_operator.metrics import OperatorMetrics
@@ -32,8 +34,6 @@ from penstock_operator.reconcile.desired_state import DesiredState, desired_stat
 from penstock_operator.reconcile.events import event_manifest, pool_events
 from penstock_operator.reconcile.execution import execute, watched
 from penstock_operator.reconcile.observed_state import absent, own_secrets, warnings
-from penstock_operator.routers.client import RouterClient
-from penstock_operator.routers.demand_page import DemandReading, counts_of
 from penstock_operator.settings import OperatorSettings
 from penstock_operator.status.conditions import Status, View, condition, status_of
 from penstock_operator.status.diagnosis import PoolProblem, diagnose
@@ -75,7 +75,7 @@ class Reconciler:
 
     api: Api
     cache: Cache
-    routers: RouterClient
+    demand_client: DemandClient
     settings: OperatorSettings
     metrics: OperatorMetrics
     pool_memories: dict[PoolKey, PoolMemory] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Reconciler:
             return HEALTHY_PERIOD_S
         planned, done, failed = await self._apply_desired_state(key, pool, document, memory.autoscaler)
         children = self.cache.children(key)
-        readings = await self._demand(pool, children)
+        readings = await self.demand_client.ask(*_counting(planned, children))
         reconciled = ReconciledPool(pool, document, planned, children, readings)
         problems = await self._problems(key, reconciled, failed)
         autoscaling = _autoscaling_status(memory.autoscaler, reconciled) if scales(pool) else None
@@ -160,12 +160,6 @@ class Reconciler:
         found = await asyncio.gather(*(self.api.get(ref) for ref in refs))
         return decide(wanted, [*there, *(one for one in found if one is not None)], owner)
 
-    async def _demand(self, pool: Pool, children: Sequence[Manifest]) -> Sequence[DemandReading]:
-        """Return what the pool's routers report. A picker does not see how requests end."""
-        if pool.spec.gateway != "router":
-            return ()
-        return await self.routers.ask(_pods(children, Component.ROUTER))
-
     async def _problems(
         self, key: PoolKey, reconciled: ReconciledPool, failed: Sequence[PoolProblem]
     ) -> tuple[PoolProblem, ...]:
@@ -208,7 +202,8 @@ class Reconciler:
 
 def _autoscaling_status(autoscaler: Autoscaler, reconciled: ReconciledPool) -> Mapping[str, Any]:
     """Return the new `status.autoscaling`."""
-    autoscaler.tally.keep(pod["metadata"]["uid"] for pod in _pods(reconciled.children, Component.ROUTER))
+    counting, _ = _counting(reconciled.planned, reconciled.children)
+    autoscaler.tally.keep(pod["metadata"]["uid"] for pod in counting)
     pods = _pods(reconciled.children, Component.REPLICA)
     now_s = time.time()
     demand = demand_of(
@@ -258,6 +253,16 @@ def _view_of_invalid(document: Manifest, children: Sequence[Manifest], problem: 
         problems=[problem],
         autoscaling=document.get("status", {}).get("autoscaling"),
     )
+
+
+def _counting(planned: DesiredState, children: Sequence[Manifest]) -> tuple[list[Manifest], int]:
+    """Return the pods that count requests, and the port of their reports.
+
+    Routers do. A picker does not see how requests end: behind other gateways, sidecars count.
+    """
+    if planned.front == "router":
+        return _pods(children, Component.ROUTER), ADMIN_PORT
+    return _pods(children, Component.REPLICA), METRICS_PORT
 
 
 def _pods(children: Sequence[Manifest], component: Component) -> list[Manifest]:

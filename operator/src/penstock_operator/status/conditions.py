@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from penstock_operator.demand.demand_page import TierCounts
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component, replica_name, router_name, selector
-from penstock_operator.routers.demand_page import TierCounts
 from penstock_operator.status.diagnosis import NOT_AS_WRITTEN, NOT_OF_PODS, PoolProblem
 from penstock_operator.status.route_status import pending_route
 

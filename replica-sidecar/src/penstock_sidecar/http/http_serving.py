@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncIterator
 
 from penstock_pool import Pool
+from penstock_routing.demand import Demand
 from penstock_routing.request.byte_budget import ByteBudget
 from penstock_routing.settings import settings_of
 from penstock_runtime.http_protocol import HttpBounds
@@ -36,10 +37,11 @@ def http_app(
     replica: Replica,
     learned: Learned,
     *,
+    demand: Demand,
     registry: CollectorRegistry,
     faults: Faults,
 ) -> HttpApp:
-    """Return the application of a replica of this name."""
+    """Return the application of a replica of this name. demand: counts its requests."""
     settings = settings_of(pool)
     budget = ByteBudget(settings.buffer_bytes)
     request_path = HttpRequestPath(
@@ -47,7 +49,7 @@ def http_app(
         replica,
         learned,
         intake=HttpIntake(pool, settings),
-        metrics=HttpMetrics(settings.tiers, budget, registry),
+        metrics=HttpMetrics(settings.tiers, demand, budget, registry),
         faults=faults,
         stream_bytes=settings.stream_buffer_bytes,
         budget=budget,

@@ -1,8 +1,11 @@
-"""Metrics of clients of the HTTP interface, by tier: the router's metrics, under this replica's name."""
+"""Metrics and demand of clients of the HTTP interface, by tier: the router's, under this replica's name."""
 
 from collections.abc import Iterable
 
+from penstock_core.timing.time_model import TimeModel
+from penstock_routing.demand import Demand, VerdictCounters
 from penstock_routing.request.byte_budget import ByteBudget
+from penstock_routing.request.outcome import Outcome
 from penstock_routing.tier_metrics import TierMetrics
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -12,8 +15,12 @@ PREFIX = "penstock_replica_http"
 class HttpMetrics:
     """One replica's. passed_on: rejections that the gateway takes to another replica."""
 
-    def __init__(self, tiers: Iterable[str], budget: ByteBudget, registry: CollectorRegistry) -> None:
-        self.tiers = TierMetrics(PREFIX, tiers, registry)
+    def __init__(
+        self, tiers: Iterable[str], demand: Demand, budget: ByteBudget, registry: CollectorRegistry
+    ) -> None:
+        self.demand, self._tiers = demand, TierMetrics(PREFIX, tiers, registry)
+        self.refused = self._tiers.refused
+        registry.register(VerdictCounters(PREFIX, self.demand))
         self.passed_on = Counter(
             f"{PREFIX}_passed_on",
             "Requests rejected here while the gateway had another replica to ask.",
@@ -25,3 +32,9 @@ class HttpMetrics:
             f"{PREFIX}_held_bytes", "Bodies, and output that clients have not taken.", registry=registry
         )
         held.set_function(lambda: budget.held_bytes)
+
+    def ended(self, outcome: Outcome, model: TimeModel) -> None:
+        """Count a request that has ended here for its client."""
+        met = self._tiers.ended(outcome, model)
+        if met is not None:
+            self.demand.judged(outcome, met)

@@ -58,7 +58,7 @@ class HttpRequestPath:
             try:
                 taken = await self._intake.read(call, body_bytes)
             except ApiError as error:
-                self._metrics.tiers.refused(error.status)
+                self._metrics.refused(error.status)
                 raise
             await self._answer(call, taken)
 
@@ -67,6 +67,8 @@ class HttpRequestPath:
         request, http = taken.attempt.request, call.http
         outcome = Outcome(request.tier, request.targets, request.arrival_s, request.stream)
         outcome.hops = taken.attempt.hop
+        if outcome.hops == 1:  # other replicas count its verdict if this one rejects it
+            self._metrics.demand.arrived(request.tier.name)
         try:
             async with ClientScope(http) as client:
                 await self._submit(call, taken, outcome, client)
@@ -100,11 +102,11 @@ class HttpRequestPath:
         """Wait for something to write: a stream's first bytes, or the whole answer. Raises its refusal."""
         while upstream.end is None and not (outcome.stream and upstream.brought):
             await upstream.changed()
+            self._note_verdict(upstream, outcome)
         if isinstance(end := upstream.end, Rejected):
             outcome.verdict, outcome.reason, outcome.ending = "rejected", end.reason.value, Ending.REJECTED
             raise rejection(outcome.tier.name, self._name, end, self._random.random())
-        if upstream.verdict is not None:
-            outcome.verdict = ADMITTED if isinstance(upstream.verdict, Admitted) else BEST_EFFORT
+        self._note_verdict(upstream, outcome)
         if isinstance(end, wire.Failed):
             if end.failure == wire.FAILURE_RETURNED:
                 outcome.reason, outcome.ending = Reason.DRAINING.value, Ending.REJECTED
@@ -112,9 +114,18 @@ class HttpRequestPath:
                 raise out_of_service(message, Reason.DRAINING, self._random.random())
             raise upstream_error(end)
 
+    def _note_verdict(self, upstream: UpstreamRequest, outcome: Outcome) -> None:
+        """Count its verdict as soon as there is one."""
+        if upstream.verdict is not None and not outcome.decided:
+            outcome.verdict = ADMITTED if isinstance(upstream.verdict, Admitted) else BEST_EFFORT
+            self._metrics.demand.decided(outcome)
+
     def _count(self, outcome: Outcome, last: bool) -> None:
-        """Count it, unless another replica has the last word on it."""
-        if outcome.ending is Ending.REJECTED and not last:
-            self._metrics.passed_on.labels(outcome.tier.name).inc()
+        """Count it, unless another replica decides on it."""
+        if outcome.ending is not Ending.REJECTED:
+            self._metrics.ended(outcome, self._learned.fitted)
+        elif last:
+            self._metrics.demand.decided(outcome, outcome.reason == Reason.NEVER.value)
+            self._metrics.ended(outcome, self._learned.fitted)
         else:
-            self._metrics.tiers.ended(outcome, self._learned.fitted)
+            self._metrics.passed_on.labels(outcome.tier.name).inc()

@@ -126,8 +126,7 @@ class Replica:
     def snapshot(self) -> wire.Snapshot:
         """Return the replica's load; the last one where it cannot be made."""
         with self._faults.within("snapshot"):
-            load = self._load(self._now_s())
-            self._last_snapshot = snapshot_message(load, self.state.engine_ready, self.state.draining)
+            self._last_snapshot = snapshot_message(self.load, self.state.engine_ready, self.state.draining)
         return self._last_snapshot
 
     def engine_up(self, probe: Probe) -> None:
@@ -206,6 +205,11 @@ class Replica:
         self._metrics.ends(tier, request.state.value).inc()
         if self.accepted.discard(request) and not self.accepted:
             self._drained.set()
+
+    @property
+    def load(self) -> Snapshot:
+        """What the replica has to do now."""
+        return self._load(self._now_s())
 
     def _load(self, now_s: float) -> Snapshot:
         return self._mirror.snapshot(now_s, self._learned.admission_model(now_s))

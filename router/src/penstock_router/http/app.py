@@ -13,6 +13,7 @@ from penstock_routing.applications.api_keys import Keys
 from penstock_routing.applications.rate_limits import PoolLimits, RateLimits, limits_of
 from penstock_routing.applications.tier_selection import application_of
 from penstock_routing.applications.token_usage import Usage
+from penstock_routing.demand import linked_replicas
 from penstock_routing.replicas.pool_time_model import PoolTimeModel
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.request import request_head
@@ -201,4 +202,4 @@ class RouterApp:
 
     def demand_page(self) -> bytes:
         """Describe what is asked of the pool."""
-        return self.metrics.demand.page(self._room.held, self._replica_set.links)
+        return self.metrics.demand.page(self._room.held, linked_replicas(self._replica_set.links))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from penstock_core.domain.slo import Tier
 from penstock_core.timing.time_model import TimeModel
 from penstock_routing.applications.token_usage import UsageMetrics
-from penstock_routing.demand import Demand
+from penstock_routing.demand import VerdictCounters
 from penstock_routing.front_metrics import FrontMetrics
 from penstock_routing.replicas.replica_link import LinkState
 from penstock_routing.replicas.replica_set import ReplicaSet
@@ -41,30 +41,13 @@ class Metrics(FrontMetrics):
         self.moves = MoveMetrics(registry)
         self.cached_beginnings.set_function(lambda: len(replica_set.prefixes))
         registry.register(_Replicas(replica_set))
-        registry.register(_Verdicts(self.demand))
+        registry.register(VerdictCounters("penstock_router", self.demand))
 
     def ended(self, outcome: Outcome, model: TimeModel | None) -> None:
         """Count a placed request that has ended."""
         met = self._tiers.ended(outcome, model)
         if met is not None:
             self.demand.judged(outcome, met)
-
-
-class _Verdicts(Collector):
-    """Exports first verdicts. All series begin at 0, so that a rate sees the first one."""
-
-    def __init__(self, demand: Demand) -> None:
-        self._demand = demand
-
-    def collect(self) -> Iterable[Metric]:
-        verdicts = CounterMetricFamily(
-            "penstock_router_verdicts",
-            "Requests by their first verdict, when it was given: admitted, best-effort, rejected, never.",
-            labels=["tier", "verdict"],
-        )
-        for tier, verdict, requests in self._demand.verdicts():
-            verdicts.add_metric([tier, verdict], requests)
-        return [verdicts]
 
 
 class _Replicas(Collector):

@@ -1,4 +1,4 @@
-"""One router's `GET /penstock/v1/demand`: counters per tier, and the snapshots of its replicas."""
+"""One process' `GET /penstock/v1/demand`: counters per tier, and the snapshots of replicas."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,36 +16,36 @@ Counters = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class DemandReading:
-    """One router's report. router: its pod's uid; since_s: how long it has counted."""
+    """One report. pod: uid of the pod that made it; since_s: how long it has counted."""
 
-    router: str
+    pod: str
     since_s: float
     held: int
     tiers: Counters
     replicas: Sequence[Mapping[str, Any]] = ()
 
 
-def reading_of(router: str, page: Mapping[str, Any]) -> DemandReading:
+def reading_of(pod: str, page: Mapping[str, Any]) -> DemandReading:
     """Parse a page from JSON. Raises KeyError, TypeError, ValueError or AttributeError if it is invalid."""
     tiers = {
         name: {counter: int(counts[counter]) for counter in (*COUNTERS, *ATTAINMENT)}
         for name, counts in page["tiers"].items()
     }
     return DemandReading(
-        router, float(page["since_s"]), int(page["held"]), tiers, tuple(page.get("replicas", ()))
+        pod, float(page["since_s"]), int(page["held"]), tiers, tuple(page.get("replicas", ()))
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
-    """Requests of a tier since the routers started: those that ended, and those that met its SLO."""
+    """Requests of a tier since the processes started: those that ended, and those that met its SLO."""
 
     judged: int = 0
     met: int = 0
 
 
 def counts_of(readings: Iterable[DemandReading]) -> dict[str, TierCounts]:
-    """Return attainment since the routers started, by tier."""
+    """Return attainment since the processes started, by tier."""
     found: dict[str, TierCounts] = {}
     for reading in readings:
         for name, tier in reading.tiers.items():

@@ -1,17 +1,15 @@
 """How the operator asks routers for their demand, and what it does about those that give none."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import orjson
 import pytest
 from clusterless.http_api import HttpApi
+from penstock_operator.demand import demand_client
+from penstock_operator.demand.demand_client import DemandClient
+from penstock_operator.demand.demand_page import ATTAINMENT, COUNTERS, TierCounts, counts_of, reading_of
 from penstock_operator.manifests.manifest import Manifest
-from penstock_operator.routers import client
-from penstock_operator.routers.client import RouterClient
-from penstock_operator.routers.demand_page import ATTAINMENT, COUNTERS, TierCounts, counts_of, reading_of
 from structlog.testing import capture_logs
 
 COUNTS = dict.fromkeys((*COUNTERS, *ATTAINMENT), 3)
@@ -36,12 +34,8 @@ def pod(name: str = "router-0", ready: str = "True", address: str = "127.0.0.1")
     }
 
 
-@contextmanager
-def admin_port(url: str) -> Iterator[None]:
-    """Routers have their admin pages at the port of this server."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "ADMIN_PORT", int(url.rpartition(":")[2]))
-        yield
+def port_of(server: HttpApi) -> int:
+    return int(server.url.rpartition(":")[2])
 
 
 def asked(server: HttpApi, *rounds: list[Manifest]) -> list[list[str]]:
@@ -49,9 +43,9 @@ def asked(server: HttpApi, *rounds: list[Manifest]) -> list[list[str]]:
 
     async def story() -> list[list[str]]:
         async with server.listening():
-            routers = RouterClient()
-            with admin_port(server.url):
-                found = [[one.router for one in await routers.ask(pods)] for pods in rounds]
+            routers = DemandClient()
+            port = port_of(server)
+            found = [[one.pod for one in await routers.ask(pods, port)] for pods in rounds]
             await routers.close()
             return found
 
@@ -71,9 +65,8 @@ def test_routers_are_asked_at_ipv6_addresses_too() -> None:
     async def story() -> None:
         server = HttpApi([(200, PAGE)])
         async with server.listening(host="::1"):
-            routers = RouterClient()
-            with admin_port(server.url):
-                assert len(await routers.ask([pod(address="::1")])) == 1
+            routers = DemandClient()
+            assert len(await routers.ask([pod(address="::1")], port_of(server))) == 1
             await routers.close()
 
     asyncio.run(story())
@@ -88,7 +81,7 @@ def test_a_router_that_stops_answering_is_logged_once_and_once_when_it_answers_a
     answers = [(200, PAGE), (500, {}), (500, {}), (200, PAGE), (200, PAGE), (500, {})]
     with capture_logs() as logged:
         asked(HttpApi(list(answers)), *[[pod()]] * len(answers))
-    silent, again = "router does not answer", "router answers again"
+    silent, again = "demand is not reported", "demand is reported again"
     assert [(one["event"], one["pod"]) for one in logged] == [
         (event, "router-0") for event in (silent, again, silent)
     ]
@@ -102,13 +95,13 @@ def test_an_invalid_page_is_logged_as_such() -> None:
 
 
 def test_a_page_is_read_up_to_its_bound_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "ANSWER_BYTES", len(orjson.dumps(PAGE)))
+    monkeypatch.setattr(demand_client, "ANSWER_BYTES", len(orjson.dumps(PAGE)))
     server = HttpApi([(200, PAGE), (200, orjson.dumps(PAGE) + b" ")])
     assert asked(server, [pod()], [pod()]) == [["uid-of-router-0"], []]
 
 
 def test_a_router_that_is_too_slow_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "ASK_S", 0.0)
+    monkeypatch.setattr(demand_client, "ASK_S", 0.0)
     with capture_logs() as logged:
         assert asked(HttpApi([(200, PAGE)]), [pod()]) == [[]]
     assert logged[0]["error"] == "TimeoutError"
@@ -116,7 +109,7 @@ def test_a_router_that_is_too_slow_is_left_out(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_reading_has_the_pages_numbers() -> None:
     reading = reading_of("uid", PAGE)
-    assert (reading.router, reading.since_s, reading.held) == ("uid", 60.0, 2)
+    assert (reading.pod, reading.since_s, reading.held) == ("uid", 60.0, 2)
     assert (reading.tiers, reading.replicas) == ({"chat": COUNTS}, ({"name": "r0"},))
     assert reading_of("uid", {k: v for k, v in PAGE.items() if k != "replicas"}).replicas == ()
 

@@ -1,6 +1,6 @@
-"""HTTP client for the demand page of a pool's routers: all at once, with a short timeout.
+"""HTTP client for the demand pages of a pool's routers or sidecars: all at once, with a short timeout.
 
-A router that does not answer in time, or answers something else, is left out of this reconciliation, which is
+A pod that does not answer in time, or answers something else, is left out of this reconciliation, which is
 logged once; status and autoscaling use the answers of the others.
 """
 
@@ -11,21 +11,20 @@ import httpx2
 import orjson
 import structlog
 
+from penstock_operator.demand.demand_page import DemandReading, reading_of
 from penstock_operator.manifests.manifest import Manifest
-from penstock_operator.manifests.names import ADMIN_PORT
 from penstock_operator.manifests.pods import is_ready
-from penstock_operator.routers.demand_page import DemandReading, reading_of
 
 ASK_S = 2.0
-"""Timeout of one router's answer."""
+"""Timeout of one pod's answer."""
 ANSWER_BYTES = 4 * 2**20
 """Largest answer that is read; one of 32 tiers and 1,000 replicas has a tenth of it."""
 
 log = structlog.get_logger()
 
 
-class RouterClient:
-    """One HTTP client for all pools' routers."""
+class DemandClient:
+    """One HTTP client for all pools."""
 
     def __init__(self) -> None:
         limits = httpx2.Limits(max_connections=64, max_keepalive_connections=0)
@@ -36,27 +35,27 @@ class RouterClient:
         """Close all connections."""
         await self._http.aclose()
 
-    async def ask(self, pods: Sequence[Manifest]) -> tuple[DemandReading, ...]:
-        """Return the reports of all pods that are ready and answer."""
-        answers = await asyncio.gather(*(self._ask(pod) for pod in pods if is_ready(pod)))
+    async def ask(self, pods: Sequence[Manifest], port: int) -> tuple[DemandReading, ...]:
+        """Return the reports of all pods that are ready and answer at this port."""
+        answers = await asyncio.gather(*(self._ask(pod, port) for pod in pods if is_ready(pod)))
         return tuple(answer for answer in answers if answer is not None)
 
     def _tell(self, uid: str, name: str, trouble: str | None) -> None:
-        """Log once when a router stops answering, and once when it answers again."""
+        """Log once when a pod stops answering, and once when it answers again."""
         if trouble is None and uid in self._silent:
             self._silent.discard(uid)
-            log.info("router answers again", pod=name)
+            log.info("demand is reported again", pod=name)
         elif trouble is not None and uid not in self._silent:
             self._silent.add(uid)
-            log.warning("router does not answer", pod=name, error=trouble)
+            log.warning("demand is not reported", pod=name, error=trouble)
 
-    async def _ask(self, pod: Manifest) -> DemandReading | None:
+    async def _ask(self, pod: Manifest, port: int) -> DemandReading | None:
         metadata, address = pod["metadata"], pod["status"]["podIP"]
         host = f"[{address}]" if ":" in address else address
         reading, trouble = None, None
         try:
             async with asyncio.timeout(ASK_S):
-                page = await self._read(f"http://{host}:{ADMIN_PORT}/penstock/v1/demand")
+                page = await self._read(f"http://{host}:{port}/penstock/v1/demand")
             reading = reading_of(metadata["uid"], page)
         except (httpx2.HTTPError, OSError, TimeoutError) as error:
             trouble = str(error).partition("\n")[0] or type(error).__name__

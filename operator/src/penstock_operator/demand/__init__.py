@@ -1,0 +1,1 @@
+"""Reports of the demand on a pool: the HTTP client, and the parsed page."""
