@@ -70,6 +70,16 @@ async def test_one_long_piece_is_no_slow_client() -> None:
     assert upstream.put(b"y" * 100, 1)
 
 
+async def test_a_burst_that_comes_before_a_waiting_tasks_turn_is_no_slow_client() -> None:
+    upstream = UpstreamRequest(1, bound_bytes=10)
+    waiting = asyncio.create_task(upstream.changed())
+    await asyncio.sleep(0)
+    assert all(upstream.put(b"12345678", 1) for _ in range(5))
+    await waiting
+    assert not upstream.put(b"12345678", 1), "from then on the task is busy with what it has not taken"
+    assert isinstance(upstream.end, Overflowed)
+
+
 async def test_a_finished_request_keeps_what_came_before_its_end() -> None:
     upstream, end = UpstreamRequest(1), wire.Finished(prompt_tokens=3)
     upstream.put(b"x", 1)

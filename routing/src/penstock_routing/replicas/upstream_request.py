@@ -6,8 +6,10 @@ directly from the session's reader, and no task is woken for a token. If the cli
 buffered.
 
 The buffer is bounded for each request and, by a budget, over all requests. Beyond either bound the request
-ends as `Overflowed`, and `on_overflow` is called, because the task may be blocked in a write. Output that was
-taken counts as buffered until the next `take`, because it may not have been written before.
+ends as `Overflowed`, and `on_overflow` is called, because the task may be blocked in a write. While the task
+waits for output it is not behind, so its own bound does not apply: after a stall of the network, or of this
+process, much output may come before the task's turn. Output that was taken counts as buffered until the next
+`take`, because it may not have been written before.
 """
 
 import asyncio
@@ -140,7 +142,7 @@ class UpstreamRequest:
         if self._relay is not None and self._relay(data, tokens):
             return True
         held_bytes = self._held_bytes + len(data)
-        if self._bound_bytes is not None and self._held_bytes and held_bytes > self._bound_bytes:
+        if self._bound_bytes is not None and held_bytes > self._bound_bytes and self._is_behind:
             self.finish(Overflowed())
             self._on_overflow()
             return False
@@ -194,8 +196,13 @@ class UpstreamRequest:
             try:
                 await self._waiter
             finally:
-                self._relay = None
+                self._relay = self._waiter = None
         self._changed_since = False
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether output is held that the task does not wait for."""
+        return self._held_bytes > 0 and self._waiter is None
 
     def _wake(self) -> None:
         self._changed_since, self._relay = True, None
