@@ -8,7 +8,7 @@ fails the process.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import NamedTuple
 
 import structlog
@@ -28,6 +28,7 @@ from penstock_routing.request.generation_request import GENERATES, GenerationReq
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.response.error_headers import beside_error
 from penstock_routing.settings import Settings
+from penstock_runtime.clock import monotonic
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.prompt_marks import UNMARKED, prompt_marks
 from prometheus_client import CollectorRegistry

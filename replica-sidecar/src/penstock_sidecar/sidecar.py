@@ -15,7 +15,7 @@ from penstock_core.timing.speculation import Speculation
 from penstock_pool import Pool
 from penstock_routing.demand import Demand
 from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
-from penstock_runtime.serving import address_of, listen, serving
+from penstock_runtime.serving import Server, address_of, listen, serving
 from prometheus_client import CollectorRegistry
 
 from penstock_sidecar.bounds import Bounds
@@ -121,12 +121,17 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         )
         await stop.wait()
         drain_s = pool.spec.scheduling.drain_timeout_s if options.drain_s is None else options.drain_s
-        replica.state.stopping = True
-        if http is not None:
-            http.say_goodbye()
-        unfinished = await replica.drain(drain_s)
-        log.info("stopped", unfinished=unfinished)
-        await replica.close()
+        await stop_serving(replica, http, drain_s)
+
+
+async def stop_serving(replica: Replica, http: Server | None, drain_s: float) -> None:
+    """Drain a replica for up to `drain_s`, then end its sessions and what is left of its requests."""
+    replica.state.stopping = True
+    if http is not None:
+        http.say_goodbye()
+    unfinished = await replica.drain(drain_s)
+    log.info("stopped", unfinished=unfinished)
+    await replica.close()
 
 
 def _model_file(options: Options) -> Path | None:

@@ -104,14 +104,18 @@ class StepLoop:
             began_s = self._end(work, began_s)
 
     def _end(self, work: BatchWork, began_s: float) -> float:
-        """End the iteration and deliver its tokens. Returns the current time."""
+        """End the iteration and deliver its tokens. Returns the current time.
+
+        An iteration that makes up for a delay may take no time at all; nothing is learned from that.
+        """
         now_s = self.now_s()
         result = self.state.finish(now_s)
         self._speculation.observe(result.drafted)
         self._deliver(result, now_s)
         self.metrics.step_tokens.observe(work.tokens)
         self._last = MeasuredIteration(work, now_s - began_s)
-        self._time_model.observe(work, now_s - began_s)
+        if now_s > began_s:
+            self._time_model.observe(work, now_s - began_s)
         return now_s
 
     def _deliver(self, result: IterationResult, now_s: float) -> None:
