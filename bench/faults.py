@@ -19,20 +19,21 @@ from typing import NamedTuple
 import structlog
 from fault_simulation.clients import Answer
 from fault_simulation.invariants import error_of
-from fault_simulation.world import simulate
+from fault_simulation.run import simulate
 
 TOGETHER = 8
 """Seeds that a process takes at a time."""
 
 
 class Seen(NamedTuple):
-    """What one seed has shown."""
+    """What one seed has shown. promises: admitted requests whose SLO was checked."""
 
     seed: int
     broken: list[str]
     faults: Counter[str]
     outcomes: Counter[str]
     moves: Counter[str]
+    promises: int
 
 
 def main() -> int:
@@ -42,7 +43,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all CPUs)")
     options = parser.parse_args()
-    began_s, broken = time.monotonic(), 0
+    began_s, broken, promises = time.monotonic(), 0, 0
     faults, outcomes, moves = Counter[str](), Counter[str](), Counter[str]()
     with Pool(options.jobs, _start) as pool:
         seeds = range(options.first, options.first + options.seeds)
@@ -50,12 +51,14 @@ def main() -> int:
             faults += seen.faults
             outcomes += seen.outcomes
             moves += seen.moves
+            promises += seen.promises
             broken += bool(seen.broken)
             for line in seen.broken:
                 print(f"seed {seen.seed}: {line}", flush=True)
     _print("faults injected", faults)
     _print("requests", outcomes)
     _print("moves", moves)
+    print(f"SLOs of admitted requests checked: {promises}")
     print(f"{options.seeds} seeds in {time.monotonic() - began_s:.0f} s: {broken} with a broken invariant")
     return 1 if broken else 0
 
@@ -70,9 +73,9 @@ def _run(seed: int) -> Seen:
     try:
         result = simulate(seed)
     except Exception as error:  # a run that cannot end is broken too
-        return Seen(seed, [f"8 the run ended by {error!r}"], Counter(), Counter(), Counter())
+        return Seen(seed, [f"8 the run ended by {error!r}"], Counter(), Counter(), Counter(), 0)
     outcomes = Counter(map(_outcome, result.answers))
-    return Seen(seed, result.broken, result.faults, outcomes, result.moves)
+    return Seen(seed, result.broken, result.faults, outcomes, result.moves, result.promises)
 
 
 def _outcome(answer: Answer) -> str:

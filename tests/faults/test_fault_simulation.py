@@ -1,7 +1,7 @@
 """The whole system in virtual time, under faults drawn from seeds (docs/invariants.md)."""
 
 import pytest
-from fault_simulation.world import simulate
+from fault_simulation.run import simulate
 
 SEEDS = range(100)
 

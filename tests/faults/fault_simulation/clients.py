@@ -5,30 +5,42 @@ engine and however many of them generate it.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import httptools
 import orjson
+from fault_simulation.scenario import KEY, Scenario
 from penstock_simulator.http.request_body import ApiEndpoint, read_request
 from penstock_simulator.http.synthetic_text import synthetic_text
 
 MODEL = "m"
 MOST_LEN = 8192
 
+FAULTS_S = 8.0
+"""Clients come, and faults happen, within this time."""
+
+BURST_S = 1.5
+"""And within this in a busy run."""
+
+LONG_WORDS = 1500
+"""Of a long prompt in a busy run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What one client does.
 
+    address: of the router or gateway that it asks.
     leaves_s: after its request it disconnects; None: it stays to the end.
     reads_after_s: it reads nothing of its answer before this; 0: it reads at once.
     """
 
     id: str
     begin_s: float
+    address: str
     endpoint: ApiEndpoint
     body: dict[str, Any]
     tier: str
@@ -49,32 +61,44 @@ class Plan:
         return synthetic_text(positions, start.text_seed)
 
 
-def plan_of(number: int, random: Random, within_s: float) -> Plan:
-    """Draw a client."""
-    words = " ".join(
-        random.choice(("salt", "wind", "gulls", "tide", "rope")) for _ in range(random.randint(1, 60))
-    )
-    tokens = random.choice((1, 2, 20, 60, 100, 150, 400))
+def plan_of(number: int, random: Random, scenario: Scenario, addresses: Sequence[str]) -> Plan:
+    """Draw a client. addresses: of routers or gateways."""
     stream = random.random() < 0.8
     endpoint = random.choice((ApiEndpoint.CHAT, ApiEndpoint.COMPLETION))
-    text = f"{number} {words}"
+    text = _prompt(number, random, scenario)
     prompt: dict[str, Any] = (
         {"messages": [{"role": "user", "content": text}]}
         if endpoint is ApiEndpoint.CHAT
         else {"prompt": text}
     )
+    tokens = random.choice((1, 2, 20, 60, 100, 150, 400))
     body = {"model": MODEL, **prompt, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
     if stream and random.random() < 0.5:
         body["stream_options"] = {"include_usage": True}
     return Plan(
         id=f"c{number}",
-        begin_s=random.random() * within_s,
+        begin_s=random.random() * (BURST_S if scenario.busy else FAULTS_S),
+        address=random.choice(addresses),
         endpoint=endpoint,
         body=body,
-        tier=random.choice(("chat", "chat", "batch")),
+        tier=random.choice(("chat", "chat", "tight", "batch")),
         leaves_s=random.random() * 2 if random.random() < 0.1 else None,
         reads_after_s=random.random() * 3 if random.random() < 0.1 else 0.0,
     )
+
+
+def _prompt(number: int, random: Random, scenario: Scenario) -> str:
+    """Draw a prompt: of a family, it begins as others do."""
+    beginning = ""
+    if scenario.families:
+        family = Random(random.randrange(scenario.families))
+        beginning = _words(family, family.randint(50, 250))
+    longest = LONG_WORDS if scenario.busy and random.random() < 0.4 else 60
+    return f"{beginning} {number} {_words(random, random.randint(1, longest))}"
+
+
+def _words(random: Random, count: int) -> str:
+    return " ".join(random.choice(("salt", "wind", "gulls", "tide", "rope")) for _ in range(count))
 
 
 @dataclass(slots=True)
@@ -105,6 +129,7 @@ class Answer(asyncio.Protocol):
         path = "/v1/chat/completions" if self.plan.endpoint is ApiEndpoint.CHAT else "/v1/completions"
         head = (
             f"POST {path} HTTP/1.1\r\nhost: router\r\nx-request-id: {self.plan.id}\r\n"
+            f"authorization: Bearer {KEY}\r\n"
             f"x-penstock-tier: {self.plan.tier}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.sent_s = self.arrived()
@@ -156,11 +181,11 @@ class Answer(asyncio.Protocol):
         self.over.set()
 
 
-async def run_client(plan: Plan, router: str, answer: Answer) -> None:
+async def run_client(plan: Plan, answer: Answer) -> None:
     """Send one request, and wait for its end as its plan says."""
     loop = asyncio.get_running_loop()
     await asyncio.sleep(plan.begin_s)
-    host, _, port = router.rpartition(":")
+    host, _, port = plan.address.rpartition(":")
     try:
         transport, _ = await loop.create_connection(lambda: answer, host, int(port))
     except OSError as error:

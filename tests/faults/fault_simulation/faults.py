@@ -7,156 +7,258 @@ fall between any two awaits of what happens at that moment.
 import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
-from typing import Protocol
 
 from fault_simulation.hosts import Host, Severable
-from fault_simulation.network import Network, Weather
+from fault_simulation.processes import RouterProcess, address_of, sidecar_of
+from fault_simulation.world import World
+from penstock_routing.discovery.endpoints import Condition
+from penstock_runtime.serving import FINAL_WRITE_S
 
 MOST_TURNS = 12
 """Turns of the loop that a fault may wait for beyond its time."""
 
+MOST_JUMP_S = 60.0
+"""Longest jump of a clock."""
 
-class Faulty(Protocol):
-    """What faults happen to."""
-
-    network: Network
-    replicas: tuple[str, ...]
-
-    def hosts_of(self, replica: str) -> tuple[Host, Host]:
-        """Return the hosts of a replica's sidecar and engine."""
-
-    def start_engine(self, replica: str) -> None:
-        """Start a replica's engine again."""
-
-    def start_sidecar(self, replica: str) -> None:
-        """Start a replica's sidecar again."""
-
-    def hang(self, replica: str, lasts_s: float) -> None:
-        """Let a replica's engine compute nothing for so long."""
-
-    def unwell(self, replica: str, lasts_s: float) -> None:
-        """Note that a fault has begun at a replica, and lasts so long."""
-
-    async def restart_router(self, after_s: float) -> None:
-        """Kill the router, and start another."""
+Fault = Callable[[World, Random, str, float], Awaitable[None]]
+"""Happens to a replica, or to a router or picker, and is over after so many seconds."""
 
 
-Fault = Callable[[Faulty, Random, str, float], Awaitable[None]]
-"""Happens to a replica, and is over after so many seconds."""
-
-
-def weather_of(random: Random) -> Weather:
-    """Draw how the network is. One run in four has none of it."""
-    if random.random() < 0.25:
-        return Weather()
-
-    def share(most: float) -> float:
-        return random.random() * most if random.random() < 0.5 else 0.0
-
-    return Weather(
-        delay_s=random.choice((0.0002, 0.0005, 0.005)),
-        slow_share=share(0.05),
-        cut_share=share(0.5),
-        lost=share(0.5),
-        doubled=share(0.3),
-        late=share(0.3),
-        torn=share(0.1),
-    )
-
-
-async def inject(faulty: Faulty, random: Random, until_s: float, most: int) -> None:
+async def inject(world: World, random: Random, until_s: float, most: int) -> None:
     """Let up to `most` faults happen, each within `until_s` from now."""
     async with asyncio.TaskGroup() as group:
         for _ in range(random.randint(0, most)):
-            group.create_task(_happen(faulty, random, until_s))
+            group.create_task(_happen(world, random, until_s))
 
 
-async def _happen(faulty: Faulty, random: Random, until_s: float) -> None:
+async def _happen(world: World, random: Random, until_s: float) -> None:
     begin_s = random.random() * until_s
     lasts_s = random.random() ** 2 * (until_s - begin_s)
-    kind, replica, turns = random.choice(KINDS), random.choice(faulty.replicas), random.randrange(MOST_TURNS)
+    kind, turns = random.choice(KINDS), random.randrange(MOST_TURNS)
     await asyncio.sleep(begin_s)
     for _ in range(turns):
         await asyncio.sleep(0)
-    faulty.network.faults[kind] += 1
-    faulty.unwell(replica, lasts_s)
-    await FAULTS[kind](faulty, random, replica, lasts_s)
+    if kind in OF_FRONTS:
+        front = random.choice(list(world.fronts))
+        if world.fronts[front].host.alive:
+            world.network.faults[kind] += 1
+            await OF_FRONTS[kind](world, random, front, lasts_s)
+    elif kind in OF_REDIS:
+        if world.redis is not None and world.redis.host.alive:
+            world.network.faults[kind] += 1
+            await OF_REDIS[kind](world, random, world.redis.host, lasts_s)
+    elif world.replicas:
+        replica = random.choice(world.replicas)
+        world.network.faults[kind] += 1
+        if kind not in HARMLESS:
+            world.unwell(replica, lasts_s)
+        await OF_REPLICAS[kind](world, random, replica, lasts_s)
 
 
-async def _kill_sidecar(faulty: Faulty, random: Random, replica: str, lasts_s: float) -> None:
-    host, _ = faulty.hosts_of(replica)
+# Of replicas
+
+
+async def _kill_sidecar(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    host, _ = world.hosts_of(replica)
     if host.alive:
         await host.kill()
         await asyncio.sleep(lasts_s)
-        faulty.start_sidecar(replica)
+        world.start_sidecar(replica)
 
 
-async def _kill_engine(faulty: Faulty, random: Random, replica: str, lasts_s: float) -> None:
-    _, host = faulty.hosts_of(replica)
+async def _kill_engine(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    _, host = world.hosts_of(replica)
     if host.alive:
         await host.kill()
         await asyncio.sleep(lasts_s)
-        faulty.start_engine(replica)
+        world.start_engine(replica)
 
 
-async def _lose_node(faulty: Faulty, random: Random, replica: str, lasts_s: float) -> None:
+async def _lose_node(world: World, random: Random, replica: str, lasts_s: float) -> None:
     """Sidecar and engine are gone without a word, and come back as new processes."""
-    sidecar, engine = faulty.hosts_of(replica)
+    sidecar, engine = world.hosts_of(replica)
     if sidecar.alive and engine.alive:
         await sidecar.kill(silent=True)
         await engine.kill(silent=True)
         await asyncio.sleep(lasts_s)
-        faulty.start_engine(replica)
-        faulty.start_sidecar(replica)
+        world.start_engine(replica)
+        world.start_sidecar(replica)
 
 
-async def _reset(faulty: Faulty, random: Random, replica: str, lasts_s: float) -> None:
+async def _stop_process(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    """SIGSTOP: connections stay open, and nothing answers."""
+    await _stopped(world, random.choice(world.hosts_of(replica)), lasts_s)
+
+
+async def _jump(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    """The clock of a process jumps, as that of a virtual machine that was suspended."""
+    random.choice(world.hosts_of(replica)).clock_offset_s += random.random() * MOST_JUMP_S
+
+
+async def _reset(world: World, random: Random, replica: str, lasts_s: float) -> None:
     """A connection of the replica is reset: one to the router, or one between sidecar and engine."""
-    connections: list[Severable] = [c for host in faulty.hosts_of(replica) for c in host.connections]
+    connections: list[Severable] = [c for host in world.hosts_of(replica) for c in host.connections]
     if connections:
         random.choice(connections).sever()
 
 
-async def _half_open(faulty: Faulty, random: Random, replica: str, lasts_s: float) -> None:
+async def _half_open(world: World, random: Random, replica: str, lasts_s: float) -> None:
     """A connection is gone for the replica; its peer finds out late."""
-    sidecar, _ = faulty.hosts_of(replica)
+    sidecar, _ = world.hosts_of(replica)
     if sidecar.connections:
         random.choice(list(sidecar.connections)).sever(silent=True)
 
 
-async def _partition(faulty: Faulty, random: Random, replica: str, lasts_s: float) -> None:
-    sidecar, _ = faulty.hosts_of(replica)
-    faulty.network.cut_off("router", sidecar.name)
+async def _partition(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    sidecar, front = world.hosts_of(replica)[0].name, random.choice(list(world.fronts))
+    world.network.cut_off(front, sidecar)
     await asyncio.sleep(lasts_s)
-    faulty.network.heal("router", sidecar.name)
+    world.network.heal(front, sidecar)
 
 
-async def _partition_engine(faulty: Faulty, random: Random, replica: str, lasts_s: float) -> None:
-    sidecar, engine = faulty.hosts_of(replica)
-    faulty.network.cut_off(sidecar.name, engine.name)
+async def _partition_engine(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    sidecar, engine = world.hosts_of(replica)
+    world.network.cut_off(sidecar.name, engine.name)
     await asyncio.sleep(lasts_s)
-    faulty.network.heal(sidecar.name, engine.name)
+    world.network.heal(sidecar.name, engine.name)
 
 
-async def _hang_engine(faulty: Faulty, random: Random, replica: str, lasts_s: float) -> None:
-    faulty.hang(replica, lasts_s)
+async def _hang_engine(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    world.engines[replica].truth.until_s = asyncio.get_running_loop().time() + lasts_s
     await asyncio.sleep(lasts_s)
 
 
-async def _kill_router(faulty: Faulty, random: Random, replica: str, lasts_s: float) -> None:
-    await faulty.restart_router(lasts_s)
+async def _drain(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    """Somebody on the replica's machine drains it, and then resumes."""
+    sidecar = world.sidecars[replica]
+    if sidecar.host.alive:
+        draining = sidecar.host.spawn(sidecar.replica.drain(random.choice((None, lasts_s))))
+        await asyncio.sleep(lasts_s)
+        if sidecar.host.alive:
+            sidecar.host.context.copy().run(sidecar.replica.resume)
+            await asyncio.wait({draining})
 
 
-FAULTS: dict[str, Fault] = {
+async def _replace(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    """A roll: a new replica takes the place of an old one, before it goes or after."""
+    first = random.random() < 0.5
+    if first:
+        world.add_replica()
+    await world.retire(replica, lasts_s)
+    if not first:
+        world.add_replica()
+
+
+async def _not_ready(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    world.cluster.publish(replica, sidecar_of(replica), Condition.NOT_READY)
+    await asyncio.sleep(lasts_s)
+    if replica in world.replicas:
+        world.cluster.publish(replica, sidecar_of(replica))
+
+
+async def _withdraw(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    world.cluster.withdraw(replica)
+    await asyncio.sleep(lasts_s)
+    if replica in world.replicas:
+        world.cluster.publish(replica, sidecar_of(replica))
+
+
+async def _empty_cache(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    cached = world.engines[replica].loop.state.cached
+    if cached is not None:
+        cached.reset()
+
+
+# Of routers and pickers
+
+
+async def _kill_front(world: World, random: Random, front: str, lasts_s: float) -> None:
+    with world.front_unwell(front, lost=True):
+        await world.end_front(front)
+        await asyncio.sleep(lasts_s)
+        world.start_front(front)
+
+
+async def _stop_front(world: World, random: Random, front: str, lasts_s: float) -> None:
+    with world.front_unwell(front):
+        await _stopped(world, world.fronts[front].host, lasts_s)
+
+
+async def _jump_front(world: World, random: Random, front: str, lasts_s: float) -> None:
+    with world.front_unwell(front):
+        world.fronts[front].host.clock_offset_s += random.random() * MOST_JUMP_S
+
+
+async def _replace_front(world: World, random: Random, front: str, lasts_s: float) -> None:
+    """SIGTERM: it takes no more connections, its answers end within a time, and another one comes."""
+    process = world.fronts[front]
+    with world.front_unwell(front):
+        if isinstance(process, RouterProcess):
+            process.app.draining = True
+        world.network.close(address_of(process.host))
+        await asyncio.wait({process.host.spawn(process.server.stop(lasts_s))})
+        await asyncio.sleep(FINAL_WRITE_S)  # what it has written arrives
+        if process.host.alive:
+            await world.end_front(front)
+            world.start_front(front)
+
+
+# Of what routers share
+
+
+async def _kill_redis(world: World, random: Random, redis: Host, lasts_s: float) -> None:
+    await redis.kill()
+    await asyncio.sleep(lasts_s)
+    world.start_redis()
+
+
+async def _stop_redis(world: World, random: Random, redis: Host, lasts_s: float) -> None:
+    await _stopped(world, redis, lasts_s)
+
+
+async def _partition_redis(world: World, random: Random, redis: Host, lasts_s: float) -> None:
+    front = random.choice(list(world.fronts))
+    world.network.cut_off(front, redis.name)
+    await asyncio.sleep(lasts_s)
+    world.network.heal(front, redis.name)
+
+
+async def _stopped(world: World, host: Host, lasts_s: float) -> None:
+    world.network.stop(host)
+    await asyncio.sleep(lasts_s)
+    host.go_on()
+
+
+OF_REPLICAS: dict[str, Fault] = {
     "sidecar killed": _kill_sidecar,
     "engine killed": _kill_engine,
     "node lost": _lose_node,
+    "process stopped": _stop_process,
+    "clock jumped": _jump,
     "connection reset": _reset,
     "connection half open": _half_open,
     "router cut off": _partition,
     "engine cut off": _partition_engine,
     "engine hung": _hang_engine,
-    "router killed": _kill_router,
+    "replica drained": _drain,
+    "replica replaced": _replace,
+    "endpoint not ready": _not_ready,
+    "endpoint gone": _withdraw,
+    "cache emptied": _empty_cache,
 }
-KINDS = (*FAULTS, *[kind for kind in FAULTS if kind != "router killed"] * 2)
-"""Each kind twice more than the loss of the router, which ends all streams."""
+OF_FRONTS: dict[str, Fault] = {
+    "router killed": _kill_front,
+    "router stopped": _stop_front,
+    "router clock jumped": _jump_front,
+    "router replaced": _replace_front,
+}
+OF_REDIS = {
+    "redis killed": _kill_redis,
+    "redis stopped": _stop_redis,
+    "redis cut off": _partition_redis,
+}
+HARMLESS = frozenset({"cache emptied"})
+"""Faults after which promises hold."""
+
+KINDS = (*OF_FRONTS, *OF_REDIS, *[kind for kind in OF_REPLICAS] * 3)
+"""Those of replicas three times as often as those of routers, which end streams."""

@@ -1,6 +1,7 @@
 """gRPC over the simulated network, as `grpc.aio` shows it: channels for clients, contexts for servicers.
 
-Messages are serialized, so a peer of a later version is one that adds fields to them. A write waits while
+Messages are serialized, so a peer of a later version is one that adds fields to them, and one of an earlier
+version leaves out those that were added since (`_as_of`). A write waits while
 the window of its stream is full. A client that is gone ends its call's handler by cancellation, and a
 server that is gone ends the call with UNAVAILABLE.
 """
@@ -18,6 +19,12 @@ WINDOW_BYTES = 64 << 10
 UNKNOWN_FIELD = b"\xfa\x7f\x03new"
 """Field 2047, a string: what a later version sends."""
 
+ADDED = {
+    "Finished": ("thinking_tokens", "token_gaps_us", "cached_tokens"),
+    "DescribeReply": ("metrics_url", "http_port"),
+}
+"""Fields that an earlier version does not have, by message."""
+
 END = object()
 
 Watch = Callable[[str], Callable[[Any], None]]
@@ -32,15 +39,36 @@ def error_of(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
 
 
+def _as_of(skew: int, message: Any, serialize: Callable[[Any], bytes]) -> bytes:
+    """Serialize a message as an earlier or a later version would."""
+    if skew > 0:
+        return serialize(message) + UNKNOWN_FIELD
+    if skew < 0:
+        message = _without_added(message)
+    return serialize(message)
+
+
+def _without_added(message: Any) -> Any:
+    earlier = type(message)()
+    earlier.CopyFrom(message)
+    for field in ADDED.get(type(message).__name__, ()):
+        earlier.ClearField(field)
+    for event in getattr(earlier, "events", ()):
+        if event.HasField("finished"):
+            for field in ADDED["Finished"]:
+                event.finished.ClearField(field)
+    return earlier
+
+
 class Channel:
     """A client's connection to one address.
 
-    newer: whether its messages have fields of a later version.
+    skew: 1 where its messages are of a later version, -1 where they are of an earlier one.
     watch: called for each call with its method; returns what is called with each of its messages.
     """
 
-    def __init__(self, network: Network, address: str, watch: Watch, *, newer: bool = False) -> None:
-        self._network, self._address, self._newer = network, address, newer
+    def __init__(self, network: Network, address: str, watch: Watch, *, skew: int = 0) -> None:
+        self._network, self._address, self._skew = network, address, skew
         self._watch = watch
         self._calls: dict[Call, None] = {}
 
@@ -74,11 +102,10 @@ class Channel:
         return lambda: self._call(method, request_serializer, response_deserializer)
 
     def _call(self, method: str, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any]) -> "Call":
-        tail = UNKNOWN_FIELD if self._newer else b""
-        seen = self._watch(method)
+        seen, skew = self._watch(method), self._skew
 
         def write(message: Any) -> bytes:
-            return serialize(message) + tail
+            return _as_of(skew, message, serialize)
 
         def read(data: bytes) -> Any:
             message = parse(data)
@@ -94,9 +121,8 @@ class Channel:
 class Servicer:
     """A service at an address: handlers by method, with how their messages are read and written."""
 
-    def __init__(self, service: Any, formats: dict[str, tuple[Any, Any]], *, newer: bool = False) -> None:
-        self.service, self._formats = service, formats
-        self.tail = UNKNOWN_FIELD if newer else b""
+    def __init__(self, service: Any, formats: dict[str, tuple[Any, Any]], *, skew: int = 0) -> None:
+        self.service, self._formats, self.skew = service, formats, skew
         self.streams = {"Session"}
 
     def formats(self, method: str) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
@@ -306,7 +332,7 @@ class Call:
     async def _handle(self, servicer: Servicer, method: str) -> None:
         assert self._up is not None and self._down is not None and self.server is not None
         read, write = servicer.formats(method)
-        context = Context(self._down, lambda message: write(message) + servicer.tail, self.client.name)
+        context = Context(self._down, lambda message: _as_of(servicer.skew, message, write), self.client.name)
         handler = getattr(servicer.service, method)
         try:
             if method in servicer.streams:

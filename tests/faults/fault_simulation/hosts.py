@@ -3,10 +3,11 @@
 Tasks, timers and callbacks of a host run in its context (`contextvars`), which they inherit from what
 starts them. So a host's tasks are known without its code taking part, and `kill` ends all of them as kill
 -9 does: its connections are reset first, so that nothing that its tasks do while they end is seen by
-anybody.
+anybody. A host that is stopped, as by SIGSTOP, runs nothing: what becomes due waits for `go_on`.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Protocol
@@ -28,24 +29,43 @@ class Severable(Protocol):
 
 
 class Host:
-    """One process. clock_offset_s: how far its clock is ahead of the loop's."""
+    """One process. clock_offset_s: how far its clock is ahead of the loop's.
+
+    stopped: how many faults have stopped it. parked: what it will run once it goes on, the oldest first.
+    """
 
     def __init__(self, name: str, clock_offset_s: float = 0.0) -> None:
         self.name, self.alive = name, True
+        self.clock_offset_s = clock_offset_s
+        self.stopped, self.parked = 0, deque[asyncio.Handle]()
         self.tasks: dict[asyncio.Task[Any], None] = {}  # in order, as sets of objects are not
         self.connections: dict[Severable, None] = {}
         self.context: Context = copy_context()
         loop = asyncio.get_running_loop()
-        self.context.run(CLOCK.set, lambda: loop.time() + clock_offset_s)
+        self.context.run(CLOCK.set, lambda: loop.time() + self.clock_offset_s)
         self.context.run(HOST.set, self)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start a task of this host."""
         return asyncio.get_running_loop().create_task(coroutine, context=self.context.copy())
 
+    def stop(self) -> None:
+        """Run nothing until `go_on`."""
+        self.stopped += 1
+
+    def go_on(self) -> None:
+        """Run what has become due meanwhile, and go on."""
+        self.stopped = max(self.stopped - 1, 0)
+        if not self.stopped:
+            parked, self.parked = self.parked, deque()
+            asyncio.get_running_loop()._ready.extend(parked)  # type: ignore[attr-defined]
+
     async def kill(self, *, silent: bool = False) -> None:
         """End it at once. silent: its peers find out late, as when a node is gone."""
         self.alive = False
+        if self.stopped:
+            self.stopped = 1
+            self.go_on()
         for connection in list(self.connections):
             connection.sever(silent=silent)
         for _ in range(ENDING_TURNS):

@@ -2,24 +2,31 @@
 docs/invariants.md.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
 import orjson
 from fault_simulation.clients import Answer
-from fault_simulation.processes import EngineProcess, RouterProcess, SidecarProcess
+from fault_simulation.processes import EngineProcess, PickerProcess, RouterProcess, SidecarProcess
 from penstock_pool import Pool
 from penstock_routing.replicas.replica_link import ReplicaLink
+from penstock_routing.settings import settings_of
 from penstock_simulator.http.request_body import ApiEndpoint
 
 DONE = b"[DONE]"
 
+Front = RouterProcess | PickerProcess
 
-def broken_answer(answer: Answer, *, router_lost: bool) -> Iterator[str]:
-    """Yield what is wrong with what one client got. router_lost: with the router that it was sent to."""
+WAYS = 20
+"""Packets one after another, at most, from a client's request to its first token, some of them in pieces."""
+
+
+def broken_answer(answer: Answer, *, may_be_cut: bool) -> Iterator[str]:
+    """Yield what is wrong with what one client got. may_be_cut: it needs no end."""
     who = answer.plan.id
-    if answer.left or (router_lost and not answer.whole):
+    if answer.left or (may_be_cut and not answer.whole):
         yield from _begun(answer)
         return
     if answer.error:
@@ -44,19 +51,40 @@ def broken_service(answer: Answer, well: list[str], pool: Pool) -> Iterator[str]
     if not answer.whole or (answer.status == 200 and not error_of(answer)):
         return
     message = str(error_of(answer).get("message"))
-    most = pool.spec.routing.max_moves
+    if error_of(answer).get("code") == "rate_limit_exceeded":
+        return
+    most = settings_of(pool).max_moves
     spent = f"has been moved {most} times" in message or "replicas were lost" in message
     if well and not spent and (most or answer.status != 200):
         yield f"5 {answer.plan.id}: {', '.join(well)} was well: status {answer.status}: {message}"
 
 
+def broken_promise(answer: Answer, pool: Pool, delay_s: float) -> Iterator[str]:
+    """Yield where an admitted request did not keep its SLO, beyond what its way through the network takes."""
+    slo = pool.tiers()[answer.plan.tier].slo
+    assert slo.ttft_s is not None and slo.tpot_s is not None
+    way_s = WAYS * delay_s
+    times_s, tokens = answer.times_s, answer.plan.body["max_tokens"]
+    first_s = times_s[0] - answer.sent_s
+    if first_s > slo.ttft_s + way_s:
+        yield f"11 {answer.plan.id} of {answer.plan.tier}: its first token came after {first_s:.3f} s"
+    if tokens > 1 and (times_s[-1] - times_s[0] - way_s) / (tokens - 1) > slo.tpot_s:
+        tpot_s = (times_s[-1] - times_s[0]) / (tokens - 1)
+        yield f"11 {answer.plan.id} of {answer.plan.tier}: its {tokens} tokens took {tpot_s:.4f} s each"
+
+
 def broken_bounds(
-    router: RouterProcess, sidecars: list[SidecarProcess], engines: list[EngineProcess]
+    fronts: Iterable[Front], sidecars: Iterable[SidecarProcess], engines: Iterable[EngineProcess]
 ) -> Iterator[str]:
     """Yield bounds that do not hold at this moment."""
-    budget = router.app._request_path._budget
-    if not 0 <= budget.held_bytes <= budget.bound_bytes:
-        yield f"7 router: {budget.held_bytes} bytes held"
+    for front in fronts:
+        if isinstance(front, RouterProcess):
+            budget = front.app._request_path._budget
+            if not 0 <= budget.held_bytes <= budget.bound_bytes:
+                yield f"7 {front.host.name}: {budget.held_bytes} bytes held"
+            for name, ledger in front.app._request_path._intake._limits._ledgers.items():
+                if not 0 <= ledger._open <= ledger._at_once:
+                    yield f"7 {front.host.name}: {ledger._open} requests of {name} at once"
     for sidecar in sidecars:
         if sidecar.replica.unfinished > sidecar.replica._bounds.requests:
             yield f"7 {sidecar.host.name}: {sidecar.replica.unfinished} requests"
@@ -66,14 +94,32 @@ def broken_bounds(
             yield f"7 {engine.host.name}: {state.free_blocks} blocks free, {state.running_count} running"
 
 
-def orphans_of(link: ReplicaLink, sidecar: SidecarProcess, engine: EngineProcess) -> Iterator[str]:
-    """Yield a sidecar's requests that its router has not, and an engine's that its sidecar has not."""
-    requests = [each for session in sidecar.replica._sessions for each in session._requests.values()]
-    for request in requests:
-        if request.id not in link._carried:
-            yield f"{sidecar.host.name} carries {request.key}, and the router does not"
-    for job_id in engine.loop._streams.keys() - {request.key for request in requests}:
+def orphans_of(links: Sequence[ReplicaLink], sidecar: SidecarProcess, engine: EngineProcess) -> Iterator[str]:
+    """Yield a sidecar's requests that no router has, and an engine's that its sidecar has not.
+
+    Ids are of each router's own, so it is counted how many requests have one.
+    """
+    replica, name = sidecar.replica, sidecar.host.name
+    requests = Counter(each.id for session in replica._sessions for each in session._requests.values())
+    for id in requests - Counter(id for link in links for id in link._carried):
+        yield f"{name} carries a request {id}, and no router does"
+    known = {each.request_id for each in replica.accepted._requests.values()}
+    if replica._forwarder._reads_fields:
+        known = set(replica.accepted._requests)
+    for job_id in {
+        each.removeprefix("cmpl-").removeprefix("chatcmpl-") for each in engine.loop._streams
+    } - known:
         yield f"{engine.host.name} generates {job_id}, and its sidecar does not carry it"
+
+
+def broken_limits(fronts: Iterable[Front], most: int) -> Iterator[str]:
+    """Yield where routers that have shared limits all the time let in more than these together."""
+    routers = [front for front in fronts if isinstance(front, RouterProcess)]
+    ledgers = [
+        each for router in routers for each in router.app._request_path._intake._limits._ledgers.values()
+    ]
+    if (open := sum(ledger._open for ledger in ledgers)) > most:
+        yield f"12 {open} requests of an application at once, of {most}"
 
 
 def error_of(answer: Answer) -> dict[str, Any]:
@@ -189,44 +235,13 @@ def _text(answer: Answer, events: list[Any]) -> str:
 
 
 def broken_rest(
-    router: RouterProcess, sidecars: list[SidecarProcess], engines: list[EngineProcess]
+    fronts: Collection[Front], sidecars: Iterable[SidecarProcess], engines: Iterable[EngineProcess]
 ) -> Iterator[str]:
     """Yield what is left when no request is."""
-    budget = router.app._request_path._budget
-    yield from _left(
-        router.host.name,
-        open=router.app._open,
-        held=router.app._room.held,
-        held_bytes=budget.held_bytes,
-        holders=len(budget._holders),
-        answering=len(router.server.tasks),
-        connections=len(router.server.connections),
-    )
-    for link in router.replica_set.links:
-        yield from _left(
-            f"link {link.name}",
-            carried=len(link._carried),
-            unanswered=len(link._unanswered),
-            sent=link.load.sent,
-            sent_tokens=link.load.sent_tokens,
-            unwritten=len(link._writer._attempts) + len(link._writer._cancels),
-            not_idle=not link._idle.is_set(),
-        )
-        if link.state != "ready":
-            yield f"6 link {link.name}: {link.state.value}"
+    for front in fronts:
+        yield from _left_at_front(front)
     for sidecar in sidecars:
-        replica = sidecar.replica
-        yield from _left(
-            sidecar.host.name,
-            unfinished=replica.unfinished,
-            best_effort=replica.accepted.best_effort,
-            sequences=replica.accepted.sequences,
-            mirrored=len(replica._mirror._accepted),
-            of_sessions=sum(len(session._requests) for session in replica._sessions),
-            forwarding=len(replica._forwarder._tasks),
-        )
-        if len(replica._sessions) != 1:
-            yield f"6 {sidecar.host.name}: {len(replica._sessions)} sessions of one router"
+        yield from _left_at_sidecar(sidecar, len(fronts))
     for engine in engines:
         state = engine.loop.state
         yield from _left(
@@ -237,6 +252,55 @@ def broken_rest(
             streams=len(engine.loop._streams),
             answering=len(engine.server.tasks),
         )
+
+
+def _left_at_front(front: Front) -> Iterator[str]:
+    yield from _left(
+        front.host.name, answering=len(front.server.tasks), connections=len(front.server.connections)
+    )
+    if isinstance(front, RouterProcess):
+        budget = front.app._request_path._budget
+        yield from _left(
+            front.host.name,
+            open=front.app._open,
+            held=front.app._room.held,
+            held_bytes=budget.held_bytes,
+            holders=len(budget._holders),
+        )
+        ledgers = front.app._request_path._intake._limits._ledgers.values()
+        yield from _left(front.host.name, of_applications=sum(ledger._open for ledger in ledgers))
+        if front.limits is not None:
+            shared = sum(use.open for use in front.limits._uses.values())
+            yield from _left(front.host.name, shared=shared, not_shared=not front.limits.connected)
+    for link in front.replica_set.links:
+        yield from _left(
+            f"{front.host.name}'s link to {link.name}",
+            carried=len(link._carried),
+            unanswered=len(link._unanswered),
+            sent=link.load.sent,
+            sent_tokens=link.load.sent_tokens,
+            unwritten=len(link._writer._attempts) + len(link._writer._cancels),
+            not_idle=not link._idle.is_set(),
+        )
+        if link.state != "ready":
+            yield f"6 {front.host.name}'s link to {link.name}: {link.state.value}"
+
+
+def _left_at_sidecar(sidecar: SidecarProcess, fronts: int) -> Iterator[str]:
+    replica = sidecar.replica
+    yield from _left(
+        sidecar.host.name,
+        unfinished=replica.unfinished,
+        best_effort=replica.accepted.best_effort,
+        sequences=replica.accepted.sequences,
+        mirrored=len(replica._mirror._accepted),
+        of_sessions=sum(len(session._requests) for session in replica._sessions),
+        forwarding=len(replica._forwarder._tasks),
+        answering=len(sidecar.http.tasks),
+        of_gateways=len(sidecar.http.connections),
+    )
+    if len(replica._sessions) != fronts:
+        yield f"6 {sidecar.host.name}: {len(replica._sessions)} sessions of {fronts} routers"
 
 
 def _left(where: str, **counts: float) -> Iterator[str]:

@@ -18,7 +18,7 @@ Accept = Callable[[], asyncio.Protocol]
 """Returns the protocol of a new connection."""
 
 HIGH_BYTES = 64 << 10
-"""What a connection takes while its other end does not read: the buffers of both kernels."""
+"""What a transport holds beyond that before writing pauses, by default."""
 
 SILENT_S = 15.0
 """When the peer of a host that is silently gone finds out: keepalive's 10 s and 5 s (`grpc_options`)."""
@@ -42,6 +42,7 @@ class Weather:
     delay_s: of most packets, up to. slow_share: of packets that take up to `slow_s`.
     cut_share: of writes that arrive in two pieces.
     lost, doubled, late, torn: shares of datagrams.
+    kernel_bytes: what a connection takes while its other end does not read: the buffers of both kernels.
     """
 
     delay_s: float = 0.0005
@@ -52,6 +53,7 @@ class Weather:
     doubled: float = 0.0
     late: float = 0.0
     torn: float = 0.0
+    kernel_bytes: int = 64 << 10
 
 
 class Network:
@@ -66,6 +68,7 @@ class Network:
         self._cut_off: dict[frozenset[str], int] = {}  # how many faults cut each pair off
         self._cut_at: dict[frozenset[str], int] = {}
         self._cuts = 0
+        self._stops: dict[Host, int] = {}
         self._pipes: dict[Pipe, None] = {}
         self._healed = asyncio.Event()
         self.calls: dict[Call, None] = {}  # that keepalive watches
@@ -75,6 +78,10 @@ class Network:
     def listen(self, host: Host, address: str, accept: Any) -> None:
         """Take connections at an address for as long as the host is alive."""
         self._listeners[address] = (host, accept)
+
+    def close(self, address: str) -> None:
+        """Take no more connections at an address."""
+        self._listeners.pop(address, None)
 
     def listener(self, address: str) -> tuple[Host, Any]:
         """Return who listens at an address. Raises ConnectionRefusedError."""
@@ -116,6 +123,17 @@ class Network:
             pipe.go_on()
         self._healed.set()
         self._healed = asyncio.Event()
+
+    def stop(self, host: Host) -> None:
+        """Let a host run nothing until `go_on`. Its peers' keepalive breaks its calls."""
+        host.stop()
+        began = self._stops[host] = self._stops.get(host, 0) + 1
+        self._loop.call_later(SILENT_S, self._keep_alive_stopped, host, began)
+
+    def _keep_alive_stopped(self, host: Host, began: int) -> None:
+        if host.stopped and self._stops[host] == began:
+            for call in [call for call in self.calls if host.name in call.ends]:
+                call.sever()
 
     def _keep_alive(self, pair: frozenset[str], began: int) -> None:
         """Break the calls of two hosts that have been cut off since then."""
@@ -285,7 +303,7 @@ class StreamEnd(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         """Return the bytes that the peer has not taken, beyond what the kernels hold."""
-        return max(self._out.held - HIGH_BYTES, 0)
+        return max(self._out.held - self.network.weather.kernel_bytes, 0)
 
     def write(self, data: Any) -> None:
         """Send bytes."""

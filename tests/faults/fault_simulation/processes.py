@@ -6,34 +6,43 @@ What is assembled here is what the processes' own mains assemble, without socket
 import asyncio
 import contextlib
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from random import Random
 from typing import Any
 
 from fault_simulation.grpc_calls import Channel, Servicer, Watch
 from fault_simulation.hosts import Host
 from fault_simulation.network import Network
+from fault_simulation.redis_peer import REDIS
+from fault_simulation.scenario import KEY
 from google.protobuf.message import DecodeError
 from penstock_core import policies
 from penstock_core.domain.replica_view import Limits
 from penstock_core.timing.builtin_models import kv_cache_tokens, time_model
-from penstock_pool import Pool, parse_pool
+from penstock_picker.ext_authz import ext_authz_app
+from penstock_picker.picker import Picker
+from penstock_pool import Pool
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_router.http.app import RouterApp
 from penstock_routing.applications.api_keys import Keys
+from penstock_routing.applications.rate_limits import limits_of
+from penstock_routing.applications.shared_limits import SharedLimits
+from penstock_routing.assembly import sharing
 from penstock_routing.connections.backoff import Backoff
-from penstock_routing.discovery.endpoints import Fixed
+from penstock_routing.demand import Demand
+from penstock_routing.discovery.endpoints import Source
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_routing.replicas.shared_placements import SharedPlacements
 from penstock_routing.settings import settings_of
 from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.serving import Server
 from penstock_sidecar.engine.client import EngineClient
 from penstock_sidecar.engine.facts import named
 from penstock_sidecar.engine.watch import EngineWatch
+from penstock_sidecar.http.http_serving import http_app
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.requests.faults import Faults
@@ -55,40 +64,11 @@ from penstock_simulator.serving.step_planner import StepPlanner
 from penstock_simulator.serving.step_reports import StepReportSender
 from prometheus_client import CollectorRegistry
 
-ROUTER = "router:8080"
-TIERS = [
-    {"name": "chat", "slo": {"ttft": "2s", "tpot": "100ms"}},
-    {"name": "batch", "bestEffort": True},
-]
 FORMATS = {
     "Session": (wire.RouterFrame.FromString, wire.ReplicaFrame.SerializeToString),
     "Describe": (wire.DescribeRequest.FromString, wire.DescribeReply.SerializeToString),
 }
 ENGINE_OPTIONS = Namespace(max_body_bytes=1 << 20, seed=0, api_key="")
-
-
-@cache
-def pool_of(policy: str, max_moves: int, kv_tokens: int) -> Pool:
-    """Return a small pool of simulated engines."""
-    document = {
-        "apiVersion": "penstock.dev/v1alpha1",
-        "kind": "ServingPool",
-        "metadata": {"name": "faults"},
-        "spec": {
-            "model": {"name": "m"},
-            "engine": {
-                "type": "simulated",
-                "timeModel": "llama-3-8b-a100",
-                "maxModelLen": 8192,
-                "kvCacheTokens": kv_tokens,
-                "silenceTimeout": "5s",
-            },
-            "scheduling": {"policy": policy},
-            "tiers": TIERS,
-            "routing": {"backup": "best-effort", "maxMoves": max_moves},
-        },
-    }
-    return parse_pool(document, "pool.yaml")
 
 
 def engine_of(replica: str) -> str:
@@ -99,6 +79,11 @@ def engine_of(replica: str) -> str:
 def sidecar_of(replica: str) -> str:
     """Return where a replica's sidecar listens."""
     return f"{replica}-sidecar:7000"
+
+
+def http_of(replica: str) -> str:
+    """Return where gateways reach a replica."""
+    return f"{replica}-sidecar:7080"
 
 
 @dataclass(slots=True)
@@ -140,20 +125,32 @@ class EngineProcess:
 
 @dataclass(slots=True)
 class SidecarProcess:
-    """A sidecar."""
+    """A sidecar. http: its front for gateways."""
 
     host: Host
     replica: Replica
     metrics: Metrics
     client: EngineClient
+    http: Server
 
 
 @dataclass(slots=True)
 class RouterProcess:
-    """A router."""
+    """A router. limits: that it shares."""
 
     host: Host
     app: RouterApp
+    replica_set: ReplicaSet
+    server: Server
+    limits: SharedLimits | None
+
+
+@dataclass(slots=True)
+class PickerProcess:
+    """A picker."""
+
+    host: Host
+    picker: Picker
     replica_set: ReplicaSet
     server: Server
 
@@ -192,9 +189,7 @@ def start_engine(network: Network, host: Host, replica: str, pool: Pool) -> Engi
     return engine
 
 
-def start_sidecar(
-    network: Network, host: Host, replica: str, pool: Pool, *, newer: bool = False
-) -> SidecarProcess:
+def start_sidecar(network: Network, host: Host, replica: str, pool: Pool, *, skew: int = 0) -> SidecarProcess:
     """Start a replica's sidecar."""
 
     def assemble() -> tuple[SidecarProcess, Any]:
@@ -216,21 +211,30 @@ def start_sidecar(
             engine_lost=watch.suspect,
             serves_changed=health.tell,
         )
-        reports = StepReports(mirror, learned, metrics, served.accepted.prompt_known, "steps")
-
-        def receive(datagram: bytes) -> None:
-            with contextlib.suppress(DecodeError):
-                reports.receive([StepReport.FromString(datagram)])
-
-        network.receive_datagrams(host, f"{replica}-steps", receive)
-        identity = Identity(replica, pool.spec.model.name, pool.spec.scheduling.policy)
+        ticks = [served.tick]
+        if gate is None:
+            reports = StepReports(mirror, learned, metrics, served.accepted.prompt_known, "steps")
+            network.receive_datagrams(host, f"{replica}-steps", _receiver(reports))
+            ticks.append(lambda: reports.check_silence(served.state.engine_ready))
+        port = int(http_of(replica).rpartition(":")[2])
+        identity = Identity(replica, pool.spec.model.name, pool.spec.scheduling.policy, http_port=port)
         service = ReplicaService(identity, served, mirror, learned, metrics)
-        network.listen(host, sidecar_of(replica), Servicer(service, FORMATS, newer=newer))
-        ticks = [served.tick, lambda: reports.check_silence(served.state.engine_ready)]
+        network.listen(host, sidecar_of(replica), Servicer(service, FORMATS, skew=skew))
+        app = http_app(
+            replica,
+            pool,
+            served,
+            learned,
+            demand=Demand(pool.tiers()),
+            registry=CollectorRegistry(),
+            faults=Faults(metrics.faults),
+        )
+        http = Server(app, HttpBounds(), None)
+        network.listen(host, http_of(replica), http.connection)
         beside = background(
             watch, served, client, gate, bounds=bounds, ticks=ticks, faults=Faults(metrics.faults)
         )
-        return SidecarProcess(host, served, metrics, client), beside
+        return SidecarProcess(host, served, metrics, client, http), beside
 
     process, beside = host.context.copy().run(assemble)
 
@@ -242,39 +246,107 @@ def start_sidecar(
     return process
 
 
+def _receiver(reports: StepReports) -> Callable[[bytes], None]:
+    def receive(datagram: bytes) -> None:
+        with contextlib.suppress(DecodeError):
+            reports.receive([StepReport.FromString(datagram)])
+
+    return receive
+
+
 def start_router(
     network: Network,
     host: Host,
-    replicas: Sequence[str],
+    source: Source,
     pool: Pool,
     *,
     random: Random,
     watch: Watch,
-    changed: Callable[[ReplicaSet], None],
-    newer: bool = False,
+    changed: Callable[[], None],
+    skew: int = 0,
 ) -> RouterProcess:
-    """Start a router in front of these replicas.
+    """Start a router.
 
     watch: of its calls' messages. changed: called when the state of a replica has changed.
     """
-
-    def connect(address: str) -> Any:
-        return Channel(network, address, watch, newer=newer)
-
-    def make_link(name: str, address: str, links_changed: Callable[[], None]) -> ReplicaLink:
-        def both() -> None:
-            links_changed()
-            changed(replica_set)
-
-        return ReplicaLink(name, address, connect, Backoff(random), changed=both, draw=random.random)
-
-    replica_set = host.context.copy().run(ReplicaSet, make_link, random)
+    applications = pool.spec.applications
+    keys = Keys(applications, dict.fromkeys([KEY], applications[0]) if applications else {})
+    placements = limits = None
+    if applications:
+        placements = SharedPlacements(_redis_url, "placements", Backoff(random))
+        limits = SharedLimits(_redis_url, "limits", limits_of(applications), Backoff(random))
+    link = _LinkMaker(network, watch, skew, random, changed, placements)
+    replica_set = host.context.copy().run(ReplicaSet, link, random)
 
     def assemble() -> RouterProcess:
-        app = RouterApp(pool, settings_of(pool), Keys(pool.spec.applications, {}), replica_set)
-        return RouterProcess(host, app, replica_set, Server(app, HttpBounds(), None))
+        app = RouterApp(pool, settings_of(pool), keys, replica_set, shared_limits=limits)
+        return RouterProcess(host, app, replica_set, Server(app, HttpBounds(), None), limits)
 
     router = host.context.copy().run(assemble)
-    host.spawn(router.replica_set.follow(Fixed({name: sidecar_of(name) for name in replicas})))
-    network.listen(host, ROUTER, router.server.connection)
+    for part in (*sharing(placements, limits, replica_set, router.app.metrics), replica_set.follow(source)):
+        host.spawn(part)
+    network.listen(host, address_of(host), router.server.connection)
     return router
+
+
+def start_picker(
+    network: Network,
+    host: Host,
+    source: Source,
+    pool: Pool,
+    *,
+    random: Random,
+    changed: Callable[[], None],
+) -> PickerProcess:
+    """Start a picker, with both of its fronts."""
+    link = _LinkMaker(network, lambda _: lambda _: None, 0, random, changed)
+    replica_set = host.context.copy().run(ReplicaSet, link, random)
+
+    def assemble() -> PickerProcess:
+        picker = Picker(pool, settings_of(pool), Keys(pool.spec.applications, {}), replica_set)
+        server = Server(ext_authz_app(picker), HttpBounds(), None)
+        return PickerProcess(host, picker, replica_set, server)
+
+    picker = host.context.copy().run(assemble)
+    host.spawn(replica_set.follow(source))
+    network.listen(host, address_of(host), picker.server.connection)
+    return picker
+
+
+def address_of(host: Host) -> str:
+    """Return where a router, picker or gateway listens."""
+    return f"{host.name}:8080"
+
+
+def _redis_url() -> str:
+    return f"redis://{REDIS}/0"
+
+
+@dataclass(slots=True)
+class _LinkMaker:
+    """Makes a router's links. changed: called with their replica set when the state of one has changed."""
+
+    network: Network
+    watch: Watch
+    skew: int
+    random: Random
+    changed: Callable[[], None]
+    placements: SharedPlacements | None = None
+
+    def __call__(self, name: str, address: str, links_changed: Callable[[], None]) -> ReplicaLink:
+        def connect(address: str) -> Any:
+            return Channel(self.network, address, self.watch, skew=self.skew)
+
+        def changed() -> None:
+            links_changed()
+            self.changed()
+
+        return ReplicaLink(
+            name,
+            address,
+            connect,
+            Backoff(self.random),
+            changed=changed,
+            placed=(lambda replica, tokens: None) if self.placements is None else self.placements.placed,
+            draw=self.random.random,
+        )

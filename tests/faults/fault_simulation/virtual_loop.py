@@ -7,8 +7,11 @@ alone. Connections go through a simulated network (`network`), which is set once
 import asyncio
 import selectors
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from fault_simulation.hosts import HOST
 
 if TYPE_CHECKING:
     from fault_simulation.network import Network
@@ -37,6 +40,17 @@ class _NoFiles(selectors.SelectSelector):
         return []
 
 
+class _Ready(deque[asyncio.Handle]):
+    """What runs in the next turn. What belongs to a stopped host is parked there."""
+
+    def append(self, handle: asyncio.Handle) -> None:
+        host = handle._context.get(HOST)  # type: ignore[attr-defined]
+        if host is not None and host.stopped:
+            host.parked.append(handle)
+        else:
+            super().append(handle)
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop that begins at zero. turns: how often it has gone round."""
 
@@ -45,6 +59,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._no_files = _NoFiles()
         super().__init__(self._no_files)
+        self._ready = _Ready()
 
     @property
     def turns(self) -> int:

@@ -1,0 +1,295 @@
+"""A gateway as Envoy is one: it asks a picker for endpoints, and sends each request to them in order.
+
+It asks by `ext_authz`, over HTTP, or by `ext_proc`, message by message. The next endpoint is tried where one
+cannot be reached, is lost before its response begins, or rejects the request by header. Once a response has
+begun, its bytes are passed on as they come, and its loss cuts the client's connection.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+import orjson
+from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
+from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
+from fault_simulation.hosts import Host
+from fault_simulation.network import Network
+from fault_simulation.processes import PickerProcess, address_of
+from penstock_picker.conversation import Conversation
+from penstock_runtime.gateway_headers import DESTINATION, REJECTED
+
+PICK_S = 10.0
+"""Longest wait for the picker."""
+
+CONNECT_S = 5.0
+"""Longest wait for a connection to an endpoint."""
+
+
+class NotPicked(Exception):
+    """The picker could not be asked, or has answered the client itself: response, whole."""
+
+    def __init__(self, response: bytes) -> None:
+        super().__init__()
+        self.response = response
+
+
+Headers = dict[bytes, bytes]
+Ask = Callable[[Headers, bytes], Awaitable[Headers]]
+"""Ask a picker about a request: return its headers with the picker's. Raises NotPicked."""
+
+
+@dataclass(slots=True)
+class GatewayProcess:
+    """A gateway. connections: of clients that are open."""
+
+    host: Host
+    connections: "set[Downstream]"
+
+
+def start_gateway(
+    network: Network, host: Host, picker: Callable[[], PickerProcess], *, ext_proc: bool
+) -> GatewayProcess:
+    """Start a gateway. picker: returns the picker that runs now."""
+    gateway = GatewayProcess(host, set())
+
+    async def by_ext_authz(headers: Headers, body: bytes) -> Headers:
+        return await _ask_ext_authz(picker(), headers, body)
+
+    async def by_ext_proc(headers: Headers, body: bytes) -> Headers:
+        return await _ask_ext_proc(network, host, picker(), headers, body)
+
+    ask = by_ext_proc if ext_proc else by_ext_authz
+    network.listen(host, address_of(host), lambda: Downstream(gateway, ask))
+    return gateway
+
+
+class Downstream(asyncio.Protocol):
+    """A client's connection, which brings one request."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, gateway: GatewayProcess, ask: Ask) -> None:
+        self._gateway, self._ask = gateway, ask
+        self._parser = httptools.HttpRequestParser(self)
+        self._headers: Headers = {}
+        self._body, self.path = b"", b""
+        self._serving: asyncio.Task[None] | None = None
+        self.upstream: Upstream | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self._gateway.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_url(self, url: bytes) -> None:
+        self.path += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
+    def on_body(self, piece: bytes) -> None:
+        self._body += piece
+
+    def on_message_complete(self) -> None:
+        self._serving = asyncio.get_running_loop().create_task(self._serve())
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        if self.upstream is not None:
+            self.upstream.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.upstream is not None:
+            self.upstream.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gateway.connections.discard(self)
+        if self._serving is not None:
+            self._serving.cancel()
+        if self.upstream is not None:
+            self.upstream.transport.abort()
+
+    async def _serve(self) -> None:
+        try:
+            headers = await self._ask({**self._headers, b":path": self.path}, self._body)
+        except NotPicked as why:
+            self.transport.write(why.response)
+            self.transport.close()
+            return
+        endpoints = headers.pop(DESTINATION.encode()).decode().split(",")
+        for number, endpoint in enumerate(endpoints, 1):
+            attempt = {**headers, b"x-envoy-attempt-count": b"%d" % number}
+            upstream = await _begin(endpoint, _request(self.path, attempt, self._body))
+            if upstream is None:
+                continue
+            if REJECTED.encode() in upstream.headers and number < len(endpoints):
+                upstream.transport.abort()
+                continue
+            self.upstream = upstream
+            upstream.pass_to(self.transport)
+            return
+        self.transport.write(_error(503, "no endpoint could be reached"))
+        self.transport.close()
+
+
+class Upstream(asyncio.Protocol):
+    """A request to an endpoint or a picker. begun: set when the head of its response, or its loss, came."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self.begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.whole: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.headers: Headers = {}
+        self.status = 0
+        self.raw = bytearray()
+        self._downstream: asyncio.Transport | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._downstream is None:
+            self.raw += data
+        else:
+            self._downstream.write(data)
+        self._parser.feed_data(data)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        _set(self.begun, True)
+
+    def on_message_complete(self) -> None:
+        _set(self.whole, True)
+        self._finish()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        _set(self.begun, False)
+        _set(self.whole, False)
+        self._finish()
+
+    def pause_writing(self) -> None:
+        """Requests are short."""
+
+    def resume_writing(self) -> None:
+        """Requests are short."""
+
+    def pass_to(self, downstream: asyncio.Transport) -> None:
+        """Pass on what has come and what comes."""
+        self._downstream = downstream
+        downstream.write(bytes(self.raw))
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._downstream is not None and self.whole.done():
+            self.transport.abort()
+            if self.whole.result():
+                self._downstream.close()
+            else:
+                self._downstream.abort()
+
+
+def _set(future: "asyncio.Future[bool]", value: bool) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+async def _begin(address: str, request: bytes) -> Upstream | None:
+    """Send a request, and wait until its response begins. None where it was lost before."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, upstream = await asyncio.get_running_loop().create_connection(Upstream, host, int(port))
+    except OSError:  # a timeout is one
+        return None
+    upstream.transport.write(request)
+    try:
+        begun = await upstream.begun
+    except asyncio.CancelledError:
+        upstream.transport.abort()
+        raise
+    return upstream if begun else None
+
+
+def _request(path: bytes, headers: Headers, body: bytes) -> bytes:
+    own = {**headers, b"content-length": b"%d" % len(body), b"connection": b"close"}
+    lines = [b"%b: %b\r\n" % line for line in own.items() if not line[0].startswith(b":")]
+    return b"".join([b"POST %b HTTP/1.1\r\n" % path, *lines, b"\r\n", body])
+
+
+def _error(status: int, message: str) -> bytes:
+    body = orjson.dumps({"error": {"message": message}})
+    return b"HTTP/1.1 %d \r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (status, len(body), body)
+
+
+async def _ask_ext_authz(picker: PickerProcess, headers: Headers, body: bytes) -> Headers:
+    request = _request(headers[b":path"], headers, body)
+    try:
+        async with asyncio.timeout(PICK_S):
+            answer = await _begin(address_of(picker.host), request)
+            if answer is None or not await answer.whole:
+                raise NotPicked(_error(503, "the picker does not answer"))
+    except TimeoutError:
+        raise NotPicked(_error(503, "the picker does not answer")) from None
+    answer.transport.abort()
+    if answer.status != 200:
+        raise NotPicked(bytes(answer.raw))
+    return {**headers, **answer.headers}
+
+
+async def _ask_ext_proc(
+    network: Network, host: Host, picker: PickerProcess, headers: Headers, body: bytes
+) -> Headers:
+    """Hold the conversation in the picker's process, each message after its way there."""
+    pairs = {**headers, b":method": b"POST"}
+    fields = [HeaderValue(key=name.decode(), raw_value=value) for name, value in pairs.items()]
+    middle = len(body) // 2
+    messages = [
+        proc.ProcessingRequest(request_headers=proc.HttpHeaders(headers=HeaderMap(headers=fields))),
+        proc.ProcessingRequest(request_body=proc.HttpBody(body=body[:middle])),
+        proc.ProcessingRequest(request_body=proc.HttpBody(body=body[middle:], end_of_stream=True)),
+    ]
+
+    async def converse() -> list[proc.ProcessingResponse]:
+        conversation = Conversation(picker.picker.pick, picker.picker.max_body_bytes)
+        answers: list[proc.ProcessingResponse] = []
+        for message in messages:
+            await network.way(host, picker.host)
+            answers += conversation.receive(proc.ProcessingRequest.FromString(message.SerializeToString()))
+        return answers
+
+    asked = picker.host.spawn(converse()) if picker.host.alive else None
+    if asked is None or not (await asyncio.wait({asked}, timeout=PICK_S))[0] or asked.cancelled():
+        raise NotPicked(_error(503, "the picker does not answer"))
+    return _changed(headers, body, asked.result())
+
+
+def _changed(headers: Headers, body: bytes, answers: list[proc.ProcessingResponse]) -> Headers:
+    """Return the headers as the picker changed them, and check that it has given the body back."""
+    given_back, changed = b"", dict(headers)
+    for answer in answers:
+        kind = answer.WhichOneof("response")
+        if kind == "immediate_response":
+            immediate = answer.immediate_response
+            head = b"HTTP/1.1 %d \r\ncontent-length: %d\r\n" % (immediate.status.code, len(immediate.body))
+            raise NotPicked(head + b"connection: close\r\n\r\n" + immediate.body)
+        if kind == "request_headers":
+            for each in answer.request_headers.response.header_mutation.set_headers:
+                changed[each.header.key.encode()] = each.header.raw_value
+        elif kind == "request_body":
+            given_back += answer.request_body.response.body_mutation.streamed_response.body
+    assert given_back == body, "the picker has changed the body"
+    return changed
