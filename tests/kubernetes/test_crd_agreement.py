@@ -142,6 +142,7 @@ VALUES: dict[str, list[object]] = {
     "spec/router": [
         {},
         {"replicas": 0},
+        {"tracing": {"otlpUrl": "http://otel:4318/v1/traces"}},
         {"image": "r:1", "resources": {"requests": {"cpu": 1}}, "podTemplate": {"spec": {}}},
         {"bodyTimeout": "1000h"},
         {"maxBodyBytes": 0},
@@ -154,6 +155,15 @@ VALUES: dict[str, list[object]] = {
         {**GOOD["spec"], "gateway": gateway, "autoscaling": {"minReplicas": least, "maxReplicas": 2}}
         for gateway in ("router", "envoy", "inferencePool")
         for least in (0, 1)
+    ]
+    + [
+        {**GOOD["spec"], "gateway": "envoy", "router": {"tracing": tracing}}
+        for tracing in (
+            {"otlpUrl": "http://otel:4318/v1/traces", "sampling": 0.1},
+            {"otlpUrl": "otel:4318"},
+            {"otlpUrl": "https://otel", "sampling": 0},
+            {"sampling": 1},
+        )
     ]
     + [
         {**GOOD["spec"], "gateway": "inferencePool", **more}

@@ -184,3 +184,14 @@ def _from_routers(objects: dict[str, Manifest]) -> list[int]:
     """Ports of replicas that the pods in front reach."""
     rule = objects["NetworkPolicy/llama-replica"]["spec"]["ingress"][0]
     return [port["port"] for port in rule["ports"]]
+
+
+def test_spans_go_where_the_pool_says(want: Want) -> None:
+    tracing = {"otlpUrl": "http://otel.monitoring:4318/v1/traces", "sampling": 0.5}
+    traced = _bootstrap(want(gateway="envoy", router={"tracing": tracing}))
+    clusters = {each["name"] for each in traced["static_resources"]["clusters"]}
+    assert clusters - {
+        each["name"] for each in _bootstrap(want(gateway="envoy"))["static_resources"]["clusters"]
+    } == {"traces"}
+    manager = traced["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    assert manager["tracing"]["random_sampling"] == {"value": 50.0}

@@ -230,6 +230,11 @@ TABLE: list[tuple[str, object, str]] = [
         "spec.ingress.kind: an Ingress cannot lead to an InferencePool; write kind: HTTPRoute, or remove it",
     ),
     (
+        "spec/router",
+        {"tracing": {"otlpUrl": "http://otel:4318/v1/traces"}},
+        "spec.router.tracing: would not be used: only Envoy sends spans; write gateway: envoy, or remove it",
+    ),
+    (
         "spec",
         {**GOOD["spec"], "gateway": "inferencePool", "router": {"tls": {"secret": "a"}}},
         "spec.router.tls: would not be used: the Gateway has its own certificate; remove it",

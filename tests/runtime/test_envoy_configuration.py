@@ -10,7 +10,8 @@ from penstock_cli.local.envoy import envoy_program
 from penstock_runtime.envoy.bootstrap import FILE, bootstrap, configuration_files
 from penstock_runtime.envoy.endpoints import endpoints_document, write_endpoints
 from penstock_runtime.envoy.json_parts import seconds
-from penstock_runtime.envoy.settings import ClientTls, EnvoySettings, ReplicaTls, SocketAddress
+from penstock_runtime.envoy.settings import ClientTls, EnvoySettings, ReplicaTls, SocketAddress, Tracing
+from penstock_runtime.envoy.tracing import collector_cluster, tracing
 from self_signed import Identity
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/envoy.yaml"
@@ -39,6 +40,7 @@ def test_envoy_accepts_it(tmp_path: Path, tls: bool) -> None:
         fail_open=tls,
         tls=ClientTls(cert, key) if tls else None,
         replica_tls=ReplicaTls(cert, cert, key, "replicas.default.svc") if tls else None,
+        tracing=Tracing("https://traces.example/v1/traces", 0.1) if tls else None,
     )
     for name, text in configuration_files(settings).items():
         (tmp_path / name).write_bytes(text)
@@ -79,3 +81,25 @@ def test_durations_are_written_as_protobuf_reads_them() -> None:
         "86400s",
         "0.001s",
     ]
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "tls"),
+    [
+        ("http://otel.monitoring:4318/v1/traces", "otel.monitoring", 4318, False),
+        ("https://traces.example/otlp", "traces.example", 443, True),
+        ("http://traces.example/otlp", "traces.example", 80, False),
+    ],
+)
+def test_the_collector_is_a_cluster_by_its_url(url: str, host: str, port: int, tls: bool) -> None:
+    (cluster,) = collector_cluster(Tracing(url))
+    address = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]
+    assert address == {"socket_address": {"address": host, "port_value": port}}
+    assert cluster.get("transport_socket", {}).get("typed_config", {}).get("sni") == (host if tls else None)
+
+
+def test_a_share_of_the_requests_is_traced() -> None:
+    found = tracing(Tracing("http://otel:4318/v1/traces", 0.25))["tracing"]
+    assert found["random_sampling"] == {"value": 25.0}
+    collector = found["provider"]["typed_config"]["http_service"]["http_uri"]
+    assert (collector["uri"], collector["cluster"]) == ("http://otel:4318/v1/traces", "traces")

@@ -10,7 +10,15 @@ NOT_TO_ZERO = "only routers hold requests while there is no replica; write gatew
 NO_INGRESS = "an Ingress cannot lead to an InferencePool; write kind: HTTPRoute, or remove it"
 NO_CERTIFICATE = "would not be used: the Gateway has its own certificate; remove it"
 
+NOT_TRACED = "would not be used: only Envoy sends spans; write gateway: envoy, or remove it"
+
 GATEWAY_RULES = (
+    CelRule(
+        "self.gateway == 'envoy' || !has(self.router) || !has(self.router.tracing)",
+        NOT_TRACED,
+        at="router.tracing",
+        why=Why.UNUSED,
+    ),
     CelRule(
         "!has(self.autoscaling) || self.gateway == 'router' || self.autoscaling.minReplicas > 0",
         NOT_TO_ZERO,

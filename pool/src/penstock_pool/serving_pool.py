@@ -9,7 +9,14 @@ from penstock_pool.application_spec import Application
 from penstock_pool.autoscaling_spec import Autoscaling
 from penstock_pool.cel import KEYED_BY_NAME, CelRule, checked_by
 from penstock_pool.engine_spec import EngineSpec, ModelSpec
-from penstock_pool.gateway_spec import GATEWAY_RULES, NO_CERTIFICATE, NO_INGRESS, NOT_TO_ZERO, GatewayName
+from penstock_pool.gateway_spec import (
+    GATEWAY_RULES,
+    NO_CERTIFICATE,
+    NO_INGRESS,
+    NOT_TO_ZERO,
+    NOT_TRACED,
+    GatewayName,
+)
 from penstock_pool.ingress_spec import Ingress
 from penstock_pool.monitoring_spec import Monitoring
 from penstock_pool.requests_spec import Requests
@@ -128,6 +135,8 @@ class PoolSpec(Spec):
             raise wrong_at("autoscaling.minReplicas", NOT_TO_ZERO)
         if self.gateway == "inferencePool" and self.ingress is not None and self.ingress.kind == "Ingress":
             raise wrong_at("ingress.kind", NO_INGRESS)
+        if self.gateway != "envoy" and self.router.tracing is not None:
+            raise wrong_at("router.tracing", NOT_TRACED)
         if self.gateway == "inferencePool" and self.router.tls is not None:
             raise wrong_at("router.tls", NO_CERTIFICATE)
         return self

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict
 from penstock_pool.cel import CelRule, documents
 from penstock_pool.known import OrderName, PolicyName
 from penstock_pool.pod_spec import PodTemplate, Resources
-from penstock_pool.scalars import Count, Duration, ObjectName, Text, wrong
+from penstock_pool.scalars import Count, Duration, Number, ObjectName, Text, Url, wrong
 from penstock_pool.spec import Spec
 
 MOST_BODY_BYTES = 60 * 2**20
@@ -111,6 +111,20 @@ class RouterTls(Spec):
     )
 
 
+class TracingSpec(Spec):
+    """Spans of requests, by OpenTelemetry."""
+
+    otlp_url: Url = Field(
+        description="URL at which a collector takes spans by OTLP over HTTP, with its path.",
+        examples=["http://otel-collector.monitoring:4318/v1/traces"],
+    )
+    sampling: Annotated[Number, Field(gt=0, le=1)] = Field(
+        default=1.0,
+        description="Share of the requests that begin a trace, above 0 to 1. A client's own trace continues.",
+        examples=[0.1],
+    )
+
+
 class RouterSpec(Spec):
     """The router's replicas and bounds. Every bound keeps one client from taking what others need."""
 
@@ -170,6 +184,9 @@ class RouterSpec(Spec):
     )
     drain_timeout_s: Duration = Field(
         default=30.0, description="How long a stopping router may finish its requests.", examples=["30s"]
+    )
+    tracing: TracingSpec | None = Field(
+        default=None, description="With `gateway: envoy`: where spans of requests go; absent: nowhere."
     )
     tls: RouterTls | None = Field(
         default=None,

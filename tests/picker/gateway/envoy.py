@@ -17,7 +17,7 @@ from penstock_runtime.envoy.bootstrap import bootstrap
 from penstock_runtime.envoy.endpoints import write_endpoints
 from penstock_runtime.envoy.ext_authz import PickerFilter
 from penstock_runtime.envoy.json_parts import seconds, socket_address, static_cluster
-from penstock_runtime.envoy.settings import EnvoySettings, SocketAddress
+from penstock_runtime.envoy.settings import EnvoySettings, SocketAddress, Tracing
 
 TYPE = "type.googleapis.com/envoy.extensions.filters.http"
 PATIENCE_S = 30.0
@@ -93,10 +93,12 @@ def _settings(folder: Path = Path(), **given: Any) -> EnvoySettings:
 
 
 @asynccontextmanager
-async def gateway(tmp_path: Path, asks: PickerFilter, endpoints: Sequence[str]) -> AsyncIterator[Gateway]:
+async def gateway(
+    tmp_path: Path, asks: PickerFilter, endpoints: Sequence[str], tracing: Tracing | None = None
+) -> AsyncIterator[Gateway]:
     """Envoy, ready. asks: how it asks the picker. endpoints: of the replicas that it knows."""
     api, pages = (SocketAddress("127.0.0.1", port) for port in free_ports(2, "127.0.0.1"))
-    settings = _settings(tmp_path, api=api, pages=pages)
+    settings = _settings(tmp_path, api=api, pages=pages, tracing=tracing)
     file = tmp_path / "envoy.json"
     file.write_bytes(orjson.dumps(bootstrap(settings, asks)))
     write_endpoints(Path(settings.endpoints_file), endpoints)

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from penstock_pool import Pool
-from penstock_runtime.envoy.settings import ClientTls, EnvoySettings, GatewayBounds, SocketAddress
+from penstock_runtime.envoy.settings import ClientTls, EnvoySettings, GatewayBounds, SocketAddress, Tracing
 
 from penstock_cli.failure import Failure
 from penstock_cli.local.certificate import CertificateFiles
@@ -65,6 +65,7 @@ def envoy_settings(
         bounds=bounds,
         fail_open=not pool.spec.applications,
         tls=tls,
+        tracing=None if router.tracing is None else Tracing(router.tracing.otlp_url, router.tracing.sampling),
     )
 
 

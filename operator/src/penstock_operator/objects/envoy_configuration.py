@@ -10,6 +10,7 @@ from penstock_runtime.envoy.settings import (
     GatewayBounds,
     ReplicaTls,
     SocketAddress,
+    Tracing,
 )
 
 from penstock_operator.manifests.manifest import Manifest
@@ -49,6 +50,7 @@ def envoy_settings(context: RenderContext) -> EnvoySettings:
         fail_open=not pool.applications,
         tls=None if pool.router.tls is None else _client_tls(),
         replica_tls=_replica_tls(context) if context.settings.tls else None,
+        tracing=_tracing(pool.router),
     )
 
 
@@ -66,6 +68,10 @@ def _bounds(router: RouterSpec) -> GatewayBounds:
     return GatewayBounds(
         router.max_body_bytes, router.max_header_bytes, router.body_timeout_s, router.write_timeout_s
     )
+
+
+def _tracing(router: RouterSpec) -> Tracing | None:
+    return None if router.tracing is None else Tracing(router.tracing.otlp_url, router.tracing.sampling)
 
 
 def _client_tls() -> ClientTls:

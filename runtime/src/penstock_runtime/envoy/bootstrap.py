@@ -31,6 +31,7 @@ from penstock_runtime.envoy.json_parts import (
 )
 from penstock_runtime.envoy.local_replies import local_replies
 from penstock_runtime.envoy.settings import EnvoySettings
+from penstock_runtime.envoy.tracing import collector_cluster, tracing
 from penstock_runtime.gateway_headers import DESTINATION, REJECTED, TIMEOUT_MS
 
 FILE = "envoy.json"
@@ -78,6 +79,7 @@ def bootstrap(settings: EnvoySettings, asks: PickerFilter | None = None) -> Json
                 _replicas(settings, asks.namespace),
                 asks.picker,
                 static_cluster("admin", _admin(settings), 1.0),
+                *collector_cluster(settings.tracing),
             ],
         },
         "overload_manager": {
@@ -120,6 +122,7 @@ def _api(settings: EnvoySettings, asks: PickerFilter) -> Json:
         early_header_mutation_extensions=[strip_client_headers()],
         local_reply_config=local_replies(bounds),
         access_log=access_log(),
+        **tracing(settings.tracing),
     )
     return {
         "name": "api",

@@ -51,6 +51,14 @@ class GatewayBounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Tracing:
+    """Where spans go. url: of an OTLP collector, with its path. sampling: share of requests, 0 to 1."""
+
+    url: str
+    sampling: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class EnvoySettings:
     """Of one gateway.
 
@@ -59,6 +67,7 @@ class EnvoySettings:
     folder: has the file of endpoints and the administration socket; writable by Envoy and the picker only.
     files: has the other files that Envoy watches; the same folder where it is not given.
     fail_open: whether requests pass while the picker does not answer. Then nobody checks their keys.
+    tracing: None: requests are not traced.
     """
 
     api: SocketAddress
@@ -70,6 +79,7 @@ class EnvoySettings:
     tls: ClientTls | None = None
     replica_tls: ReplicaTls | None = None
     files: PurePosixPath | None = None
+    tracing: Tracing | None = None
 
     @property
     def admin_socket(self) -> str:
