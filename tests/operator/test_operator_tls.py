@@ -11,14 +11,18 @@ from typing import Any
 import grpc
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509 import verification
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from penstock_operator.manifests.manifest import Manifest
-from penstock_operator.tls.certificates import CertificateAndKey, MakeKey
+from penstock_operator.tls.certificates import CLOCK_SKEW, CertificateAndKey, MakeKey, is_whole
 from penstock_operator.tls.credentials import (
     AUTHORITY_LIFE,
+    AUTHORITY_RENEWED,
     CERTIFICATE_LIFE,
     CERTIFICATE_RENEWED,
+    TRUSTED_AFTER,
     Credentials,
     StoredCredentials,
     read_credentials,
@@ -32,6 +36,10 @@ DAY = timedelta(days=1)
 
 @pytest.fixture
 def make_key() -> MakeKey:
+    return numbered_keys()
+
+
+def numbered_keys() -> MakeKey:
     """Keys by their number: the same in every run."""
     numbers: Iterator[int] = iter(range(1, 10_000))
 
@@ -86,6 +94,106 @@ def test_a_replicas_certificate_makes_no_client_and_a_routers_no_server(make_key
     assert not trusts(held.authorities, held.picker, START, name=None)
     assert not trusts(held.authorities, held.picker, START, name=NAME)
     assert not trusts(held.authorities, held.client, START, name=f"router.{NAME}")
+
+
+def parsed(pair: CertificateAndKey) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(pair.certificate)
+
+
+def extensions(certificate: x509.Certificate) -> dict[str, tuple[bool, Any]]:
+    """Whether each is critical, and its value."""
+    return {type(each.value).__name__: (each.critical, each.value) for each in certificate.extensions}
+
+
+def test_an_authority_may_sign_for_its_pools_names_and_nothing_else(make_key: MakeKey) -> None:
+    (pair,) = renewed(StoredCredentials(), NAME, START, make_key).authorities
+    certificate = parsed(pair)
+    found = extensions(certificate)
+    assert found.pop("SubjectKeyIdentifier")[0] is False
+    assert found == {
+        "BasicConstraints": (True, x509.BasicConstraints(ca=True, path_length=0)),
+        "KeyUsage": (
+            True,
+            x509.KeyUsage(
+                digital_signature=True,
+                key_cert_sign=True,
+                crl_sign=True,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+        ),
+        "NameConstraints": (True, x509.NameConstraints([x509.DNSName(NAME)], None)),
+    }
+    assert certificate.subject == certificate.issuer
+    assert certificate.subject.rfc4514_string() == f"CN=penstock {certificate.serial_number:x}"
+    assert certificate.not_valid_before_utc == START - CLOCK_SKEW
+    assert certificate.not_valid_after_utc == START + AUTHORITY_LIFE
+
+
+def test_a_certificate_is_for_one_name_and_one_use(make_key: MakeKey) -> None:
+    held = renewed(StoredCredentials(), NAME, START, make_key)
+    authority = parsed(held.authorities[0])
+    for pair, name, use in (
+        (held.server, NAME, ExtendedKeyUsageOID.SERVER_AUTH),
+        (held.client, f"router.{NAME}", ExtendedKeyUsageOID.CLIENT_AUTH),
+        (held.picker, f"picker.{NAME}", ExtendedKeyUsageOID.SERVER_AUTH),
+    ):
+        certificate = parsed(pair)
+        found = extensions(certificate)
+        critical, identifier = found.pop("AuthorityKeyIdentifier")
+        assert identifier.key_identifier == extensions(authority)["SubjectKeyIdentifier"][1].digest
+        assert not (critical or found.pop("SubjectKeyIdentifier")[0])
+        assert found == {
+            "BasicConstraints": (True, x509.BasicConstraints(ca=False, path_length=None)),
+            "SubjectAlternativeName": (False, x509.SubjectAlternativeName([x509.DNSName(name)])),
+            "ExtendedKeyUsage": (False, x509.ExtendedKeyUsage([use])),
+        }
+        assert certificate.issuer == authority.subject
+        assert certificate.not_valid_before_utc == START - CLOCK_SKEW
+        assert certificate.not_valid_after_utc == START + CERTIFICATE_LIFE
+    pairs = (*held.authorities, held.server, held.client, held.picker)
+    assert len({parsed(pair).serial_number for pair in pairs}) == 4
+
+
+def test_the_same_keys_make_the_same_certificates() -> None:
+    made = [renewed(StoredCredentials(), NAME, START, numbered_keys()) for _ in range(2)]
+    assert made[0] == made[1]
+
+
+def test_a_key_on_no_curve_is_none_of_ours(make_key: MakeKey) -> None:
+    held = renewed(StoredCredentials(), NAME, START, make_key)
+    other = ed25519.Ed25519PrivateKey.generate()
+    key = other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    assert is_whole(held.server)
+    assert not is_whole(CertificateAndKey(held.server.certificate, key))
+
+
+def test_renewals_are_due_to_the_second(make_key: MakeKey) -> None:
+    second = timedelta(seconds=1)
+    held = renewed(StoredCredentials(), NAME, START, make_key)
+    due = START + CERTIFICATE_LIFE - CERTIFICATE_RENEWED
+    assert renewed(held, NAME, due - second, make_key).server == held.server
+    assert renewed(held, NAME, due, make_key).server != held.server
+    successor = START + AUTHORITY_LIFE - AUTHORITY_RENEWED
+    assert len(renewed(held, NAME, successor - second, make_key).authorities) == 1
+    both = renewed(held, NAME, successor, make_key)
+    assert len(both.authorities) == 2
+    old, new = (extensions(parsed(each))["SubjectKeyIdentifier"][1].digest for each in both.authorities)
+
+    def signer(now: datetime) -> bytes:
+        made = renewed(StoredCredentials(both.authorities), NAME, now, make_key).server
+        digest: bytes = extensions(parsed(made))["AuthorityKeyIdentifier"][1].key_identifier
+        return digest
+
+    assert signer(successor + TRUSTED_AFTER - second) == old
+    assert signer(successor + TRUSTED_AFTER) == new
+    expired = START + AUTHORITY_LIFE
+    assert renewed(both, NAME, expired - second, make_key).authorities == both.authorities
+    assert renewed(both, NAME, expired, make_key).authorities == both.authorities[1:]
 
 
 def test_what_is_good_is_kept_to_the_byte(make_key: MakeKey) -> None:

@@ -102,9 +102,3 @@ def tls_volume(secret: str, entries: tuple[str, ...]) -> Json:
     items = [{"key": entry, "path": entry} for entry in entries]
     shown = {"secretName": secret, "items": items, "defaultMode": READABLE}
     return {"name": TLS_MOUNT["name"], "secret": shown}
-
-
-def pull_secrets(context: RenderContext) -> Json:
-    """Return the pod spec's image pull secrets; empty if there are none."""
-    names = context.settings.image_pull_secrets
-    return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}

@@ -41,7 +41,7 @@ class Subject:
 def authority(server_name: str, now: datetime, life: timedelta, make_key: MakeKey) -> CertificateAndKey:
     """Return a new self-signed authority. Its name has a digest of its key, so it is unique."""
     key = make_key()
-    name = _common_name(f"penstock {_serial(key):x}"[:40])
+    name = _common_name(f"penstock {_serial(key):x}")
     usage = x509.KeyUsage(
         digital_signature=True,
         key_cert_sign=True,
@@ -100,7 +100,7 @@ def _serial(key: EllipticCurvePrivateKey) -> int:
     public = key.public_key().public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    return int.from_bytes(sha256(public).digest()[:19]) or 1
+    return int.from_bytes(sha256(public).digest()[:19])
 
 
 def _common_name(name: str) -> x509.Name:
