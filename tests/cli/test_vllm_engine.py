@@ -161,3 +161,8 @@ def test_a_model_is_downloaded_by_its_hub_id_else_by_its_name(
 def test_the_plug_in_is_told_how_often_drafts_are_accepted() -> None:
     pool = pool_with(speculation={"maxTokens": 3, "acceptance": 0.75})
     assert environment(pool, "x")["PENSTOCK_ACCEPTANCE"] == "0.75"
+
+
+def test_the_plug_in_requires_tickets_where_routers_reach_its_engine() -> None:
+    assert environment(pool_with(answerPath="direct"), "x")["PENSTOCK_TICKETS"] == "required"
+    assert "PENSTOCK_TICKETS" not in environment(pool_with(), "x")

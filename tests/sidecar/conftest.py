@@ -31,6 +31,7 @@ from penstock_sidecar.release.gate import ReleaseGate
 from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.replica.serving import Serving
 from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.tickets import Tickets
 from penstock_sidecar.service.grpc_server import grpc_serving
 from penstock_sidecar.service.health import Health
 from penstock_sidecar.service.replica_service import Identity, ReplicaService
@@ -288,8 +289,15 @@ class Rig:
     """Engine, replica and routers, wired."""
 
     def __init__(
-        self, engine: Engine, bounds: Bounds, reads_fields: bool, held_by: Policy[Any] | None = None
+        self,
+        engine: Engine,
+        bounds: Bounds,
+        reads_fields: bool,
+        held_by: Policy[Any] | None = None,
+        *,
+        ticket_key: bytes = b"",
     ) -> None:
+        self.ticket_key = ticket_key
         self.engine, self.bounds, self.reads_fields = engine, bounds, reads_fields
         self.policy = Everybody()
         self.registry = CollectorRegistry()
@@ -328,11 +336,16 @@ class Rig:
                 metrics=self.metrics,
                 bounds=self.bounds,
                 gate=self.gate,
+                tickets=Tickets(self.ticket_key, lambda: self.mirror.live and self.mirror.checks_tickets),
                 engine_lost=watch.suspect,
                 serves_changed=health.tell,
             )
             self.reports = StepReports(
-                self.mirror, self.learned, self.metrics, self.replica.accepted.prompt_known
+                self.mirror,
+                self.learned,
+                self.metrics,
+                self.replica.accepted.prompt_known,
+                applied=self.replica.reported,
             )
             service = ReplicaService(
                 Identity("r0", "m", "everybody"), self.replica, self.mirror, self.learned, self.metrics

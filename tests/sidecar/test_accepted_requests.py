@@ -15,7 +15,7 @@ from penstock_core.forecast.snapshot import Snapshot
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_sidecar.engine.sse import EngineUsage
+from penstock_runtime.engine.sse import EngineUsage
 from penstock_sidecar.frames.outbox import Outbox
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import orjson
 import pytest
 from penstock_proto import replica_pb2 as wire
+from penstock_runtime.engine.connection import EngineGone
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine import client as engine_client
 from penstock_sidecar.engine.client import EngineClient, Probe, other_model
-from penstock_sidecar.engine.connection import EngineGone
 
 MODELS = orjson.dumps({"data": [{"id": "m", "max_model_len": 4096}]})
 LOAD = b"vllm:num_requests_running 3\nvllm:num_requests_waiting 4\n"
@@ -85,7 +85,7 @@ async def talking(
     async with EngineClient(url, bounds or Bounds(), served, api_key) as client:
         yield client, server
     listening.close()
-    assert client._connections.idle == 0
+    assert client._http.idle == 0
 
 
 def card(id: str, **more: object) -> Page:

@@ -10,10 +10,12 @@ import pytest
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.domain.request import Request, new_job
 from penstock_core.domain.request_lifecycle import State
+from penstock_core.domain.ticket import TICKET, opened
 from penstock_core.domain.verdict import Admitted
 from penstock_proto import replica_pb2 as wire
-from penstock_sidecar.engine.client import EngineClient, EngineResponse
-from penstock_sidecar.engine.connection import EngineGone, Receive
+from penstock_runtime.engine.connection import EngineGone, Receive
+from penstock_runtime.engine.http_client import EngineResponse
+from penstock_sidecar.engine.client import EngineClient
 from penstock_sidecar.frames.outbox import Outbox
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
@@ -22,6 +24,7 @@ from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.forwarding import Forwarder
 from penstock_sidecar.requests.gate import OpenGate
 from penstock_sidecar.requests.replica_request import ReplicaRequest
+from penstock_sidecar.requests.tickets import Tickets
 from prometheus_client import CollectorRegistry
 
 TOKEN = b'data: {"choices":[{"text":"word"}]}\n\n'
@@ -104,7 +107,9 @@ class Turns(OpenGate):
 class Desk:
     """A forwarder between an engine and the session that its requests came by."""
 
-    def __init__(self, *answers: Says, reads_fields: bool = False, answer_bytes: int = 1000) -> None:
+    def __init__(
+        self, *answers: Says, reads_fields: bool = False, answer_bytes: int = 1000, key: bytes = b""
+    ) -> None:
         self.engine, self.mirror, self.gate = Engine(*answers), Mirror(), Turns()
         self.lost = 0
         self.events: list[wire.Event] = []
@@ -116,6 +121,7 @@ class Desk:
             self.gate,
             Faults(Metrics(self.registry).faults),
             reads_fields=reads_fields,
+            tickets=Tickets(key),
             answer_bytes=answer_bytes,
             engine_lost=self._lose,
         )
@@ -204,6 +210,17 @@ async def test_an_engine_that_reads_fields_gets_them() -> None:
     (body,) = desk.engine.bodies
     assert body["vllm_xargs"]["penstock_id"] == "k"
     assert "stream_options" not in body
+
+
+async def test_an_engine_gets_a_ticket_with_the_same_fields() -> None:
+    key = b"k" * 32
+    desk = Desk(Says((TOKEN, DONE)), reads_fields=True, key=key)
+    await desk.served(n=2)
+    xargs = desk.engine.bodies[0]["vllm_xargs"]
+    ticket = opened(xargs.pop(TICKET), key)
+    assert ticket is not None and dict(ticket.fields) == xargs
+    assert (ticket.fields["penstock_id"], ticket.uses) == ("k", 2)
+    assert ticket.issued_s - 99.5 == pytest.approx(ticket.fields["penstock_spent_s"])
 
 
 async def test_one_that_does_not_is_asked_for_usage_that_its_client_does_not_see() -> None:

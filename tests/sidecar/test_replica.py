@@ -11,9 +11,10 @@ from penstock_core.domain.verdict import Reason, Rejected
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_runtime.clock import monotonic
+from penstock_runtime.engine.connection import Receive
+from penstock_runtime.engine.http_client import EngineResponse
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine.client import EngineClient, EngineResponse, Probe
-from penstock_sidecar.engine.connection import Receive
+from penstock_sidecar.engine.client import EngineClient, Probe
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.replica.replica import Replica

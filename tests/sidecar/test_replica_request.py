@@ -10,8 +10,8 @@ from penstock_core.domain.request import Request, new_job
 from penstock_core.domain.request_lifecycle import State
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
+from penstock_runtime.engine.sse import EngineUsage
 from penstock_runtime.openai_errors import ApiError
-from penstock_sidecar.engine.sse import EngineUsage
 from penstock_sidecar.frames.outbox import Hurry, Outbox
 from penstock_sidecar.requests.client_body import read_body
 from penstock_sidecar.requests.replica_request import ReplicaRequest

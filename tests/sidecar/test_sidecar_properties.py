@@ -15,9 +15,10 @@ from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_routing.replicas.upstream_request import UpstreamRequest
+from penstock_runtime.engine.connection import EngineGone, Receive
+from penstock_runtime.engine.http_client import EngineResponse
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine.client import EngineClient, EngineResponse
-from penstock_sidecar.engine.connection import EngineGone, Receive
+from penstock_sidecar.engine.client import EngineClient
 from penstock_sidecar.frames.outbox import Hurry, Outbox
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.holding_mirror import HoldingMirror

@@ -330,7 +330,7 @@ async def test_a_frame_that_is_being_written_goes_before_the_session_ends() -> N
     """gRPC sends no status behind a write that was cancelled: the router would wait for ever."""
     writes, may_end, written = asyncio.Event(), asyncio.Event(), list[wire.ReplicaFrame]()
     held = cast(ReplicaRequest, Held(may_end.set))
-    session = Session(lambda submit, session: held, wire.Snapshot, PrefixIndex(), Bounds())
+    session = Session(lambda submit, session: held, lambda *_: None, wire.Snapshot, PrefixIndex(), Bounds())
 
     async def write(frame: wire.ReplicaFrame) -> None:
         writes.set()
@@ -353,7 +353,7 @@ async def test_a_write_that_fails_as_the_call_is_cancelled_leaves_no_error_unrea
     """
     writes, fails, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
     held = cast(ReplicaRequest, Held(cancelled.set))
-    session = Session(lambda submit, session: held, wire.Snapshot, PrefixIndex(), Bounds())
+    session = Session(lambda submit, session: held, lambda *_: None, wire.Snapshot, PrefixIndex(), Bounds())
 
     async def write(frame: wire.ReplicaFrame) -> None:
         writes.set()

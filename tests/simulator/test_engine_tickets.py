@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from penstock_core.domain.request import Job
-from penstock_core.domain.ticket import TICKET, Ticket, sealed
+from penstock_core.domain.ticket import TICKET, EngineTicket, sealed
 
 RealTime = Callable[..., AbstractAsyncContextManager[Any]]
 KEY = b"k" * 32
@@ -14,7 +14,7 @@ FIELDS: dict[str, Any] = {"penstock_id": "r-1", "penstock_tier": "chat", "pensto
 
 
 def ticket(id: str = "r-1") -> dict[str, Any]:
-    return {TICKET: sealed(Ticket(FIELDS | {"penstock_id": id}, time.monotonic()), KEY)}
+    return {TICKET: sealed(EngineTicket(FIELDS | {"penstock_id": id}, time.monotonic()), KEY)}
 
 
 async def served(engine: Any, xargs: dict[str, Any], request_id: str = "x") -> tuple[str, bool]:

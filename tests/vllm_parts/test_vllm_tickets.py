@@ -9,7 +9,7 @@ import pytest
 from penstock_core.domain.engine_fields import ticket_key_file, to_fields
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Targets
-from penstock_core.domain.ticket import TICKET, VALID_S, Refusal, Ticket, sealed
+from penstock_core.domain.ticket import TICKET, VALID_S, EngineTicket, TicketFault, sealed
 from penstock_proto.ticket_key import KEY_BYTES, TicketKeyFile, write_new_key
 from penstock_vllm.ledger import EngineLedger
 from penstock_vllm.reports import Boundary, Reports
@@ -64,7 +64,7 @@ class Sidecar:
         self.key = write_new_key(Path(ticket_key_file(str(self.telemetry))))
 
     def ticket(self, name: str = "r-1", uses: int = 1) -> dict[str, Any]:
-        return {TICKET: sealed(Ticket(fields_of(name), self.clock.now_s, uses), self.key)}
+        return {TICKET: sealed(EngineTicket(fields_of(name), self.clock.now_s, uses), self.key)}
 
     def job(self, engine_id: str, xargs: dict[str, Any] | None) -> Job:
         return self.ledger.add(asked(engine_id, xargs), self.clock.now_s, blocked=False).job
@@ -102,7 +102,7 @@ def test_a_ticket_serves_one_request_only(sidecar: Sidecar) -> None:
     ticket = sidecar.ticket()
     sidecar.job("cmpl-1", ticket)
     assert sidecar.job("cmpl-2", ticket).best_effort
-    assert sidecar.read_fields.refused == {Refusal.USED: 1}
+    assert sidecar.read_fields.refused == {TicketFault.USED: 1}
 
 
 def test_each_answer_of_a_request_has_its_slo(sidecar: Sidecar) -> None:

@@ -33,6 +33,8 @@ NOT_THE_GPUS_SPANNED = (
     f'leave {GPU} out, or write "0" for an engine that uses none of them'
 )
 
+NO_TICKETS = "direct needs an engine that checks the sidecar's tickets, of type vllm or simulated"
+
 Argument = Annotated[str, Field(max_length=4096)]
 """One argument of a command."""
 
@@ -139,6 +141,7 @@ class EngineSpec(Spec):
             SAID_TWICE,
             at="prefixCaching",
         ),
+        CelRule("self.type != 'openai' || self.answerPath != 'direct'", NO_TICKETS, at="answerPath"),
     )
 
     type: Literal["vllm", "openai", "simulated"] = Field(
@@ -191,6 +194,14 @@ class EngineSpec(Spec):
         "are started with it; for type `openai` it states what the engine does.",
         examples=[True],
     )
+    answer_path: Literal["sidecar", "direct"] = Field(
+        default="sidecar",
+        description="How answers reach routers. `sidecar`: through it, with TLS where routers and replicas "
+        "have it. `direct`: the sidecar admits a request and gives the router a ticket; with it the router "
+        "sends the request to the engine's own port, and reads the answer there, in plain HTTP. For engines "
+        "of type `vllm` and `simulated`.",
+        examples=["direct"],
+    )
     max_model_len: Count = Field(
         default=8192, description="Longest prompt and answer together, in tokens.", examples=[8192]
     )
@@ -218,6 +229,11 @@ class EngineSpec(Spec):
     )
 
     @property
+    def direct(self) -> bool:
+        """Whether routers send admitted requests to the engine themselves."""
+        return self.answer_path == "direct"
+
+    @property
     def caches_prefixes(self) -> bool:
         """Whether the engine has a prefix cache, as far as the pool says."""
         if self.prefix_caching is not None:
@@ -237,6 +253,12 @@ class EngineSpec(Spec):
         more = any(re.match(MORE_GPUS, argument) for argument in self.args)
         if self.type == "vllm" and given not in ("0", str(self.tensor_parallel_size)) and not more:
             raise wrong_at("resources.limits", NOT_THE_GPUS_SPANNED)
+        return self
+
+    @model_validator(mode="after")
+    def _checks_tickets(self) -> Self:
+        if self.type == "openai" and self.direct:
+            raise wrong_at("answerPath", NO_TICKETS)
         return self
 
     @model_validator(mode="after")

@@ -43,6 +43,43 @@ ENDPOINT_CHAT_COMPLETIONS: Endpoint.ValueType  # 1
 ENDPOINT_COMPLETIONS: Endpoint.ValueType  # 2
 Global___Endpoint: _TypeAlias = Endpoint  # noqa: Y015
 
+class _AnswerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AnswerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AnswerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ANSWER_STATE_UNSPECIFIED: _AnswerState.ValueType  # 0
+    ANSWER_STATE_BEGUN: _AnswerState.ValueType  # 1
+    """something of it has come; again when its thinking is over"""
+    ANSWER_STATE_WHOLE: _AnswerState.ValueType  # 2
+    """the router has all of it, and waits for `Finished`"""
+    ANSWER_STATE_FULL: _AnswerState.ValueType  # 3
+    """the engine has no room: the request is over"""
+    ANSWER_STATE_REFUSED: _AnswerState.ValueType  # 4
+    """the engine answered with an error status: the request is over"""
+    ANSWER_STATE_LOST: _AnswerState.ValueType  # 5
+    """the connection was lost: the request is over"""
+    ANSWER_STATE_UNREACHABLE: _AnswerState.ValueType  # 6
+    """the engine does not let the router in: serve the request through the sidecar"""
+
+class AnswerState(_AnswerState, metaclass=_AnswerStateEnumTypeWrapper): ...
+
+ANSWER_STATE_UNSPECIFIED: AnswerState.ValueType  # 0
+ANSWER_STATE_BEGUN: AnswerState.ValueType  # 1
+"""something of it has come; again when its thinking is over"""
+ANSWER_STATE_WHOLE: AnswerState.ValueType  # 2
+"""the router has all of it, and waits for `Finished`"""
+ANSWER_STATE_FULL: AnswerState.ValueType  # 3
+"""the engine has no room: the request is over"""
+ANSWER_STATE_REFUSED: AnswerState.ValueType  # 4
+"""the engine answered with an error status: the request is over"""
+ANSWER_STATE_LOST: AnswerState.ValueType  # 5
+"""the connection was lost: the request is over"""
+ANSWER_STATE_UNREACHABLE: AnswerState.ValueType  # 6
+"""the engine does not let the router in: serve the request through the sidecar"""
+Global___AnswerState: _TypeAlias = AnswerState  # noqa: Y015
+
 class _Reason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -126,21 +163,25 @@ class RouterFrame(_message.Message):
 
     SUBMITS_FIELD_NUMBER: _builtins.int
     CANCELS_FIELD_NUMBER: _builtins.int
+    ENGINE_ANSWERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def submits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Submit]: ...
     @_builtins.property
     def cancels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Submit.id of requests whose client went away"""
 
+    @_builtins.property
+    def engine_answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineAnswer]: ...
     def __init__(
         self,
         *,
         submits: _abc.Iterable[Global___Submit] | None = ...,
         cancels: _abc.Iterable[_builtins.int] | None = ...,
+        engine_answers: _abc.Iterable[Global___EngineAnswer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancels", b"cancels", "submits", b"submits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancels", b"cancels", "engine_answers", b"engine_answers", "submits", b"submits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -160,6 +201,7 @@ class Submit(_message.Message):
     TPOT_S_FIELD_NUMBER: _builtins.int
     HOP_FIELD_NUMBER: _builtins.int
     BACKUP_FIELD_NUMBER: _builtins.int
+    DIRECT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """unique within the session, chosen by the router"""
     request_id: _builtins.str
@@ -177,6 +219,8 @@ class Submit(_message.Message):
     """1 for the first replica tried"""
     backup: _builtins.bool
     """rejected everywhere: serve it best effort or not at all"""
+    direct: _builtins.bool
+    """the router can send it to the engine itself; an older one cannot"""
     def __init__(
         self,
         *,
@@ -190,10 +234,11 @@ class Submit(_message.Message):
         tpot_s: _builtins.float | None = ...,
         hop: _builtins.int = ...,
         backup: _builtins.bool = ...,
+        direct: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tpot_s", b"_tpot_s", "_ttft_s", b"_ttft_s", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tpot_s", b"_tpot_s", "_ttft_s", b"_ttft_s", "backup", b"backup", "body", b"body", "endpoint", b"endpoint", "hop", b"hop", "id", b"id", "request_id", b"request_id", "spent_s", b"spent_s", "tier", b"tier", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tpot_s", b"_tpot_s", "_ttft_s", b"_ttft_s", "backup", b"backup", "body", b"body", "direct", b"direct", "endpoint", b"endpoint", "hop", b"hop", "id", b"id", "request_id", b"request_id", "spent_s", b"spent_s", "tier", b"tier", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tpot_s: _TypeAlias = _typing.Literal["tpot_s"]  # noqa: Y015
     _WhichOneofArgType__tpot_s: _TypeAlias = _typing.Literal["_tpot_s", b"_tpot_s"]  # noqa: Y015
@@ -205,6 +250,55 @@ class Submit(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_s) -> _WhichOneofReturnType__ttft_s | None: ...
 
 Global___Submit: _TypeAlias = Submit  # noqa: Y015
+
+@_typing.final
+class EngineAnswer(_message.Message):
+    """About a request that the router has sent to the engine itself, with the `engine_fields` of its verdict."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    THINKING_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    state: Global___AnswerState.ValueType
+    tokens: _builtins.int
+    """of the answer, that the router has counted"""
+    thinking_tokens: _builtins.int
+    """before the answer proper, once that has begun"""
+    prompt_tokens: _builtins.int
+    """The engine's own counts, at the end of an answer, where it told them."""
+    completion_tokens: _builtins.int
+    cached_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        state: Global___AnswerState.ValueType = ...,
+        tokens: _builtins.int = ...,
+        thinking_tokens: _builtins.int = ...,
+        prompt_tokens: _builtins.int | None = ...,
+        completion_tokens: _builtins.int | None = ...,
+        cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_completion_tokens", b"_completion_tokens", "_prompt_tokens", b"_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completion_tokens", b"_completion_tokens", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "id", b"id", "prompt_tokens", b"prompt_tokens", "state", b"state", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__completion_tokens: _TypeAlias = _typing.Literal["completion_tokens"]  # noqa: Y015
+    _WhichOneofArgType__completion_tokens: _TypeAlias = _typing.Literal["_completion_tokens", b"_completion_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_tokens: _TypeAlias = _typing.Literal["prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__prompt_tokens: _TypeAlias = _typing.Literal["_prompt_tokens", b"_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__completion_tokens) -> _WhichOneofReturnType__completion_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens) -> _WhichOneofReturnType__prompt_tokens | None: ...
+
+Global___EngineAnswer: _TypeAlias = EngineAnswer  # noqa: Y015
 
 @_typing.final
 class ReplicaFrame(_message.Message):
@@ -273,6 +367,7 @@ class Event(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELDS_FIELD_NUMBER: _builtins.int
     ADMITTED_FIELD_NUMBER: _builtins.int
     BEST_EFFORT_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
@@ -281,6 +376,11 @@ class Event(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Submit.id"""
+    engine_fields: _builtins.bytes
+    """With `admitted` and `best_effort` of a `direct` submit: a JSON object. The router sends the body with it as
+    `vllm_xargs` to the engine's port, now, and reads the answer there. It contains a ticket, so it is a secret.
+    Empty: the sidecar sends the request, and passes the answer on.
+    """
     @_builtins.property
     def admitted(self) -> Global___Admitted: ...
     @_builtins.property
@@ -297,6 +397,7 @@ class Event(_message.Message):
         self,
         *,
         id: _builtins.int = ...,
+        engine_fields: _builtins.bytes = ...,
         admitted: Global___Admitted | None = ...,
         best_effort: Global___BestEffort | None = ...,
         rejected: Global___Rejected | None = ...,
@@ -306,7 +407,7 @@ class Event(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "best_effort", b"best_effort", "failed", b"failed", "finished", b"finished", "kind", b"kind", "output", b"output", "rejected", b"rejected"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "best_effort", b"best_effort", "failed", b"failed", "finished", b"finished", "id", b"id", "kind", b"kind", "output", b"output", "rejected", b"rejected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "best_effort", b"best_effort", "engine_fields", b"engine_fields", "failed", b"failed", "finished", b"finished", "id", b"id", "kind", b"kind", "output", b"output", "rejected", b"rejected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["admitted", "best_effort", "rejected", "output", "finished", "failed"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
@@ -576,6 +677,7 @@ class DescribeReply(_message.Message):
     ENGINE_READY_FIELD_NUMBER: _builtins.int
     METRICS_URL_FIELD_NUMBER: _builtins.int
     HTTP_PORT_FIELD_NUMBER: _builtins.int
+    ENGINE_PORT_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     model: _builtins.str
     max_model_len: _builtins.int
@@ -590,6 +692,8 @@ class DescribeReply(_message.Message):
     """where Prometheus reads its metrics; empty: nowhere"""
     http_port: _builtins.int
     """where gateways send requests, on the host of this service; 0: it takes none over HTTP"""
+    engine_port: _builtins.int
+    """where routers send `direct` requests, on the host of this service; 0: nowhere"""
     def __init__(
         self,
         *,
@@ -603,10 +707,11 @@ class DescribeReply(_message.Message):
         engine_ready: _builtins.bool = ...,
         metrics_url: _builtins.str = ...,
         http_port: _builtins.int = ...,
+        engine_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_ready", b"engine_ready", "http_port", b"http_port", "kv_tokens_total", b"kv_tokens_total", "max_model_len", b"max_model_len", "metrics_url", b"metrics_url", "model", b"model", "policy", b"policy", "replica", b"replica", "time_model_json", b"time_model_json", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_port", b"engine_port", "engine_ready", b"engine_ready", "http_port", b"http_port", "kv_tokens_total", b"kv_tokens_total", "max_model_len", b"max_model_len", "metrics_url", b"metrics_url", "model", b"model", "policy", b"policy", "replica", b"replica", "time_model_json", b"time_model_json", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

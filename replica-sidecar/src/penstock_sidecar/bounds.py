@@ -50,6 +50,9 @@ class Bounds:
     snapshot_s: float = 1.0
     """A router that gets no other frame gets a changed snapshot within this."""
 
+    direct_snapshot_s: float = 0.1
+    """And one that reads answers at the engine, while steps change it. A frame costs 0.1 ms on each side."""
+
     spread_s: float = 0.005
     """And one with requests that other routers have brought within this times the routers connected: all see
     a burst through one of them, for 200 frames a second at most, however many routers there are."""
@@ -64,9 +67,6 @@ class Bounds:
     silence_s: float = 60.0
     """A request at the engine that is later than forecast by more than this, without progress, is lost
     (`penstock_core.forecast.overdue`)."""
-
-    idle_connection_s: float = 4.0
-    """An unused engine connection is closed after this: before uvicorn, under vLLM, closes it at 5 s."""
 
     probe_s: float = 1.0
     """Interval between two probes of the engine."""

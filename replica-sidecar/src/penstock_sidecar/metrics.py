@@ -80,6 +80,11 @@ class Metrics:
             "release_failures_total", "Release decisions in which the policy failed."
         )
         self.engine_full = counter("engine_full_total", "Requests that the engine had no room for.")
+        self.direct = cache(
+            counter(
+                "direct_answers_total", "Requests that routers sent to the engine, by outcome.", "outcome"
+            ).labels
+        )
         self.routers_behind = counter(
             "routers_behind_total", "Sessions closed because the router did not read."
         )

@@ -6,16 +6,18 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import structlog
-from penstock_core.domain.engine_fields import measured_model_file
+from penstock_core.domain.engine_fields import measured_model_file, ticket_key_file
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.policies import build
 from penstock_core.timing.speculation import Speculation
 from penstock_pool import Pool
+from penstock_proto.ticket_key import write_new_key
 from penstock_routing.demand import Demand
 from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
-from penstock_runtime.serving import Server, address_of, listen, serving
+from penstock_runtime.serving import Server, StartError, address_of, listen, serving
 from prometheus_client import CollectorRegistry
 
 from penstock_sidecar.bounds import Bounds
@@ -33,6 +35,7 @@ from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.replica.serving import Serving
 from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.tickets import Tickets
 from penstock_sidecar.service.grpc_server import grpc_serving
 from penstock_sidecar.service.health import Health
 from penstock_sidecar.service.replica_service import Identity, ReplicaService
@@ -73,6 +76,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
             metrics=metrics,
             bounds=bounds,
             gate=gate,
+            tickets=tickets_of(pool, options, mirror),
             engine_lost=watch.suspect,
             serves_changed=health.tell,
         )
@@ -86,6 +90,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
                 replica.accepted.prompt_known,
                 str(options.telemetry),
                 beginnings_changed=replica.tell_beginnings,
+                applied=replica.reported,
             )
             telemetry = TelemetrySocket(options.telemetry, reports.receive)
             stack.callback(telemetry.close)
@@ -144,7 +149,15 @@ def identity_of(
     """Return how this replica describes itself."""
     metrics_url = "" if metrics_address is None else f"http://{metrics_address}/metrics"
     http_port = 0 if http is None else http.getsockname()[1]
-    return Identity(options.name, pool.spec.model.name, pool.spec.scheduling.policy, metrics_url, http_port)
+    policy, direct = pool.spec.scheduling.policy, pool.spec.engine.direct
+    engine_port = plain_port(options.engine) if direct and options.telemetry is not None else 0
+    return Identity(options.name, pool.spec.model.name, policy, metrics_url, http_port, engine_port)
+
+
+def plain_port(engine: str) -> int:
+    """Return the port of an engine that routers can reach without TLS and without a path; else 0."""
+    parts = urlsplit(engine)
+    return (parts.port or 80) if parts.scheme == "http" and not parts.path.strip("/") else 0
 
 
 def bounds_of(pool: Pool) -> Bounds:
@@ -180,6 +193,20 @@ def mirror_of(pool: Pool, kv: KvCache, learned: Learned, bounds: Bounds) -> Repl
     if pool.spec.engine.type == "openai":
         return HoldingMirror(kv, limits, learned.longer, prior)
     return ReplicaMirror(kv, limits, learned.longer, bounds.telemetry_silence_s, prior)
+
+
+def tickets_of(pool: Pool, options: Options, mirror: ReplicaMirror) -> Tickets:
+    """Return what seals tickets, with a new key beside the telemetry socket, where the pool has tickets.
+
+    Raises StartError.
+    """
+    if not pool.spec.engine.direct or options.telemetry is None:
+        return Tickets()
+    path = Path(ticket_key_file(str(options.telemetry)))
+    try:
+        return Tickets(write_new_key(path), lambda: mirror.live and mirror.checks_tickets)
+    except OSError as error:
+        raise StartError(f"cannot write the key of tickets at {path}: {error.strerror}") from None
 
 
 def gate_of(

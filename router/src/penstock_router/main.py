@@ -4,6 +4,7 @@ In a cluster: `penstock-router -f pool.yaml --discover default/llama3-8b-replica
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from random import Random
@@ -13,6 +14,7 @@ from penstock_routing import assembly
 from penstock_routing.front_process import Configuration, run_front, served_tls
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
+from penstock_runtime.engine_key import engine_key
 from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
 from penstock_runtime.serving import address_of, is_loopback, listen, serving
@@ -50,6 +52,7 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
         first_turn=random.randrange(MANY_TURNS),
         admin_url=f"http://{address_of(admin)}" if is_loopback(options.admin_host) else None,
         shared_limits=limits,
+        engine_key=engine_key(os.environ),
     )
     bounds = HttpBounds(
         head_bytes=pool.spec.router.max_header_bytes, write_s=pool.spec.router.write_timeout_s
@@ -82,6 +85,7 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
         for task in (stopping, *beside):
             task.cancel()
         await asyncio.wait(beside)
+        app.close()
     log.info("stopped")
 
 

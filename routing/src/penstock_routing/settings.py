@@ -27,6 +27,7 @@ class Settings:
 
     compares_caches: whether `order` asks which replicas have cached a prompt's beginning.
     keeps_together: whether it sends requests that are likely to share a prefix to the same replicas.
+    direct: whether admitted requests are sent to engines by this router.
     max_moves: most times that a stream is continued on another replica; 0 where engines cannot continue one.
     hold_s: longest wait for a replica where the pool may have none; 0 where it always has one.
     """
@@ -42,6 +43,7 @@ class Settings:
     max_hops: int
     backup: Backup
     max_moves: int
+    direct: bool
     max_body_bytes: int
     max_sequences: int
     body_timeout_s: float
@@ -67,6 +69,7 @@ def settings_of(pool: Pool) -> Settings:
         max_hops=spec.routing.max_hops,
         backup=Backup(spec.routing.backup),
         max_moves=spec.routing.max_moves if spec.engine.type in CONTINUING_ENGINES else 0,
+        direct=spec.engine.direct,
         max_body_bytes=min(spec.router.max_body_bytes, MOST_BODY_BYTES),
         max_sequences=spec.router.max_sequences_per_request,
         body_timeout_s=spec.router.body_timeout_s,

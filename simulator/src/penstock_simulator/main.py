@@ -5,14 +5,18 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import structlog
 from penstock_core import policies
+from penstock_core.domain.engine_fields import ticket_key_file
 from penstock_core.domain.replica_view import Limits
+from penstock_core.domain.ticket import TicketCheck
 from penstock_core.timing.builtin_models import kv_cache_tokens, time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_pool import Pool, PoolError, load_pool
 from penstock_proto.report_socket import ReportSocket
+from penstock_proto.ticket_key import TicketKeyFile
 from penstock_runtime.engine_key import VARIABLE, engine_key
 from penstock_runtime.flags import port
 from penstock_runtime.logs import configure_logs
@@ -100,7 +104,10 @@ def build_loop(pool: Pool, truth: GroundTruth, options: argparse.Namespace) -> S
         time_model=LearnedTimeModel(model),
         speculation=MeasuredSpeculation(speculation),
         truth=truth,
-        reports=StepReportSender(ReportSocket(options.telemetry, log.warning) if options.telemetry else None),
+        reports=StepReportSender(
+            ReportSocket(options.telemetry, log.warning) if options.telemetry else None,
+            checks_tickets=engine.direct,
+        ),
         metrics=metrics,
     )
 
@@ -120,9 +127,16 @@ def build_api(pool: Pool, loop: StepLoop, options: argparse.Namespace) -> Engine
             max_model_len=min(pool.spec.engine.max_model_len, kv_tokens),
             max_body_bytes=options.max_body_bytes,
             seed=options.seed,
+            **(_tickets(options) if pool.spec.engine.direct else {}),
         ),
         options.api_key,
     )
+
+
+def _tickets(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the endpoints need to check tickets. Without a sidecar's socket there is no key."""
+    key_file = TicketKeyFile(Path(ticket_key_file(str(options.telemetry))))
+    return {"tickets": TicketCheck(), "ticket_key": key_file.key}
 
 
 def parser() -> argparse.ArgumentParser:

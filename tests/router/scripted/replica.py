@@ -36,6 +36,8 @@ class Part:
     def __init__(self, submit: wire.Submit, frames: "asyncio.Queue[wire.ReplicaFrame]") -> None:
         self.submit = submit
         self.cancelled = asyncio.Event()
+        self.told: list[wire.EngineAnswer] = []
+        self._tells = asyncio.Event()
         self._frames = frames
 
     @property
@@ -48,8 +50,20 @@ class Part:
             event.id = self.submit.id
         self._frames.put_nowait(wire.ReplicaFrame(events=events))
 
-    def admit(self) -> None:
-        self.say(wire.Event(admitted=wire.Admitted(ttft_predicted_s=0.1, tpot_predicted_s=0.02)))
+    def admit(self, engine_fields: bytes = b"") -> None:
+        admitted = wire.Admitted(ttft_predicted_s=0.1, tpot_predicted_s=0.02)
+        self.say(wire.Event(admitted=admitted, engine_fields=engine_fields))
+
+    def hear(self, answer: wire.EngineAnswer) -> None:
+        self.told.append(answer)
+        self._tells.set()
+
+    async def end(self) -> wire.EngineAnswer:
+        """What the router has said last of an answer that it read at the engine."""
+        while not self.told or self.told[-1].state == wire.ANSWER_STATE_BEGUN:
+            self._tells.clear()
+            await self._tells.wait()
+        return self.told[-1]
 
     def accept_best_effort(self) -> None:
         self.say(wire.Event(best_effort=wire.BestEffort()))
@@ -128,7 +142,7 @@ class ScriptedReplica(ReplicaServicer):
         self.described = 0
         self.describes_once = False
         self.hangs = False  # sends nothing, over open connections
-        self.port = 0
+        self.port = self.engine_port = 0
         self._frames: list[asyncio.Queue[wire.ReplicaFrame]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -176,7 +190,11 @@ class ScriptedReplica(ReplicaServicer):
         while self.hangs:  # noqa: ASYNC110  until the test, or the router, has had enough
             await asyncio.sleep(0.002)
         return wire.DescribeReply(
-            replica=self.name, max_model_len=4096, time_model_json=self.time_model_json, engine_ready=True
+            replica=self.name,
+            max_model_len=4096,
+            time_model_json=self.time_model_json,
+            engine_ready=True,
+            engine_port=self.engine_port,
         )
 
     async def Session(
@@ -207,6 +225,8 @@ class ScriptedReplica(ReplicaServicer):
                 task = asyncio.ensure_future(self.script(part))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+            for answer in frame.engine_answers:
+                mine[answer.id].hear(answer)
             for id in frame.cancels:
                 mine[id].cancelled.set()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock_core.domain.engine_fields import ticket_key_file
-from penstock_core.domain.ticket import Refusal, SloFields, TicketCheck
+from penstock_core.domain.ticket import SloFields, TicketCheck, TicketFault
 from penstock_proto.ticket_key import TicketKeyFile
 
 log = logging.getLogger("vllm.penstock")
@@ -32,13 +32,13 @@ class TicketFields:
     def __init__(self, telemetry: Path, clock: Callable[[], float]) -> None:
         self._key_file, self._clock = TicketKeyFile(Path(ticket_key_file(str(telemetry)))), clock
         self._check = TicketCheck()
-        self.refused: Counter[Refusal] = Counter()
+        self.refused: Counter[TicketFault] = Counter()
 
     def __call__(self, xargs: Mapping[str, Any], engine_id: str, read_s: float) -> SloFields:
         """Return the fields of a request's ticket; none without a valid one."""
         fields = self._check.fields(xargs, self._key_file.key(), engine_id, self._clock(), read_s)
         if fields.refused is not None:
             self.refused[fields.refused] += 1
-            if self.refused[fields.refused] == 1 and fields.refused is not Refusal.MISSING:
+            if self.refused[fields.refused] == 1 and fields.refused is not TicketFault.MISSING:
                 log.warning("penstock: a ticket is %s: the request is best effort", fields.refused.value)
         return fields

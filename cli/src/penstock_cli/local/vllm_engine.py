@@ -84,6 +84,8 @@ def environment(pool: Pool, telemetry: str) -> Mapping[str, str]:
         "PENSTOCK_TELEMETRY": telemetry,
         "PENSTOCK_AGING_S": f"{scheduling.aging_timeout_s:g}",
     }
+    if engine.direct:
+        variables["PENSTOCK_TICKETS"] = "required"
     if engine.speculation is not None:
         variables["PENSTOCK_ACCEPTANCE"] = f"{engine.speculation.acceptance:g}"
     if key := engine_key(os.environ):

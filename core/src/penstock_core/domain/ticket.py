@@ -39,7 +39,7 @@ LONGEST_TICKET = 1 << 13
 _VERSION = "penstock1"
 
 
-class Refusal(StrEnum):
+class TicketFault(StrEnum):
     """Why a ticket is not accepted."""
 
     MISSING = "missing"  # the request has none
@@ -50,7 +50,7 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class EngineTicket:
     """What a sidecar has decided. issued_s: on the machine's clock. uses: answers that are asked for."""
 
     fields: Mapping[str, Scalar]
@@ -66,17 +66,17 @@ class SloFields(NamedTuple):
 
     fields: Mapping[str, Scalar]
     from_s: float
-    refused: Refusal | None = None
+    refused: TicketFault | None = None
 
 
-def sealed(ticket: Ticket, key: bytes) -> str:
+def sealed(ticket: EngineTicket, key: bytes) -> str:
     """Return the ticket as the request carries it."""
     payload = json.dumps([ticket.issued_s, ticket.uses, ticket.fields], separators=(",", ":"))
     signed = f"{_VERSION}.{_encoded(payload.encode())}"
     return f"{signed}.{_encoded(_code(signed, key))}"
 
 
-def opened(text: object, key: bytes) -> Ticket | None:
+def opened(text: object, key: bytes) -> EngineTicket | None:
     """Return the ticket if it was sealed with this key; else None. Anyone could seal with an empty key."""
     if not key or not isinstance(text, str) or len(text) > LONGEST_TICKET or not text.isascii():
         return None
@@ -84,7 +84,7 @@ def opened(text: object, key: bytes) -> Ticket | None:
     if not hmac.compare_digest(code, _encoded(_code(signed, key))):
         return None
     issued_s, uses, fields = json.loads(_decoded(signed.rpartition(".")[2]))
-    return Ticket(fields, issued_s, uses)
+    return EngineTicket(fields, issued_s, uses)
 
 
 class TicketCheck:
@@ -106,24 +106,24 @@ class TicketCheck:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def accept(self, text: object, holder: str, now_s: float) -> Ticket | Refusal:
+    def accept(self, text: object, holder: str, now_s: float) -> EngineTicket | TicketFault:
         """Return the ticket, or why it is refused. holder: the engine's id of the answer that uses it."""
         if text is None:
-            return Refusal.MISSING
+            return TicketFault.MISSING
         ticket = opened(text, self._key)
         if ticket is None:
-            return Refusal.FORGED
+            return TicketFault.FORGED
         self._forget(now_s)
         id = str(ticket.fields.get("penstock_id"))
         _, holders = self._holders.get(id, (0.0, set[str]()))
         if holder in holders:
             return ticket
         if not 0 <= now_s - ticket.issued_s <= VALID_S:
-            return Refusal.EXPIRED
+            return TicketFault.EXPIRED
         if len(holders) >= ticket.uses:
-            return Refusal.USED
+            return TicketFault.USED
         if not holders and len(self._holders) >= MOST_REMEMBERED:
-            return Refusal.FULL
+            return TicketFault.FULL
         if not holders:
             self._holders[id] = now_s + VALID_S, holders
         holders.add(holder)
@@ -138,7 +138,7 @@ class TicketCheck:
         """
         self.use(key)
         ticket = self.accept(xargs.get(TICKET), holder, now_s)
-        if isinstance(ticket, Refusal):
+        if isinstance(ticket, TicketFault):
             return SloFields({}, read_s, ticket)
         return SloFields(ticket.fields, ticket.issued_s)
 

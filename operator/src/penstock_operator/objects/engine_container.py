@@ -5,7 +5,8 @@ container before the pod's main container and stops it after: the sidecar finds 
 termination it drains while the engine still works, whatever the engine's image does on SIGTERM. The engine is
 the last init container, because those that a `podTemplate` adds may prepare it, by fetching weights for
 example. It listens on the pod's address for the kubelet's probes. A NetworkPolicy blocks all other clients,
-whose requests would bypass admission.
+whose requests would bypass admission; with `answerPath: direct` it lets routers in, and the engine requires a
+ticket for an SLO.
 
 `vllm` gets Penstock's scheduler without a change to vLLM's image: an init container copies the plug-in into a
 shared folder that PYTHONPATH names. `openai` gets its arguments and nothing else. `simulated` is Penstock's
@@ -182,6 +183,8 @@ def _plugin_environment(context: RenderContext) -> list[Json]:
         "PENSTOCK_AGING_S": f"{scheduling.aging_timeout_s:g}",
         "PENSTOCK_TERMINATION_LOG": TERMINATION_LOG,
     }
+    if spec.direct:
+        variables["PENSTOCK_TICKETS"] = "required"
     if spec.speculation is not None:
         variables["PENSTOCK_ACCEPTANCE"] = f"{spec.speculation.acceptance:g}"
     return [{"name": name, "value": value} for name, value in variables.items()]

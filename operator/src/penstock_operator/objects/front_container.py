@@ -41,13 +41,14 @@ def front_container(
     ports: Sequence[Json] = (),
     mounts: Sequence[Json] = (),
     arguments: Sequence[str] = (),
+    environment: Sequence[Json] = (),
     drains: bool = True,
 ) -> Json:
     """Return the container of a router or picker, whose program is `penstock-NAME`.
 
-    image: its own; the pool's comes first. listens: arguments that say where it serves; arguments: further
-    ones. mounts: in addition to configuration, temporary files and keys. drains: whether requests that it has
-    let in are its own, or its Envoy's, so that it waits for their end.
+    image: its own; the pool's comes first. listens: arguments that say where it serves; arguments,
+    environment: further ones. mounts: in addition to configuration, temporary files and keys.
+    drains: whether requests that it has let in are its own, or its Envoy's, so that it waits for their end.
     """
     router, tls = context.pool.spec.router, context.settings.tls
     return container(
@@ -69,7 +70,7 @@ def front_container(
         readinessProbe=probe("/ready", "admin", period_s=1, failures=2),
         resources=resources(router.resources, RESOURCES),
         volumeMounts=[CONFIG_MOUNT, TEMPORARY_MOUNT, *mounts, *([TLS_MOUNT] if tls else [])],
-        **_redis(context),
+        **_environment([*_redis(context), *environment]),
     )
 
 
@@ -94,10 +95,14 @@ def _tls_arguments(context: RenderContext) -> list[str]:
     ]
 
 
-def _redis(context: RenderContext) -> Json:
+def _environment(variables: list[Json]) -> Json:
+    return {"env": variables} if variables else {}
+
+
+def _redis(context: RenderContext) -> list[Json]:
     """Return the environment variable with the URL of the pool's Redis; none without its Secret."""
     secret = context.settings.redis_url_secret
     if secret is None:
-        return {}
+        return []
     source = {"secretKeyRef": {"name": secret, "key": "url"}}
-    return {"env": [{"name": "PENSTOCK_REDIS_URL", "valueFrom": source}]}
+    return [{"name": "PENSTOCK_REDIS_URL", "valueFrom": source}]

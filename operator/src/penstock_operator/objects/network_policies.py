@@ -1,9 +1,10 @@
 """NetworkPolicies: which pods may connect to a pool's pods.
 
 Only routers or Envoys of the same pool reach a replica: a request sent directly to an engine would take
-capacity from admitted requests. Any pod may reach the admin ports of routers and the metrics of replicas. The
-API is open to all and protected by API keys. Egress is not limited, because hubs, tracing and Redis differ
-between clusters. The kubelet's probes come from the node and are always allowed.
+capacity from admitted requests. With `answerPath: direct` its routers reach the engine too, which requires
+tickets. Any pod may reach the admin ports of routers and the metrics of replicas. The API is open to all and
+protected by API keys. Egress is not limited, because hubs, tracing and Redis differ between clusters. The
+kubelet's probes come from the node and are always allowed.
 """
 
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import (
     ADMIN_PORT,
+    ENGINE_PORT,
     ENVOY_PORT,
     METRICS_PORT,
     PICKER_PORT,
@@ -30,7 +32,11 @@ ANY_POD: dict[str, Any] = {"namespaceSelector": {}}
 
 def replica_network_policy(context: RenderContext) -> Manifest:
     """Allow this pool's routers, Envoys or pickers, an InferencePool's Gateways, and metrics from any pod."""
-    ports = [REPLICA_PORT, REPLICA_HTTP_PORT] if context.gateway.serves == "envoy" else [REPLICA_PORT]
+    ports = [REPLICA_PORT]
+    if context.gateway.serves == "envoy":
+        ports.append(REPLICA_HTTP_PORT)
+    if context.pool.spec.engine.direct and context.gateway.front == "router":
+        ports.append(ENGINE_PORT)
     to_gateways = context.gateway.serves == "inferencePool"
     routers = {"podSelector": {"matchLabels": selector(context.name, Component.ROUTER)}}
     return _policy(

@@ -39,6 +39,7 @@ REPLICA_READS: Reads = {
             "kvCacheTokens",
             "blockTokens",
             "prefixCaching",
+            "answerPath",
             "maxModelLen",
             "speculation",
             "connectTimeout",
@@ -73,7 +74,7 @@ HTTP_READS: Reads = {
 
 ROUTER_READS: Reads = {
     "model": frozenset({"name"}),
-    "engine": frozenset({"type", "timeModel", "maxModelLen"}),
+    "engine": frozenset({"type", "timeModel", "maxModelLen", "answerPath"}),
     "tiers": ALL,
     "defaultTier": ALL,
     "applications": ALL,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from penstock_operator.manifests.names import ROUTER_PORT
+from penstock_operator.objects.containers import ENGINE_KEY, engine_key
 from penstock_operator.objects.front_container import (
     CERTIFICATE_FOLDER,
     CERTIFICATE_MOUNT,
@@ -28,4 +29,5 @@ def router(context: RenderContext) -> Json:
         ports=[{"name": api_port(context).name, "containerPort": ROUTER_PORT}],
         mounts=[CERTIFICATE_MOUNT] if tls else [],
         arguments=certificate if tls else [],
+        environment=engine_key(context, ENGINE_KEY) if context.pool.spec.engine.direct else [],
     )

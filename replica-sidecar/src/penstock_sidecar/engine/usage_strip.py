@@ -9,8 +9,7 @@ import re
 from itertools import pairwise
 
 import orjson
-
-from penstock_sidecar.engine.whole_events import WholeEvents
+from penstock_runtime.engine.whole_events import WholeEvents
 
 _USAGE = b'"usage"'
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_proto import replica_pb2 as wire
+from penstock_runtime.engine.sse import EngineUsage
 from penstock_runtime.openai_errors import ApiError
-
-from penstock_sidecar.engine.sse import EngineUsage
 
 REASONS: dict[Reason, wire.Reason.ValueType] = {
     Reason.PREFILL_BUDGET: wire.REASON_PREFILL_BUDGET,

@@ -81,6 +81,7 @@ class ReplicaMirror:
     speculation: the engine's, until a report has it; None if it does not speculate.
     heard_s: when a report or output last came from the engine.
     prefixes: what its prefix cache has of the prompts of this replica.
+    checks_tickets: whether the engine reads SLO fields from tickets only.
     """
 
     def __init__(
@@ -104,7 +105,13 @@ class ReplicaMirror:
         self._in_step_s = float("-inf")  # when the engine was last known to be in step with us
         self._busy_until_s = float("-inf")
         self._live, self._named_all = False, True
+        self.checks_tickets = False
         self._snapshot: Snapshot | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether reports are current, as of the last `check`."""
+        return self._live
 
     @property
     def kv_tokens_total(self) -> int:
@@ -227,6 +234,7 @@ class ReplicaMirror:
         """Take in a report. Returns jobs whose true prompt length it shows."""
         self._reports += 1
         self._live, self._snapshot = True, None
+        self.checks_tickets = report.checks_tickets
         self.heard_s = self._in_step_s = now_s
         self._busy_until_s = now_s + report.next_duration_s
         if report.kv_blocks_total:

@@ -4,8 +4,9 @@ import structlog
 from penstock_core.domain.judgement import exceeds
 from penstock_core.domain.request_lifecycle import State
 from penstock_core.domain.slo import Targets
+from penstock_core.domain.ticket import VALID_S
 from penstock_core.domain.verdict import Admitted
-from penstock_core.forecast.overdue import Expected, Signs, is_overdue
+from penstock_core.forecast.overdue import Expected, Signs, Where, is_overdue
 from penstock_core.forecast.snapshot import Snapshot
 
 from penstock_sidecar.metrics import Metrics
@@ -14,6 +15,10 @@ from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.gate import Gate
 from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.requests.replica_request import ReplicaRequest
+
+UNUSED_S = VALID_S + 2.0
+"""A ticket that no report shows in use by then is worth nothing, and its request holds no memory or time. The
+engine reports every step, and an idle one every second."""
 
 log = structlog.get_logger()
 
@@ -59,7 +64,7 @@ class AcceptedRequests:
         counted = body.prompt_token_ids is not None and body.prompts == 1  # of several, only the longest is
         self._mirror.prefixes.add(request.key, body.marks)
         for job in request.jobs:
-            self._mirror.accept(job, now_s, prompt_known=counted, timed=not body.stream)
+            self._mirror.accept(job, now_s, prompt_known=counted, timed=not request.shows_output)
 
     def discard(self, request: ReplicaRequest) -> bool:
         """Free what a request held, and learn from it. Returns whether it had been accepted."""
@@ -114,6 +119,18 @@ class AcceptedRequests:
                 request.engine_lost()
         return bool(overdue)
 
+    def end_unused(self, now_s: float) -> None:
+        """End requests whose routers have had a ticket for longer than it is valid, and have not used it."""
+        for request in list(self._requests.values()):
+            if not request.direct:
+                continue
+            signs = self._mirror.signs(request.key, shows_output=False)
+            if signs is not None and signs.where is Where.COMING and now_s - signs.own_s > UNUSED_S:
+                log.warning("ticket not used", request=request.request_id)
+                self._metrics.direct("unused").inc()
+                with self._faults.of(request, "direct"):
+                    request.engine_lost()
+
     def cancel_all(self) -> None:
         """End all of them."""
         for request in list(self._requests.values()):
@@ -123,7 +140,7 @@ class AcceptedRequests:
         """Return whether the engine computes a request, as far as is known."""
         if self._gate.holds(request.key):
             return False
-        return self._mirror.computes(request.key, shows_output=request.streams)
+        return self._mirror.computes(request.key, shows_output=request.shows_output)
 
     def _overdue(
         self, request: ReplicaRequest, now: Snapshot, now_s: float, silence_s: float
@@ -131,7 +148,7 @@ class AcceptedRequests:
         """Return the last signs of a request of whose answers each is overdue; None where one is not."""
         expected, signs = _expected(request, now), None
         for key in request.keys:
-            signs = self._mirror.signs(key, request.streams)
+            signs = self._mirror.signs(key, request.shows_output)
             if signs is None or not is_overdue(signs, expected, now_s, silence_s):
                 return None
         return signs

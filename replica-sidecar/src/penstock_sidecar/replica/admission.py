@@ -20,6 +20,7 @@ from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.forwarding import Forwarder
 from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.requests.replica_request import ReplicaRequest
+from penstock_sidecar.requests.tickets import Tickets
 
 log = structlog.get_logger()
 
@@ -37,6 +38,7 @@ class AdmissionController:
         accepted: AcceptedRequests,
         forwarder: Forwarder,
         *,
+        tickets: Tickets,
         learned: Learned,
         state: ServiceState,
         metrics: Metrics,
@@ -45,7 +47,7 @@ class AdmissionController:
         accepted_some: Callable[[], None],
     ) -> None:
         self._policy, self._state, self._mirror, self._learned = policy, state, mirror, learned
-        self._accepted, self._forwarder = accepted, forwarder
+        self._accepted, self._forwarder, self._tickets = accepted, forwarder, tickets
         self._metrics, self._faults, self._bounds = metrics, faults, bounds
         self._accepted_some = accepted_some
         self._queue = AdmissionQueue(self._decide, bounds)
@@ -60,16 +62,23 @@ class AdmissionController:
         self._queue.add(request)
 
     def tell(self, request: ReplicaRequest, verdict: Verdict) -> None:
-        """Give a request its verdict. An accepted one is added to the mirror and forwarded."""
+        """Give a request its verdict. An accepted one is added to the mirror.
+
+        It is forwarded, unless its router gets a ticket and sends it to the engine itself.
+        """
         word, reason = verdict_words(verdict)
         self._metrics.verdicts(request.tier, word, reason).inc()
         log.debug(word, request=request.request_id, tier=request.tier, reason=reason)
-        accepted = not isinstance(verdict, Rejected)
-        if accepted:
-            best_effort = isinstance(verdict, BestEffort)
-            self._accepted.add(request, best_effort=best_effort, now_s=monotonic())
-        request.decided(verdict)
-        if accepted:
+        if isinstance(verdict, Rejected):
+            request.decided(verdict)
+            return
+        now_s = monotonic()
+        request.direct = request.takes_ticket and self._tickets.admit_routers
+        self._accepted.add(request, best_effort=isinstance(verdict, BestEffort), now_s=now_s)
+        if request.direct:
+            request.decided(verdict, self._tickets.for_router(request, verdict, now_s))
+        else:
+            request.decided(verdict)
             self._forwarder.start(request)
 
     def _decide(self, candidates: Sequence[ReplicaRequest]) -> None:

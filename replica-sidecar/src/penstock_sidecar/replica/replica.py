@@ -24,6 +24,7 @@ from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.replica.accepted_requests import AcceptedRequests
 from penstock_sidecar.replica.admission import AdmissionController
 from penstock_sidecar.replica.intake import SubmitIntake
+from penstock_sidecar.replica.router_answers import RouterAnswers
 from penstock_sidecar.replica.serving import ServiceState, Serving
 from penstock_sidecar.replica.session import Session
 from penstock_sidecar.requests.faults import Faults
@@ -31,6 +32,7 @@ from penstock_sidecar.requests.forwarding import Forwarder
 from penstock_sidecar.requests.gate import Gate, OpenGate
 from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.requests.replica_request import Owner, ReplicaRequest
+from penstock_sidecar.requests.tickets import Tickets
 
 log = structlog.get_logger()
 
@@ -43,6 +45,7 @@ class Replica:
     """Serves sessions, follows the engine's health, and drains.
 
     gate: holds requests before an engine that schedules by itself.
+    tickets: by which an engine knows that a request was accepted here.
     engine_lost: called when a request has lost the engine.
     serves_changed: called with whether new requests are admitted, when that may have changed.
     """
@@ -57,6 +60,7 @@ class Replica:
         metrics: Metrics,
         bounds: Bounds,
         gate: Gate | None = None,
+        tickets: Tickets | None = None,
         engine_lost: Callable[[], None] = _nothing,
         serves_changed: Callable[[bool], None] = _nothing,
     ) -> None:
@@ -73,6 +77,7 @@ class Replica:
         self.state = ServiceState(serving.max_model_len)
         self._faults = Faults(metrics.faults)
         gate = OpenGate() if gate is None else gate
+        tickets = Tickets() if tickets is None else tickets
         self.accepted = AcceptedRequests(mirror, learned, gate, metrics=metrics, faults=self._faults)
         self._forwarder = Forwarder(
             engine,
@@ -80,6 +85,7 @@ class Replica:
             gate,
             self._faults,
             reads_fields=serving.reads_fields,
+            tickets=tickets,
             answer_bytes=bounds.answer_bytes,
             engine_lost=engine_lost,
         )
@@ -88,12 +94,16 @@ class Replica:
             mirror,
             self.accepted,
             self._forwarder,
+            tickets=tickets,
             learned=learned,
             state=self.state,
             metrics=metrics,
             faults=self._faults,
             bounds=bounds,
             accepted_some=self._spread,
+        )
+        self._router_answers = RouterAnswers(
+            mirror, self._forwarder, metrics=metrics, faults=self._faults, engine_lost=engine_lost
         )
         self._intake = SubmitIntake(
             serving, self.state, learned, admission, mirror.prefixes, faults=self._faults, bounds=bounds
@@ -106,7 +116,9 @@ class Replica:
 
     def open_session(self) -> Session:
         """Return a session for a router that has connected."""
-        session = Session(self.submit, self.snapshot, self._mirror.prefixes, self._bounds)
+        session = Session(
+            self.submit, self._router_answers.take, self.snapshot, self._mirror.prefixes, self._bounds
+        )
         self._sessions.add(session)
         self._metrics.sessions.set(len(self._sessions))
         return session
@@ -184,6 +196,7 @@ class Replica:
         now_s = self._now_s()
         self._metrics.telemetry_live.set(self._mirror.check(now_s))
         if self.accepted:
+            self.accepted.end_unused(now_s)
             if self.accepted.end_overdue(self._load(now_s), now_s, self._bounds.silence_s):
                 self._engine_lost()
         else:  # an idle engine teaches nothing, and what was learned ages
@@ -198,6 +211,12 @@ class Replica:
         """Tell all routers of other cached beginnings."""
         for session in self._sessions:
             session.outbox.tell_within(self._bounds.beginnings_s)
+
+    def reported(self) -> None:
+        """Tell routers that read answers at the engine how far it is: they get no frames with output."""
+        for session in self._sessions:
+            if session.direct:
+                session.outbox.tell_within(self._bounds.direct_snapshot_s)
 
     def _ended(self, request: ReplicaRequest) -> None:
         """Count a request that has ended, and free what it held."""

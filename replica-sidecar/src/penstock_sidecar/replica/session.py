@@ -22,6 +22,7 @@ from penstock_sidecar.requests.replica_request import ReplicaRequest
 log = structlog.get_logger()
 
 Submit = Callable[[wire.Submit, "Session"], ReplicaRequest]
+Answered = Callable[[ReplicaRequest, wire.EngineAnswer], None]
 Write = Callable[[wire.ReplicaFrame], Awaitable[None]]
 
 
@@ -37,9 +38,14 @@ class Session:
     """The requests of one router, and the events for it. prefixes: what the router is told of."""
 
     def __init__(
-        self, submit: Submit, snapshot: Callable[[], wire.Snapshot], prefixes: PrefixIndex, bounds: Bounds
+        self,
+        submit: Submit,
+        answered: Answered,
+        snapshot: Callable[[], wire.Snapshot],
+        prefixes: PrefixIndex,
+        bounds: Bounds,
     ) -> None:
-        self._submit, self._prefixes = submit, prefixes
+        self._submit, self._answered, self._prefixes = submit, answered, prefixes
         self._told: int | None = None  # how many changes of cached beginnings it has been told; None: nothing
         self._requests: dict[int, ReplicaRequest] = {}
         self.outbox = Outbox(bounds, snapshot, lambda: len(self._requests), self._beginnings)
@@ -67,6 +73,11 @@ class Session:
         """End it once everything held is written."""
         self.outbox.close()
 
+    @property
+    def direct(self) -> bool:
+        """Whether its router reads an answer at the engine."""
+        return any([request.direct for request in self._requests.values()])
+
     def forget(self, request: ReplicaRequest) -> None:
         """Drop a request that has ended. Its id may be used again."""
         self._requests.pop(request.id, None)
@@ -84,6 +95,9 @@ class Session:
         async for frame in frames:
             for submit in frame.submits:
                 self._take(submit)
+            for answer in frame.engine_answers:
+                if request := self._requests.get(answer.id):
+                    self._answered(request, answer)
             for id in frame.cancels:
                 if request := self._requests.get(id):  # else it has ended, and the cancel crossed its end
                     request.cancelled()

@@ -68,6 +68,10 @@ class ClientBody:
         """Return the body for the engine: the client's, with `fields` among its `vllm_xargs`."""
         return self._with(XARGS, {**self.xargs, **fields})
 
+    def xargs_with(self, fields: Mapping[str, Scalar]) -> bytes:
+        """Return the client's `vllm_xargs` with `fields` among them, as JSON."""
+        return msgspec.json.encode({**self.xargs, **fields})
+
     def asking_usage(self) -> bytes | None:
         """Return the body with a request for usage; None where it has one, or cannot be given one."""
         if not self.stream:

@@ -9,22 +9,21 @@ import asyncio
 from collections.abc import Callable
 
 import structlog
-from penstock_core.domain.engine_fields import to_fields
-from penstock_core.domain.request import Job
 from penstock_core.domain.request_lifecycle import State
-from penstock_core.domain.verdict import Admitted
 from penstock_runtime.clock import monotonic
+from penstock_runtime.engine.connection import EngineGone
+from penstock_runtime.engine.http_client import AnswerTooLong, EngineResponse
+from penstock_runtime.engine.sse import DONE, EngineUsage, TokenCount, usage_of_body
+from penstock_runtime.engine.whole_events import WholeEvents
 
-from penstock_sidecar.engine.client import AnswerTooLong, EngineClient, EngineResponse
-from penstock_sidecar.engine.connection import EngineGone
-from penstock_sidecar.engine.sse import DONE, EngineUsage, TokenCount, usage_of_body
+from penstock_sidecar.engine.client import EngineClient
 from penstock_sidecar.engine.usage_strip import UsageStrip
-from penstock_sidecar.engine.whole_events import WholeEvents
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.requests.client_body import ClientBody
 from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.gate import Gate
 from penstock_sidecar.requests.replica_request import ReplicaRequest
+from penstock_sidecar.requests.tickets import Tickets, slo_fields
 
 log = structlog.get_logger()
 
@@ -47,6 +46,7 @@ class Forwarder:
     """Sends accepted requests to the engine and passes its answers on.
 
     reads_fields: whether the engine reads SLO fields from a request's `vllm_xargs`.
+    tickets: by which an engine knows that its requests are of this sidecar.
     answer_bytes: largest answer that is held whole.
     engine_lost: called when a request has lost its connection to the engine.
     """
@@ -59,9 +59,11 @@ class Forwarder:
         faults: Faults,
         *,
         reads_fields: bool,
+        tickets: Tickets,
         answer_bytes: int,
         engine_lost: Callable[[], None],
     ) -> None:
+        self._tickets = tickets
         self._engine, self._mirror, self._gate, self._faults = engine, mirror, gate, faults
         self._reads_fields, self._answer_bytes = reads_fields, answer_bytes
         self._engine_lost = engine_lost
@@ -82,10 +84,10 @@ class Forwarder:
 
     async def _forward(self, request: ReplicaRequest) -> None:
         with self._faults.of(request, "carrying"):
-            assert request.body is not None and request.job is not None
+            assert request.body is not None
             await self._gate.turn(request.key)
             try:
-                await self._exchange(request, request.body, request.job)
+                await self._exchange(request, request.body)
             except EngineGone as gone:
                 request.engine_lost()
                 log.warning("engine lost", request=request.request_id, cause=str(gone))
@@ -97,11 +99,12 @@ class Forwarder:
                 log.error("answer too long", request=request.request_id, error=str(error))
                 request.broke()
 
-    async def _exchange(self, request: ReplicaRequest, body: ClientBody, job: Job) -> None:
+    async def _exchange(self, request: ReplicaRequest, body: ClientBody) -> None:
         """Send the body that the engine needs, or the client's own where that one is not understood."""
         if self._reads_fields:
-            counts = isinstance(request.verdict, Admitted) and request.verdict.counts_on_cache
-            await self._send(request, body.with_fields(to_fields(job, self._now_s(), counts_on_cache=counts)))
+            now_s = self._now_s()
+            fields = slo_fields(request, request.verdict, now_s)
+            await self._send(request, body.with_fields(fields | self._tickets.field(request, fields, now_s)))
             return
         asking = body.asking_usage() if self._engine.takes_stream_options else None
         if asking is None:
@@ -129,7 +132,7 @@ class Forwarder:
                 return
             read = self._stream(request, answer, strip) if answer.streamed else self._whole(request, answer)
             usage = await read
-        self._finish(request, usage)
+        self.finish(request, usage)
 
     async def _stream(
         self, request: ReplicaRequest, answer: EngineResponse, strip: UsageStrip | None
@@ -174,7 +177,7 @@ class Forwarder:
                 self._mirror.passed(key, share, now_s)
         self._gate.passed(request.key, new_tokens, now_s)
 
-    def _finish(self, request: ReplicaRequest, usage: EngineUsage | None) -> None:
+    def finish(self, request: ReplicaRequest, usage: EngineUsage | None) -> None:
         """End a request whose answer is whole. Without usage, tokens are those that were seen."""
         assert request.job is not None
         usage = usage or EngineUsage(request.job.request.prompt_tokens, request.tokens)

@@ -17,9 +17,9 @@ from penstock_core.domain.request import Job
 from penstock_core.domain.request_lifecycle import ENDS, Event, State, after
 from penstock_core.domain.verdict import Reason, Rejected, Verdict
 from penstock_proto import replica_pb2 as wire
+from penstock_runtime.engine.sse import EngineUsage
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_sidecar.engine.sse import EngineUsage
 from penstock_sidecar.frames.messages import (
     ENGINE_LOST,
     INTERNAL,
@@ -72,6 +72,7 @@ class ReplicaRequest:
     tokens: generated so far.
     usage: the engine's own counts, once the answer is whole.
     prompt_reported: whether the engine has reported how long the prompt is.
+    takes_ticket: whether its router can send it to the engine itself. direct: whether the router does.
     task: forwards it to the engine; None before it is accepted.
     """
 
@@ -81,6 +82,7 @@ class ReplicaRequest:
         "_seen_tokens",
         "arrived_s",
         "body",
+        "direct",
         "endpoint",
         "first_s",
         "id",
@@ -91,6 +93,7 @@ class ReplicaRequest:
         "prompt_reported",
         "request_id",
         "state",
+        "takes_ticket",
         "task",
         "tier",
         "tokens",
@@ -118,7 +121,8 @@ class ReplicaRequest:
         self.task: asyncio.Task[None] | None = None
         self.first_s = self.last_s = 0.0
         self.tokens = self._seen_tokens = 0
-        self.prompt_reported = False
+        self.prompt_reported = self.direct = False
+        self.takes_ticket = submit.direct
         self._owner, self._on_end = owner, on_end
 
     @property
@@ -147,6 +151,11 @@ class ReplicaRequest:
         return self.body is not None and self.body.stream
 
     @property
+    def shows_output(self) -> bool:
+        """Whether its answer passes here while it is generated."""
+        return self.streams and not self.direct
+
+    @property
     def tpot_s(self) -> float:
         """Mean gap between its tokens so far; 0 with fewer than two."""
         return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else 0.0
@@ -161,14 +170,24 @@ class ReplicaRequest:
         """End it: its body cannot be served."""
         self._fail(Event.INVALID, wire.FAILURE_BAD_REQUEST, error)
 
-    def decided(self, verdict: Verdict) -> None:
-        """Tell its router the verdict."""
+    def decided(self, verdict: Verdict, engine_fields: bytes = b"") -> None:
+        """Tell its router the verdict. engine_fields: with which the router sends it to the engine itself."""
         self.verdict = verdict
-        rejected = isinstance(verdict, Rejected)  # then the router acts on it; else it waits for output
-        self._owner.outbox.put(
-            verdict_event(self.id, verdict), hurry=Hurry.AT_ONCE if rejected else Hurry.NONE
-        )
+        rejected = isinstance(verdict, Rejected)
+        event = verdict_event(self.id, verdict)
+        event.engine_fields = engine_fields
+        acts = rejected or engine_fields  # else the router waits for output
+        self._owner.outbox.put(event, hurry=Hurry.AT_ONCE if acts else Hurry.NONE)
         self._happens(Event.REFUSED if rejected else Event.ACCEPTED)
+
+    def begun_at_router(self, now_s: float) -> None:
+        """Note that its router has something of the answer."""
+        self._happens(Event.OUTPUT)
+        self.first_s = now_s
+
+    def read_by_router(self, tokens: int, first_s: float, last_s: float) -> None:
+        """Note the whole answer that its router has, and when its tokens were generated."""
+        self.tokens, self.first_s, self.last_s = tokens, first_s, last_s
 
     def output(self, data: bytes, tokens: int, reported_tokens: int, now_s: float) -> int:
         """Pass on bytes of the answer. Returns how many tokens are new with them.

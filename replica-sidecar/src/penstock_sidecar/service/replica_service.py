@@ -30,13 +30,18 @@ LAST_WORD_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """How a replica describes itself. http_port: where gateways send requests; 0: it takes none over HTTP."""
+    """How a replica describes itself.
+
+    http_port: where gateways send requests; 0: it takes none over HTTP.
+    engine_port: where routers send requests with a ticket; 0: nowhere.
+    """
 
     name: str
     model: str
     policy: str
     metrics_url: str = ""
     http_port: int = 0
+    engine_port: int = 0
 
 
 class ReplicaService(replica_pb2_grpc.ReplicaServicer):
@@ -84,6 +89,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
             engine_ready=self._replica.state.engine_ready,
             metrics_url=self._identity.metrics_url,
             http_port=self._identity.http_port,
+            engine_port=self._identity.engine_port,
         )
 
     async def Drain(

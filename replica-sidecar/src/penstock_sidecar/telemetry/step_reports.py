@@ -28,6 +28,7 @@ class StepReports:
     path: of their socket, for the log.
     prompt_known: called with a request's key and its prompt's tokens, once a report shows them.
     beginnings_changed: called when routers are to be told of other cached beginnings.
+    applied: called when the mirror has followed a report.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class StepReports:
         path: str = "",
         *,
         beginnings_changed: Callable[[], None] = lambda: None,
+        applied: Callable[[], None] = lambda: None,
     ) -> None:
-        self._path = path
+        self._path, self._applied = path, applied
         self._mirror, self._learned, self._metrics = mirror, learned, metrics
         self._prompt_known, self._beginnings_changed = prompt_known, beginnings_changed
         self._now_s = monotonic
@@ -74,6 +76,7 @@ class StepReports:
             return
         for key, prompt_tokens in self._mirror.apply(whole, self._now_s()):
             self._prompt_known(key, prompt_tokens)
+        self._applied()
 
     def check_silence(self, engine_ready: bool) -> None:
         """Log once that an engine serves and does not report. Called every second or so.

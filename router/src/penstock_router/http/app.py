@@ -27,6 +27,8 @@ from penstock_runtime.http_request import ClientGone, HttpRequest
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import is_loopback
 
+from penstock_router.direct.direct_answers import DirectAnswers
+from penstock_router.direct.engine_access import EngineAccess
 from penstock_router.http import pages
 from penstock_router.http.intake import IncomingRequest, Intake
 from penstock_router.http.request_path import RequestPath
@@ -48,6 +50,7 @@ class RouterApp:
     admin_url: of the admin port, where it is on this machine's loopback. Clients on this machine find it in
         /v1/models.
     shared_limits: applications' limits over all routers, where routers share them.
+    engine_key: the engines' API key, for requests that this router sends to them; empty without one.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class RouterApp:
         first_turn: int = 0,
         admin_url: str | None = None,
         shared_limits: PoolLimits | None = None,
+        engine_key: str = "",
     ) -> None:
         self._pool, self._settings, self._replica_set = pool, settings, replica_set
         self.keys = keys
@@ -75,6 +79,7 @@ class RouterApp:
         usage = Usage(pool.spec.applications, settings.max_model_len, metrics.usage)
         limits = RateLimits(limits_of(pool.spec.applications), metrics.limits, shared_limits)
         reader = BodyReader(settings.max_sequences, pool.spec.requests)
+        self._access = EngineAccess(replica_set, enabled=settings.direct, api_key=engine_key)
         placement = Placement(
             settings,
             replica_set,
@@ -82,6 +87,7 @@ class RouterApp:
             room=self._room,
             time_model=self._time_model,
             budget=budget,
+            direct=DirectAnswers(self._access),
         )
         intake = Intake(settings, keys, reader, limits, usage, prefixes=replica_set.prefixes)
         self._request_path = RequestPath(
@@ -195,6 +201,10 @@ class RouterApp:
     def ready_page(self) -> bytes:
         """Answer that it takes requests. Raises ApiError (503) where it does not."""
         return pages.ready_page(self._replica_set, self.draining, self._room.open)
+
+    def close(self) -> None:
+        """Close idle connections to engines."""
+        self._access.close()
 
     def pool_page(self) -> bytes:
         """Describe the pool: its tiers, its time model, its replicas."""

@@ -39,6 +39,7 @@ from penstock_routing.response.upstream_error import upstream_error
 from penstock_routing.settings import Settings
 from penstock_runtime.openai_errors import ApiError
 
+from penstock_router.direct.direct_answers import DirectAnswers
 from penstock_router.routing.waiting_room import WaitingRoom
 
 log = structlog.get_logger()
@@ -63,6 +64,7 @@ class Placement:
     demand: counts verdicts. room: where requests wait while there is no replica.
     time_model: returns the model for slowdown targets; None before any replica has sent one.
     budget: of the bytes held over all requests.
+    direct: reads answers at engines.
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class Placement:
         room: WaitingRoom,
         time_model: Callable[[], TimeModel | None],
         budget: ByteBudget,
+        direct: DirectAnswers,
     ) -> None:
+        self._direct = direct
         self._settings, self._replica_set = settings, replica_set
         self._demand, self._room = demand, room
         self._time_model, self._budget = time_model, budget
@@ -126,8 +130,10 @@ class Placement:
         attempts = Attempts(left, self._settings.max_hops, backup, gone=gone, losses=outcome.failovers)
         while isinstance(action := next_action(attempts, loads), Try):
             outcome.hops = action.hop
-            attempt = Attempt(request, action.hop, action.backup, asked.cached_at(action.replica))
-            found = await self._attempt(attempt, outcome, on_overflow, action.replica)
+            link = self._replica_set[action.replica]
+            cached_tokens, direct = asked.cached_at(link.name), self._direct.reaches(link)
+            attempt = Attempt(request, action.hop, action.backup, cached_tokens, direct)
+            found = await self._attempt(attempt, outcome, on_overflow, link)
             if isinstance(found, Placed):
                 return found
             attempts = self._after(attempts, action, found, request, outcome)
@@ -135,10 +141,10 @@ class Placement:
         return action
 
     async def _attempt(
-        self, attempt: Attempt, outcome: Outcome, on_overflow: Callable[[], None], replica: str
+        self, attempt: Attempt, outcome: Outcome, on_overflow: Callable[[], None], link: ReplicaLink
     ) -> Placed | Rejected | Lost:
         """Ask one replica, and wait for something to write: a stream's first bytes, or the whole answer."""
-        link, request = self._replica_set[replica], attempt.request
+        request = attempt.request
         bound_bytes = self._settings.stream_buffer_bytes if request.stream else None
         upstream = link.submit(attempt, bound_bytes, on_overflow, self._settings.verdict_timeout_s)
         upstream.hold_within(self._budget)
@@ -148,6 +154,8 @@ class Placement:
                 await upstream.changed()
             if upstream.verdict is not None:
                 self._count_verdict(upstream.verdict, outcome)
+            if upstream.engine_fields and upstream.end is None:
+                self._direct.start(link, upstream, request)
             while upstream.end is None and not (request.stream and upstream.brought):
                 await upstream.changed()
             end = upstream.end

@@ -94,6 +94,7 @@ class ReplicaLink:
     description: its last one; None before the first.
     time_model: the one in it.
     http_endpoint: where gateways reach it over HTTP; None where they cannot.
+    engine_endpoint: where routers reach its engine with a ticket; None where they cannot.
     heard_s: when the last frame came.
     malformed: how many of its messages could not be used.
     ejection: whether it gets no requests for a while. stalled: requests ended for lack of progress.
@@ -118,6 +119,7 @@ class ReplicaLink:
         self.description: wire.DescribeReply | None = None
         self.time_model: TimeModel | None = None
         self.http_endpoint: str | None = None
+        self.engine_endpoint: str | None = None
         self._longest_answer_tokens = LONGEST_ANSWER_TOKENS
         self.heard_s = float("-inf")
         self.malformed = self.stalled = 0
@@ -190,6 +192,12 @@ class ReplicaLink:
             self._forget(upstream.id)
             self._writer.cancel(upstream.id)
             self.ejection.taken_back(upstream.id)
+
+    def answered(self, upstream: UpstreamRequest, answer: wire.EngineAnswer) -> None:
+        """Tell the replica about a request's answer, which is read at its engine."""
+        if self._carried.get(upstream.id) is upstream:
+            answer.id = upstream.id
+            self._writer.answered(answer)
 
     def _end_unanswered(self, upstream: UpstreamRequest, asked_s: float) -> None:
         """End a request without a verdict. A replica that still talks is overloaded; a silent one is lost."""
@@ -300,6 +308,7 @@ class ReplicaLink:
         self.time_model = wire_conversion.time_model(description)
         self.description = description
         self.http_endpoint = wire_conversion.http_endpoint(self.address, description)
+        self.engine_endpoint = wire_conversion.engine_endpoint(self.address, description)
         self._longest_answer_tokens = description.max_model_len or LONGEST_ANSWER_TOKENS
 
     def _count_malformed(self, why: str) -> None:
@@ -339,6 +348,7 @@ class ReplicaLink:
         if kind in ("admitted", "best_effort"):
             self._answered(event.id)
             self.ejection.answered(self.heard_s)
+            upstream.engine_fields = event.engine_fields
             self._accepted(upstream, wire_conversion.accepted(event))
         elif kind is not None:  # else it is an event of a later version
             self._forget(event.id)

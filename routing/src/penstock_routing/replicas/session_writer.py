@@ -22,27 +22,34 @@ class Attempt(NamedTuple):
     """A request to one replica.
 
     backup: the replicas tried have rejected it; serve it best effort. cached_tokens: of its prompt, that the
-    replica is expected to have cached.
+    replica is expected to have cached. direct: whether this router can send it to the engine itself.
     """
 
     request: GenerationRequest
     hop: int
     backup: bool
     cached_tokens: int = 0
+    direct: bool = False
 
 
 class SessionWriter:
-    """Requests and cancels to send, in order. A request that is cancelled before its frame is never sent."""
+    """Messages to send, in order. A request that is cancelled before its frame is never sent."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._attempts: dict[int, Attempt] = {}
         self._cancels: list[int] = []
+        self._engine_answers: list[wire.EngineAnswer] = []
         self._due = asyncio.Event()
 
     def submit(self, id: int, attempt: Attempt) -> None:
         """Send this request with the next frame."""
         self._attempts[id] = attempt
+        self._due.set()
+
+    def answered(self, answer: wire.EngineAnswer) -> None:
+        """Tell the replica about an answer that is read at its engine."""
+        self._engine_answers.append(answer)
         self._due.set()
 
     def holds(self, id: int) -> bool:
@@ -61,12 +68,12 @@ class SessionWriter:
             await self._due.wait()
             await asyncio.sleep(0)  # one turn of the loop: what else is ready travels along
             self._due.clear()
-            while self._attempts or self._cancels:
+            while self._attempts or self._cancels or self._engine_answers:
                 await write(self._frame())
 
     def _frame(self) -> wire.RouterFrame:
-        frame = wire.RouterFrame(cancels=self._cancels)
-        self._cancels = []
+        frame = wire.RouterFrame(cancels=self._cancels, engine_answers=self._engine_answers)
+        self._cancels, self._engine_answers = [], []
         now_s, size_bytes = self._now_s(), 0
         while self._attempts and size_bytes < FRAME_BYTES:
             id = next(iter(self._attempts))
@@ -90,4 +97,5 @@ def submit_fields(id: int, attempt: Attempt, now_s: float) -> dict[str, Any]:
         "tpot_s": request.targets.tpot_s,
         "hop": attempt.hop,
         "backup": attempt.backup,
+        "direct": attempt.direct,
     }

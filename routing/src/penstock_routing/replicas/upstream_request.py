@@ -65,6 +65,8 @@ class UpstreamRequest:
     verdict_timer: ends it where no verdict comes in time.
     bound_bytes: most bytes held, where there is a bound.
     heard_s: when the replica's last message about it came. longest_silence_s: how long none may come.
+    engine_fields: with which the request is sent to the engine itself; empty where the replica sends it.
+    on_end: called once, when it has ended or is given up.
     """
 
     __slots__ = (
@@ -79,9 +81,11 @@ class UpstreamRequest:
         "_tokens",
         "_waiter",
         "end",
+        "engine_fields",
         "heard_s",
         "id",
         "longest_silence_s",
+        "on_end",
         "verdict",
         "verdict_timer",
     )
@@ -97,6 +101,8 @@ class UpstreamRequest:
         self.end: End | None = None
         self.verdict_timer: asyncio.TimerHandle | None = None
         self.heard_s, self.longest_silence_s = -inf, inf
+        self.engine_fields = b""
+        self.on_end: Callable[[], object] | None = None
         self._bound_bytes, self._on_overflow = bound_bytes, on_overflow
         self._chunks: list[bytes] = []
         self._held_bytes = self._taken_bytes = self._tokens = 0
@@ -170,12 +176,14 @@ class UpstreamRequest:
             self._budget.leave(self)
             self._budget = None
         self._chunks, self._tokens, self._held_bytes, self._taken_bytes = [], 0, 0, 0
+        self._stop()
 
     def finish(self, end: End) -> None:
         """End it. A second end changes nothing."""
         if self.end is None:
             self.end = end
             self.stop_verdict_timer()
+            self._stop()
             self._wake()
 
     def take(self) -> Received:
@@ -203,6 +211,12 @@ class UpstreamRequest:
     def _is_behind(self) -> bool:
         """Whether output is held that the task does not wait for."""
         return self._held_bytes > 0 and self._waiter is None
+
+    def _stop(self) -> None:
+        """Stop what brings it, if it is not the replica's session."""
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
 
     def _wake(self) -> None:
         self._changed_since, self._relay = True, None

@@ -9,7 +9,7 @@ import socket
 import ssl
 from urllib.parse import quote, urlsplit
 
-from penstock_sidecar.engine.connection import EngineConnection, EngineGone
+from penstock_runtime.engine.connection import EngineConnection, EngineUnreachable
 
 PORTS = {"http": 80, "https": 443}
 
@@ -36,7 +36,7 @@ class EngineConnections:
         return len(self._idle)
 
     async def take(self) -> EngineConnection:
-        """Return the connection that was used last, or a new one. Raises EngineGone."""
+        """Return the connection that was used last, or a new one. Raises EngineUnreachable."""
         while self._idle:
             connection, timer = self._idle.popitem()
             timer.cancel()
@@ -45,12 +45,12 @@ class EngineConnections:
         return await self.open()
 
     async def open(self) -> EngineConnection:
-        """Return a new connection. Raises EngineGone."""
+        """Return a new connection. Raises EngineUnreachable."""
         try:
             async with asyncio.timeout(self._connect_s):
                 return await self._open()
         except (OSError, UnicodeError) as error:  # a name that is none is a UnicodeError
-            raise EngineGone(error) from error
+            raise EngineUnreachable(error) from error
 
     def give_back(self, connection: EngineConnection) -> None:
         """Keep a connection for later where another exchange may follow; else close it."""

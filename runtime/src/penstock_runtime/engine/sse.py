@@ -1,7 +1,7 @@
 """Tokens in a stream of server-sent events, counted without parsing each event.
 
-The sidecar passes an engine's bytes on untouched, and counts blank lines, which end events and cannot occur
-inside JSON. One event carries one token, except the chat's opening event (a role and empty content), the
+An engine's bytes are passed on untouched. Blank lines are counted, which end events and cannot occur inside
+JSON. One event carries one token, except the chat's opening event (a role and empty content), the
 usage at the end and `[DONE]`. Where an engine merges tokens into one event, the count is too low until the
 usage comes; `Finished` reports the usage where there is one.
 

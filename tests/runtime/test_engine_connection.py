@@ -10,12 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from penstock_sidecar.engine import connection as engine_connection
-from penstock_sidecar.engine.connection import EngineConnection, EngineGone
-from penstock_sidecar.engine.connections import EngineConnections
+from patience import eventually as until
+from penstock_runtime.engine import connection as engine_connection
+from penstock_runtime.engine.connection import EngineConnection, EngineGone
+from penstock_runtime.engine.connections import EngineConnections
 from self_signed import Identity
-
-from tests.sidecar.conftest import until
 
 ASKED = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -27,6 +27,10 @@ class EngineGone(Exception):
         super().__init__(f"{type(cause).__name__}: {cause}")
 
 
+class EngineUnreachable(EngineGone):
+    """No connection could be opened: nothing of a request has been sent."""
+
+
 class Malformed(Exception):
     """The engine sends what no answer may hold."""
 

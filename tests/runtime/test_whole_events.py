@@ -5,8 +5,8 @@ from itertools import accumulate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_sidecar.engine.sse import EVENT_BYTES
-from penstock_sidecar.engine.whole_events import WholeEvents
+from penstock_runtime.engine.sse import EVENT_BYTES
+from penstock_runtime.engine.whole_events import WholeEvents
 
 EVENTS = [
     b'data: {"text":"a\\n\\n"}\n\n',

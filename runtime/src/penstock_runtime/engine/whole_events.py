@@ -5,7 +5,7 @@ the rest of the answer, must begin behind a whole one, so only whole events are 
 leaves incomplete at its end is dropped, as clients drop it [WHATWG HTML, 9.2.6].
 """
 
-from penstock_sidecar.engine.sse import EVENT_BYTES
+from penstock_runtime.engine.sse import EVENT_BYTES
 
 _LINE_END, _CRLF_LINE_END = b"\n\n", b"\n\r\n"
 """Two ways in which the blank line that ends an event follows the line before it."""

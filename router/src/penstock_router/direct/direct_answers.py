@@ -1,0 +1,185 @@
+"""Sends admitted requests to engines, and their answers to the requests' readers.
+
+    sidecar ─verdict, ticket─▶ router ─body, ticket─▶ engine ─answer─▶ router ─▶ client
+            ◀─────how it ended─
+
+An answer fills the same `UpstreamRequest` that a session would fill, so its reader sees no difference. Each
+request has a task; what a read brings is passed on in the turn of the event loop that reads it, without
+waking the task. The sidecar follows progress by the engine's reports, and is told here how an answer ends. It
+then sends the request's figures, which end it.
+"""
+
+import asyncio
+
+import structlog
+from penstock_core.domain.verdict import Reason, Rejected
+from penstock_proto import replica_pb2 as wire
+from penstock_routing.replicas.replica_link import ReplicaLink
+from penstock_routing.replicas.upstream_request import End, UpstreamRequest
+from penstock_routing.replicas.wire_conversion import INTERNAL
+from penstock_routing.request.generation_request import GENERATES, GenerationRequest
+from penstock_runtime.clock import monotonic
+from penstock_runtime.engine.connection import EngineGone, EngineUnreachable
+from penstock_runtime.engine.http_client import AnswerTooLong, EngineResponse
+from penstock_runtime.engine.sse import DONE, EngineUsage, TokenCount, usage_of_body
+from penstock_runtime.engine.whole_events import WholeEvents
+from penstock_runtime.openai_errors import ApiError
+
+from penstock_router.direct.engine_access import EngineAccess
+
+PATHS = {endpoint: path for path, endpoint in GENERATES.items()}
+
+ANSWER_BYTES = 32 << 20
+"""Largest answer that is not streamed: it is held whole."""
+
+FULL = frozenset({429, 503})
+"""Statuses by which an engine says that it has no room: the next replica may have."""
+
+CLOSED = frozenset({401, 403})
+"""Statuses by which an engine does not let this router in."""
+
+ENGINE_LOST = wire.Failed(
+    failure=wire.FAILURE_ENGINE_LOST,
+    status=502,
+    body=ApiError(502, "the engine was lost while it served this request", "engine_lost").body(),
+)
+
+log = structlog.get_logger()
+
+
+class _Over(Exception):
+    """Nobody reads the answer any more."""
+
+
+class DirectAnswers:
+    """One router's."""
+
+    def __init__(self, access: EngineAccess) -> None:
+        self._access = access
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def reaches(self, link: ReplicaLink) -> bool:
+        """Return whether a request may be sent to a replica's engine, as far as is known."""
+        return self._access.reaches(link)
+
+    def start(self, link: ReplicaLink, upstream: UpstreamRequest, request: GenerationRequest) -> None:
+        """Send a request with the `engine_fields` of its verdict, in a task of its own."""
+        task = asyncio.create_task(_Exchange(self._access, link, upstream, request).run())
+        upstream.on_end = task.cancel
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Exchange:
+    """One request at an engine."""
+
+    def __init__(
+        self, access: EngineAccess, link: ReplicaLink, upstream: UpstreamRequest, request: GenerationRequest
+    ) -> None:
+        self._access, self._link = access, link
+        self._upstream, self._request = upstream, request
+
+    async def run(self) -> None:
+        """Send the request and pass the answer on. A fault ends this request only."""
+        try:
+            await self._exchange(self._link.engine_endpoint or "")
+        except EngineUnreachable as error:
+            self._not_let_in(str(error))
+        except EngineGone as error:
+            log.warning("engine lost", request=self._request.id, cause=str(error))
+            self._end(wire.ANSWER_STATE_LOST, ENGINE_LOST)
+        except AnswerTooLong as error:
+            log.error("answer too long", request=self._request.id, error=str(error))
+            self._end(wire.ANSWER_STATE_REFUSED, INTERNAL)
+        except _Over:
+            self._link.abandon(self._upstream)
+        except Exception:
+            log.exception("answer not read", request=self._request.id)
+            self._end(wire.ANSWER_STATE_LOST, INTERNAL)
+
+    async def _exchange(self, endpoint: str) -> None:
+        request = self._request
+        body = body_with(request.body, self._upstream.engine_fields)
+        engine = self._access.engine(endpoint)
+        async with engine.post(PATHS[request.endpoint], body, request.id) as answer:
+            if answer.status in CLOSED:
+                self._not_let_in(f"it answers {answer.status}")
+            elif answer.status in FULL:
+                self._end(wire.ANSWER_STATE_FULL, Rejected(Reason.QUEUE_FULL))
+            elif answer.status != 200:
+                refusal = await answer.whole(ANSWER_BYTES)
+                failed = wire.Failed(failure=wire.FAILURE_ENGINE_REFUSED, status=answer.status, body=refusal)
+                self._end(wire.ANSWER_STATE_REFUSED, failed)
+            elif answer.streamed:
+                await self._stream(answer)
+            else:
+                await self._whole(answer)
+
+    async def _stream(self, answer: EngineResponse) -> None:
+        count, events = TokenCount(), WholeEvents()
+        upstream, begun, thinks = self._upstream, False, True
+
+        def receive(data: bytes) -> None:
+            nonlocal begun, thinks
+            tokens = count.feed(data)
+            passed = events.feed(data)
+            if passed or tokens:
+                upstream.heard_s = monotonic()
+                if not upstream.put(passed, tokens):
+                    raise _Over
+            if not begun:
+                begun = True
+                self._tell(wire.ANSWER_STATE_BEGUN)
+            if thinks and count.thinking_tokens:
+                thinks = False
+                self._tell(wire.ANSWER_STATE_BEGUN, thinking_tokens=count.thinking_tokens)
+
+        await answer.each(receive)
+        if not count.done:
+            if not count.finished:
+                raise EngineGone(ConnectionError("the answer was cut short"))
+            upstream.put(DONE + b"\n\n", 0)  # clients wait for it
+        self._whole_told(count.tokens, count.usage)
+
+    async def _whole(self, answer: EngineResponse) -> None:
+        body = await answer.whole(ANSWER_BYTES)
+        if not body:
+            raise EngineGone(ConnectionError("the answer was empty"))
+        usage = usage_of_body(body)
+        tokens = usage.completion_tokens if usage else 0
+        self._upstream.heard_s = monotonic()
+        if not self._upstream.put(body, tokens):
+            raise _Over
+        self._whole_told(tokens, usage)
+
+    def _whole_told(self, tokens: int, usage: EngineUsage | None) -> None:
+        """Tell the sidecar that the answer is whole. It answers with the request's figures."""
+        if usage is None:
+            self._tell(wire.ANSWER_STATE_WHOLE, tokens=tokens)
+            return
+        self._tell(
+            wire.ANSWER_STATE_WHOLE,
+            tokens=tokens,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+        )
+
+    def _not_let_in(self, cause: str) -> None:
+        """Leave the request to the sidecar. Nothing of its answer has come."""
+        self._access.not_reached(self._link.engine_endpoint or "", cause)
+        self._tell(wire.ANSWER_STATE_UNREACHABLE)
+
+    def _end(self, state: "wire.AnswerState.ValueType", end: End) -> None:
+        """End the request here and at the sidecar."""
+        self._tell(state)
+        self._upstream.on_end = None  # this task ends by itself
+        self._upstream.finish(end)
+
+    def _tell(self, state: "wire.AnswerState.ValueType", **counts: int) -> None:
+        self._link.answered(self._upstream, wire.EngineAnswer(state=state, **counts))
+
+
+def body_with(body: bytes, engine_fields: bytes) -> bytes:
+    """Return a client's body with these `vllm_xargs`: the last of two equal names counts."""
+    return body.rstrip()[:-1] + b',"vllm_xargs":' + engine_fields + b"}"

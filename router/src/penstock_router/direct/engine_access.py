@@ -1,0 +1,69 @@
+"""HTTP connections of a router to its replicas' engines, and which of them it can reach.
+
+An engine may be closed to this router: by a network policy that is not there yet, by an engine that listens
+on its own machine only, by another API key. Its requests then go through the sidecar, and the router tries
+again later.
+"""
+
+from math import inf
+
+import structlog
+from penstock_routing.replicas.replica_link import ReplicaLink
+from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_runtime.clock import monotonic
+from penstock_runtime.engine.http_client import EngineHttp
+
+AGENT = "penstock-router"
+
+CONNECT_S = 1.0
+"""Timeout for a connection to an engine, which is in the same network: beyond it, a first SYN and its retry
+are lost."""
+
+AGAIN_S = 30.0
+"""Time until an engine that could not be reached is tried again. Each try may cost a request `CONNECT_S`."""
+
+log = structlog.get_logger()
+
+
+class EngineAccess:
+    """One router's. enabled: whether the pool's answers are to be read at engines.
+
+    api_key: the engines'; empty without one.
+    """
+
+    def __init__(self, replica_set: ReplicaSet, *, enabled: bool, api_key: str) -> None:
+        self._replica_set, self._enabled, self._api_key = replica_set, enabled, api_key
+        self._engines: dict[str, EngineHttp] = {}
+        self._again_s: dict[str, float] = {}
+
+    def reaches(self, link: ReplicaLink) -> bool:
+        """Return whether a request may be sent to a replica's engine, as far as is known."""
+        endpoint = link.engine_endpoint
+        return self._enabled and endpoint is not None and monotonic() >= self._again_s.get(endpoint, -inf)
+
+    def engine(self, endpoint: str) -> EngineHttp:
+        """Return the connections to an engine."""
+        engine = self._engines.get(endpoint)
+        if engine is None:
+            self._forget_others()
+            engine = self._engines[endpoint] = EngineHttp(
+                f"http://{endpoint}", AGENT, api_key=self._api_key, connect_s=CONNECT_S
+            )
+        return engine
+
+    def not_reached(self, endpoint: str, cause: str) -> None:
+        """Note that an engine does not let this router in."""
+        log.warning("engine not reached: its answers pass the sidecar", engine=endpoint, cause=cause)
+        self._again_s[endpoint] = monotonic() + AGAIN_S
+
+    def close(self) -> None:
+        """Close idle connections."""
+        for engine in self._engines.values():
+            engine.close()
+
+    def _forget_others(self) -> None:
+        """Forget engines of replicas that are gone."""
+        there = {link.engine_endpoint for link in self._replica_set.links}
+        for endpoint in [endpoint for endpoint in self._engines if endpoint not in there]:
+            self._engines.pop(endpoint).close()
+        self._again_s = {endpoint: at_s for endpoint, at_s in self._again_s.items() if endpoint in there}
