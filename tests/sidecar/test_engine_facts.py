@@ -13,7 +13,8 @@ from penstock_pool.time_models import FORMAT
 from penstock_profiler import EngineKvCache, MeasuredEngine
 from penstock_runtime.serving import StartError
 from penstock_sidecar.engine.client import Probe
-from penstock_sidecar.engine.facts import Facts, facts_of, until_ready
+from penstock_sidecar.engine.facts import Facts
+from penstock_sidecar.engine.facts_at_start import facts_of, until_ready
 from penstock_sidecar.engine.measured_facts import facts_from
 from structlog.testing import capture_logs
 from virtual_time import now_s, run

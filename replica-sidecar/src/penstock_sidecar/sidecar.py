@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.client import EngineClient
-from penstock_sidecar.engine.facts import facts_of
+from penstock_sidecar.engine.facts_at_start import facts_of
 from penstock_sidecar.engine.watch import EngineWatch
 from penstock_sidecar.http.http_serving import http_app, http_listener, http_serving
 from penstock_sidecar.metrics import Metrics
