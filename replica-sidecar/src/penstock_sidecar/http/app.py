@@ -10,9 +10,8 @@ import orjson
 from penstock_routing.applications.tier_selection import unknown_model
 from penstock_routing.request import request_head
 from penstock_routing.request.generation_request import GENERATES
-from penstock_routing.response.error_headers import beside_error
-from penstock_routing.response.upstream_error import UpstreamError
-from penstock_runtime.http_request import ClientGone, HttpRequest
+from penstock_routing.response.error_answers import ErrorAnswers
+from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_sidecar.http.intake import HttpAttempt
@@ -37,26 +36,12 @@ class HttpApp:
         """Answer one request. Every error leaves with the request's id."""
         head = request_head.head_of(http.headers)
         request_id = request_head.request_id(head)
-        try:
+        async with ErrorAnswers(http, request_id, lambda: self._faults.count("http", None)):
             endpoint = GENERATES.get(http.path)
             if endpoint is not None and http.method == "POST":
                 await self._request_path.serve(HttpAttempt(http, head, endpoint, request_id))
             else:
                 await http.answer(self._page(http, endpoint is not None))
-        except ApiError as error:
-            error.headers = (*error.headers, *beside_error(error.status, request_id, error.headers))
-            raise
-        except UpstreamError as refusal:
-            beside = beside_error(refusal.status, request_id)
-            headers = [(name.encode(), value.encode()) for name, value in beside]
-            await http.answer(refusal.body, refusal.status, headers=headers)
-        except ClientGone:
-            raise
-        except Exception:
-            self._faults.count("http", None)
-            raise ApiError(
-                500, "internal error", type="server_error", headers=((request_head.REQUEST_ID, request_id),)
-            ) from None
 
     def _page(self, http: HttpRequest, generates: bool) -> bytes:
         """Return the body of a page. Raises ApiError."""

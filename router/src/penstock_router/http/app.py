@@ -20,10 +20,9 @@ from penstock_routing.request import request_head
 from penstock_routing.request.byte_budget import ByteBudget
 from penstock_routing.request.generation_request import GENERATES
 from penstock_routing.request.request_body import BodyReader
-from penstock_routing.response.error_headers import beside_error
-from penstock_routing.response.upstream_error import UpstreamError
+from penstock_routing.response.error_answers import ErrorAnswers
 from penstock_routing.settings import Settings
-from penstock_runtime.http_request import ClientGone, HttpRequest
+from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import is_loopback
 
@@ -111,28 +110,17 @@ class RouterApp:
         """Answer one request. Every error leaves as ApiError with the request's id, faults of ours too."""
         head = request_head.head_of(http.headers)
         request_id = request_head.request_id(head)
-        try:
+        async with ErrorAnswers(http, request_id, lambda: self._fault(request_id, http.path)):
             endpoint = GENERATES.get(http.path)
             if endpoint is not None and http.method == "POST":
                 turn, self._turn = self._turn, self._turn + 1
                 await self._generate(IncomingRequest(http, head, endpoint, request_id, turn))
             else:
                 await self._page(http, endpoint is not None)
-        except ApiError as error:
-            error.headers = (*error.headers, *beside_error(error.status, request_id, error.headers))
-            raise
-        except UpstreamError as refusal:
-            beside = beside_error(refusal.status, request_id)
-            headers = [(name.encode(), value.encode()) for name, value in beside]
-            await http.answer(refusal.body, refusal.status, headers=headers)
-        except ClientGone:
-            raise
-        except Exception:
-            self.metrics.faults.inc()
-            log.exception("request failed", request=request_id, path=http.path)
-            raise ApiError(
-                500, "internal error", type="server_error", headers=((request_head.REQUEST_ID, request_id),)
-            ) from None
+
+    def _fault(self, request_id: str, path: str) -> None:
+        self.metrics.faults.inc()
+        log.exception("request failed", request=request_id, path=path)
 
     async def _page(self, http: HttpRequest, generates: bool) -> None:
         """Answer what is no generating request."""
