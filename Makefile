@@ -104,8 +104,8 @@ bench-vllm-real: vllm-env ## vllm beside vLLM itself in every scenario, by rate 
 bench-vllm-plugin: vllm-env ## what a policy costs inside vLLM: CPU time a step beside vLLM's own scheduler
 	@$(BIN)/python bench/vllm_plugin.py
 
-bench-router: setup ## router and sidecar beside vllm-router: latency, requests/s, CPU a token, memory
-	@$(BIN)/python bench/router_overhead.py --profile
+bench-router: setup ## every data path beside Envoy alone, vllm-router, smg and LiteLLM: latency, requests/s, CPU, memory
+	@$(BIN)/python bench/router_overhead.py --out bench/results/router-overhead.txt
 
 bench-planner: setup ## admission and one step: p50, p99, max
 	@$(BIN)/python bench/planner.py

@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import median
 
 from overhead import measures, report
-from overhead.deployments import OTHER_CORE, POOL, Machine, penstock
+from overhead.deployments import POOL, penstock
+from overhead.machine import OTHER_CORE, machine
 from overhead.measures import Seen
 
 MOVES = {"cannot move": 0, "can move": 2}
@@ -37,17 +38,15 @@ def main() -> None:
 
 async def measured(options: argparse.Namespace) -> dict[str, Seen]:
     seen = {name: Seen() for name in MOVES}
-    with tempfile.TemporaryDirectory() as folder:
-        machine = Machine(Path(folder))
-        with machine.stack:
-            ways = {}
-            for name, moves in MOVES.items():
-                pool = f"{POOL}  routing: {{maxMoves: {moves}}}\n"
-                ways[name] = penstock(machine, options.step_ms, name.replace(" ", "-"), pool_text=pool)
-            for turn in range(options.rounds):
-                order = list(ways) if turn % 2 else list(reversed(ways))
-                for name in order:
-                    await measures.tokens(ways[name], seen[name], options.streams, options.window_s)
+    with tempfile.TemporaryDirectory() as folder, machine(Path(folder)) as here:
+        ways = {}
+        for name, moves in MOVES.items():
+            pool = f"{POOL}  routing: {{maxMoves: {moves}}}\n"
+            ways[name] = penstock(here, options.step_ms, name.replace(" ", "-"), pool_text=pool)
+        for turn in range(options.rounds):
+            order = list(ways) if turn % 2 else list(reversed(ways))
+            for name in order:
+                await measures.tokens(ways[name], seen[name].token_cpu_us, options.streams, options.window_s)
     return seen
 
 

@@ -1,12 +1,14 @@
-"""What Penstock's router and sidecar cost, beside vllm-router (Rust, PyPI) in the same run.
+"""What the ways from a client to an engine cost, beside each other in one run.
 
-Three ways to the same kind of engine take turns: direct, through Penstock's router and sidecar, through
-vllm-router. Asked of each: latency added with one client, requests a second on one core, CPU per streamed
-token, memory. The engine is `bench/overhead/fast_engine.py`, which answers at once; see there why it is not
-the simulated one. It reports its iterations to the sidecar, and the pool's targets are loose, so the sidecar
-plans every request and admits all. What is measured runs on core 0, engines and client on core 1.
+Penstock's router with a sidecar, an Envoy that asks the picker by ext_authz or by ext_proc, Envoy alone, and
+from PyPI vllm-router, smg and LiteLLM's proxy take turns in front of the same kind of engine. Asked of each:
+latency added with one client, requests a second on one core, CPU a request and a streamed token, memory; of
+Penstock's also what a hop costs, and how long answers take at 500 requests/s in front of ten replicas. The
+engine is `bench/overhead/fast_engine.py`, which answers at once; see there why it is not the simulated one.
+It reports its iterations to the sidecar, and the pool's targets are loose, so the sidecar plans every request
+and admits all. What is measured runs on core 0, engines and client on core 1.
 
-vllm-router does less: no admission, no schedule, no view of the engine. The ratio is a price, not a score.
+The others do less: no admission, no schedule, no view of the engine. A ratio is a price, not a score.
 """
 
 import argparse
@@ -17,10 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import uvloop
-from overhead import measures, profiles, report
-from overhead.deployments import OTHER_CORE, Way, ways
+from overhead import fleet, measures, profiles, report
 from overhead.load import interleave
+from overhead.machine import OTHER_CORE, Way
 from overhead.measures import Seen
+from overhead.ways import OURS, WAYS, ways
 
 MEMORY_STREAMS, MEMORY_STEP_MS = 1000, 400.0
 
@@ -31,79 +34,85 @@ def main() -> None:
     head = f"router overhead, {datetime.now(UTC):%Y-%m-%d}\n{report.machine()}\n"
     print(head, flush=True)
     with tempfile.TemporaryDirectory() as name:
-        text = in_two_parts(options, Path(name))
+        text = f"{settings(options)}\n\n{in_parts(options, Path(name))}"
     print(text)
     if options.out:
-        options.out.write_text(f"{head}{settings(options)}\n\n{text}\n")
+        options.out.write_text(f"{head}{text}\n")
 
 
-def in_two_parts(options: argparse.Namespace, folder: Path) -> str:
-    """Speed first; then memory, with streams so slow that a thousand of them are no load."""
-    with ways(folder, options.step_ms, peer=options.peer) as running:
-        seen = {name: Seen() for name in running}
+def in_parts(options: argparse.Namespace, folder: Path) -> str:
+    """Measure speed; memory, with a thousand streams too slow to be a load; what needs several replicas."""
+    seen = {name: Seen() for name in options.ways}
+    with ways(folder / "speed", options.step_ms, options.ways) as running:
         uvloop.run(measured(running, seen, options))
-        costs = uvloop.run(profiled(running["penstock"], options, folder)) if options.profile else ""
-    with ways(folder, MEMORY_STEP_MS, peer=options.peer) as running:
+        costs = [uvloop.run(profiled(running[name], options, folder)) for name in options.profile]
+    carry = [name for name, way in running.items() if way.pids and way.most_streams >= MEMORY_STREAMS]
+    with ways(folder / "memory", MEMORY_STEP_MS, carry) as running:
         uvloop.run(remembered(running, seen))
-    return f"{report.table('medians over rounds', report.rows(seen))}\n\n{costs}".rstrip()
+    progress("several replicas")
+    fleets = uvloop.run(fleet.measured(folder, options.rounds, options.seconds))
+    lines = [*report.rows(seen), *report.fleet_rows(fleets)]
+    columns = [name for name in options.ways if name != "direct"]
+    return "\n\n".join([report.table(lines, columns), report.by_process(seen), report.goals(lines), *costs])
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each way (default %(default)s)")
-    parser.add_argument(
-        "--requests", type=int, default=1000, help="per turn, for latency (default %(default)s)"
-    )
-    parser.add_argument(
-        "--burst", type=int, default=6000, help="per turn, for requests/s (default %(default)s)"
-    )
-    parser.add_argument("--streams", type=int, default=256, help="for CPU per token (default %(default)s)")
-    parser.add_argument(
-        "--window-s", type=float, default=5.0, help="of steady streaming (default %(default)s)"
-    )
-    parser.add_argument(
-        "--step-ms", type=float, default=30.0, help="between a stream's tokens (default %(default)s)"
-    )
-    parser.add_argument("--no-peer", dest="peer", action="store_false", help="without vllm-router")
-    parser.add_argument("--profile", action="store_true", help="also the three largest costs of each process")
-    parser.add_argument("--out", type=Path, help="write what is printed to this file too")
-    return parser.parse_args()
+    add = parser.add_argument
+    add("--rounds", type=int, default=3, help="turns of each way (default %(default)s)")
+    add("--seconds", type=float, default=2.0, help="of each measure in a turn (default %(default)s)")
+    add("--streams", type=int, default=256, help="for CPU a token; and a quarter (default %(default)s)")
+    add("--step-ms", type=float, default=30.0, help="between a stream's tokens (default %(default)s)")
+    add("--without", action="append", default=[], choices=list(WAYS), help="leave a way out; may be repeated")
+    add("--profile", action="store_true", help="also the three largest costs of each process of Penstock's")
+    add("--out", type=Path, help="write what is printed to this file too")
+    options = parser.parse_args()
+    options.ways = [name for name in WAYS if name not in options.without]
+    options.profile = [name for name in OURS if name in options.ways] if options.profile else []
+    return options
 
 
 def settings(options: argparse.Namespace) -> str:
     return (
-        f"{options.rounds} rounds; latency: 1 connection x {options.requests}; rate: {measures.CONNECTIONS}"
-        f" connections x {options.burst}; tokens: {options.streams} streams, one token per"
-        f" {options.step_ms:g} ms each, for {options.window_s:g} s"
+        f"{options.rounds} rounds of {options.seconds:g} s for each measure; latency: 1 connection; rate:"
+        f" {measures.CONNECTIONS} connections; tokens: {options.streams} streams (few:"
+        f" {options.streams // 4}; litellm: 16, which it carries), one token per {options.step_ms:g} ms each"
     )
 
 
 async def measured(running: dict[str, Way], seen: dict[str, Seen], options: argparse.Namespace) -> None:
-    for way in running.values():
+    for name, way in running.items():
+        measures.idle_memory(way, seen[name])
         await measures.warm_up(way)
     for number, name in interleave(options.rounds, list(running)):
         progress(f"round {number + 1} of {options.rounds}: {name}")
-        way = running[name]
-        await measures.one_at_a_time(way, seen[name], options.requests)
+        way, one = running[name], seen[name]
+        await measures.one_at_a_time(way, one, options.seconds)
         if way.pids:
-            await measures.as_many_as_it_can(way, seen[name], options.burst)
-            await measures.tokens(way, seen[name], options.streams, options.window_s)
+            await measures.as_many_as_it_can(way, one, options.seconds)
+            for costs, streams in (
+                (one.few_token_cpu_us, options.streams // 4),
+                (one.token_cpu_us, options.streams),
+            ):
+                await measures.tokens(way, costs, min(streams, way.most_streams), options.seconds)
 
 
 async def remembered(running: dict[str, Way], seen: dict[str, Seen]) -> None:
     for name, way in running.items():
-        if way.pids:
-            progress(f"memory: {name}")
-            measures.idle_memory(way, seen[name])
-            await measures.memory(way, seen[name], MEMORY_STREAMS)
+        progress(f"memory: {name}")
+        await measures.memory(way, seen[name], MEMORY_STREAMS)
 
 
 async def profiled(way: Way, options: argparse.Namespace, folder: Path) -> str:
-    lines = ["largest costs, share of the process's busy time (py-spy, own time with the C code it calls)"]
+    lines = [
+        f"{way.name}: largest costs, share of the process's busy time (py-spy, own time with its C code)"
+    ]
     for name in way.pids:
-        progress(f"profile: {name}")
-        tokens = await profiles.of_tokens(way, name, options.streams, options.window_s, folder)
-        requests = await profiles.of_requests(way, name, options.window_s, folder)
+        if name == "envoy":
+            continue
+        progress(f"profile: {way.name}: {name}")
+        tokens = await profiles.of_tokens(way, name, options.streams, 5.0, folder)
+        requests = await profiles.of_requests(way, name, 5.0, folder)
         lines += [f"{name}, {options.streams} streams:", *(f"  {cost}" for cost in tokens)]
         lines += [f"{name}, JSON requests:", *(f"  {cost}" for cost in requests)]
     return "\n".join(lines)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from containment import contained, cost, keys, overload
 from containment.report import Row, keep, page
-from overhead.deployments import OTHER_CORE
+from overhead.machine import OTHER_CORE
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 HEADS = {

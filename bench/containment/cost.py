@@ -14,11 +14,12 @@ from statistics import median
 
 from containment.report import Row, row
 from overhead import measures
-from overhead.deployments import BIN, Machine, Way, penstock
+from overhead.deployments import BIN, penstock
 from overhead.load import interleave
+from overhead.machine import Way, machine
 from overhead.measures import Seen
 
-STEP_MS, STREAMS, WINDOW_S, BURST = 30.0, 192, 5.0, 3000
+STEP_MS, STREAMS, WINDOW_S, BURST_S = 30.0, 192, 5.0, 2.0
 GOAL = 1.03
 KINDS = {
     "JSON request": "request_cpu_us",
@@ -47,11 +48,10 @@ class Cost:
 
 def measured(folder: Path, baseline: Path, rounds: int) -> list[Row]:
     """Return a row for each kind of work. baseline: a checkout with its `.venv`."""
-    machine = Machine(folder)
-    with machine.stack:
+    with machine(folder) as here:
         running = {
-            "before": penstock(machine, STEP_MS, "before", baseline / ".venv" / "bin"),
-            "now": penstock(machine, STEP_MS, "now", BIN),
+            "before": penstock(here, STEP_MS, "before", baseline / ".venv" / "bin"),
+            "now": penstock(here, STEP_MS, "now", BIN),
         }
         seen = asyncio.run(_in_turns(running, rounds))
     return [_row(what, _cost(seen, field)) for what, field in KINDS.items()] + _parts(seen)
@@ -63,8 +63,8 @@ async def _in_turns(running: Mapping[str, Way], rounds: int) -> dict[str, Seen]:
         await measures.warm_up(way)
     for number, name in interleave(rounds, list(running)):
         print(f"cost: round {number + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
-        await measures.as_many_as_it_can(running[name], seen[name], BURST)
-        await measures.tokens(running[name], seen[name], STREAMS, WINDOW_S)
+        await measures.as_many_as_it_can(running[name], seen[name], BURST_S)
+        await measures.tokens(running[name], seen[name].token_cpu_us, STREAMS, WINDOW_S)
     return seen
 
 

@@ -1,29 +1,21 @@
-"""The three ways from a client to the engine, as running processes.
+"""Penstock in front of fast engines: sidecars, and a router or an Envoy with its picker in front of them."""
 
-Each way has an engine of its own, the same program with the same settings, because the one behind a sidecar
-reports to it and would report the others' requests too. What is measured runs on one core, engines and the
-client on another, where the machine has two.
-"""
-
-import contextlib
-import os
-import re
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from overhead.load import BadAnswer
-from overhead.peer import vllm_router
+import orjson
+from overhead.machine import MEASURED_CORE, Machine, Started, Way, free_port, wait_until_ready
+from penstock_cli.local.envoy import envoy_command, envoy_program
+from penstock_runtime.envoy import ext_authz, ext_proc
+from penstock_runtime.envoy.bootstrap import bootstrap
+from penstock_runtime.envoy.endpoints import write_endpoints
+from penstock_runtime.envoy.json_parts import Json
+from penstock_runtime.envoy.settings import EnvoySettings, SocketAddress
 
 BIN = Path(sys.executable).parent
-MEASURED_CORE, OTHER_CORE = 0, min(1, (os.cpu_count() or 1) - 1)
-START_S = 60.0
 
 POOL = """\
 apiVersion: penstock.dev/v1alpha1
@@ -41,115 +33,157 @@ spec:
 """
 """Loose targets: every request is planned for, as in a real pool, and none is turned away."""
 
+PICKER = {"envoy+authz": "ext_authz", "envoy+proc": "ext_proc"}
+"""How the Envoy of a way asks its picker."""
+
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to the engine: where the client sends, and the processes in between by name."""
+class Replica:
+    """A sidecar beside a fast engine. grpc, http: where it answers routers and gateways."""
 
     name: str
-    url: str
-    pids: dict[str, int]
+    grpc: str
+    http: str
+    pid: int
 
 
-class Started:
-    """A child process with its log in a file."""
-
-    def __init__(self, command: list[str | Path], core: int, log: Path) -> None:
-        self.log = log
-        with log.open("wb") as out:
-            self.process = subprocess.Popen(["taskset", "-c", str(core), *command], stdout=out, stderr=out)
-
-    def wait_for(self, pattern: str) -> str:
-        """The first group of `pattern` once the log has it."""
-        deadline_s = time.monotonic() + START_S
-        while time.monotonic() < deadline_s:
-            found = re.search(pattern, self.log.read_text(errors="replace"))
-            if found:
-                return found[1]
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.02)
-        raise SystemExit(f"{self.log.stem} did not start:\n{self.log.read_text(errors='replace')}")
-
-    def stop(self) -> None:
-        """End it, kindly and then not."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-class Machine:
-    """Starts processes and stops them all, last first."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.stack = contextlib.ExitStack()
-
-    def start(self, name: str, command: list[str | Path], core: int) -> Started:
-        started = Started(command, core, self.folder / f"{name}.log")
-        self.stack.callback(started.stop)
-        return started
-
-    def engine(self, name: str, step_ms: float, telemetry: Path | None) -> str:
-        """A fast engine's address."""
-        program = Path(__file__).with_name("fast_engine.py")
-        reports: list[str | Path] = [] if telemetry is None else ["--telemetry", telemetry]
-        command: list[str | Path] = [sys.executable, program, "--step-ms", str(step_ms), *reports]
-        return "127.0.0.1:" + self.start(name, command, OTHER_CORE).wait_for(r"ready (\d+)")
-
-
-@contextlib.contextmanager
-def ways(folder: Path, step_ms: float, *, peer: bool) -> Iterator[dict[str, Way]]:
-    """All ways, up and answering; stopped on leaving."""
-    machine = Machine(folder)
-    with machine.stack:
-        running = {"direct": _direct(machine, step_ms), "penstock": penstock(machine, step_ms)}
-        if peer:
-            running["vllm-router"] = _peer(machine, step_ms)
-        try:
-            yield running
-        except BadAnswer as error:
-            output = [
-                f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in folder.glob("*.log")
-            ]
-            raise SystemExit("\n".join([*output, f"a request failed: {error}"])) from None
-
-
-def _direct(machine: Machine, step_ms: float) -> Way:
-    return Way("direct", f"http://{machine.engine('engine-direct', step_ms, None)}", {})
+def replicas(
+    machine: Machine, name: str, pools: Sequence[str], step_ms: float, programs: Path = BIN, *, http: bool
+) -> list[Replica]:
+    """Start a sidecar and its engine for each pool file. http: whether they answer gateways too."""
+    sidecars: list[Started] = []
+    for number, text in enumerate(pools):
+        pool, telemetry = (
+            pool_file(machine, f"{name}-r{number}", text),
+            machine.folder / f"{name}{number}.sock",
+        )
+        engine = machine.engine(f"engine-{name}-r{number}", step_ms, telemetry)
+        command: list[str | Path] = [
+            *(programs / "penstock-sidecar", "-f", pool, "--name", f"r{number}", "--listen", "127.0.0.1:0"),
+            *("--engine", f"http://{engine}", "--telemetry", telemetry),
+            *(("--http-port", "0") if http else ()),
+        ]
+        sidecars.append(machine.start(f"sidecar-{name}-r{number}", command, MEASURED_CORE))
+    return [
+        Replica(
+            f"r{number}",
+            _serving(sidecar, "address"),
+            _serving(sidecar, "http") if http else "",
+            sidecar.pid,
+        )
+        for number, sidecar in enumerate(sidecars)
+    ]
 
 
 def penstock(
     machine: Machine, step_ms: float, name: str = "penstock", programs: Path = BIN, pool_text: str = POOL
 ) -> Way:
     """Start router, sidecar and engine. programs: where the first two are, of this checkout or another."""
-    pool, telemetry = machine.folder / f"pool-{name}.yaml", machine.folder / f"{name}.sock"
-    pool.write_text(pool_text)
-    engine = machine.engine(f"engine-{name}", step_ms, telemetry)
-    serving = r"(?m)^(?=.*\bevent=ready\b).*\baddress=(127\.0\.0\.1:\d+)"
-    sidecar = machine.start(
-        f"sidecar-{name}",
-        [
-            *(programs / "penstock-sidecar", "-f", pool, "--name", "r0", "--listen", "127.0.0.1:0"),
-            *("--engine", f"http://{engine}", "--telemetry", telemetry),
-        ],
-        MEASURED_CORE,
-    )
-    replica = f"r0={sidecar.wait_for(serving)}"
-    router = machine.start(
+    behind = replicas(machine, name, [pool_text], step_ms, programs, http=False)
+    return router(machine, name, behind, programs, pool_text)
+
+
+def gateway(machine: Machine, step_ms: float, name: str) -> Way:
+    """Start Envoy, its picker, a sidecar and its engine. name: also says how Envoy asks."""
+    return envoy(machine, name, replicas(machine, name, [POOL], step_ms, http=True), PICKER[name])
+
+
+def router(
+    machine: Machine, name: str, behind: Sequence[Replica], programs: Path = BIN, pool_text: str = POOL
+) -> Way:
+    """Start a router in front of replicas."""
+    pool = pool_file(machine, name, pool_text)
+    front = machine.start(
         f"router-{name}",
         [
             *(programs / "penstock-router", "-f", pool, "--host", "127.0.0.1", "--port", "0"),
-            *("--replica", replica, *_admin_port(programs)),
+            *_replica_flags(behind),
+            *_admin_port(programs),
         ],
         MEASURED_CORE,
     )
-    url = f"http://{router.wait_for(serving)}"
-    _wait_until_ready(f"{url}/ready")
-    return Way(name, url, {"router": router.process.pid, "sidecar": sidecar.process.pid})
+    url = f"http://{_serving(front, 'address')}"
+    wait_until_ready(f"{url}/ready")
+    return Way(name, url, {"router": front.pid} | _pids(behind))
+
+
+def envoy(
+    machine: Machine, name: str, behind: Sequence[Replica], protocol: str, pool_text: str = POOL
+) -> Way:
+    """Start an Envoy and a picker in front of replicas. protocol: in which the one asks the other."""
+    folder = machine.folder / name
+    folder.mkdir()
+    picker = machine.start(
+        f"picker-{name}",
+        [
+            *(BIN / "penstock-picker", "-f", pool_file(machine, name, pool_text), "--admin-port", "0"),
+            *(f"--{protocol.replace('_', '-')}-port", "0"),
+            *_replica_flags(behind),
+        ],
+        MEASURED_CORE,
+    )
+    wait_until_ready(f"http://{_serving(picker, 'admin')}/ready")
+    settings = _envoy_settings(folder, _address(_serving(picker, protocol)))
+    write_endpoints(Path(settings.endpoints_file), [replica.http for replica in behind])
+    asks = {"ext_authz": ext_authz.ext_authz, "ext_proc": ext_proc.ext_proc}[protocol](settings)
+    front = _start_envoy(machine, name, settings, bootstrap(settings, asks))
+    return Way(name, _url(settings.api), {"envoy": front.pid, "picker": picker.pid} | _pids(behind))
+
+
+def envoy_alone(machine: Machine, step_ms: float, name: str) -> Way:
+    """Start an Envoy in front of an engine: the same configuration without a picker."""
+    folder = machine.folder / name
+    folder.mkdir()
+    engine = machine.engine(f"engine-{name}", step_ms, None)
+    settings = _envoy_settings(folder, SocketAddress("127.0.0.1", free_port()))
+    write_endpoints(Path(settings.endpoints_file), [engine])
+    config = bootstrap(settings)
+    manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    del manager["http_filters"][0]
+    return Way(name, _url(settings.api), {"envoy": _start_envoy(machine, name, settings, config).pid})
+
+
+def pool_file(machine: Machine, name: str, text: str) -> Path:
+    file = machine.folder / f"pool-{name}.yaml"
+    file.write_text(text)
+    return file
+
+
+def _start_envoy(machine: Machine, name: str, settings: EnvoySettings, config: Json) -> Started:
+    file = Path(settings.folder) / "envoy.json"
+    file.write_bytes(orjson.dumps(config))
+    front = machine.start(f"envoy-{name}", list(envoy_command(envoy_program(), file)), MEASURED_CORE)
+    wait_until_ready(f"{_url(settings.pages)}/ready")
+    return front
+
+
+def _envoy_settings(folder: Path, picker: SocketAddress) -> EnvoySettings:
+    api, pages = (SocketAddress("127.0.0.1", free_port()) for _ in range(2))
+    return EnvoySettings(api=api, pages=pages, picker=picker, folder=PurePosixPath(folder))
+
+
+def _serving(started: Started, what: str) -> str:
+    """The address of that name in the line that says that a process is ready."""
+    return started.wait_for(rf"(?m)^(?=.*\bevent=ready\b).*\b{what}=(127\.0\.0\.1:\d+)")
+
+
+def _pids(behind: Sequence[Replica]) -> dict[str, int]:
+    if len(behind) == 1:
+        return {"sidecar": behind[0].pid}
+    return {f"sidecar {replica.name}": replica.pid for replica in behind}
+
+
+def _replica_flags(behind: Sequence[Replica]) -> tuple[str, ...]:
+    return tuple(word for each in behind for word in ("--replica", f"{each.name}={each.grpc}"))
+
+
+def _address(told: str) -> SocketAddress:
+    host, _, port = told.rpartition(":")
+    return SocketAddress(host, int(port))
+
+
+def _url(at: SocketAddress) -> str:
+    return f"http://{at.host}:{at.port}"
 
 
 def _admin_port(programs: Path) -> tuple[str, ...]:
@@ -158,39 +192,3 @@ def _admin_port(programs: Path) -> tuple[str, ...]:
         [programs / "penstock-router", "--help"], capture_output=True, text=True, check=True
     )
     return ("--admin-port", "0") if "--admin-port" in flags.stdout else ()
-
-
-def _peer(machine: Machine, step_ms: float) -> Way:
-    engine = machine.engine("engine-peer", step_ms, None)
-    port = _free_port()
-    router = machine.start(
-        "vllm-router",
-        [
-            *(vllm_router(), "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"),
-            *("--worker-urls", f"http://{engine}", "--prometheus-port", str(_free_port())),
-            *("--log-level", "warning", "--max-concurrent-requests", "8192"),
-        ],
-        MEASURED_CORE,
-    )
-    url = f"http://127.0.0.1:{port}"
-    _wait_until_ready(f"{url}/readiness")
-    return Way("vllm-router", url, {"vllm-router": router.process.pid})
-
-
-def _wait_until_ready(url: str) -> None:
-    deadline_s = time.monotonic() + START_S
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=1):
-                return
-        except OSError as error:
-            if time.monotonic() > deadline_s:
-                raise SystemExit(f"{url} is not ready after {START_S:g} s: {error}") from None
-            time.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port

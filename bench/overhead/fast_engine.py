@@ -136,8 +136,8 @@ class Connection(asyncio.Protocol):
         self.body += body
 
     def on_message_complete(self) -> None:
-        if self.path in ANSWERS:
-            self.transport.write(ANSWERS[self.path])
+        if self.parser.get_method() == b"GET":
+            self.transport.write(ANSWERS.get(self.path, NOT_FOUND))
             return
         request = json.loads(self.body)
         chat = self.path == b"/v1/chat/completions"
@@ -158,10 +158,6 @@ def stream_of(request: dict[str, Any], transport: asyncio.Transport, chat: bool)
         bool(options.get("include_usage")),
         bool(request.get("return_token_ids")),
     )
-
-
-def blocks(stream: Stream) -> int:
-    return 1 + (PROMPT_TOKENS + stream.generated) // BLOCK_TOKENS
 
 
 def token_chunk(stream: Stream, last: bool) -> bytes:
@@ -221,10 +217,10 @@ ANSWERS = {
     b"/v1/models": json_response(
         {"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 131072}]}
     ),
-    b"/tokenize": json_response({"count": PROMPT_TOKENS, "max_model_len": 131072, "tokens": []}),
     b"/version": json_response({"version": "bench"}),
     b"/metrics": b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 0\r\n\r\n",
 }
+NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 COMPLETE_CHAT = json_response(
     {
         **chunk_head(chat=True),

@@ -1,14 +1,16 @@
 """The client's side: raw HTTP/1.1 over asyncio, so that the client is not what is measured.
 
-`exchange_all` is a closed loop of `connections` that each send the next request once the last was answered.
-`Streams` opens many streamed answers and counts the tokens that arrive on them.
+`exchange_all` is a closed loop of `connections` that each send the next request once the last was answered;
+`exchange_at` an open one, which sends at a rate whatever is answered. `Streams` opens many streamed answers
+and counts the tokens that arrive on them.
 """
 
 import asyncio
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urlsplit
@@ -45,6 +47,7 @@ class Connection(asyncio.Protocol):
         self.done: asyncio.Future[None] = self.loop.create_future()
         self.first_at_s = 0.0
         self.tokens = 0
+        self.hops = 0
         self.tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -66,7 +69,11 @@ class Connection(asyncio.Protocol):
         if self.first_at_s == 0.0:
             self.first_at_s = time.perf_counter()
         self.tail = (self.tail + body)[-4096:] if self.parser.get_status_code() != 200 else body
-        self.tokens += body.count(b'"finish_reason"')
+        self.tokens += body.count(b'"delta"')
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name == b"x-penstock-hops":
+            self.hops = int(value)
 
     def on_message_complete(self) -> None:
         status = self.parser.get_status_code()
@@ -92,26 +99,40 @@ async def connect(url: str) -> Connection:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """What a closed loop saw: seconds to the whole answer and to its first byte, per request."""
+    """What a closed loop saw: seconds to the whole answer and to its first byte, and hops, per request."""
 
     wall_s: float
     latencies_s: list[float]
     first_bytes_s: list[float]
+    hops: list[int]
+
+    @property
+    def requests(self) -> int:
+        return len(self.latencies_s)
 
 
-async def exchange_all(url: str, requests: int, connections: int, *, stream: bool) -> Exchanged:
-    """Send `requests` one-token requests over `connections`, each connection one at a time."""
+def for_seconds(duration_s: float) -> Iterator[None]:
+    """Yield until the time is over."""
+    end_s = time.perf_counter() + duration_s
+    while time.perf_counter() < end_s:
+        yield
+
+
+async def exchange_all(url: str, turns: Iterable[object], connections: int, *, stream: bool) -> Exchanged:
+    """Send a one-token request for each turn over `connections`, each connection one at a time."""
     request = request_bytes(url, stream=stream, max_tokens=1)
-    tickets: Iterator[int] = iter(range(requests))
+    left = iter(turns)
     latencies_s: list[float] = []
     first_bytes_s: list[float] = []
+    hops: list[int] = []
 
     async def one(connection: Connection) -> None:
-        for _ in tickets:
+        for _ in left:
             sent_s = time.perf_counter()
             await connection.send(request)
             latencies_s.append(time.perf_counter() - sent_s)
             first_bytes_s.append(connection.first_at_s - sent_s)
+            hops.append(connection.hops)
 
     opened = [await connect(url) for _ in range(connections)]
     began_s = time.perf_counter()
@@ -119,7 +140,30 @@ async def exchange_all(url: str, requests: int, connections: int, *, stream: boo
     wall_s = time.perf_counter() - began_s
     for connection in opened:
         connection.transport.close()
-    return Exchanged(wall_s, latencies_s, first_bytes_s)
+    return Exchanged(wall_s, latencies_s, first_bytes_s, hops)
+
+
+async def exchange_at(url: str, per_s: float, duration_s: float) -> list[float]:
+    """Send one-token requests evenly; return the seconds from when each was due to the end of its answer."""
+    request = request_bytes(url, stream=False, max_tokens=1)
+    idle: deque[Connection] = deque()
+    latencies_s: list[float] = []
+
+    async def one(due_s: float) -> None:
+        connection = idle.pop() if idle else await connect(url)
+        await connection.send(request)
+        latencies_s.append(time.perf_counter() - due_s)
+        idle.append(connection)
+
+    began_s = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for number in range(int(per_s * duration_s)):
+            due_s = began_s + number / per_s
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            group.create_task(one(due_s))
+    for connection in idle:
+        connection.transport.close()
+    return latencies_s
 
 
 @dataclass(slots=True)

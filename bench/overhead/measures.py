@@ -1,4 +1,4 @@
-"""The four questions, each asked of one way to the engine at a time.
+"""The questions, each asked of one way to the engine at a time.
 
 CPU is read from the kernel and divided by what was carried, so that it means the same on a busy machine. Wall
 figures (latency, requests a second) do not, which is why ways take turns within one run.
@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from overhead.deployments import Way
-from overhead.load import Streams, exchange_all
+from overhead.load import Streams, exchange_all, for_seconds
+from overhead.machine import Way
 from overhead.procfs import cpu_s, rss_mib
 
 CONNECTIONS = 64
@@ -20,7 +20,10 @@ SETTLE_S = 1.0
 
 @dataclass(slots=True)
 class Seen:
-    """All that was measured of one way, an entry per round; by process where it is per process."""
+    """All that was measured of one way, an entry per round; by process where it is per process.
+
+    few_token_cpu_us: with a quarter of the streams.
+    """
 
     latencies_s: list[float] = field(default_factory=list)
     first_bytes_s: list[float] = field(default_factory=list)
@@ -29,6 +32,7 @@ class Seen:
     request_cpu_us: dict[str, list[float]] = field(default_factory=dict)
     stream_cpu_us: dict[str, list[float]] = field(default_factory=dict)
     token_cpu_us: dict[str, list[float]] = field(default_factory=dict)
+    few_token_cpu_us: dict[str, list[float]] = field(default_factory=dict)
     idle_mib: dict[str, float] = field(default_factory=dict)
     open_mib: dict[str, float] = field(default_factory=dict)
 
@@ -36,32 +40,32 @@ class Seen:
 async def warm_up(way: Way) -> None:
     """Pools filled, code paths loaded."""
     for stream in (False, True):
-        await exchange_all(way.url, 300, 8, stream=stream)
+        await exchange_all(way.url, range(300), 8, stream=stream)
 
 
-async def one_at_a_time(way: Way, seen: Seen, requests: int) -> None:
+async def one_at_a_time(way: Way, seen: Seen, duration_s: float) -> None:
     """Latency with one connection: to a whole JSON answer, and to a stream's first byte."""
-    whole = await exchange_all(way.url, requests, 1, stream=False)
-    streamed = await exchange_all(way.url, requests, 1, stream=True)
+    whole = await exchange_all(way.url, for_seconds(duration_s), 1, stream=False)
+    streamed = await exchange_all(way.url, for_seconds(duration_s), 1, stream=True)
     seen.latencies_s += whole.latencies_s
     seen.first_bytes_s += streamed.first_bytes_s
 
 
-async def as_many_as_it_can(way: Way, seen: Seen, requests: int) -> None:
+async def as_many_as_it_can(way: Way, seen: Seen, duration_s: float) -> None:
     """Requests a second with the way's processes on one core, and what one costs each of them."""
     for stream, rates, costs in (
         (False, seen.requests_per_s, seen.request_cpu_us),
         (True, seen.streams_per_s, seen.stream_cpu_us),
     ):
         before_s = {name: cpu_s(pid) for name, pid in way.pids.items()}
-        exchanged = await exchange_all(way.url, requests, CONNECTIONS, stream=stream)
-        rates.append(requests / exchanged.wall_s)
+        exchanged = await exchange_all(way.url, for_seconds(duration_s), CONNECTIONS, stream=stream)
+        rates.append(exchanged.requests / exchanged.wall_s)
         for name, pid in way.pids.items():
-            costs.setdefault(name, []).append((cpu_s(pid) - before_s[name]) / requests * 1e6)
+            costs.setdefault(name, []).append((cpu_s(pid) - before_s[name]) / exchanged.requests * 1e6)
 
 
-async def tokens(way: Way, seen: Seen, streams: int, window_s: float) -> None:
-    """What a streamed token costs each process while `streams` answers stream steadily."""
+async def tokens(way: Way, costs: dict[str, list[float]], streams: int, window_s: float) -> None:
+    """What a streamed token costs each process while `streams` answers stream steadily: added to `costs`."""
     async with streaming(way, streams) as answers:
         await asyncio.sleep(SETTLE_S)
         before_tokens, before_s = answers.tokens, {name: cpu_s(pid) for name, pid in way.pids.items()}
@@ -69,7 +73,7 @@ async def tokens(way: Way, seen: Seen, streams: int, window_s: float) -> None:
         answers.check()
         carried = answers.tokens - before_tokens
         for name, pid in way.pids.items():
-            seen.token_cpu_us.setdefault(name, []).append((cpu_s(pid) - before_s[name]) / carried * 1e6)
+            costs.setdefault(name, []).append((cpu_s(pid) - before_s[name]) / carried * 1e6)
 
 
 async def memory(way: Way, seen: Seen, streams: int) -> None:

@@ -1,13 +1,14 @@
 """Where a process spends its time, sampled from outside by py-spy."""
 
 import asyncio
+import itertools
 from collections import Counter
 from pathlib import Path
 
-from overhead.deployments import Way
 from overhead.load import exchange_all
+from overhead.machine import Way
 from overhead.measures import CONNECTIONS, SETTLE_S, streaming
-from overhead.peer import py_spy
+from overhead.programs import PY_SPY
 
 RATE_HZ = 200
 LARGEST = 3
@@ -22,7 +23,7 @@ async def of_tokens(way: Way, name: str, streams: int, window_s: float, folder: 
 
 async def of_requests(way: Way, name: str, window_s: float, folder: Path) -> list[str]:
     """The largest costs under one-token JSON requests."""
-    load = asyncio.create_task(exchange_all(way.url, 10_000_000, CONNECTIONS, stream=False))
+    load = asyncio.create_task(exchange_all(way.url, itertools.count(), CONNECTIONS, stream=False))
     await asyncio.sleep(SETTLE_S)
     try:
         return await _sampled(way.pids[name], window_s, folder / f"{name}-requests.txt")
@@ -34,7 +35,15 @@ async def of_requests(way: Way, name: str, window_s: float, folder: Path) -> lis
 
 async def _sampled(pid: int, window_s: float, out: Path) -> list[str]:
     sampler = await asyncio.create_subprocess_exec(
-        *(py_spy(), "record", "--pid", str(pid), "--duration", str(round(window_s)), "--nonblocking"),
+        *(
+            PY_SPY.installed(),
+            "record",
+            "--pid",
+            str(pid),
+            "--duration",
+            str(round(window_s)),
+            "--nonblocking",
+        ),
         *("--rate", str(RATE_HZ), "--format", "raw", "--output", out),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -1,14 +1,36 @@
-"""The table that a person reads: every figure beside its goal and the peer's."""
+"""What a person reads: a column for each way, the costs by process, and the goals."""
 
 import os
 import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
+from overhead import fleet
 from overhead.load import percentile
 from overhead.measures import Seen
+from overhead.ways import AUTHZ, ROUTER
 
 PEER = "vllm-router"
+
+
+class Row(NamedTuple):
+    """A measure by way. digits: after the decimal point."""
+
+    what: str
+    by_way: Mapping[str, float]
+    digits: int
+
+
+class Goal(NamedTuple):
+    """A bound on one way's figure. factor: of another way's, where the bound is relative to it."""
+
+    way: str
+    what: str
+    bound: float
+    at_least: bool = False
+    of: str = ""
 
 
 def machine() -> str:
@@ -27,85 +49,139 @@ def _cpuinfo() -> list[str]:
     return Path("/proc/cpuinfo").read_text().splitlines()
 
 
-def rows(seen: dict[str, Seen]) -> list[tuple[str, str, str, str, str]]:
-    """(what, goal, penstock, vllm-router, ratio) for everything measured."""
-    return [*_latency_rows(seen), *_rate_rows(seen), *_cost_rows(seen), *_memory_rows(seen)]
+LATENCY = {
+    "JSON answer": "latencies_s",
+    "stream's first byte": "first_bytes_s",
+}
+COSTS = {
+    "CPU a JSON request, us": ("request_cpu_us", 0),
+    "CPU a one-token stream, us": ("stream_cpu_us", 0),
+    "CPU a token, few streams, us": ("few_token_cpu_us", 1),
+    "CPU a token, us": ("token_cpu_us", 1),
+}
+"""By what is measured: the field, and the digits."""
+OPEN, IDLE = "memory, 1,000 open streams, MiB", "memory, idle, MiB"
+JSON_PER_S = "JSON requests/s on one core"
 
 
-def table(title: str, lines: list[tuple[str, str, str, str, str]]) -> str:
-    """Aligned, with a head."""
-    head = (title, "goal", "penstock", PEER, "ratio")
-    cells = [head, *lines]
-    widths = [max(len(row[column]) for row in cells) for column in range(5)]
+def rows(seen: Mapping[str, Seen]) -> list[Row]:
+    """Everything that was measured of ways in front of one replica, all processes of a way together."""
+    between = {name: one for name, one in seen.items() if one.request_cpu_us}
+    lines = [*_latency_rows(seen)]
+    lines.append(Row(JSON_PER_S, {n: median(one.requests_per_s) for n, one in between.items()}, 0))
+    lines.append(
+        Row(
+            "one-token streams/s on one core", {n: median(one.streams_per_s) for n, one in between.items()}, 0
+        )
+    )
+    for what, (field, digits) in COSTS.items():
+        lines.append(Row(what, {n: sum(_of(one, field).values()) for n, one in between.items()}, digits))
+    lines.append(Row(IDLE, {n: sum(one.idle_mib.values()) for n, one in between.items()}, 0))
+    lines.append(Row(OPEN, {n: sum(one.open_mib.values()) for n, one in between.items() if one.open_mib}, 0))
+    return lines
+
+
+def fleet_rows(seen: Mapping[str, fleet.SeenOfFleet]) -> list[Row]:
+    """What was measured of ways in front of several replicas."""
+    return [Row(what, by_way, 2) for what, by_way in fleet.figures(seen).items()]
+
+
+def added(answer: str, share: float) -> str:
+    """The name of that row."""
+    return f"added latency, {answer}, p{100 * share:.0f}, ms"
+
+
+def _latency_rows(seen: Mapping[str, Seen]) -> list[Row]:
+    lines = []
+    for answer, field in LATENCY.items():
+        for share in (0.5, 0.99):
+            at_ms = {name: 1000 * percentile(getattr(one, field), share) for name, one in seen.items()}
+            direct_ms = at_ms.pop("direct")
+            lines.append(Row(added(answer, share), {n: ms - direct_ms for n, ms in at_ms.items()}, 2))
+    return lines
+
+
+def _of(one: Seen, field: str) -> dict[str, float]:
+    """Medians over rounds, by process."""
+    return {process: median(values) for process, values in getattr(one, field).items()}
+
+
+def table(lines: Sequence[Row], columns: Sequence[str]) -> str:
+    """A line for each measure."""
+    body = [
+        [row.what, *(f"{row.by_way[c]:.{row.digits}f}" if c in row.by_way else "-" for c in columns)]
+        for row in lines
+    ]
+    return _aligned([["medians over rounds", *columns], *body])
+
+
+def by_process(seen: Mapping[str, Seen]) -> str:
+    """A line for each process of a way that has several."""
+    head = [
+        "medians over rounds, by process",
+        "request us",
+        "stream us",
+        "token us, few",
+        "token us",
+        "idle MiB",
+        "open MiB",
+    ]
+    body = []
+    for name, one in seen.items():
+        costs = [(_of(one, field), digits) for field, digits in COSTS.values()]
+        costs += [(one.idle_mib, 0), (one.open_mib, 0)]
+        if len(one.idle_mib) > 1:
+            body += [
+                [f"{name}: {process}", *(f"{values[process]:.{digits}f}" for values, digits in costs)]
+                for process in one.idle_mib
+            ]
+    return _aligned([head, *body])
+
+
+GOALS = (
+    *(
+        Goal(way, added(answer, share), bound)
+        for way in (ROUTER, AUTHZ)
+        for answer in LATENCY
+        for share, bound in ((0.5, 0.6), (0.99, 2.0))
+    ),
+    Goal(AUTHZ, JSON_PER_S, 6000, at_least=True),
+    Goal(AUTHZ, JSON_PER_S, 0.7, at_least=True, of=PEER),
+    Goal(ROUTER, "CPU a JSON request, us", 150),
+    Goal(ROUTER, "CPU a token, few streams, us", 26),
+    Goal(ROUTER, "CPU a token, us", 26),
+    Goal(ROUTER, OPEN, 250),
+    Goal(AUTHZ, OPEN, 250),
+    *(Goal(way, fleet.HOP, 0.5) for way in (ROUTER, AUTHZ)),
+    *(Goal(way, fleet.at_rate(0.95), 5) for way in (ROUTER, AUTHZ)),
+)
+
+
+def goals(lines: Sequence[Row]) -> str:
+    """A line for each goal whose ways were measured."""
+    by_name = {row.what: row for row in lines}
+    body = []
+    for goal in GOALS:
+        row = by_name[goal.what]
+        if goal.way not in row.by_way or (goal.of and goal.of not in row.by_way):
+            continue
+        value, bound = row.by_way[goal.way], goal.bound * (row.by_way[goal.of] if goal.of else 1)
+        met = value >= bound if goal.at_least else value <= bound
+        sign = ">=" if goal.at_least else "<="
+        said = f"{sign} {bound:g}" if not goal.of else f"{sign} {goal.bound:g} x {goal.of}"
+        body.append(
+            [f"{goal.way}: {goal.what}", said, f"{value:.{row.digits}f}", "met" if met else "not met"]
+        )
+    return _aligned([["goals", "", "measured", ""], *body])
+
+
+def _aligned(cells: Sequence[Sequence[str]]) -> str:
+    """Return the columns, the first to the left and the others to the right, below a line."""
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     text = [
-        "  ".join([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in range(1, 5))]).rstrip()
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        )
         for row in cells
     ]
-    return "\n".join([text[0], "-" * len(text[0]), *text[1:]])
-
-
-def _row(
-    what: str, goal: str, ours: float, peer: float | None, digits: int
-) -> tuple[str, str, str, str, str]:
-    if peer is None:
-        return (what, goal, f"{ours:.{digits}f}", "-", "-")
-    ratio = f"{ours / peer:.2f}" if peer > 0 else "-"
-    return (what, goal, f"{ours:.{digits}f}", f"{peer:.{digits}f}", ratio)
-
-
-def _latency_rows(seen: dict[str, Seen]) -> list[tuple[str, str, str, str, str]]:
-    lines = []
-    for what, values in (
-        ("JSON answer", {name: one.latencies_s for name, one in seen.items()}),
-        ("stream's first byte", {name: one.first_bytes_s for name, one in seen.items()}),
-    ):
-        for share, goal in ((0.5, "1"), (0.99, "5")):
-            at_ms = {name: 1000 * percentile(them, share) for name, them in values.items()}
-            peer = at_ms[PEER] - at_ms["direct"] if PEER in at_ms else None
-            label = f"added latency, {what}, p{share * 100:.0f}, ms (direct: {at_ms['direct']:.2f})"
-            lines.append(_row(label, f"<= {goal}", at_ms["penstock"] - at_ms["direct"], peer, 2))
-    return lines
-
-
-def _rate_rows(seen: dict[str, Seen]) -> list[tuple[str, str, str, str, str]]:
-    lines = []
-    for what, rates in (
-        ("JSON requests/s, all its processes on one core", {n: s.requests_per_s for n, s in seen.items()}),
-        ("one-token streams/s, all its processes on one core", {n: s.streams_per_s for n, s in seen.items()}),
-    ):
-        peer = median(rates[PEER]) if PEER in rates else None
-        lines.append(_row(what, "", median(rates["penstock"]), peer, 0))
-    router_us = median(seen["penstock"].request_cpu_us["router"])
-    peer_us = median(seen[PEER].request_cpu_us[PEER]) if PEER in seen else None
-    peer_rate = 1e6 / peer_us if peer_us else None
-    lines.append(
-        _row("JSON requests/s a core, router alone (by CPU)", ">= 5000", 1e6 / router_us, peer_rate, 0)
-    )
-    return lines
-
-
-def _cost_rows(seen: dict[str, Seen]) -> list[tuple[str, str, str, str, str]]:
-    lines = []
-    for what, goal, field, digits in (
-        ("CPU per JSON request, us", "", "request_cpu_us", 0),
-        ("CPU per one-token stream, us", "", "stream_cpu_us", 0),
-        ("CPU per streamed token, us", "<= 20", "token_cpu_us", 1),
-    ):
-        ours: dict[str, list[float]] = getattr(seen["penstock"], field)
-        peer = median(getattr(seen[PEER], field)[PEER]) if PEER in seen else None
-        alone = {name: median(values) for name, values in ours.items()}
-        lines += [
-            _row(f"{what}, router", goal, alone["router"], peer, digits),
-            _row(f"{what}, sidecar", "", alone["sidecar"], peer, digits),
-            _row(f"{what}, router + sidecar", "", sum(alone.values()), peer, digits),
-        ]
-    return lines
-
-
-def _memory_rows(seen: dict[str, Seen]) -> list[tuple[str, str, str, str, str]]:
-    lines = []
-    for what, field in (("idle", "idle_mib"), ("1,000 open streams", "open_mib")):
-        ours: dict[str, float] = getattr(seen["penstock"], field)
-        peer = getattr(seen[PEER], field)[PEER] if PEER in seen else None
-        lines += [_row(f"memory, {what}, {name}, MiB", "", mib, peer, 0) for name, mib in ours.items()]
-    return lines
+    return "\n".join(line.rstrip() for line in [text[0], "-" * len(text[0]), *text[1:]])

@@ -13,13 +13,13 @@ import orjson
 from penstock_cli.local.envoy import envoy_command, envoy_program
 from penstock_cli.local.ports import free_ports
 from penstock_runtime.envoy import ext_authz as envoy_ext_authz
+from penstock_runtime.envoy import ext_proc as envoy_ext_proc
 from penstock_runtime.envoy.bootstrap import bootstrap
 from penstock_runtime.envoy.endpoints import write_endpoints
 from penstock_runtime.envoy.ext_authz import PickerFilter
-from penstock_runtime.envoy.json_parts import seconds, socket_address, static_cluster
+from penstock_runtime.envoy.ext_proc import DUPLEX
 from penstock_runtime.envoy.settings import EnvoySettings, SocketAddress, Tracing
 
-TYPE = "type.googleapis.com/envoy.extensions.filters.http"
 PATIENCE_S = 30.0
 """Longest wait for Envoy to start. Reached only where it does not."""
 
@@ -44,42 +44,10 @@ def ext_authz(address: str, *, fail_open: bool = False, timeout: float = 1.0) ->
 
 
 def ext_proc(
-    address: str, *, fail_open: bool = False, timeout: float = 1.0, mode: str = "FULL_DUPLEX_STREAMED"
+    address: str, *, fail_open: bool = False, timeout: float = 1.0, mode: str = DUPLEX
 ) -> PickerFilter:
-    """The filter that asks as the endpoint picker protocol has it, and how the picker is reached.
-
-    timeout: `message_timeout` does not hold while a body is streamed; then pings show a silent picker.
-    """
-    filter = {
-        "name": "envoy.filters.http.ext_proc",
-        "typed_config": {
-            "@type": f"{TYPE}.ext_proc.v3.ExternalProcessor",
-            "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}},
-            "message_timeout": seconds(timeout),
-            "failure_mode_allow": fail_open,
-            "status_on_error": {"code": "ServiceUnavailable"},
-            "mutation_rules": {"allow_envoy": True},
-            "metadata_options": {
-                "receiving_namespaces": {"untyped": ["envoy.lb"]},
-                "forwarding_namespaces": {"untyped": ["envoy.lb.subset_hint"]},
-            },
-            "processing_mode": {
-                "request_header_mode": "SEND",
-                "request_body_mode": mode,
-                "request_trailer_mode": "SEND" if mode == "FULL_DUPLEX_STREAMED" else "SKIP",
-                "response_header_mode": "SKIP",
-                "response_body_mode": "NONE",
-                "response_trailer_mode": "SKIP",
-            },
-        },
-    }
-    protocol = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-    pings = {"connection_keepalive": {"interval": seconds(timeout), "timeout": seconds(timeout)}}
-    h2: dict[str, Any] = {"explicit_http_config": {"http2_protocol_options": pings}}
-    options = {protocol: {"@type": f"type.googleapis.com/{protocol}", **h2}}
-    at = socket_address(_address(address))
-    picker = static_cluster("picker", at, 0.25, typed_extension_protocol_options=options)
-    return PickerFilter(filter, "envoy.lb", picker)
+    """Asking as the endpoint picker protocol has it."""
+    return envoy_ext_proc.ext_proc(_settings(picker=_address(address), fail_open=fail_open), timeout, mode)
 
 
 def _address(reported: str) -> SocketAddress:

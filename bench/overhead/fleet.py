@@ -1,0 +1,85 @@
+"""What needs more than one replica: what a hop costs, and how long decisions take in front of ten replicas.
+
+A router and two Envoys, one for each protocol in which pickers are asked, stand in front of the same sidecars
+and take turns. Each sidecar reports to all three, so their CPU is not measured here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from overhead.deployments import PICKER, POOL, envoy, replicas, router
+from overhead.load import exchange_all, exchange_at, for_seconds, interleave, percentile
+from overhead.machine import Way, machine
+from overhead.measures import warm_up
+from overhead.ways import ROUTER
+
+STEP_MS = 30.0
+REPLICAS, RATE_PER_S = 10, 500.0
+REJECTS = POOL.replace("ttft: 60s", "ttft: 1ms")
+"""The pool of a sidecar that rejects whatever is not best effort: no prompt is computed so soon."""
+HOPS = "  routing: {order: round-robin, maxHops: 2}\n"
+
+
+@dataclass(slots=True)
+class SeenOfFleet:
+    """What was measured of one way in front of several replicas.
+
+    hop_ms: of each round, the median latency of answers after one rejection less that after none.
+    decisions_s: from when a request was due to the end of its one-token answer.
+    """
+
+    hop_ms: list[float] = field(default_factory=list)
+    decisions_s: list[float] = field(default_factory=list)
+
+
+async def measured(folder: Path, rounds: int, duration_s: float) -> dict[str, SeenOfFleet]:
+    """Measure both, each way in turns."""
+    seen = {name: SeenOfFleet() for name in (ROUTER, *PICKER)}
+    with machine(folder / "hop") as here:
+        behind = replicas(here, "hop", [REJECTS, POOL], STEP_MS, http=True)
+        fronts = {ROUTER: router(here, ROUTER, behind, pool_text=POOL + HOPS)}
+        fronts |= {name: envoy(here, name, behind, how, POOL + HOPS) for name, how in PICKER.items()}
+        for _, name in await _turns(fronts, rounds):
+            answers = await exchange_all(fronts[name].url, for_seconds(duration_s), 1, stream=False)
+            seen[name].hop_ms.append(_hop_ms(answers.latencies_s, answers.hops))
+    with machine(folder / "fleet") as here:
+        behind = replicas(here, "fleet", [POOL] * REPLICAS, STEP_MS, http=True)
+        fronts = {ROUTER: router(here, ROUTER, behind)}
+        fronts |= {name: envoy(here, name, behind, how) for name, how in PICKER.items()}
+        for _, name in await _turns(fronts, rounds):
+            seen[name].decisions_s += await exchange_at(fronts[name].url, RATE_PER_S, duration_s)
+    return seen
+
+
+HOP = "one hop, ms"
+
+
+def at_rate(share: float) -> str:
+    """The name of that row."""
+    return f"answer at {RATE_PER_S:.0f} requests/s, {REPLICAS} replicas, p{100 * share:.0f}, ms"
+
+
+def figures(seen: Mapping[str, SeenOfFleet]) -> dict[str, dict[str, float]]:
+    """Return what was measured, by its name and way."""
+    hops = {HOP: {name: median(one.hop_ms) for name, one in seen.items()}}
+    return hops | {
+        at_rate(share): {name: 1000 * percentile(one.decisions_s, share) for name, one in seen.items()}
+        for share in (0.5, 0.95, 0.99)
+    }
+
+
+async def _turns(fronts: dict[str, Way], rounds: int) -> list[tuple[int, str]]:
+    for way in fronts.values():
+        await warm_up(way)
+    return list(interleave(rounds, list(fronts)))
+
+
+def _hop_ms(latencies_s: list[float], hops: list[int]) -> float:
+    """The order gives every other request to the replica that rejects first."""
+    by_hops = {
+        count: [latency for latency, hop in zip(latencies_s, hops, strict=True) if hop == count]
+        for count in (1, 2)
+    }
+    return 1000 * (median(by_hops[2]) - median(by_hops[1]))

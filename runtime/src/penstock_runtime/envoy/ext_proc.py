@@ -1,0 +1,61 @@
+"""How an Envoy asks the picker as gateways of the Inference Extension do: ext_proc over gRPC.
+
+It costs Envoy and picker several times what `ext_authz` does, so Penstock's own Envoys do not use it. Tests
+and benchmarks do, in the place of gateways that others configure.
+"""
+
+from penstock_runtime.envoy.ext_authz import ANSWER_S, CONNECT_S, PickerFilter
+from penstock_runtime.envoy.json_parts import (
+    EXTENSIONS,
+    extension,
+    seconds,
+    socket_address,
+    static_cluster,
+    typed,
+)
+from penstock_runtime.envoy.settings import EnvoySettings
+
+NAMESPACE = "envoy.lb"
+"""Of the metadata in which the endpoints come back."""
+
+DUPLEX = "FULL_DUPLEX_STREAMED"
+"""The mode of the endpoint picker protocol: Envoy sends the body on while the picker reads it."""
+
+
+def ext_proc(settings: EnvoySettings, answer_s: float = ANSWER_S, mode: str = DUPLEX) -> PickerFilter:
+    """Return the filter. mode: how the picker gets the body.
+
+    answer_s: longest wait for the picker. While a body is streamed, pings that go unanswered for so long
+        tell that it is mute.
+    """
+    filter = extension(
+        "envoy.filters.http.ext_proc",
+        "filters.http.ext_proc.v3.ExternalProcessor",
+        grpc_service={"envoy_grpc": {"cluster_name": "picker"}},
+        message_timeout=seconds(answer_s),
+        failure_mode_allow=settings.fail_open,
+        status_on_error={"code": "ServiceUnavailable"},
+        mutation_rules={"allow_envoy": True},
+        metadata_options={
+            "receiving_namespaces": {"untyped": [NAMESPACE]},
+            "forwarding_namespaces": {"untyped": ["envoy.lb.subset_hint"]},
+        },
+        processing_mode={
+            "request_header_mode": "SEND",
+            "request_body_mode": mode,
+            "request_trailer_mode": "SEND" if mode == DUPLEX else "SKIP",
+            "response_header_mode": "SKIP",
+            "response_body_mode": "NONE",
+            "response_trailer_mode": "SKIP",
+        },
+    )
+    protocol = f"{EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions"
+    pings = {"connection_keepalive": {"interval": seconds(answer_s), "timeout": seconds(answer_s)}}
+    options = typed(protocol, explicit_http_config={"http2_protocol_options": pings})
+    picker = static_cluster(
+        "picker",
+        socket_address(settings.picker),
+        CONNECT_S,
+        typed_extension_protocol_options={protocol: options},
+    )
+    return PickerFilter(filter, NAMESPACE, picker)
