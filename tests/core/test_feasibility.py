@@ -228,3 +228,74 @@ def test_an_idle_replica_meets_exactly_the_tpot_of_its_own_longest_step() -> Non
     assert possible(step_s)
     assert not possible(nextafter(step_s, 0.0))
     assert possible(None)
+
+
+def earliest_s(view: ReplicaView, there: list[Job], *new: Job) -> float | None:
+    answer = feasible(view, admitted(there), new)
+    assert isinstance(answer, Infeasible)
+    return answer.earliest_s
+
+
+def test_a_slot_is_free_once_the_shortest_has_ended() -> None:
+    three, step_s = decodes(3), OPT.seconds(BatchWork(4, 3 * 301 + 500))
+    assert isinstance(feasible(replica(slots=4), admitted(three), [asks("a")]), Feasible)
+    assert earliest_s(replica(slots=3), three, asks("a", output=50)) == pytest.approx(50 * step_s)
+    assert earliest_s(replica(slots=3), three, asks("a", output=99)) == pytest.approx(59 * step_s)
+
+
+def test_time_for_a_prompt_is_there_once_those_before_it_are_computed() -> None:
+    late, there = asks("a"), [*decodes(2), asks("w", 1000)]
+    busy_s = 1.5 + OPT.seconds(BatchWork(1500 + 2))
+    assert earliest_s(replica(busy_s=1.5), there, late) == pytest.approx(busy_s - 1.0)
+    pair = [asks("b", ttft_s=0.5), late]
+    assert earliest_s(replica(busy_s=1.5), there, *pair) == pytest.approx(
+        1.5 + OPT.seconds(BatchWork(2000 + 2)) - 0.5
+    )
+
+
+def test_it_is_worth_asking_again_after_a_step_at_the_soonest() -> None:
+    assert earliest_s(replica(busy_s=0.96), [], asks("a")) == pytest.approx(OPT.seconds(BatchWork(1, 500)))
+
+
+def test_a_prompt_needs_the_time_of_its_own_batch() -> None:
+    enough_s = 0.02 + OPT.seconds(BatchWork(500))
+    assert isinstance(feasible(replica(busy_s=0.02), admitted([]), [asks("a", ttft_s=enough_s)]), Feasible)
+    assert earliest_s(replica(busy_s=0.02), [], asks("a", ttft_s=enough_s - 1e-6)) is not None
+
+
+def test_memory_is_free_once_the_peak_is_over() -> None:
+    """The candidate starts in the first batch and holds its blocks for its fifty tokens and the delay."""
+    step_s = OPT.seconds(BatchWork(3, 2 * 301 + 500))
+    assert earliest_s(replica(60), decodes(2), asks("a")) == pytest.approx(51 * step_s)
+
+
+def test_blocks_may_be_used_to_the_last() -> None:
+    assert isinstance(feasible(replica(10), admitted([]), [asks("a", 100, 61)]), Feasible)
+    assert isinstance(feasible(replica(9), admitted([]), [asks("a", 100, 61)]), Infeasible)
+
+
+LATER_S = 1024.0
+
+
+def later(job: Job) -> Job:
+    anchor = job.anchor and job.anchor._replace(at_s=job.anchor.at_s + LATER_S)
+    request = replace(job.request, arrival_s=job.request.arrival_s + LATER_S)
+    return job._replace(request=request, due_s=job.due_s + LATER_S, anchor=anchor)
+
+
+def test_the_time_of_day_changes_no_answer() -> None:
+    for seed in range(30):
+        random = Random(seed)
+        there = decodes(random.randint(0, 3 * FEW_REQUESTS), random.randint(1, 900), random.randint(2, 300))
+        new = [
+            asks(f"n{i}", random.randint(1, 2500), random.randint(1, 400), random.uniform(0.1, 2.0))
+            for i in range(random.randint(1, 3))
+        ]
+        view = replica(random.randint(100, 600), busy_s=random.uniform(0.0, 0.1))
+        at_once = feasible(view, admitted(there), new)
+        view = replace(view, now_s=LATER_S, busy_until_s=view.busy_until_s + LATER_S)
+        at_last = feasible(view, admitted([later(job) for job in there]), [later(job) for job in new])
+        assert type(at_last) is type(at_once), f"seed {seed}"
+        if isinstance(at_once, Infeasible) and isinstance(at_last, Infeasible):
+            assert at_last.reason is at_once.reason
+            assert at_last.earliest_s == pytest.approx(at_once.earliest_s, abs=1e-6)
