@@ -49,7 +49,7 @@ def pool_document(**spec: Any) -> Manifest:
 class NoRouters:
     """None of the pool's routers is up."""
 
-    async def ask(self, pods: object) -> tuple[()]:
+    async def ask(self, pods: object, port: int) -> tuple[()]:
         return ()
 
 

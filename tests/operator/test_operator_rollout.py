@@ -48,6 +48,7 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("engine.maxModelLen", {"engine": {"maxModelLen": 4096}}, BOTH),
     ("engine.speculation.maxTokens", {"engine": {"speculation": {"maxTokens": 2}}}, REPLICAS),
     ("engine.speculation.acceptance", {"engine": {"speculation": {"acceptance": 0.5}}}, REPLICAS),
+    ("engine.answerPath", {"engine": {"answerPath": "direct"}}, BOTH),
     ("engine.connectTimeout", {"engine": {"connectTimeout": "1s"}}, REPLICAS),
     ("engine.silenceTimeout", {"engine": {"silenceTimeout": "30s"}}, REPLICAS),
     ("engine.profileTimeout", {"engine": {"profileTimeout": "30s"}}, REPLICAS),
@@ -135,6 +136,8 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
 OF_NO_CLUSTER = {"applications.keys.file"}
 PARTS_OF_ANOTHER = {"ingress.gateway.name", "ingress.gateway.namespace"}
 """Changed together with `ingress.kind`."""
+OF_ENVOYS = {"router.tracing.otlpUrl": {}, "router.tracing.sampling": {"sampling": 0.5}}
+"""What only a pool with Envoys has: tracing with these fields, beside the collector's."""
 
 
 def changed(change: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +162,18 @@ def test_a_change_rolls_the_pods_that_read_it_and_no_others(
 
 
 def test_every_field_of_the_schema_has_been_thought_of() -> None:
-    assert set(leaves("", PoolSpec)) == {case[0] for case in CASES} | OF_NO_CLUSTER | PARTS_OF_ANOTHER
+    assert set(leaves("", PoolSpec)) == (
+        {case[0] for case in CASES} | OF_NO_CLUSTER | PARTS_OF_ANOTHER | OF_ENVOYS.keys()
+    )
+
+
+@pytest.mark.parametrize("tracing", OF_ENVOYS.values(), ids=OF_ENVOYS)
+def test_tracing_rolls_the_envoys_alone(want: Want, tracing: dict[str, Any]) -> None:
+    envoys: dict[str, Any] = {**changed({"gateway": "envoy"}), "autoscaling": None}
+    url = {"otlpUrl": "http://collector:4318"}
+    traced = templates(want(**envoys, router={"tracing": url})) if tracing else templates(want(**envoys))
+    after = templates(want(**envoys, router={"tracing": {**url, **tracing}}))
+    assert {component for component in traced if traced[component] != after[component]} == ROUTERS
 
 
 @pytest.mark.parametrize(
