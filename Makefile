@@ -8,7 +8,7 @@ BIN := .venv/bin
 .PHONY: help setup docs docs-serve links demo test e2e e2e-vllm e2e-packages fresh-clone lint types contracts units explore proto proto-check crds cli-page clean \
   vllm-env test-vllm-real test-vllm-serving e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
   bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-gpu bench-operator bench-mutants \
-  bench-ablations bench-pace bench-containment bench-faults fuzz
+  bench-prefix bench-ablations bench-pace bench-containment bench-faults fuzz
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -127,6 +127,9 @@ bench-pace: setup ## admitted requests that keep their SLO on a machine that slo
 
 bench-capacity: setup ## how much every policy carries in every scenario, rivals at their best (hours; goes on where it was stopped)
 	@$(BIN)/python bench/capacity.py && $(BIN)/python bench/capacity_docs.py
+
+bench-prefix: setup ## capacity with prefix caches under each system's routing, all tuned (days; goes on where it was stopped): CELL=NAME:REPLICAS, JOBS
+	@$(BIN)/python bench/prefix.py $(if $(CELL),--cell $(CELL)) $(if $(JOBS),--jobs $(JOBS))
 
 bench-gpu: setup ## vLLM's own scheduler beside Penstock's on a real GPU, two hours; says so where there is none
 	@PYTHONPATH=bench $(BIN)/python -m gpu $(GPU)

@@ -1,5 +1,6 @@
 """What a search found, in a table for people and in JSON for programs."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,13 +119,20 @@ def test_a_row_holds_the_whole_result(requested: CapacityResult) -> None:
     assert answer_of(row) == requested
 
 
-def test_the_cached_share_is_there_where_engines_have_prefix_caches() -> None:
-    with_caches, without = as_json(
-        [answer("vllm", 1.0, 1.02, cached_share=0.61234), answer("vllm", 1.0, 1.02)]
-    )
-    assert with_caches["cached_share"] == 0.6123
-    assert "cached_share" not in without
-    assert answer_of(with_caches).cached_share == 0.6123
+def test_figures_of_prefix_caches_are_there_where_engines_have_them() -> None:
+    figures = {"cached_share": 0.6123, "admitted_attainment": 0.9951, "imbalance": 1.25}
+    with_caches, without = as_json([answer("vllm", 1.0, 1.02, **figures), answer("vllm", 1.0, 1.02)])
+    assert {name: with_caches[name] for name in figures} == figures
+    assert not figures.keys() & without.keys()
+    assert answer_of(with_caches) == answer("vllm", 1.0, 1.02, **figures)
+
+
+def test_a_row_tells_the_sessions_of_its_samples() -> None:
+    requested = replace(CONDITIONS, sessions=30)
+    found = replace(answer("vllm", 1.0, 1.02), question=Question("swe", "vllm", requested))
+    (row,) = as_json([found])
+    assert row["sessions"] == 30
+    assert answer_of(row) == found
 
 
 def test_a_row_of_no_capacity_has_no_shares() -> None:

@@ -21,6 +21,7 @@ from penstock_cli.capacity.search import (
     UnboundedCapacity,
     capacity,
     guess_rps,
+    result_of,
 )
 from penstock_cli.capacity.setting import PolicySetting, grid_of, laps_of
 from penstock_cli.capacity.trial import Trial, TrialResult, arrivals_of, fleet_of, run_trial, trial_of
@@ -308,6 +309,27 @@ def test_a_rate_that_misses_more_than_all_samples_may_is_not_run_on_the_others()
 def test_what_attains_everywhere_is_no_question() -> None:
     with pytest.raises(UnboundedCapacity, match=r"coder, slos-serve: .* requests/s still attain"):
         found(question(), lambda trial: 0.0)
+
+
+def test_no_rate_beyond_the_highest_of_interest_is_tried() -> None:
+    search = capacity(question(), RateProbe(PolicySetting(8192, 10), 10.0), most_rps=12.0)
+    trials = next(search)
+    tried = []
+    with pytest.raises(UnboundedCapacity) as unbounded:
+        while True:
+            tried.append(trials[0].rate_rps)
+            trials = search.send([TrialResult(REQUESTS, 0, complete=True)] * len(trials))
+    assert tried[0] == 10.0
+    assert tried[-2] < 12.0 <= tried[-1] < 14.0
+    assert unbounded.value.probe == RateProbe(PolicySetting(8192, 10), tried[-1])
+
+
+def test_complete_trials_without_a_bound_are_a_result_of_their_own() -> None:
+    tallies = [TrialResult(100, 5, True, promoted=2, prompt_tokens=50, cached_tokens=20, admitted=80)]
+    asked, probe = question(), RateProbe(PolicySetting(512), 3.0)
+    found = result_of(asked, probe, [*tallies, tallies[0]._replace(admitted_missed=4, imbalance=1.5)])
+    assert (found.low_rps, found.high_rps, found.requests, found.missed, found.promoted) == (3, 3, 200, 10, 4)
+    assert (found.cached_share, found.admitted_attainment, found.imbalance) == (0.4, 1 - 4 / 160, 1.5)
 
 
 def test_a_search_goes_on_where_it_was_stopped(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from penstock_cli.capacity.trial import (
     requests_in,
     run_trial,
     trial_of,
+    with_sessions,
 )
 from penstock_core.domain.replica_view import Limits
 from penstock_simulator.engine_timing.ground_truth import TruthKind
@@ -192,6 +193,7 @@ def test_a_trial_is_of_its_questions_conditions() -> None:
         "ratio": None,
         "slots": 16,
         "block_tokens": None,
+        "sessions": None,
     }
 
 
@@ -244,6 +246,30 @@ def test_turns_of_recorded_sessions_count_one_by_one_and_find_their_prefixes() -
     assert found.requests > 20
     assert (found.missed, found.complete) == (0, True)
     assert 0.8 < found.cached_tokens / found.prompt_tokens < 0.95
+
+
+def test_a_sample_can_have_another_number_of_sessions() -> None:
+    few = run_trial(replace(SWE, sessions=1))
+    more = run_trial(replace(SWE, sessions=2))
+    assert 20 < few.requests < more.requests < 100
+    assert with_sessions(CODER, 5) is CODER
+
+
+@pytest.mark.usefixtures("few_sessions")
+def test_admitted_requests_and_the_busiest_replica_are_counted() -> None:
+    found = run_trial(SWE)
+    assert (found.admitted, found.admitted_missed) == (found.requests, 0)
+    assert 1.0 <= found.imbalance <= SWE.replicas
+    alone = run_trial(replace(SWE, replicas=1))
+    assert alone.imbalance == 1.0
+
+
+@pytest.mark.usefixtures("few_sessions")
+def test_an_admitted_request_that_misses_is_counted() -> None:
+    hasty = replace(SWE, policy="vllm", rate_rps=1000.0, order="round-robin", batch_tokens=8192)
+    found = run_trial(hasty)
+    assert found.admitted == found.requests
+    assert found.admitted_missed == found.missed
 
 
 @pytest.mark.usefixtures("few_sessions")

@@ -52,6 +52,18 @@ def test_sglang_prefers_the_longest_prefix_while_loads_are_balanced() -> None:
     assert sglang(alike, cached(r1=900))[0] == "r1"
 
 
+def test_sglangs_loads_may_differ_by_the_number_in_its_name() -> None:
+    rule = ROUTING_RULES["sglang-4"]
+    assert rule(replicas(FREE, replace(FREE, running=4)), cached(r1=900))[0] == "r1"
+    assert rule(replicas(FREE, replace(FREE, running=5)), cached(r1=900))[0] == "r0"
+
+
+def test_dynamo_weighs_its_prefill_by_the_number_in_its_name() -> None:
+    there = replicas(replace(FREE, kv_tokens_free=7_000), FREE)  # 3,000 tokens are in use at r0
+    assert ROUTING_RULES["dynamo"](there, cached(r0=900))[0] == "r1"
+    assert ROUTING_RULES["dynamo-4"](there, cached(r0=900))[0] == "r0"
+
+
 def test_sglang_looks_for_free_memory_where_little_is_cached() -> None:
     there = replicas(replace(FREE, kv_tokens_free=2_000), replace(FREE, kv_tokens_free=8_000))
     assert sglang(there, cached(r0=300))[0] == "r1"

@@ -16,6 +16,7 @@ class SearchConditions:
     seeds: number of samples of the scenario, whose requests are counted together.
     order: order in which routers try replicas.
     block_tokens: that a hash id of a scenario's recording stands for; None for what it says itself.
+    sessions: recorded sessions in a sample, for each replica; None for the scenario's own number.
     """
 
     replicas: int
@@ -25,6 +26,7 @@ class SearchConditions:
     seeds: int
     order: str
     block_tokens: int | None = None
+    sessions: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

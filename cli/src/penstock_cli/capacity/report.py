@@ -27,6 +27,9 @@ HEADS = (
     "tuned to",
 )
 
+OF_PREFIX_CACHES = ("cached_share", "admitted_attainment", "imbalance")
+"""Figures of a result that only engines with prefix caches have."""
+
 
 def capacity_rps(answer: CapacityResult) -> float:
     """Return the highest rate that attains; for the bound, the lowest that no policy attains."""
@@ -60,14 +63,16 @@ def _as_json(answer: CapacityResult) -> dict[str, Any]:
         "drafts": answer.setting.drafts,
         **({"prefill_decode_ratio": str(answer.setting.ratio)} if answer.setting.ratio else {}),
         **({"block_tokens": asked.block_tokens} if asked.block_tokens else {}),
+        **({"sessions": asked.sessions} if asked.sessions else {}),
         **_cached(answer),
         **({"slots": answer.setting.slots} if answer.setting.slots else {}),
     }
 
 
 def _cached(answer: CapacityResult) -> dict[str, float]:
-    """The cached share, of scenarios whose engines have prefix caches."""
-    return {} if answer.cached_share is None else {"cached_share": round(answer.cached_share, 4)}
+    """The figures of scenarios whose engines have prefix caches."""
+    figures = {name: getattr(answer, name) for name in OF_PREFIX_CACHES}
+    return {name: round(figure, 4) for name, figure in figures.items() if figure is not None}
 
 
 def answer_of(row: Mapping[str, Any]) -> CapacityResult:
@@ -81,6 +86,7 @@ def answer_of(row: Mapping[str, Any]) -> CapacityResult:
         row["seeds"],
         row["order"],
         row.get("block_tokens"),
+        row.get("sessions"),
     )
     ratio = None if split is None else Ratio(*[int(part) for part in split.split(":")])
     setting = PolicySetting(row["batch_tokens"], row["drafts"], ratio, row.get("slots"))
@@ -89,9 +95,8 @@ def answer_of(row: Mapping[str, Any]) -> CapacityResult:
     promoted = None if share is None else round(row["requests"] * share)
     question = Question(row["scenario"], row["policy"], asked)
     low_rps, high_rps = row["bracket_rps"]
-    return CapacityResult(
-        question, setting, low_rps, high_rps, row["requests"], missed, promoted, row.get("cached_share")
-    )
+    figures = {name: row.get(name) for name in OF_PREFIX_CACHES}
+    return CapacityResult(question, setting, low_rps, high_rps, row["requests"], missed, promoted, **figures)
 
 
 def _attained(answer: CapacityResult) -> float | None:

@@ -20,7 +20,7 @@ least 3 points from the target, which saves trials of the others.
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import floor, sqrt
+from math import floor, inf, sqrt
 from typing import TypeVar
 
 from penstock_core.timing.builtin_models import time_model
@@ -28,7 +28,7 @@ from penstock_simulator.scenarios import Scenario, arrivals, scenario
 
 from penstock_cli.capacity.question import Question
 from penstock_cli.capacity.setting import Grid, PolicySetting, grid_of, laps_of
-from penstock_cli.capacity.trial import Trial, TrialResult, requests_in, trial_of
+from penstock_cli.capacity.trial import Trial, TrialResult, requests_in, trial_of, with_sessions
 
 GROWTH = 1.5
 """Factor between the rates of a bracket that is wide."""
@@ -75,6 +75,8 @@ class CapacityResult:
     requests, missed, promoted: at `low_rps`, in all samples together; promoted ones are None where nobody
         counted them.
     cached_share: of the prompt tokens of served requests, found in prefix caches; None without any.
+    admitted_attainment: share of admitted requests that met every target. imbalance: tokens that the busiest
+        replica computed, over the mean. Both None without prefix caches.
     """
 
     question: Question
@@ -85,6 +87,8 @@ class CapacityResult:
     missed: int
     promoted: int | None = None
     cached_share: float | None = None
+    admitted_attainment: float | None = None
+    imbalance: float | None = None
 
 
 Result = TypeVar("Result")
@@ -97,10 +101,14 @@ Bracket = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class SampledQuestion:
-    """A question, and the number of requests of each sample of its scenario."""
+    """A question, and the number of requests of each sample of its scenario.
+
+    most_rps: a rate that need not be exceeded.
+    """
 
     question: Question
     samples: tuple[int, ...]
+    most_rps: float = inf
 
     def allowed(self, requests: int) -> int:
         """Return the most misses among so many requests that still attain the target."""
@@ -112,23 +120,30 @@ class SampledQuestion:
 
 
 class UnboundedCapacity(Exception):
-    """Every rate attains, so there is no capacity."""
+    """Every rate attains, so there is no capacity. probe: the highest rate that was tried."""
 
-    def __init__(self, question: Question, rate_rps: float) -> None:
-        super().__init__(f"{question.scenario}, {question.policy}: {rate_rps:g} requests/s still attain")
+    def __init__(self, question: Question, probe: RateProbe) -> None:
+        self.probe = probe
+        super().__init__(
+            f"{question.scenario}, {question.policy}: {probe.rate_rps:g} requests/s still attain"
+        )
 
 
-def capacity(question: Question, before: RateProbe | None = None) -> Trials[CapacityResult]:
-    """Search a capacity. before: the result of an earlier search.
+def capacity(
+    question: Question, before: RateProbe | None = None, most_rps: float = inf
+) -> Trials[CapacityResult]:
+    """Search a capacity. before: the result of an earlier search. most_rps: no higher rate is of interest.
 
     Raises UnknownScenario, UnknownPolicy, UnboundedCapacity.
     """
-    here, asked = scenario(question.scenario), question.conditions
+    asked = question.conditions
+    here = with_sessions(scenario(question.scenario), asked.sessions)
     samples = (
         arrivals(here, ANY_RATE_RPS, seed, laps=laps_of(question.policy, asked.replicas))
         for seed in range(asked.seeds)
     )
-    sampled = SampledQuestion(question, tuple(requests_in(list(sample)) for sample in samples))
+    counts = tuple(requests_in(list(sample)) for sample in samples)
+    sampled = SampledQuestion(question, counts, most_rps)
     grid = grid_of(question.policy, here)
     if before is not None and before.rate_rps > 0 and grid.has(before.setting):
         setting = before.setting
@@ -165,12 +180,14 @@ def _bracket(
     """Return a rate that attains and one that does not, at least a factor `growth` apart."""
     rate_rps, first = start_rps, (yield from _attains(sampled, setting, start_rps))
     for _ in range(MOST_STEPS):
+        if first and rate_rps >= sampled.most_rps:
+            break
         before, rate_rps = rate_rps, _rounded(rate_rps * growth if first else rate_rps / growth)
         growth = min(growth**2, GROWTH)
         if (yield from _attains(sampled, setting, rate_rps)) != first:
             return (before, rate_rps) if first else (rate_rps, before)
     if first:
-        raise UnboundedCapacity(sampled.question, rate_rps)
+        raise UnboundedCapacity(sampled.question, RateProbe(setting, rate_rps))
     return 0.0, rate_rps
 
 
@@ -243,26 +260,41 @@ def _confirm(
     sampled: SampledQuestion, setting: PolicySetting, low: float, high: float
 ) -> Trials[CapacityResult]:
     """Run all samples in full at the rate found, and go down while they do not attain."""
-    requests, missed, promoted = sum(sampled.samples), 0, 0
-    cached_share: float | None = None
+    requests, tallies = sum(sampled.samples), list[TrialResult]()
     lowest_rps = low / GROWTH**MOST_STEPS
     while low > 0:
         probe = RateProbe(setting, low)
-        tallies = yield [sampled.trial(probe, seed) for seed in range(len(sampled.samples))]
-        missed = sum(tally.missed for tally in tallies)
-        promoted = sum(tally.promoted for tally in tallies)
-        cached_share = _cached_share(tallies)
-        if missed <= sampled.allowed(requests):
+        tallies = list((yield [sampled.trial(probe, seed) for seed in range(len(sampled.samples))]))
+        if sum(tally.missed for tally in tallies) <= sampled.allowed(requests):
             break
         low, high = _rounded(low / FINE), low
         low = low if low > lowest_rps else 0.0
-    return CapacityResult(sampled.question, setting, low, high, requests, missed, promoted, cached_share)
+    found = result_of(sampled.question, RateProbe(setting, low), tallies)
+    return replace(found, high_rps=high, requests=requests)
 
 
-def _cached_share(tallies: Sequence[TrialResult]) -> float | None:
+def result_of(question: Question, probe: RateProbe, tallies: Sequence[TrialResult]) -> CapacityResult:
+    """Return the result of complete trials at a rate, above which none is known not to attain."""
+    requests, missed, promoted = (
+        sum(getattr(tally, name) for tally in tallies) for name in ("requests", "missed", "promoted")
+    )
+    figures = _of_prefix_caches(tallies)
+    setting, low_rps = probe.setting, probe.rate_rps
+    return CapacityResult(question, setting, low_rps, low_rps, requests, missed, promoted, **figures)
+
+
+def _of_prefix_caches(tallies: Sequence[TrialResult]) -> Mapping[str, float | None]:
+    """Return the figures of a result that only engines with prefix caches have."""
     prompt_tokens = sum(tally.prompt_tokens for tally in tallies)
-    cached_tokens = sum(tally.cached_tokens for tally in tallies)
-    return cached_tokens / prompt_tokens if prompt_tokens else None
+    if not prompt_tokens:
+        return {}
+    admitted = sum(tally.admitted for tally in tallies)
+    admitted_missed = sum(tally.admitted_missed for tally in tallies)
+    return {
+        "cached_share": sum(tally.cached_tokens for tally in tallies) / prompt_tokens,
+        "admitted_attainment": 1 - admitted_missed / admitted if admitted else None,
+        "imbalance": max(tally.imbalance for tally in tallies),
+    }
 
 
 def _attains(sampled: SampledQuestion, setting: PolicySetting, rate_rps: float) -> Trials[bool]:

@@ -4,9 +4,9 @@ A trial is plain values, so that any process can run it and a file can remember 
 requests have missed than could be made up for, or that were worth finding out about.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ class Trial:
     most_misses: it ends as soon as there are more.
     slots: most requests that run at once; None for the engine's own number.
     block_tokens: that a hash id of the scenario's recording stands for; None for what it says itself.
+    sessions: recorded sessions in a sample, for each replica; None for the scenario's own number.
     """
 
     scenario: str
@@ -62,6 +63,7 @@ class Trial:
     ratio: Ratio | None = None
     slots: int | None = None
     block_tokens: int | None = None
+    sessions: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the trial as JSON values."""
@@ -76,7 +78,9 @@ class TrialResult(NamedTuple):
         were served stay within, as shares of the targets. Of complete trials only.
     promoted: that met every target although they were answered "best effort" first. Of complete trials only.
     prompt_tokens, cached_tokens: of served requests, and of these, found in prefix caches, if engines have
-        any. Of complete trials only.
+        any. Of complete trials only, like the next three.
+    admitted, admitted_missed: requests that were admitted at once, and those of them that missed.
+    imbalance: tokens that the busiest replica computed, over the mean of all; 0 where nothing was computed.
     """
 
     requests: int
@@ -86,6 +90,36 @@ class TrialResult(NamedTuple):
     promoted: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    admitted: int = 0
+    admitted_missed: int = 0
+    imbalance: float = 0.0
+
+
+@dataclass(slots=True)
+class _CacheCounts:
+    """What is counted of served requests where engines have prefix caches."""
+
+    replicas: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    admitted: int = 0
+    admitted_missed: int = 0
+    computed_tokens: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: SimulatedOutcome) -> None:
+        """Count a request that was served."""
+        self.prompt_tokens += outcome.prompt_tokens
+        self.cached_tokens += outcome.cached_tokens
+        computed_tokens = outcome.prompt_tokens - outcome.cached_tokens + outcome.output_tokens
+        self.computed_tokens[outcome.replica] += computed_tokens
+        if outcome.verdict is FirstVerdict.ADMITTED:
+            self.admitted += 1
+            self.admitted_missed += not outcome.met
+
+    def imbalance(self) -> float:
+        """Return the tokens that the busiest replica computed, over the mean of all replicas."""
+        total = self.computed_tokens.total()
+        return round(self.replicas * max(self.computed_tokens.values()) / total, 4) if total else 0.0
 
 
 def trial_of(
@@ -108,17 +142,18 @@ def trial_of(
         ratio=setting.ratio,
         slots=setting.slots,
         block_tokens=asked.block_tokens,
+        sessions=asked.sessions,
     )
 
 
 def run_trial(trial: Trial) -> TrialResult:
     """Run the simulation."""
-    here = scenario(trial.scenario)
+    here = with_sessions(scenario(trial.scenario), trial.sessions)
     coming = arrivals_of(trial, here)
     if trial.policy == ORACLE:
         return _bound(coming, here, trial.replicas)
     fleet, total = fleet_of(trial, here), requests_in(coming)
-    prompt_tokens = cached_tokens = 0
+    counts = _CacheCounts(trial.replicas)
     missed, best_effort, seen = set[str](), set[str](), defaultdict[str, list[Spot]](list)
     for outcome in _outcomes(trial, fleet, coming):
         place = spot(
@@ -135,13 +170,30 @@ def run_trial(trial: Trial) -> TrialResult:
         if outcome.verdict is FirstVerdict.BEST_EFFORT:
             best_effort.add(counted)
         if outcome.replica and fleet.prefix_caching:
-            prompt_tokens += outcome.prompt_tokens
-            cached_tokens += outcome.cached_tokens
+            counts.add(outcome)
         if len(missed) > trial.most_misses:
             return TrialResult(total, len(missed), complete=False)
     spots = tuple((tier, *_most_within(seen[tier])) for tier in here.tiers if seen[tier])
     promoted = len(best_effort - missed)
-    return TrialResult(total, len(missed), True, spots, promoted, prompt_tokens, cached_tokens)
+    return TrialResult(
+        total,
+        len(missed),
+        True,
+        spots,
+        promoted,
+        counts.prompt_tokens,
+        counts.cached_tokens,
+        counts.admitted,
+        counts.admitted_missed,
+        counts.imbalance(),
+    )
+
+
+def with_sessions(here: Scenario, sessions: int | None) -> Scenario:
+    """Return the scenario with samples of so many recorded sessions; None for its own number."""
+    if sessions is None or here.sessions is None:
+        return here
+    return replace(here, sessions=replace(here.sessions, count=sessions))
 
 
 def _outcomes(trial: Trial, fleet: Fleet, coming: Sequence[Arrival]) -> Iterator[SimulatedOutcome]:

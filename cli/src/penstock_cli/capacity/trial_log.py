@@ -18,6 +18,7 @@ from penstock_cli.capacity.trial import Trial, TrialResult
 from penstock_cli.failure import Failure
 
 DECIDING = ("penstock_core", "penstock_simulator")
+COUNTS = ("promoted", "prompt_tokens", "cached_tokens", "admitted", "admitted_missed", "imbalance")
 KEY_DIGITS = 24
 """Hexadecimal digits of a trial's key."""
 
@@ -82,8 +83,8 @@ def _lines(path: Path) -> Iterator[tuple[str, TrialResult]]:
 
 def _tally(row: dict[str, Any]) -> TrialResult:
     spots = tuple((tier, ttft, tpot) for tier, ttft, tpot in row["spots"])
-    found = (row[name] for name in ("promoted", "prompt_tokens", "cached_tokens"))
-    return TrialResult(row["requests"], row["missed"], row["complete"], spots, *found)
+    counts = {name: row[name] for name in COUNTS}
+    return TrialResult(row["requests"], row["missed"], row["complete"], spots, **counts)
 
 
 def code_digest() -> str:

@@ -78,6 +78,14 @@ BlockTokens = Annotated[
         help="Tokens of prompt that a hash id of a scenario's recording stands for; as recorded by default.",
     ),
 ]
+SessionCount = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Recorded sessions in a sample, for each replica; the scenario's own number by default.",
+    ),
+]
 Order = Annotated[str, typer.Option(help=f"How routers try replicas: {', '.join(ROUTING_RULES)}.")]
 
 
@@ -92,6 +100,7 @@ def capacity(
     seeds: Seeds = 3,
     order: Order = "round-robin",
     block_tokens: BlockTokens = None,
+    sessions: SessionCount = None,
     jobs: Jobs = None,
     resume: ResumeFile = None,
     json: JsonFile = None,
@@ -110,7 +119,7 @@ def capacity(
       penstock capacity --scenario coder --policy slos-serve --replicas 4 --order best-fit
     """
     check_suffix(plot)
-    conditions = SearchConditions(replicas, attainment, lengths, truth, seeds, order, block_tokens)
+    conditions = SearchConditions(replicas, attainment, lengths, truth, seeds, order, block_tokens, sessions)
     questions = questions_of(scenarios, policies, conditions)
     with TrialLog(resume) as memory:
         run = SearchRun(memory, jobs or os.cpu_count() or 1)

@@ -2,9 +2,12 @@
 
 Prefill cost: prompt tokens to compute at the replica, those of this request without what is cached included.
 Decode cost: tokens in the KV memory of its requests. Both are in blocks there; the unit does not change the
-order. The overlap weight is 1, the temperature 0.
+order, nor do the new request's own blocks, which each replica would have. The overlap weight is 1, the
+temperature 0.
 
-Source: NVIDIA Dynamo documentation, "Routing Concepts" (v1.2), cost calculation.
+Source: NVIDIA Dynamo documentation, "Routing Concepts" (v1.2), cost calculation: overlap_score_weight ·
+prefill_blocks + decode_blocks; and its `DefaultWorkerSelector`, where prefill blocks are those in progress at
+the worker and those of the new request that do not overlap.
 """
 
 from collections.abc import Sequence
@@ -15,12 +18,14 @@ from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 OVERLAP_WEIGHT = 1.0
 
 
-def dynamo(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
+def dynamo(
+    loads: Sequence[ReplicaLoad], request: RoutingRequest, overlap_weight: float = OVERLAP_WEIGHT
+) -> tuple[str, ...]:
     """Order by the cost."""
-    return ranked(loads, request, lambda load: (_cost_tokens(load, request),))
+    return ranked(loads, request, lambda load: (_cost_tokens(load, request, overlap_weight),))
 
 
-def _cost_tokens(load: ReplicaLoad, request: RoutingRequest) -> float:
+def _cost_tokens(load: ReplicaLoad, request: RoutingRequest, overlap_weight: float) -> float:
     prefill = load.prefill_tokens_left + request.uncached_tokens(load.name)
     decode = load.snapshot.kv_tokens_total - load.snapshot.kv_tokens_free
-    return OVERLAP_WEIGHT * prefill + decode
+    return overlap_weight * prefill + decode

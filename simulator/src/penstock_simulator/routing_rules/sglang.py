@@ -4,8 +4,9 @@ Loads are requests at a replica. They are out of balance if the largest exceeds 
 and by more than half. While they are balanced, the replica with the longest cached prefix leads if it has
 more than 0.3 of the prompt; otherwise the one that has cached least, here the one with the most free memory.
 
-Source: SGLang model gateway, `cache_aware`: --cache-threshold 0.3, --balance-abs-threshold 64,
---balance-rel-threshold 1.5.
+Source: SGLang's model gateway (now SMG), policy `cache_aware` and its documentation "Cache-Aware Routing":
+--cache-threshold 0.3, --balance-abs-threshold 64, --balance-rel-threshold 1.5; both thresholds have to be
+exceeded.
 """
 
 from collections.abc import Sequence
@@ -18,9 +19,11 @@ BALANCE_REQUESTS = 64
 BALANCE_RATIO = 1.5
 
 
-def sglang(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
+def sglang(
+    loads: Sequence[ReplicaLoad], request: RoutingRequest, balance_requests: int = BALANCE_REQUESTS
+) -> tuple[str, ...]:
     """Order by load if it is out of balance; else by cached prefix or free memory."""
-    if _out_of_balance([load.batch for load in loads]):
+    if _out_of_balance([load.batch for load in loads], balance_requests):
         return ranked(loads, request, lambda load: (load.batch,))
     longest = max((request.cached_at(load.name) for load in loads), default=0)
     if longest > CACHE_THRESHOLD * request.prompt_tokens:
@@ -28,6 +31,6 @@ def sglang(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, 
     return ranked(loads, request, lambda load: (-load.snapshot.kv_tokens_free,))
 
 
-def _out_of_balance(batches: Sequence[int]) -> bool:
+def _out_of_balance(batches: Sequence[int], balance_requests: int) -> bool:
     fewest, most = min(batches, default=0), max(batches, default=0)
-    return most - fewest > BALANCE_REQUESTS and most > BALANCE_RATIO * fewest
+    return most - fewest > balance_requests and most > BALANCE_RATIO * fewest

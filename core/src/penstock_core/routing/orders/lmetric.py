@@ -1,4 +1,5 @@
-"""**lmetric.** Orders by prompt tokens before the first token times requests at the replica [LMetric, 2026].
+"""**lmetric.** Orders by prompt tokens before the first token times requests at the replica [LMetric,
+arXiv:2603.15202].
 
 A product instead of a weighted sum: the prompt tokens to compute before this request's first token represent
 its TTFT, the batch size its TPOT. A product needs no weights.

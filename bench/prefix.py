@@ -1,0 +1,147 @@
+"""What prefix caches are worth with each system's routing: capacities, hits and balance.
+
+    python bench/prefix.py [--cell swe@llama-3-70b-4xh100:4] [--jobs 2] [--missing]
+    python bench/prefix.py --page
+    python bench/prefix.py --without
+
+Searches the capacity of every contender of `prefix_cells.py`, each tuned over its token budgets and over its
+rule's thresholds, in every cell: first what has no row in `bench/results/prefix.json`, then what has one that
+was found with other code. Each row is added as it is found, and simulations are remembered in
+`.venv/prefix.jsonl`, so a run that was stopped goes on. Then it writes `bench/results/prefix.md` and the
+summary in `docs/results-prefix.md`. `--missing` leaves rows of other code as they are, `--page` all of them.
+
+`--without` simulates scenarios without any shared prefix, with prefix caches and without, and stores what
+both attain.
+"""
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+from capacity_rows import Rows
+from penstock_cli.capacity.question import Question
+from penstock_cli.capacity.search import (
+    NO_MISS_LIMIT,
+    CapacityResult,
+    RateProbe,
+    Trials,
+    UnboundedCapacity,
+    capacity,
+    result_of,
+)
+from penstock_cli.capacity.setting import grid_of
+from penstock_cli.capacity.trial import Trial, arrivals_of, fleet_of, requests_in, trial_of
+from penstock_cli.capacity.trial_log import TrialLog
+from penstock_cli.commands.capacity import SearchRun
+from penstock_simulator.scenarios import scenario
+from penstock_simulator.simulation import simulate
+from prefix_cells import CELLS, CONTENDERS, Cell
+from prefix_page import WITHOUT, write_pages
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+UNSHARED = (("chatbot", 7.1), ("coder", 2.0), ("arxiv", 2.6))
+"""Scenarios whose prompts share nothing, and the rate at which `slos-serve` attains 90 % there."""
+
+
+def main() -> None:
+    options = parsed()
+    rows = Rows(RESULTS / "prefix.json")
+    if options.without:
+        WITHOUT.write_bytes(orjson.dumps([*without_prefixes()], option=orjson.OPT_INDENT_2) + b"\n")
+    elif not options.page:
+        with TrialLog(ROOT / ".venv" / "prefix.jsonl") as memory:
+            run = SearchRun(memory, options.jobs)
+            for cell, question in questions(options, rows):
+                search_one(run, rows, cell, question)
+    write_pages(rows)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--cell", action="append", help="SCENARIO[@ENGINE]:REPLICAS; repeatable")
+    parser.add_argument("--missing", action="store_true", help="only what was never searched")
+    parser.add_argument("--page", action="store_true", help="search nothing")
+    parser.add_argument("--without", action="store_true", help="scenarios without shared prefixes")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    return parser.parse_args()
+
+
+def questions(options: argparse.Namespace, rows: Rows) -> list[tuple[Cell, Question]]:
+    """What is to be searched: first what has no row, then what has one of other code."""
+    asked = [
+        (cell, question)
+        for cell in CELLS
+        if not options.cell or f"{cell.scenario}{cell.engine}:{cell.replicas}" in options.cell
+        for contender in CONTENDERS
+        for question in cell.questions(contender)
+    ]
+    missing = [(cell, question) for cell, question in asked if rows.answer(question) is None]
+    stale = [
+        (cell, question)
+        for cell, question in asked
+        if rows.answer(question) is not None and not rows.current(question)
+    ]
+    return missing if options.missing else [*missing, *stale]
+
+
+def search_one(run: SearchRun, rows: Rows, cell: Cell, question: Question) -> None:
+    """Search one capacity, from where the row before has it or that of another contender in the cell."""
+    print(f"{cell.title}: {question.policy}, {question.conditions.order}", flush=True)
+
+    def found(answer: CapacityResult) -> None:
+        rows.add(answer)
+        print(f"  {answer.low_rps:g} requests/s, {answer.setting}", flush=True)
+
+    search = capacity(question, start(rows, cell, question), cell.most_rps)
+    run.all([bounded(question, search)], "capacities", found)
+
+
+def bounded(question: Question, search: Trials[CapacityResult]) -> Trials[CapacityResult]:
+    """Return what the search finds; where every rate attains, the result at the highest, with no bound."""
+    try:
+        return (yield from search)
+    except UnboundedCapacity as unbounded:
+        probe = unbounded.probe
+        (tally,) = yield [trial_of(question, probe.setting, probe.rate_rps, 0, NO_MISS_LIMIT)]
+        return result_of(question, probe, [tally])
+
+
+def start(rows: Rows, cell: Cell, question: Question) -> RateProbe:
+    """Return where a search begins: at its own result, or at that of another rule with the same policy."""
+    alike = (
+        answer
+        for contender in CONTENDERS
+        if contender.policy == question.policy
+        for other in cell.questions(contender)
+        if (answer := rows.answer(other)) is not None
+    )
+    answer = rows.answer(question) or next(alike, None)
+    if answer is None or answer.low_rps == 0:
+        return RateProbe(grid_of(question.policy, scenario(question.scenario)).start, cell.start_rps)
+    return RateProbe(answer.setting, answer.low_rps)
+
+
+def without_prefixes() -> Iterator[dict[str, object]]:
+    """Yield what `slos-serve` attains without shared prefixes, with engines that cache and without."""
+    for name, rate_rps in UNSHARED:
+        here = scenario(name)
+        trial = Trial(name, "slos-serve", 8192, 0, 1, "prefix", "predicted", "measured", rate_rps, 0, 1 << 30)
+        drafts = here.speculation.max_tokens if here.speculation else 0
+        trial = replace(trial, drafts=drafts)
+        attained = {}
+        for caching in (False, True):
+            coming = arrivals_of(trial, here)
+            fleet = replace(fleet_of(trial, here), prefix_caching=caching)
+            met = sum(outcome.met for outcome in simulate(fleet, coming, trial.seed))
+            attained[caching] = met / requests_in(coming)
+        row = {"scenario": name, "rate_rps": rate_rps, "off": attained[False], "on": attained[True]}
+        print(row, flush=True)
+        yield row
+
+
+if __name__ == "__main__":
+    main()

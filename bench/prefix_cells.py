@@ -1,0 +1,96 @@
+"""The cells of `bench/prefix.py`: contenders, scenarios, engines, numbers of replicas.
+
+A cell is a scenario on an engine and a number of replicas. Only the starts of sessions depend on the rate: if
+they take less time than a session, all sessions of a sample run at once, and a higher rate changes nothing.
+So fast engines and long thoughts need many sessions, and no search goes beyond the rate at which the starts
+take a quarter of a session. Where that rate attains, the capacity is at least that.
+
+Cells are in the order in which they are computed, the cheapest first.
+"""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+from penstock_cli.capacity.question import Question, SearchConditions
+from penstock_simulator.engine_timing.ground_truth import TruthKind
+from penstock_simulator.simulation import LengthKnowledge
+
+ON_8B, ON_70B = "", "@llama-3-70b-4xh100"
+"""Engines: the scenarios' own is Llama-3-8B on an H100."""
+
+OURS = "slos-serve"
+ATTAINMENT = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A scheduler with the rules by which it is routed. The best of the rules counts."""
+
+    name: str
+    policy: str
+    orders: tuple[str, ...]
+
+
+CONTENDERS = (
+    Contender(OURS, OURS, ("prefix",)),
+    Contender("vllm, llm-d", "vllm", ("llm-d",)),
+    Contender("vllm, lmetric", "vllm", ("lmetric",)),
+    Contender("vllm, dynamo", "vllm", ("dynamo", "dynamo-0.25", "dynamo-4")),
+    Contender("vllm, sglang", "vllm", ("sglang", "sglang-16", "sglang-4")),
+    Contender("fluidserve, prefix", "fluidserve", ("prefix",)),
+    Contender("qoserve, prefix", "qoserve", ("prefix",)),
+    Contender("vllm, least-loaded", "vllm", ("least-loaded",)),
+    Contender("vllm, round-robin", "vllm", ("round-robin",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One scenario on one engine.
+
+    sessions: of a sample, for each replica. start_rps: rate at which searches begin. most_rps: rate beyond
+        which all sessions run at once; infinite where requests are of no session.
+    """
+
+    scenario: str
+    engine: str
+    replicas: int
+    sessions: int
+    start_rps: float
+    most_rps: float = inf
+
+    @property
+    def title(self) -> str:
+        """Return the cell in words."""
+        model = "Llama-3-70B on 4×H100" if self.engine else "Llama-3-8B on an H100"
+        return f"{self.scenario}, {model}, {self.replicas} replicas"
+
+    def question(self, contender: Contender, order: str) -> Question:
+        """Return the search of a contender under one of its rules."""
+        conditions = SearchConditions(
+            self.replicas,
+            ATTAINMENT,
+            LengthKnowledge.PREDICTED,
+            TruthKind.MEASURED,
+            seeds=1,
+            order=order,
+            sessions=self.sessions,
+        )
+        return Question(self.scenario + self.engine, contender.policy, conditions)
+
+    def questions(self, contender: Contender) -> list[Question]:
+        """Return all searches of a contender."""
+        return [self.question(contender, order) for order in contender.orders]
+
+
+FOUR = (
+    Cell("rag-chat", ON_8B, 4, 300, 1.5),
+    Cell("swe", ON_70B, 4, 100, 12.0, 100.0),
+    Cell("swe", ON_8B, 4, 100, 40.0, 130.0),
+    Cell("agents", ON_8B, 4, 20, 0.1, 0.5),
+    Cell("agents", ON_70B, 4, 20, 0.1, 0.5),
+    Cell("rag-chat", ON_70B, 4, 300, 0.3),
+    Cell("web", ON_70B, 4, 150, 8.0, 40.0),
+    Cell("web", ON_8B, 4, 250, 16.0, 80.0),
+)
+CELLS = (*FOUR, *(replace(cell, replicas=16) for cell in FOUR))

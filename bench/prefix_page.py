@@ -1,0 +1,205 @@
+"""The pages of `bench/prefix.py`, written from its rows: `bench/results/prefix.md` and a summary in the docs.
+
+A search that was not made yet is named, never guessed, and a summary says of how many cells it is. The best
+rival of a cell is the best of those that were searched.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import orjson
+from capacity_page import geometric_mean
+from capacity_rows import Rows
+from penstock_cli.capacity.search import ANY_RATE_RPS, CapacityResult
+from penstock_cli.capacity.trial import with_sessions
+from penstock_cli.replay.report import number
+from penstock_simulator.prefix_cache.block_keys import recorded_keys
+from penstock_simulator.scenarios import arrivals, scenario
+from prefix_cells import CELLS, CONTENDERS, OURS, Cell, Contender
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "bench" / "results" / "prefix.md"
+WITHOUT = ROOT / "bench" / "results" / "prefix-without.json"
+RESEARCH = ROOT / "docs" / "results-prefix.md"
+SECTION = re.compile(r"(<!-- prefix: summary -->\n).*?(<!-- end -->)", re.DOTALL)
+
+HEADS = (
+    "contender",
+    "requests/s a replica",
+    "not at",
+    "of ours",
+    "admitted that kept their SLO, %",
+    "cached, %",
+    "of an unbounded cache",
+    "busiest replica",
+    "order, tuned to",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found of a contender in a cell: the best of its rules. searched: how many of them were."""
+
+    contender: Contender
+    best: CapacityResult
+    searched: int
+
+
+def write_pages(rows: Rows) -> None:
+    """Write both pages."""
+    PAGE.write_text(page_of(rows))
+    text = RESEARCH.read_text()
+    RESEARCH.write_text(
+        SECTION.sub(lambda match: match[1] + "\n".join(summary(rows)) + "\n" + match[2], text)
+    )
+
+
+def page_of(rows: Rows) -> str:
+    """Return the page with all tables."""
+    tables = ["\n".join(section(cell, found)) for cell in CELLS if (found := found_in(cell, rows))]
+    head = [
+        "# Prefix caches: capacities under each system's routing\n",
+        "`make bench-prefix` wrote this page. What the figures mean: "
+        "[results](../../docs/results-prefix.md).\n",
+        *summary(rows),
+        "",
+    ]
+    return "\n".join([*head, *tables, *missing(rows)])
+
+
+def found_in(cell: Cell, rows: Rows) -> list[Found]:
+    """Return what was found in a cell, by contender."""
+    found = []
+    for contender in CONTENDERS:
+        answers = [a for question in cell.questions(contender) if (a := rows.answer(question)) is not None]
+        if answers:
+            best = max(answers, key=lambda answer: answer.low_rps)
+            found.append(Found(contender, best, len(answers)))
+    return found
+
+
+def ours_and_best_rival(found: Sequence[Found]) -> tuple[CapacityResult, Found] | None:
+    """Return both, if the cell has them."""
+    ours = next((one.best for one in found if one.contender.name == OURS), None)
+    rivals = [one for one in found if one.contender.name != OURS and one.best.low_rps > 0]
+    if ours is None or not rivals:
+        return None
+    return ours, max(rivals, key=lambda one: one.best.low_rps)
+
+
+def section(cell: Cell, found: Sequence[Found]) -> Iterator[str]:
+    """Yield the table of a cell, the highest capacity first."""
+    ours = next((one.best.low_rps for one in found if one.contender.name == OURS), 0.0)
+    bound = unbounded_share(cell)
+    requests = found[0].best.requests
+    yield f"## {cell.title}\n"
+    yield f"{requests} requests; an unbounded shared cache would hold {100 * bound:.1f} % of prompt tokens.\n"
+    yield from (f"| {' | '.join(line)} |" for line in [HEADS, ["---", *["--:"] * 7, "---"]])
+    for one in sorted(found, key=lambda one: -one.best.low_rps):
+        best = one.best
+        cells = [
+            one.contender.name,
+            rate(best),
+            "–" if unbounded(best) else f"{best.high_rps:.4g}",
+            number(best.low_rps / ours if ours else None, 1, 2),
+            number(best.admitted_attainment, 100, 2),
+            number(best.cached_share, 100, 1),
+            number(None if best.cached_share is None else best.cached_share / bound, 1, 3),
+            number(best.imbalance, 1, 2),
+            f"{best.question.conditions.order}, {best.setting}{_of_rules(one)}",
+        ]
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def unbounded(answer: CapacityResult) -> bool:
+    """Return whether the highest rate of interest attains."""
+    return answer.high_rps <= answer.low_rps
+
+
+def rate(answer: CapacityResult) -> str:
+    """Return a capacity in words."""
+    return f"{'≥ ' if unbounded(answer) else ''}{answer.low_rps:.4g}"
+
+
+def _of_rules(one: Found) -> str:
+    rules = len(one.contender.orders)
+    return "" if one.searched == rules else f" ({one.searched} of {rules} rules searched)"
+
+
+def summary(rows: Rows) -> list[str]:
+    """Return the goals' figures over the cells in which both sides were searched."""
+    pairs = [(cell, *pair) for cell in CELLS if (pair := ours_and_best_rival(found_in(cell, rows)))]
+    if not pairs:
+        return ["No cell was searched yet.", *without_lines()]
+    ratios = [ours.low_rps / rival.best.low_rps for _, ours, rival in pairs]
+    kept = [ours.admitted_attainment for _, ours, _ in pairs if ours.admitted_attainment is not None]
+    lines = [
+        "| cell | ours, requests/s a replica | best rival | its rate | ratio | admitted kept, % | cached, % "
+        "| rival's, % | busiest replica | rival's |",
+        "| --- | --: | --- | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    for (cell, ours, rival), ratio in zip(pairs, ratios, strict=True):
+        best = rival.best
+        cells = [
+            cell.title,
+            rate(ours),
+            rival.contender.name,
+            rate(best),
+            f"**{'≥ ' if unbounded(ours) else ''}{ratio:.2f}×**",
+            number(ours.admitted_attainment, 100, 2),
+            number(ours.cached_share, 100, 1),
+            number(best.cached_share, 100, 1),
+            number(ours.imbalance, 1, 2),
+            number(best.imbalance, 1, 2),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    mean = f"Geometric mean of {len(pairs)} of {len(CELLS)} cells: {geometric_mean(ratios):.2f}×"
+    least = f"; fewest admitted requests that kept their SLO: {100 * min(kept):.2f} %" if kept else ""
+    return [*lines, "", f"{mean}{least}.", *without_lines()]
+
+
+def without_lines() -> list[str]:
+    """Return what prefix caches change where prompts share nothing."""
+    if not WITHOUT.exists():
+        return []
+    rows = orjson.loads(WITHOUT.read_bytes())
+    lines = ["", "Where prompts share nothing, attained with engines that cache prefixes, and without:", ""]
+    for row in rows:
+        on, off = 100 * row["on"], 100 * row["off"]
+        rate_rps = row["rate_rps"]
+        lines.append(f"- {row['scenario']} at {rate_rps:g} requests/s: {on:.2f} % with, {off:.2f} % without")
+    return lines
+
+
+def missing(rows: Rows) -> list[str]:
+    """Return what was not searched yet."""
+    lines = []
+    for cell in CELLS:
+        searched = [one.contender.name for one in found_in(cell, rows)]
+        left = [contender.name for contender in CONTENDERS if contender.name not in searched]
+        if left:
+            what = "all" if not searched else "; ".join(left)
+            lines.append(f"- {cell.title}: {what}")
+    return ["## Not searched yet\n", *lines, ""] if lines else []
+
+
+@cache
+def unbounded_share(cell: Cell) -> float:
+    """Return the share of prompt tokens in leading whole blocks that an earlier request had too."""
+    here = with_sessions(scenario(cell.scenario + cell.engine), cell.sessions)
+    seen: set[object] = set()
+    prompt_tokens = cached_tokens = 0
+    for arrival in arrivals(here, ANY_RATE_RPS, seed=0, laps=cell.replicas):
+        tokens, block = arrival.prompt_tokens, here.block_tokens
+        keys = recorded_keys(arrival.hash_ids, arrival.hash_id_tokens, tokens, block, arrival.salt)
+        most = (tokens - 1) // block
+        found = next(
+            (place for place, key in enumerate(keys[:most]) if key not in seen), min(len(keys), most)
+        )
+        prompt_tokens, cached_tokens = prompt_tokens + tokens, cached_tokens + found * block
+        seen.update(keys)
+    return cached_tokens / prompt_tokens
