@@ -1,7 +1,8 @@
 """What it costs that streams can move: CPU per streamed token with `routing.maxMoves` 2 and 0, in one run.
 
-Two pools of the same programs (router, sidecar, an engine that answers at once) take turns. In the one the
-engine reports token ids, which the router takes out of each event and keeps. CPU is read from the kernel.
+Two pools of the same programs (router, sidecar, an engine that answers at once) stream at the same time, so
+that whatever else the machine does slows both down. In the one the engine reports token ids, which the router
+takes out of each event and keeps. CPU is read from the kernel.
 """
 
 import argparse
@@ -21,16 +22,16 @@ MOVES = {"cannot move": 0, "can move": 2}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each (default %(default)s)")
-    parser.add_argument("--streams", type=int, default=256, help="(default %(default)s)")
-    parser.add_argument("--window-s", type=float, default=5.0, help="of streaming (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="windows (default %(default)s)")
+    parser.add_argument("--streams", type=int, default=128, help="of each (default %(default)s)")
+    parser.add_argument("--window-s", type=float, default=10.0, help="of streaming (default %(default)s)")
     parser.add_argument("--step-ms", type=float, default=30.0, help="between tokens (default %(default)s)")
     parser.add_argument("--out", type=Path, help="write what is printed to this file too")
     options = parser.parse_args()
     os.sched_setaffinity(0, {OTHER_CORE})
     seen = asyncio.run(measured(options))
-    head = f"{report.machine()}\n{options.streams} streams, {options.rounds} rounds of {options.window_s:g} s"
-    text = "\n".join([head, "", *rows(seen)])
+    measure = f"{options.streams} streams of each, {options.rounds} windows of {options.window_s:g} s"
+    text = "\n".join([report.machine(), measure, "", *rows(seen)])
     print(text)
     if options.out:
         options.out.write_text(text + "\n")
@@ -43,22 +44,26 @@ async def measured(options: argparse.Namespace) -> dict[str, Seen]:
         for name, moves in MOVES.items():
             pool = f"{POOL}  routing: {{maxMoves: {moves}}}\n"
             ways[name] = penstock(here, options.step_ms, name.replace(" ", "-"), pool_text=pool)
-        for turn in range(options.rounds):
-            order = list(ways) if turn % 2 else list(reversed(ways))
-            for name in order:
-                await measures.tokens(ways[name], seen[name].token_cpu_us, options.streams, options.window_s)
+        for _ in range(options.rounds):
+            windows = (
+                measures.tokens(way, seen[name].token_cpu_us, options.streams, options.window_s)
+                for name, way in ways.items()
+            )
+            await asyncio.gather(*windows)
     return seen
 
 
 def rows(seen: dict[str, Seen]) -> list[str]:
-    """A line per process, and one for both: medians over rounds, and the ratio."""
+    """A line per process, and one for both: medians over windows, and of the windows' ratios."""
     fixed, moves = (seen[name].token_cpu_us for name in MOVES)
     both = [[sum(turn) for turn in zip(*one.values(), strict=True)] for one in (fixed, moves)]
     costs = {name: (fixed[name], moves[name]) for name in fixed} | {"both": (both[0], both[1])}
-    lines = [f"{'CPU per streamed token, us':28}{'cannot move':>12}{'can move':>10}{'ratio':>8}"]
+    title = f"{'CPU per streamed token, us':28}{'cannot move':>12}{'can move':>10}{'ratio':>8}"
+    lines = [f"{title}  least to most"]
     for name, (before, after) in costs.items():
-        was, now = median(before), median(after)
-        lines.append(f"{name:28}{was:12.2f}{now:10.2f}{now / was:8.3f}")
+        ratios = [now / was for was, now in zip(before, after, strict=True)]
+        spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+        lines.append(f"{name:28}{median(before):12.2f}{median(after):10.2f}{median(ratios):8.3f}  {spread}")
     return lines
 
 

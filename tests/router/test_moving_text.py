@@ -15,7 +15,7 @@ from penstock_router.moving.continued_events import (
     joined_usage,
 )
 from penstock_router.moving.eligibility import why_fixed
-from penstock_router.moving.transcript import BATCH_EVENTS, Transcript
+from penstock_router.moving.transcript import Transcript
 from scripted.simulated import events_of
 
 CHAT, COMPLETION = wire.ENDPOINT_CHAT_COMPLETIONS, wire.ENDPOINT_COMPLETIONS
@@ -35,13 +35,33 @@ BODIES: dict["wire.Endpoint.ValueType", dict[str, Any]] = {
 
 def passed_by(transcript: Transcript, pieces: list[bytes]) -> bytes:
     """What a client gets of pieces, as the router passes them."""
-    out = b""
+    out = bytearray()
+
+    def relay(data: bytes, tokens: int) -> bool:
+        out.extend(data)
+        return True
+
     for piece in pieces:
-        event = transcript.token_event(piece)
-        if event is not None:
-            transcript.note(piece)
-        out += b"".join(transcript.read(piece)) if event is None else event
-    return out
+        relaying = transcript.relaying(relay)
+        if relaying is None or not relaying(piece, 1):
+            out.extend(b"".join(transcript.read(piece)))
+    return bytes(out)
+
+
+def relayed(events: list[bytes], *, taken: bool = True) -> tuple[Transcript, list[bytes]]:
+    """The transcript of events, the first one read and all others passed on where they are ordinary."""
+    transcript, out = Transcript(), list[bytes]()
+
+    def relay(data: bytes, tokens: int) -> bool:
+        out.append(data)
+        return taken
+
+    transcript.read(events[0])
+    for event in events[1:]:
+        relaying = transcript.relaying(relay)
+        if relaying is not None:
+            relaying(event, 1)
+    return transcript, out
 
 
 def chunks_of(stream: bytes) -> list[dict[str, Any]]:
@@ -118,6 +138,11 @@ def token(text: str, *ids: int, finish: str | None = None) -> bytes:
     return b"data: " + orjson.dumps({"id": "x", "choices": [choice]}) + b"\n\n"
 
 
+def plain(text: str) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+    return b"data: " + orjson.dumps({"id": "x", "choices": [choice]}) + b"\n\n"
+
+
 def test_tokens_without_text_at_the_end_are_left_to_the_continuation() -> None:
     """A character is not complete: a prompt that ends inside it would be answered by other text."""
     transcript = Transcript()
@@ -125,18 +150,72 @@ def test_tokens_without_text_at_the_end_are_left_to_the_continuation() -> None:
     assert transcript.kept_ids() == [1, 2, 3]
 
 
-def test_notes_shrink_to_ids_once_text_has_come() -> None:
-    transcript = Transcript()
-    passed_by(transcript, [token("", 1) for _ in range(2 * BATCH_EVENTS)])
-    assert transcript.kept_ids() == []
-    passed_by(transcript, [token("x", 2, 3)])
-    assert len(transcript._events) == 0
-    assert transcript.kept_ids() == [*[1] * (2 * BATCH_EVENTS), 2, 3]
+def test_ordinary_events_pass_without_being_read() -> None:
+    transcript, out = relayed(
+        [token("a", 1), token("b", 23), token("", 4), token('"]', 5, 67), token("é", 8)]
+    )
+    assert out == [plain(text) for text in ("b", "", '"]', "é")]
+    assert transcript.kept_ids() == [1, 23, 4, 5, 67, 8]
+
+
+ORDINARY = token("b", 2)
+
+
+@pytest.mark.parametrize(
+    ("part", "instead"),
+    [
+        (b"null", b'"stop"'),
+        (b'"content":"b"', b'"reasoning":"b"'),
+        (b'"index":0', b'"index":1'),
+        (b"[2]", b'[2],"x":[3]'),
+        (b"}]}\n", b'}],"usage":{}}\n'),
+        (b',"token_ids":[2]', b""),
+        (b'null,"token_ids":[2]}]}\n\n', b"nu"),
+        (ORDINARY, b"data: [DONE]\n\n"),
+    ],
+    ids=["an end", "thinking", "another choice", "another field", "usage", "no ids", "a part", "done"],
+)
+def test_an_event_of_another_form_is_left_to_be_read(part: bytes, instead: bytes) -> None:
+    assert part in ORDINARY
+    transcript, out = relayed([token("a", 1), ORDINARY.replace(part, instead)])
+    assert (transcript.kept_ids(), out) == ([1], [])
+
+
+def test_events_that_come_at_once_pass_together() -> None:
+    three = token("b", 2) + token("", 3) + token("c", 4, 5)
+    transcript, out = relayed([token("a", 1), three, token("", 6) + token("", 7)])
+    assert out == [plain("b") + plain("") + plain("c"), plain("") + plain("")]
+    assert transcript.kept_ids() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("other", [token("c", 3, finish="stop"), b"data: [DONE]\n\n", token("c", 3)[:-1]])
+def test_events_that_come_with_another_one_are_left_to_be_read(other: bytes) -> None:
+    for data in (token("b", 2) + other, other + token("b", 2)):
+        transcript, out = relayed([token("a", 1), data])
+        assert (transcript.kept_ids(), out) == ([1], [])
+
+
+def test_an_event_that_the_client_does_not_take_is_not_noted() -> None:
+    transcript, out = relayed([token("a", 1), token("b", 2)], taken=False)
+    assert (transcript.kept_ids(), out) == ([1], [plain("b")])
+
+
+def test_the_end_of_an_answer_is_noted() -> None:
+    transcript, _ = relayed([token("a", 1), token("b", 2)])
     assert not transcript.finished
-    passed_by(transcript, [token("y", 4, finish="stop")])
+    passed_by(transcript, [token("c", 3, finish="stop")])
     assert transcript.finished
-    transcript.kept_ids()
-    assert transcript.finished
+
+
+def test_a_prompt_is_kept_as_it_came_until_it_is_needed() -> None:
+    transcript = Transcript()
+    assert transcript.prompt_ids == []
+    first = {"choices": [{"index": 0, "text": "a", "token_ids": [3]}], "prompt_token_ids": [7, 8]}
+    passed_by(transcript, [b"data: " + orjson.dumps(first) + b"\n\n", token("b", 4)])
+    assert transcript.prompt_ids == [7, 8]
+    transcript.continue_behind([3, 4])
+    passed_by(transcript, [b"data: " + orjson.dumps(first | {"prompt_token_ids": [7, 8, 3, 4]}) + b"\n\n"])
+    assert (transcript.prompt_ids, transcript.kept_ids()) == ([7, 8], [3, 4, 3])
 
 
 def test_thinking_ends_with_the_first_text_of_the_answer() -> None:

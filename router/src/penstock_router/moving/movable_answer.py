@@ -128,28 +128,14 @@ class MovableAnswer:
         self._placed.link.abandon(self._placed.upstream)
         self._placed.upstream.release()
 
-    def _through(self, relay: Relay) -> Relay:
-        """Return what passes single tokens on, and leaves all else to `take`."""
-        transcript, events = self._transcript, self._events
-        token_event, note = transcript.token_event, transcript.note
-        if transcript.opaque:
+    def _through(self, relay: Relay) -> Relay | None:
+        """Return what passes ordinary events on, and leaves all else to `take`."""
+        events = self._events
+        if self._transcript.opaque:
             return relay
-
-        def pass_on(data: bytes, tokens: int) -> bool:
-            event = token_event(data)
-            if event is None or not relay(event, tokens):
-                return False
-            note(data)
-            return True
-
-        def rewrite(data: bytes, tokens: int) -> bool:
-            event = token_event(data)
-            if event is None or not relay(events.rewritten(event), tokens):  # type: ignore[union-attr]
-                return False
-            note(data)
-            return True
-
-        return pass_on if events is None else rewrite
+        if events is None:
+            return self._transcript.relaying(relay)
+        return self._transcript.relaying(lambda data, tokens: relay(events.rewritten(data), tokens))
 
     def _read(self, data: bytes) -> bytes:
         """Note what has come, and return what the client is to get of it."""

@@ -1,33 +1,29 @@
 """A record of what a stream has sent to its client, as far as a continuation needs it.
 
 The engine is asked for token ids (`return_token_ids`), which are removed from each event before the client
-gets it, and kept here. An event of one token is only searched and recorded. Records are parsed in batches and
-reduced to ids, so a stream holds some bytes per token and at most `BATCH_EVENTS` events.
+gets it, and kept here as they came: they are parsed only if the stream is continued.
 
 A continuation begins behind the last event that had text. Tokens after it have produced no text, because a
 character is incomplete; a prompt that ends inside a character would be continued with different text.
 """
 
 import re
+from types import MethodType
 from typing import Any
 
 import orjson
+from penstock_routing.replicas.upstream_request import Relay
 
-BATCH_EVENTS = 32
-"""Events that are parsed together."""
+from penstock_router.moving.event_shape import FINISH, IDS, TEXT, EventShape, shape_of, without_ids
 
 EVENT_BYTES = 1 << 20
 """Longest event that is looked at. A stream with a longer one is passed on as it is."""
 
 LAST_EVENT = b"data: [DONE]"
 
-_BEGIN = b',"token_ids":['
-_IDS = re.compile(rb'"token_ids": ?\[([^\]]*)\]')
+_NUMBER = re.compile(rb"\d+")
 _PROMPT_IDS = re.compile(rb'"prompt_token_ids": ?(\[[^\]]*\])')
-_ALL_IDS = re.compile(rb', ?"(?:prompt_)?token_ids": ?(?:\[[^\]]*\]|null)')
-_TEXT = re.compile(rb'"(?:text|content|reasoning|reasoning_content)": ?"[^"]')
 _CONTENT = re.compile(rb'"(?:text|content)": ?"[^"]')
-_FINISH = re.compile(rb'"finish_reason": ?"')
 """Quotes inside JSON strings are escaped, so these match fields and never text."""
 
 
@@ -36,21 +32,40 @@ class Transcript:
 
     opaque: the stream does not tell what a continuation needs, and is passed on untouched.
     first_event: the first one, without ids; empty before it.
-    prompt_ids: empty until received.
     done: `[DONE]` was received. usage_sent: the final usage was received.
+    finished: the client has the reason why the answer ended.
+    thinks: the last text was of the model's thinking.
+    relay, ids: as `event_shape.Notes` says.
     failure: the event by which the engine has reported a failure; it and what follows are not for the client.
     """
 
+    __slots__ = (
+        "_kept",
+        "_prompt_ids",
+        "_rest",
+        "_shape",
+        "_textless_begin",
+        "_textless_end",
+        "done",
+        "failure",
+        "finished",
+        "first_event",
+        "ids",
+        "opaque",
+        "relay",
+        "thinks",
+        "usage_sent",
+    )
+
     def __init__(self) -> None:
-        self.opaque = self.done = self.usage_sent = False
-        self.first_event = b""
-        self.prompt_ids: list[int] = []
-        self.failure = b""
+        self.opaque = self.done = self.usage_sent = self.finished = self.thinks = False
+        self.first_event = self.failure = b""
+        self.relay: Relay = _nowhere
+        self.ids = bytearray()
+        self._textless_begin = self._textless_end = 0  # the last events without text, in `ids`
+        self._shape: EventShape | None = None
+        self._prompt_ids = self._rest = b""
         self._kept: list[int] = []
-        self._ids = bytearray()
-        self._events: list[bytes] = []
-        self._rest = b""
-        self._finished = self._thinks = self._has_prompt_ids = False
 
     @property
     def begun(self) -> bool:
@@ -58,28 +73,27 @@ class Transcript:
         return bool(self.first_event)
 
     @property
-    def finished(self) -> bool:
-        """Whether the client has the reason why the answer ended."""
-        return self._finished or any(map(_FINISH.search, self._events[-1:]))
+    def prompt_ids(self) -> list[int]:
+        """The prompt's tokens; empty until received."""
+        ids: list[int] = orjson.loads(self._prompt_ids or b"[]")
+        return ids
 
-    @property
-    def thinks(self) -> bool:
-        """Whether the last text was of the model's thinking."""
-        texts = [event for event in self._events if _TEXT.search(event)]
-        return _CONTENT.search(texts[-1]) is None if texts else self._thinks
+    def relaying(self, relay: Relay) -> Relay | None:
+        """Return what passes ordinary events on, until `read` is next called; None where none can be.
 
-    def token_event(self, data: bytes) -> bytes | None:
-        """Return an ordinary event without its ids, still to be noted; None for any other bytes."""
-        begin = data.find(_BEGIN)
-        if begin < 0 or self._rest or not self._has_prompt_ids or data.find(b"\n\n") != len(data) - 2:
+        An ordinary event differs from the last one that was read by the text and ids of its tokens only.
+        """
+        if self._shape is None or self._rest:
             return None
-        return data[:begin] + data[data.find(b"]", begin) + 1 :]
+        self.relay = relay
+        return MethodType(self._shape, self)
 
-    def note(self, event: bytes) -> None:
-        """Note an event with ids that goes to the client."""
-        self._events.append(event)
-        if len(self._events) >= BATCH_EVENTS and _TEXT.search(event):
-            self._settle(len(self._events))
+    def note_textless(self, ids: bytes) -> None:
+        """Note the ids of an event without text."""
+        if self._textless_end != len(self.ids):  # there was text in between
+            self._textless_begin = len(self.ids)
+        self.ids += ids
+        self._textless_end = len(self.ids)
 
     def read(self, data: bytes) -> list[bytes]:
         """Return the events that are whole with `data`, without ids, noted."""
@@ -104,15 +118,15 @@ class Transcript:
 
     def kept_ids(self) -> list[int]:
         """Return the answer's tokens up to the last one with text: a continuation begins behind it."""
-        with_text = [at for at, event in enumerate(self._events) if _TEXT.search(event)]
-        if with_text:
-            self._settle(with_text[-1] + 1)
-        return self._kept + [int(id) for id in self._ids.split(b",") if id]
+        ids = self.ids[: self._textless_begin] if self._textless_end == len(self.ids) else self.ids
+        return [*self._kept, *map(int, _NUMBER.findall(ids))]
 
     def continue_behind(self, kept_ids: list[int]) -> None:
         """Go on with another replica's stream, which begins behind these tokens."""
-        self._kept, self._ids, self._events, self._rest = kept_ids, bytearray(), [], b""
-        self.failure, self._has_prompt_ids = b"", False
+        self._kept, self.ids = kept_ids, bytearray()
+        self._textless_begin = self._textless_end = 0
+        self._rest = self.failure = b""
+        self._shape = None
 
     def head(self) -> dict[str, Any]:
         """Return the fields that all events of the stream share."""
@@ -124,28 +138,33 @@ class Transcript:
         if event.startswith(LAST_EVENT):
             self.done = True
             return event
-        found = _PROMPT_IDS.search(event)
-        if found and not self.prompt_ids:
-            self.prompt_ids = orjson.loads(found[1])
-        passed = _ALL_IDS.sub(b"", event)
+        prompt = _PROMPT_IDS.search(event)
+        if prompt and not self._prompt_ids:
+            self._prompt_ids = prompt[1]
+        passed = without_ids(event)
         self.first_event = self.first_event or passed
-        self._has_prompt_ids = True
-        if _IDS.search(event):
-            self.note(event)
-        elif _TEXT.search(event):
-            self.opaque = True
-        self._finished = self._finished or _FINISH.search(event) is not None
+        self._note(event, passed)
+        self.finished = self.finished or FINISH.search(event) is not None
         self.usage_sent = self.usage_sent or b'"usage":{' in event
         return passed
+
+    def _note(self, event: bytes, passed: bytes) -> None:
+        """Note an event's tokens."""
+        ids, text = IDS.search(event), TEXT.search(event)
+        if ids is None:
+            self.opaque = self.opaque or text is not None
+            return
+        if text is None:
+            self.note_textless(ids[1] + b",")
+            return
+        self.ids += ids[1] + b","
+        self.thinks = _CONTENT.search(event) is None
+        self._shape = shape_of(event, passed)
 
     def _give_up(self, data: bytes) -> list[bytes]:
         self.opaque, self._rest = True, b""
         return [data]
 
-    def _settle(self, events: int) -> None:
-        """Shrink the first events, of which the last brought text, to their ids."""
-        settled = self._events[:events]
-        self._finished, self._thinks = self.finished, _CONTENT.search(settled[-1]) is None
-        for ids in _IDS.findall(b"".join(settled)):
-            self._ids += ids + b","
-        del self._events[:events]
+
+def _nowhere(data: bytes, tokens: int) -> bool:
+    return False

@@ -145,7 +145,8 @@ class UpstreamRequest:
 
     def put(self, data: bytes, tokens: int) -> bool:
         """Take output. Returns False where it was too much: the request has ended then."""
-        if self._relay is not None and self._relay(data, tokens):
+        relay = self._relay
+        if relay is not None and relay(data, tokens):
             return True
         held_bytes = self._held_bytes + len(data)
         if self._bound_bytes is not None and held_bytes > self._bound_bytes and self._is_behind:
