@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import orjson
 import pytest
@@ -49,3 +50,10 @@ def test_collectors_read_one_object_a_line_from_a_level_on(level: str, events: l
     assert [one["event"] for one in reported] == events
     assert "ValueError: why" in reported[-1]["exception"]
     assert all(one["timestamp"].endswith("Z") for one in reported)
+
+
+def test_a_full_disk_loses_lines_and_ends_nothing() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-c", PROCESS]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, check=True, timeout=60)
+    assert done.stdout == "True\n"

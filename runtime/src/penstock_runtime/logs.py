@@ -1,7 +1,13 @@
-"""Structured logs: one event per line, to standard error. Never prompts, keys or headers."""
+"""Structured logs: one event per line, to standard error. Never prompts, keys or headers.
 
+A line that cannot be written, because the disk is full or nobody reads the pipe any more, is lost. Logging
+never raises: it happens within requests, links and handlers of errors, which must go on.
+"""
+
+import contextlib
 import logging
 import sys
+from typing import TextIO
 
 import structlog
 
@@ -20,7 +26,24 @@ def configure_logs(process: str, level: str = "info", json: bool = False) -> Non
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(_Lines(sys.stderr)),  # type: ignore[arg-type]
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=f"{process} %(name)s %(message)s")
+
+
+class _Lines:
+    """Writes what it can."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Write text, or lose it."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """Write what is buffered, or lose it."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
