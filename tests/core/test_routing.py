@@ -22,6 +22,7 @@ from penstock_core.routing.attempts import (
     attempts_if_all_reject,
     next_action,
     spread_retry_s,
+    with_joined,
 )
 from penstock_core.routing.replica_load import ReplicaLoad
 
@@ -132,6 +133,18 @@ def test_retry_after_is_the_earliest_whole_second(earliest_s: list[float | None]
 def test_a_request_that_the_retry_budget_does_not_cover_is_not_sent_again() -> None:
     attempts = after_loss(Attempts(("a", "b"), 3, REJECT), A1, affordable=False)
     assert next_action(attempts, loads("a", "b")) == ReplicaLost(1)
+
+
+def test_a_replica_that_came_into_service_after_the_order_was_made_is_tried_last() -> None:
+    attempts = with_joined(Attempts(("a", "b"), 3, REJECT), loads("a", "b"), loads("a", "b", "c"))
+    assert attempts.left == ("a", "b", "c")
+
+
+def test_a_replica_that_was_there_before_or_is_gone_is_not_tried_again() -> None:
+    attempts = after_loss(Attempts(("a", "b"), 3, REJECT), A1)
+    assert with_joined(attempts, loads("b"), loads("a", "b")) is attempts
+    attempts = after_rejection(Attempts(("a",), 3, REJECT), A1, Rejected(BUSY))
+    assert with_joined(attempts, loads("a"), loads("a")) is attempts
 
 
 @given(st.integers(1, 3600), st.floats(0, 1, exclude_max=True))

@@ -248,6 +248,20 @@ async def test_one_that_was_not_begun_goes_on_for_nothing(loss: End) -> None:
     assert (desk.asked, desk.outcome.failovers) == ([1, 1, 1], 0)
 
 
+async def test_one_that_is_lost_with_the_only_replica_goes_to_one_that_came_meanwhile() -> None:
+    desk = Desk(ends(GONE), serves)
+    late = desk.replicas.pop("r1")
+
+    def comes_and_ends(upstream: UpstreamRequest) -> None:
+        desk.replicas["r1"] = late
+        upstream.finish(GONE)
+
+    desk.replicas["r0"].says = [comes_and_ends]
+    placed = await desk.placed()
+    assert cast(object, placed.link) is late
+    assert desk.asked == [1, 1]
+
+
 async def test_one_that_two_replicas_were_lost_with_goes_no_further() -> None:
     desk = Desk(ends(GONE), ends(GONE), serves)
     error = await desk.refusal()

@@ -10,8 +10,8 @@ replica, so it is sent to one other replica at most (`REPLAYS`): a prompt that c
 the whole fleet. Each replica is tried at most once in the order and once as backup, so the number of attempts
 is at most twice the number of replicas.
 
-`Attempts` is a value: `next_action` returns the next action, and `after_rejection`, `after_skip` or
-`after_loss` the state after it.
+`Attempts` is a value: `next_action` returns the next action, `after_rejection`, `after_skip` or `after_loss`
+the state after it, and `with_joined` adds replicas that have come into service meanwhile.
 """
 
 from collections.abc import Iterable, Sequence
@@ -159,6 +159,18 @@ def after_loss(attempts: Attempts, tried: Try, affordable: bool = True) -> Attem
     """
     losses = attempts.losses + 1
     return replace(after_skip(attempts, tried), losses=losses, over=losses > REPLAYS or not affordable)
+
+
+def with_joined(
+    attempts: Attempts, before: Sequence[ReplicaLoad], now: Sequence[ReplicaLoad]
+) -> Attempts:
+    """Return the attempts with the replicas that take requests now and did not before: they are tried last.
+
+    A request may wait at a replica for minutes before that is lost.
+    """
+    known = {*attempts.left, *attempts.gone, *(load.name for load in before)}
+    joined = tuple(load.name for load in now if load.name not in known)
+    return replace(attempts, left=(*attempts.left, *joined)) if joined else attempts
 
 
 def retry_after_s(rejections: Iterable[Rejected]) -> int:

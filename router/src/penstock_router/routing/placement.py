@@ -23,6 +23,7 @@ from penstock_core.routing.attempts import (
     after_skip,
     next_action,
     spread_retry_s,
+    with_joined,
 )
 from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
@@ -137,7 +138,8 @@ class Placement:
             if isinstance(found, Placed):
                 return found
             attempts = self._after(attempts, action, found, request, outcome)
-            loads = self._replica_set.loads()
+            before, loads = loads, self._replica_set.loads()
+            attempts = with_joined(attempts, before, loads)
         return action
 
     async def _attempt(
