@@ -277,8 +277,8 @@ def _left_at_front(front: Front) -> Iterator[str]:
             f"{front.host.name}'s link to {link.name}",
             carried=len(link._carried),
             unanswered=len(link._unanswered),
-            sent=link.load.sent,
-            sent_tokens=link.load.sent_tokens,
+            sent=link._own_load.sent,
+            sent_tokens=link._own_load.sent_tokens,
             unwritten=len(link._writer._attempts) + len(link._writer._cancels),
             not_idle=not link._idle.is_set(),
         )

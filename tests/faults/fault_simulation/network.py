@@ -282,7 +282,7 @@ class StreamEnd(asyncio.Transport):
         super().__init__()
         self.network, self.host = network, host
         self._high, self._low = HIGH_BYTES, HIGH_BYTES // 4
-        self._closing = self._lost = self._eof_sent = self._writing_paused = False
+        self._closing = self._lost = self._eof_sent = self._writing_paused = self._severed = False
         host.connections[self] = None
 
     def join(self, peer: "StreamEnd", protocol: asyncio.Protocol, peer_name: str) -> None:
@@ -307,7 +307,7 @@ class StreamEnd(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         """Send bytes."""
-        if self._closing or self._lost or self._eof_sent or not data:
+        if self._closing or self._lost or self._severed or self._eof_sent or not data:
             return
         data, random = bytes(data), self.network.random
         if len(data) > 1 and self.network._happens(self.network.weather.cut_share, "cut"):
@@ -369,8 +369,9 @@ class StreamEnd(asyncio.Transport):
 
     def sever(self, *, silent: bool = False) -> None:
         """Break it for both ends. silent: the peer finds out late."""
-        self._out.clear()
-        self.peer._out.clear()
+        for end in (self, self.peer):
+            end._out.clear()
+            end._severed = True
         self._lose_soon(ConnectionResetError(104, "reset"))
         self.peer._lose_soon(ConnectionResetError(104, "reset"), SILENT_S if silent else 0.0)
 
