@@ -31,6 +31,7 @@ class LivePool:
 
     each: additional flags of each replica, in order; none for replicas past its end.
     start: how a process is started.
+    through: from what a process is ("sidecar r0") and where it listens, where others reach it: by a proxy.
     """
 
     model = MODEL
@@ -41,9 +42,10 @@ class LivePool:
         replicas: int = 1,
         each: Sequence[dict[str, Any]] = (),
         start: Callable[[str, list[str], Path], Started] = Process,
+        through: Callable[[str, str], str] = lambda what, address: address,
         **changes: Any,
     ) -> None:
-        self.folder, self._start = folder, start
+        self.folder, self._start, self._through = folder, start, through
         self._changes: dict[str, Any] = {"replicas": replicas, **changes}
         self._files = {"main": write_pool(folder / "pool.yaml", **self._changes)}
         self.replicas = [f"r{number}" for number in range(replicas)]
@@ -182,13 +184,17 @@ class LivePool:
                 serving = ["--host", "127.0.0.1", "--port", port, "--telemetry", telemetry]
                 return ["penstock-engine", "-f", file, *serving]
             case "sidecar":
-                engine = f"http://{self._addresses['engine', name]}"
+                engine = f"http://{self._reached('engine', name)}"
                 beside = ["--listen", address, "--engine", engine, "--telemetry", telemetry]
                 return ["penstock-sidecar", "-f", file, "--name", name, *beside]
             case "router":
-                replicas = [f"--replica={r}={self._addresses['sidecar', r]}" for r in self.replicas]
+                replicas = [f"--replica={r}={self._reached('sidecar', r)}" for r in self.replicas]
                 serving = ["--host", "127.0.0.1", "--port", port, "--admin-port", "0"]
                 return ["penstock-router", "-f", file, *serving, *replicas]
+
+    def _reached(self, kind: Kind, name: str) -> str:
+        """Where another process of the pool reaches this one."""
+        return self._through(f"{kind} {name}", self._addresses[kind, name])
 
     def _client_options(self, router: str, options: dict[str, Any]) -> dict[str, Any]:
         return {

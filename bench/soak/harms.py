@@ -1,0 +1,199 @@
+"""Faults of a pool of real processes, one at a time: each is over, and the pool is whole, before the next."""
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from live.fault_proxy import FaultProxy
+from live.pool import REPLICA, Kind, LivePool
+from live.process import BIN, Process
+from patience import until
+
+from soak.traffic import Traffic
+
+CALM_S = 3.0
+"""Between two faults, after the pool is whole again."""
+
+LONGEST_S = 20.0
+"""Of a fault: longer than a session's keepalive."""
+
+
+@dataclass(slots=True)
+class Harms:
+    """Faults of one pool. counts: that were done, by kind."""
+
+    pool: LivePool
+    proxy: FaultProxy
+    traffic: Traffic
+    random: Random
+    counts: dict[str, int] = field(default_factory=dict)
+
+    async def run(self, until_s: float) -> None:
+        """Do harm until a time."""
+        while (left_s := until_s - time.monotonic()) > CALM_S:
+            await asyncio.sleep(min(self.random.expovariate(1 / CALM_S), left_s))
+            kind = self.random.choice(possible(self.pool.folder))
+            lasts_s = min(self.random.random() ** 2 * LONGEST_S, max(left_s - CALM_S, 1.0))
+            self.counts[kind] = self.counts.get(kind, 0) + 1
+            await HARMS[kind](self, lasts_s)
+            await asyncio.to_thread(self._whole)
+
+    def replica(self) -> str:
+        """Draw a replica."""
+        return self.random.choice(self.pool.replicas)
+
+    def process(self) -> tuple[Kind, str]:
+        """Draw a process of a replica."""
+        return self.random.choice(REPLICA), self.replica()
+
+    def router(self) -> str:
+        """Draw a router."""
+        return self.random.choice(self.traffic.routers)
+
+    def _whole(self) -> None:
+        for router in self.traffic.routers:
+            until(
+                lambda router=router: self.pool.ready_replicas(router) == set(self.pool.replicas),  # type: ignore[misc]
+                f"every replica in service of {router}",
+                again_s=0.1,
+            )
+
+
+Harm = Callable[[Harms, float], Awaitable[None]]
+
+
+async def _kill(harms: Harms, lasts_s: float) -> None:
+    kind, name = harms.process()
+    await asyncio.to_thread(harms.pool.kill, kind, name)
+    await asyncio.sleep(lasts_s)
+    await asyncio.to_thread(harms.pool.start, kind, name)
+
+
+async def _kill_router(harms: Harms, lasts_s: float) -> None:
+    name = harms.router()
+    harms.traffic.lost[name] = float("inf")
+    await asyncio.to_thread(harms.pool.kill, "router", name)
+    await asyncio.sleep(min(lasts_s, CALM_S))
+    await asyncio.to_thread(harms.pool.start, "router", name)
+    harms.traffic.lost[name] = time.monotonic()
+
+
+async def _stop_process(harms: Harms, lasts_s: float) -> None:
+    kind, name = harms.process()
+    with harms.pool.frozen(kind, name):
+        await asyncio.sleep(lasts_s)
+
+
+async def _stop_router(harms: Harms, lasts_s: float) -> None:
+    with harms.pool.frozen("router", harms.router()):
+        await asyncio.sleep(lasts_s)
+
+
+async def _drain(harms: Harms, lasts_s: float) -> None:
+    """SIGTERM of a sidecar, and a new one once it has ended."""
+    name = harms.replica()
+    process = harms.pool.ask_to_stop("sidecar", name)
+    await asyncio.to_thread(process.exit_code)
+    await asyncio.to_thread(harms.pool.start, "sidecar", name)
+
+
+def _on_the_way(harm: Callable[[FaultProxy, str], AbstractContextManager[None]]) -> Harm:
+    """Return a fault of the way to a process: from routers to a sidecar, or from a sidecar to its engine."""
+
+    async def harms_way(harms: Harms, lasts_s: float) -> None:
+        what = " ".join(harms.process())
+        with harm(harms.proxy, what):
+            await asyncio.sleep(lasts_s)
+
+    return harms_way
+
+
+async def _step_clock(harms: Harms, lasts_s: float) -> None:
+    """The wall clock of a process is an hour ahead or behind for a while."""
+    kind, name = harms.process()
+    clock = _clock_of(f"{kind} {name}", harms.pool.folder)
+    clock.write_text(harms.random.choice(("+3600", "-3600")))
+    await asyncio.sleep(lasts_s)
+    clock.write_text("+0")
+
+
+async def _fill_disk(harms: Harms, lasts_s: float) -> None:
+    """Nothing can be written where logs and sockets are."""
+    filler = harms.pool.folder / "filler"
+    with filler.open("wb") as file:
+        try:
+            while True:
+                os.write(file.fileno(), bytes(1 << 16))
+        except OSError:
+            await asyncio.sleep(lasts_s)
+    filler.unlink()
+
+
+HARMS: dict[str, Harm] = {
+    "kill -9": _kill,
+    "kill -9 of a router": _kill_router,
+    "SIGSTOP": _stop_process,
+    "SIGSTOP of a router": _stop_router,
+    "SIGTERM of a sidecar": _drain,
+    "delay": _on_the_way(lambda proxy, what: proxy.harm(what, "latency", latency=300, jitter=200)),
+    "bandwidth": _on_the_way(lambda proxy, what: proxy.harm(what, "bandwidth", rate=8)),
+    "pieces": _on_the_way(
+        lambda proxy, what: proxy.harm(what, "slicer", average_size=50, size_variation=40, delay=10)
+    ),
+    "half open": _on_the_way(lambda proxy, what: proxy.half_open(what)),
+    "reset": _on_the_way(lambda proxy, what: proxy.harm(what, "reset_peer", timeout=0)),
+    "cut": _on_the_way(lambda proxy, what: proxy.cut(what)),
+    "disk full": _fill_disk,
+    "clock step": _step_clock,
+}
+
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+"""Debian's package `faketime`, where it is installed."""
+
+
+def start(name: str, command: list[str], log: Path) -> Process:
+    """Start a process whose wall clock can be stepped, where that is possible."""
+    if FAKETIME is None:
+        return Process(name, command, log)
+    clock = _clock_of(name, log.parent)
+    clock.write_text("+0")
+    variables = {
+        "LD_PRELOAD": FAKETIME,
+        "FAKETIME_TIMESTAMP_FILE": clock,
+        "FAKETIME_CACHE_DURATION": 1,
+        "FAKETIME_DONT_FAKE_MONOTONIC": 1,
+    }
+    pairs = [f"{name}={value}" for name, value in variables.items()]
+    return Process(name, ["/usr/bin/env", *pairs, str(BIN / command[0]), *command[1:]], log)
+
+
+def _clock_of(name: str, folder: Path) -> Path:
+    return folder / f"{name.replace(' ', '-')}.clock"
+
+
+def possible(folder: Path) -> list[str]:
+    """Return the faults that this machine can do to a pool with its logs in a folder."""
+    without = {"disk full": not folder.is_mount(), "clock step": FAKETIME is None}
+    return [kind for kind in HARMS if not without.get(kind)]
+
+
+def small_disk(folder: Path) -> AbstractContextManager[object]:
+    """Mount a disk of 32 MiB at a folder, where that is allowed; unmount it at the end."""
+    if os.geteuid() != 0:
+        return nullcontext()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", folder], check=False)
+    return _Mounted(folder) if mounted.returncode == 0 else nullcontext()
+
+
+class _Mounted(AbstractContextManager[object]):
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __exit__(self, *_: object) -> None:
+        subprocess.run(["umount", "--lazy", self._folder], check=True)
