@@ -161,9 +161,7 @@ def after_loss(attempts: Attempts, tried: Try, affordable: bool = True) -> Attem
     return replace(after_skip(attempts, tried), losses=losses, over=losses > REPLAYS or not affordable)
 
 
-def with_joined(
-    attempts: Attempts, before: Sequence[ReplicaLoad], now: Sequence[ReplicaLoad]
-) -> Attempts:
+def with_joined(attempts: Attempts, before: Sequence[ReplicaLoad], now: Sequence[ReplicaLoad]) -> Attempts:
     """Return the attempts with the replicas that take requests now and did not before: they are tried last.
 
     A request may wait at a replica for minutes before that is lost.
