@@ -4,8 +4,8 @@ import argparse
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import structlog
 from penstock_core import policies
@@ -68,7 +68,7 @@ async def serve_engine(
     loop = build_loop(pool, truth, options)
     stepping = asyncio.create_task(loop.run())
     try:
-        async with serving(build_api(pool, loop, options), listener, options.drain_s):
+        async with serving(build_api(pool, loop, options, _ticket_key(options)), listener, options.drain_s):
             log.info("ready", process="penstock-engine", address=address_of(listener))
             await _either(stepping, stop)
     finally:
@@ -117,8 +117,10 @@ def _speculation(pool: Pool) -> Speculation | None:
     return Speculation(spec.max_tokens, spec.acceptance) if spec else None
 
 
-def build_api(pool: Pool, loop: StepLoop, options: argparse.Namespace) -> EngineApi:
-    """Return its HTTP API, whose longest context is bounded by KV memory."""
+def build_api(
+    pool: Pool, loop: StepLoop, options: argparse.Namespace, ticket_key: Callable[[], bytes] = bytes
+) -> EngineApi:
+    """Return its HTTP API, whose longest context is bounded by KV memory. ticket_key: the sidecar's."""
     kv_tokens = loop.state.total_blocks * loop.state.block_tokens
     return EngineApi(
         Completions(
@@ -127,16 +129,16 @@ def build_api(pool: Pool, loop: StepLoop, options: argparse.Namespace) -> Engine
             max_model_len=min(pool.spec.engine.max_model_len, kv_tokens),
             max_body_bytes=options.max_body_bytes,
             seed=options.seed,
-            **(_tickets(options) if pool.spec.engine.direct else {}),
+            tickets=TicketCheck() if pool.spec.engine.direct else None,
+            ticket_key=ticket_key,
         ),
         options.api_key,
     )
 
 
-def _tickets(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the endpoints need to check tickets. Without a sidecar's socket there is no key."""
-    key_file = TicketKeyFile(Path(ticket_key_file(str(options.telemetry))))
-    return {"tickets": TicketCheck(), "ticket_key": key_file.key}
+def _ticket_key(options: argparse.Namespace) -> Callable[[], bytes]:
+    """Return what reads the key of tickets. Without a sidecar's socket there is none."""
+    return TicketKeyFile(Path(ticket_key_file(str(options.telemetry)))).key
 
 
 def parser() -> argparse.ArgumentParser:

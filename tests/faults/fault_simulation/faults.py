@@ -91,8 +91,10 @@ async def _stop_process(world: World, random: Random, replica: str, lasts_s: flo
 
 
 async def _jump(world: World, random: Random, replica: str, lasts_s: float) -> None:
-    """The clock of a process jumps, as that of a virtual machine that was suspended."""
-    random.choice(world.hosts_of(replica)).clock_offset_s += random.random() * MOST_JUMP_S
+    """The clock of a machine jumps, as that of a virtual machine that was suspended."""
+    jump_s = random.random() * MOST_JUMP_S
+    for host in world.hosts_of(replica):
+        host.clock_offset_s += jump_s
 
 
 async def _reset(world: World, random: Random, replica: str, lasts_s: float) -> None:
@@ -110,10 +112,15 @@ async def _half_open(world: World, random: Random, replica: str, lasts_s: float)
 
 
 async def _partition(world: World, random: Random, replica: str, lasts_s: float) -> None:
-    sidecar, front = world.hosts_of(replica)[0].name, random.choice(list(world.fronts))
-    world.network.cut_off(front, sidecar)
+    """Nothing passes between a router and a machine, or one of its processes."""
+    front = random.choice(list(world.fronts))
+    names = [host.name for host in world.hosts_of(replica)]
+    cut_off = random.choice((names, names[:1], names[1:]))
+    for name in cut_off:
+        world.network.cut_off(front, name)
     await asyncio.sleep(lasts_s)
-    world.network.heal(front, sidecar)
+    for name in cut_off:
+        world.network.heal(front, name)
 
 
 async def _partition_engine(world: World, random: Random, replica: str, lasts_s: float) -> None:

@@ -114,11 +114,8 @@ def orphans_of(links: Sequence[ReplicaLink], sidecar: SidecarProcess, engine: En
 
 def broken_limits(fronts: Iterable[Front], most: int) -> Iterator[str]:
     """Yield where routers that have shared limits all the time let in more than these together."""
-    routers = [front for front in fronts if isinstance(front, RouterProcess)]
-    ledgers = [
-        each for router in routers for each in router.app._request_path._intake._limits._ledgers.values()
-    ]
-    if (open := sum(ledger._open for ledger in ledgers)) > most:
+    limits = [front.limits for front in fronts if isinstance(front, RouterProcess)]
+    if (open := sum(use.open for each in limits if each is not None for use in each._uses.values())) > most:
         yield f"12 {open} requests of an application at once, of {most}"
 
 
@@ -266,6 +263,7 @@ def _left_at_front(front: Front) -> Iterator[str]:
             held=front.app._room.held,
             held_bytes=budget.held_bytes,
             holders=len(budget._holders),
+            at_engines=len(front.app._request_path._placement._direct._tasks),
         )
         ledgers = front.app._request_path._intake._limits._ledgers.values()
         yield from _left(front.host.name, of_applications=sum(ledger._open for ledger in ledgers))

@@ -57,11 +57,15 @@ class Weather:
 
 
 class Network:
-    """All connections between simulated hosts. faults: injected, by kind."""
+    """All connections between simulated hosts.
+
+    faults: injected, by kind. ticket_keys: what sidecars have left on their replica's disk for the engine.
+    """
 
     def __init__(self, random: Random, weather: Weather) -> None:
         self.random, self.weather = random, weather
         self.faults: Counter[str] = Counter()
+        self.ticket_keys: dict[str, bytes] = {}
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[str, tuple[Host, Any]] = {}
         self._receivers: dict[str, tuple[Host, Callable[[bytes], None]]] = {}

@@ -44,9 +44,11 @@ from penstock_sidecar.engine.facts import named
 from penstock_sidecar.engine.watch import EngineWatch
 from penstock_sidecar.http.http_serving import http_app
 from penstock_sidecar.metrics import Metrics
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.tickets import Tickets
 from penstock_sidecar.service.health import Health
 from penstock_sidecar.service.replica_service import Identity, ReplicaService
 from penstock_sidecar.sidecar import background, bounds_of, gate_of, mirror_of, serving_of
@@ -74,6 +76,11 @@ ENGINE_OPTIONS = Namespace(max_body_bytes=1 << 20, seed=0, api_key="")
 def engine_of(replica: str) -> str:
     """Return where a replica's engine listens."""
     return f"{replica}-engine:8000"
+
+
+def directly_of(replica: str) -> str:
+    """Return where routers reach a replica's engine: on the host of its sidecar."""
+    return f"{replica}-sidecar:8000"
 
 
 def sidecar_of(replica: str) -> str:
@@ -177,14 +184,18 @@ def start_engine(network: Network, host: Host, replica: str, pool: Pool) -> Engi
             time_model=LearnedTimeModel(model),
             speculation=MeasuredSpeculation(None),
             truth=truth,
-            reports=StepReportSender(Datagrams(network, f"{replica}-steps")),
+            reports=StepReportSender(
+                Datagrams(network, f"{replica}-steps"), checks_tickets=pool.spec.engine.direct
+            ),
             metrics=metrics,
         )
-        server = Server(build_api(pool, loop, ENGINE_OPTIONS), HttpBounds(), None)
+        api = build_api(pool, loop, ENGINE_OPTIONS, lambda: network.ticket_keys.get(replica, b""))
+        server = Server(api, HttpBounds(), None)
         return EngineProcess(host, loop, server, truth)
 
     engine = host.context.copy().run(assemble)
-    network.listen(host, engine_of(replica), engine.server.connection)
+    for address in (engine_of(replica), directly_of(replica)):
+        network.listen(host, address, engine.server.connection)
     host.spawn(engine.loop.run())
     return engine
 
@@ -208,16 +219,30 @@ def start_sidecar(network: Network, host: Host, replica: str, pool: Pool, *, ske
             metrics=metrics,
             bounds=bounds,
             gate=gate,
+            tickets=_tickets(network, replica, pool, mirror),
             engine_lost=watch.suspect,
             serves_changed=health.tell,
         )
         ticks = [served.tick]
         if gate is None:
-            reports = StepReports(mirror, learned, metrics, served.accepted.prompt_known, "steps")
+            reports = StepReports(
+                mirror,
+                learned,
+                metrics,
+                served.accepted.prompt_known,
+                "steps",
+                beginnings_changed=served.tell_beginnings,
+                applied=served.reported,
+            )
             network.receive_datagrams(host, f"{replica}-steps", _receiver(reports))
             ticks.append(lambda: reports.check_silence(served.state.engine_ready))
-        port = int(http_of(replica).rpartition(":")[2])
-        identity = Identity(replica, pool.spec.model.name, pool.spec.scheduling.policy, http_port=port)
+        identity = Identity(
+            replica,
+            pool.spec.model.name,
+            pool.spec.scheduling.policy,
+            http_port=_port(http_of(replica)),
+            engine_port=_port(directly_of(replica)) if pool.spec.engine.direct else 0,
+        )
         service = ReplicaService(identity, served, mirror, learned, metrics)
         network.listen(host, sidecar_of(replica), Servicer(service, FORMATS, skew=skew))
         app = http_app(
@@ -244,6 +269,18 @@ def start_sidecar(network: Network, host: Host, replica: str, pool: Pool, *, ske
 
     host.spawn(stay())
     return process
+
+
+def _tickets(network: Network, replica: str, pool: Pool, mirror: ReplicaMirror) -> Tickets:
+    """Return what seals tickets, with a new key on the replica's disk."""
+    if not pool.spec.engine.direct:
+        return Tickets()
+    key = network.ticket_keys[replica] = network.random.randbytes(32)
+    return Tickets(key, lambda: mirror.live and mirror.checks_tickets)
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 def _receiver(reports: StepReports) -> Callable[[bytes], None]:

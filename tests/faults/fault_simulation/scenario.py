@@ -46,7 +46,8 @@ class Scenario:
 
 def scenario_of(random: Random) -> Scenario:
     """Draw one."""
-    own_scheduling = random.random() < 0.15
+    direct = random.random() < 0.3
+    own_scheduling = not direct and random.random() < 0.15
     caching = random.random() < 0.3
     policy = random.choice(("vllm", "sarathi", "slos-serve", "slos-serve"))
     busy = random.random() < 0.12
@@ -55,7 +56,12 @@ def scenario_of(random: Random) -> Scenario:
     gateway = random.random() < 0.2
     shares = not gateway and random.random() < 0.25
     stream_bytes = random.choice((2_048, 256 << 10, 256 << 10))
-    common: dict[str, Any] = {"max_moves": max_moves, "kv_tokens": kv_tokens, "caching": caching}
+    common: dict[str, Any] = {
+        "max_moves": max_moves,
+        "kv_tokens": kv_tokens,
+        "caching": caching,
+        "direct": direct,
+    }
     pool = _pool(
         "openai" if own_scheduling else "simulated",
         policy,
@@ -84,6 +90,7 @@ def _pool(
     max_moves: int,
     kv_tokens: int,
     caching: bool,
+    direct: bool,
     stream_bytes: int = 256 << 10,
     shares: bool = False,
 ) -> Pool:
@@ -103,6 +110,7 @@ def _pool(
                 "kvCacheTokens": kv_tokens,
                 "prefixCaching": caching,
                 "silenceTimeout": "5s",
+                "answerPath": "direct" if direct else "sidecar",
             },
             "scheduling": {"policy": policy},
             "tiers": TIERS,

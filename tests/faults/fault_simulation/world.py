@@ -125,13 +125,13 @@ class World:
     def start_engine(self, replica: str) -> None:
         """Start a replica's engine, again where there was one, unless the replica is gone."""
         if replica in self.replicas:
-            host, pool = self._host(f"{replica}-engine"), self.scenario.engine_pool
+            host, pool = self._beside(f"{replica}-engine", replica), self.scenario.engine_pool
             self.engines[replica] = start_engine(self.network, host, replica, pool)
 
     def start_sidecar(self, replica: str) -> None:
         """Start a replica's sidecar, again where there was one, unless the replica is gone."""
         if replica in self.replicas:
-            host, skew = self._host(f"{replica}-sidecar"), self.scenario.skew[0]
+            host, skew = self._beside(f"{replica}-sidecar", replica), self.scenario.skew[0]
             self.sidecars[replica] = start_sidecar(self.network, host, replica, self.scenario.pool, skew=skew)
 
     def hosts_of(self, replica: str) -> tuple[Host, Host]:
@@ -222,6 +222,11 @@ class World:
                     if link.name == name
                 ]
                 yield from orphans_of(links, self.sidecars[name], self.engines[name])
+
+    def _beside(self, name: str, replica: str) -> Host:
+        """Return a host on a replica's machine, whose clock its processes share."""
+        others = [each[replica].host for each in (self.sidecars, self.engines) if replica in each]
+        return Host(name, others[0].clock_offset_s) if others else self._host(name)
 
     def _host(self, name: str) -> Host:
         return Host(name, self.random.random() * 1e5)
