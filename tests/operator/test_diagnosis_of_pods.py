@@ -185,6 +185,21 @@ def test_a_mount_that_went_well_the_second_time_hides_nothing_else(
     assert [problem.cause for problem in problems(now, events=[reported])] == causes
 
 
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        ('references non-existent secret key, secret "ca" not found', Cause.SECRET_MISSING),
+        ('persistentvolumeclaim "weights" not found', Cause.CLAIM_MISSING),
+        ("driver name x.csi.k8s.io not found in the list of drivers", Cause.VOLUME_NOT_MOUNTED),
+        ('secret "ca" cannot be read', Cause.VOLUME_NOT_MOUNTED),
+    ],
+)
+def test_a_mount_that_fails_names_what_is_missing_where_it_says_so(message: str, cause: Cause) -> None:
+    reported = event("chat-replica-0", "FailedMount", message)
+    problem = the_problem(pod(phase="Pending"), events=[reported])
+    assert (problem.cause, problem.message) == (cause, f"chat-replica-0: {message}")
+
+
 def test_an_event_about_the_pod_that_had_the_name_before_says_nothing() -> None:
     reported = event("chat-replica-0", "FailedMount", "volume not there yet")
     reported["involvedObject"]["uid"] = "before"

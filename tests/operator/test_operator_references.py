@@ -128,6 +128,17 @@ def test_secrets_of_the_installation_are_named_by_its_settings() -> None:
     ]
 
 
+def test_a_routers_certificate_is_named_by_its_field() -> None:
+    served = pool(router={"tls": {"secret": "api-tls"}})
+    wanted = pods(
+        "router", volumes=[{"secret": {"secretName": "api-tls"}}, {"configMap": {"name": "api-tls"}}]
+    )
+    assert named(served, wanted) == [
+        ("Secret", "api-tls", "spec.router.tls.secret"),
+        ("ConfigMap", "api-tls", "spec.router.podTemplate"),
+    ]
+
+
 def test_measured_time_model_is_named_by_its_field() -> None:
     measured = pool(engine={"type": "openai", "image": "e:1", "timeModel": "measured.json"})
     wanted = pods("replica", volumes=[{"projected": {"sources": [{"configMap": {"name": "measured"}}]}}])
