@@ -229,6 +229,14 @@ def test_what_vllm_decides_over_is_followed_without_a_clock() -> None:
     assert ledger.ready[0] is held.job
 
 
+def test_what_loads_its_kv_holds_none_until_it_runs() -> None:
+    ledger = EngineLedger()
+    held = ledger.add(asked(num_computed_tokens=60), 1.0, blocked=False)
+    ledger.leave_to_vllm(held)
+    ledger.advance(["a"], 2.0)
+    assert (held.job.computed_tokens, held.job.generated_tokens) == (0, 0)
+
+
 def test_steps_of_one_token_each_are_written_down_and_settled_together() -> None:
     ledger = EngineLedger()
     running = started(ledger, asked("a", num_computed_tokens=100), asked("b", num_computed_tokens=100))

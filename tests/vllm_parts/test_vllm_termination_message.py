@@ -55,15 +55,15 @@ def test_nobody_asked_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_place_that_cannot_be_written_does_not_stop_the_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(logging, "raiseExceptions", False)
     handler = TerminationMessage(tmp_path / "no folder" / "log")
     try:
         raise ValueError("x")
     except ValueError as error:
         reported = (type(error), error, error.__traceback__)
         handler.emit(logging.LogRecord(CORE, logging.ERROR, "", 0, "failed", None, reported))
+    assert "FileNotFoundError" in capsys.readouterr().err
 
 
 def test_vllm_finds_it_where_only_the_sources_lie() -> None:

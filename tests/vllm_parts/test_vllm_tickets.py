@@ -137,6 +137,7 @@ def test_a_refused_ticket_is_logged_once(sidecar: Sidecar, caplog: pytest.LogCap
         for number in range(3):
             sidecar.job(f"cmpl-{number}", {TICKET: "none"})
             sidecar.job(f"direct-{number}", {})
+            assert len(caplog.records) == 1
     assert [record.getMessage() for record in caplog.records] == [
         "penstock: a ticket is forged: the request is best effort"
     ]

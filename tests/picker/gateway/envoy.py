@@ -38,13 +38,13 @@ class Gateway:
         return await self.http.post("/v1/chat/completions", content=body, headers=named)
 
 
-def ext_authz(address: str, *, fail_open: bool = False, timeout: float = 1.0) -> PickerFilter:
+def ext_authz(address: str, *, fail_open: bool = False, timeout: float = PATIENCE_S) -> PickerFilter:
     """Asking as the project's own Envoys do."""
     return envoy_ext_authz.ext_authz(_settings(picker=_address(address), fail_open=fail_open), timeout)
 
 
 def ext_proc(
-    address: str, *, fail_open: bool = False, timeout: float = 1.0, mode: str = DUPLEX
+    address: str, *, fail_open: bool = False, timeout: float = PATIENCE_S, mode: str = DUPLEX
 ) -> PickerFilter:
     """Asking as the endpoint picker protocol has it."""
     return envoy_ext_proc.ext_proc(_settings(picker=_address(address), fail_open=fail_open), timeout, mode)

@@ -33,8 +33,7 @@ class UnsupportedVllm(Exception):
 def check_version(version: str, methods: Iterable[str]) -> None:
     """Raise UnsupportedVllm unless a scheduler of this version, with these methods, is supported."""
     found = re.match(r"(\d+)\.(\d+)", version)
-    release = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not OLDEST <= release <= NEWEST:
+    if found is None or not OLDEST <= (int(found[1]), int(found[2])) <= NEWEST:
         raise UnsupportedVllm(version, "is not supported")
     missing = sorted(set(HOOKS) - set(methods))
     if missing:
