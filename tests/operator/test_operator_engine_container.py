@@ -100,7 +100,7 @@ def test_vllm_is_told_what_the_pool_says(want: Want) -> None:
         "port": "8000",
     }
     assert after(engine, "--max-num-batched-tokens") == "512"
-    assert engine["args"][-2] == "--enable-prefix-caching"
+    assert engine["args"][-3:-1] == ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
     assert (
         variables(engine).items()
         >= {

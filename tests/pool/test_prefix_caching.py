@@ -3,14 +3,19 @@
 from typing import Any
 
 import pytest
-from penstock_pool.engine_spec import EngineSpec, cache_arguments
+from penstock_pool.engine_spec import TELLS_CACHED, EngineSpec, cache_arguments
 
 SWITCHED: list[tuple[dict[str, Any], bool, tuple[str, ...]]] = [
     ({"type": "vllm"}, True, ()),
     ({"type": "vllm", "args": ["--no-enable-prefix-caching"]}, False, ()),
     ({"type": "vllm", "args": ["-v", "--enable-prefix-caching"]}, True, ()),
     ({"type": "vllm", "prefixCaching": False}, False, ("--no-enable-prefix-caching",)),
-    ({"type": "vllm", "prefixCaching": True}, True, ("--enable-prefix-caching",)),
+    ({"type": "vllm", "prefixCaching": True}, True, ("--enable-prefix-caching", TELLS_CACHED)),
+    (
+        {"type": "vllm", "prefixCaching": True, "args": [TELLS_CACHED]},
+        True,
+        ("--enable-prefix-caching",),
+    ),
     ({"type": "simulated", "timeModel": "llama-3-8b-a100"}, False, ()),
     ({"type": "simulated", "timeModel": "llama-3-8b-a100", "prefixCaching": True}, True, ()),
     ({"type": "openai", "image": "any"}, False, ()),

@@ -23,6 +23,9 @@ GPU = "nvidia.com/gpu"
 CACHE_ARGUMENTS = r"^--(no[-_])?enable[-_]prefix[-_]caching"
 """vLLM's arguments for what `prefixCaching` says."""
 
+TELLS_CACHED = "--enable-prompt-tokens-details"
+"""vLLM's argument for `usage.prompt_tokens_details` in answers."""
+
 SAID_TWICE = "says what an argument in args says too; leave one of them out"
 
 MORE_GPUS = r"^(--(pipeline|data)[-_]parallel[-_]size|-pp|-dp)"
@@ -269,7 +272,13 @@ class EngineSpec(Spec):
 
 
 def cache_arguments(spec: EngineSpec) -> tuple[str, ...]:
-    """Return vLLM's arguments for the pool's `prefixCaching`; none where the pool leaves it to vLLM."""
+    """Return vLLM's arguments for the pool's `prefixCaching`; none where the pool leaves it to vLLM.
+
+    With the cache answers say how much of their prompt was cached.
+    """
     if spec.prefix_caching is None:
         return ()
-    return ("--enable-prefix-caching" if spec.prefix_caching else "--no-enable-prefix-caching",)
+    if not spec.prefix_caching:
+        return ("--no-enable-prefix-caching",)
+    told = () if TELLS_CACHED in spec.args else (TELLS_CACHED,)
+    return ("--enable-prefix-caching", *told)

@@ -29,6 +29,7 @@ class EngineRequest(Protocol):
     resumable: bool
     sampling_params: Any
     lora_request: Any
+    block_hashes: Any
 
     @property
     def num_tokens(self) -> int: ...  # noqa: D102
@@ -95,6 +96,7 @@ class EngineScheduler:
     def add_request(self, request: EngineRequest) -> None: ...  # noqa: D102
     def schedule(self, throttle_prefills: bool = False) -> StepOutput: ...  # type: ignore[empty-body] # noqa: D102
     def shutdown(self) -> None: ...  # noqa: D102
+    def reset_prefix_cache(self, *how: Any, **more: Any) -> bool: ...  # type: ignore[empty-body] # noqa: D102
     def has_unfinished_requests(self) -> bool: ...  # type: ignore[empty-body] # noqa: D102
     def _preempt_request(self, request: EngineRequest, timestamp: float, **how: Any) -> None: ...
     def _handle_blocked_waiting_request(self, request: EngineRequest) -> bool: ...  # type: ignore[empty-body]

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock_core.domain.engine_fields import from_fields
+from penstock_core.domain.engine_fields import counts_on_cache, from_fields
 from penstock_core.domain.request import Job, RequestId, advance, after_each, preempted
 
 from penstock_vllm.answer_names import AnswerNames
@@ -40,6 +40,7 @@ class Held:
     running: whether it holds KV.
     blocked: whether it waits and cannot be started yet.
     drafts_under_way: draft tokens that steps in progress verify.
+    counts_on_cache: whether it was admitted because of what is cached of its prompt.
     """
 
     request: EngineRequest
@@ -48,6 +49,7 @@ class Held:
     running: bool = False
     blocked: bool = False
     drafts_under_way: int = 0
+    counts_on_cache: bool = False
 
     @property
     def known_computed_tokens(self) -> int:
@@ -106,7 +108,8 @@ class EngineLedger:
         if known is not None:  # the next part of a session's input
             return known
         self._change()
-        held = Held(request, self._job(request, now_s), planned=not request.resumable, blocked=blocked)
+        job, counts = self._job(request, now_s)
+        held = Held(request, job, not request.resumable, blocked=blocked, counts_on_cache=counts)
         self._keep(held)
         self._wait(held)
         return held
@@ -130,7 +133,7 @@ class EngineLedger:
         self._change()
         for request, runs in (*((one, True) for one in running), *((one, False) for one in waiting)):
             before = known.get(request.request_id)
-            job = before.job if before is not None else self._job(request, now_s)
+            job = before.job if before is not None else self._job(request, now_s)[0]
             held = Held(request, job, drafts_under_way=drafts.get(request.request_id, 0))
             held.running, held.blocked = runs, not runs and not can_start(request)
             held.planned = not request.resumable and (runs or before is None or before.planned)
@@ -227,8 +230,11 @@ class EngineLedger:
         self.by_id[held.request.request_id] = self.by_name[held.job.request.id] = held
         self.unplanned += not held.planned
 
-    def _job(self, request: EngineRequest, now_s: float) -> Job:
-        """Return the request's job with a unique name. If its fields are invalid, it is best effort."""
+    def _job(self, request: EngineRequest, now_s: float) -> tuple[Job, bool]:
+        """Return the request's job with a unique name, and whether it counts on the cache.
+
+        If its fields are invalid, it is best effort.
+        """
         sampling, engine_id = request.sampling_params, request.request_id
         longest = max(request.max_tokens if sampling is not None else POOLED_TOKENS, 1)
         named: dict[str, Any] = {
@@ -240,10 +246,13 @@ class EngineLedger:
             xargs = (sampling.extra_args if sampling is not None else None) or {}
             fields, from_s, _ = self._read_fields(xargs, engine_id, now_s)
             job = from_fields(fields, now_s=from_s, **named)
+            counts = counts_on_cache(fields) and not job.best_effort
         except Exception:  # for any content that a client may have written
-            job = from_fields({}, now_s=now_s, **named)
+            job, counts = from_fields({}, now_s=now_s, **named), False
         name = self._names.of(job.request.id, self.by_name)
-        return job if name == job.request.id else job._replace(request=replace(job.request, id=name))
+        if name != job.request.id:
+            job = job._replace(request=replace(job.request, id=name))
+        return job, counts
 
     def _plan(self, held: Held, planned: bool) -> None:
         if held.planned != planned:

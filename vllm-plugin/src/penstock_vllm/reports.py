@@ -18,6 +18,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from penstock_core.domain.request import Job
+from penstock_core.domain.served_prompts import CachedPrompt
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto.report_socket import ReportSocket
@@ -53,6 +54,18 @@ class ReportRows(NamedTuple):
     chunks: Mapping[int, int]
 
 
+class CacheReport(NamedTuple):
+    """The prefix cache at a step boundary.
+
+    resets: since the engine started. prompts: those that may have changed.
+    waiting: cached tokens of the first waiting requests, and how many of their blocks nobody holds.
+    """
+
+    resets: int
+    prompts: Sequence[CachedPrompt]
+    waiting: Sequence[tuple[int, int]]
+
+
 class Boundary(NamedTuple):
     """The engine between two steps. Immutable.
 
@@ -61,6 +74,7 @@ class Boundary(NamedTuple):
     left_s: predicted time until the steps in progress have ended.
     faults: steps in which the policy failed, by kind, since the engine started.
     turns, moves: the ledger's counts. rows: None if only `moves` has grown since they were last reported.
+    cache: of prefixes; None where none is looked up.
     """
 
     ended: MeasuredStep | None
@@ -74,6 +88,7 @@ class Boundary(NamedTuple):
     turns: int
     moves: int
     rows: ReportRows | None
+    cache: CacheReport | None = None
 
 
 class Further(NamedTuple):
@@ -83,6 +98,7 @@ class Further(NamedTuple):
     memory: KvMemory
     left_s: float
     moves: int
+    cache: CacheReport | None = None
 
 
 class Base(NamedTuple):
@@ -129,8 +145,11 @@ class Reports:
             report.checks_tickets = True
         if self._bounds is not None:
             report.most_batch_tokens, report.most_running = self._bounds[:2]
+        if now.cache is not None:
+            _add_cache(report, now.cache)
         if now.rows is not None:
             _add_requests(report, now.rows)
+            _add_waiting(report, now)
         elif base is not None and base.turns == now.turns:
             report.since, report.further_tokens = base.sequence, now.moves - base.moves
         else:
@@ -146,9 +165,9 @@ class Reports:
 
     def _boundary_of(self, boundary: Boundary | Further) -> Boundary:
         if isinstance(boundary, Further):
-            ended, memory, left_s, moves = boundary
+            ended, memory, left_s, moves, cache = boundary
             boundary = self._reported._replace(
-                ended=ended, memory=memory, left_s=left_s, moves=moves, rows=None
+                ended=ended, memory=memory, left_s=left_s, moves=moves, rows=None, cache=cache
             )
         self._reported = boundary
         return boundary
@@ -264,6 +283,20 @@ def _add_requests(report: StepReport, rows: ReportRows) -> None:
     report.best_effort.extend([job[7] for job in jobs])
     report.prefilling.extend(chunks)
     report.chunk_tokens.extend(chunks.values())
+
+
+def _add_cache(report: StepReport, cache: CacheReport) -> None:
+    report.caches_prefixes, report.cache_resets = True, cache.resets
+    for prompt in cache.prompts:
+        report.cached_prompts.add(**prompt._asdict())
+
+
+def _add_waiting(report: StepReport, now: Boundary) -> None:
+    """Add what is cached of the first waiting requests."""
+    found = now.cache.waiting if now.cache is not None else ()
+    if any([tokens for tokens, _ in found]):
+        report.cached_tokens.extend([tokens for tokens, _ in found])
+        report.unheld_blocks.extend([unheld for _, unheld in found])
 
 
 def _drafting(speculation: Speculation) -> Drafting:

@@ -48,10 +48,11 @@ from penstock_vllm.pipeline import MeasuredStep, Pipeline
 from penstock_vllm.plan import StepInstructions, with_a_lora_in_use
 from penstock_vllm.plan_execution import PlanExecution
 from penstock_vllm.planning import Planning
+from penstock_vllm.prefix_cache import needed_blocks, prefix_cache_of
 from penstock_vllm.rehearsal import rehearse
 from penstock_vllm.repeated_plan import RepeatedPlan, further, steps_to_first_end
 from penstock_vllm.report_thread import ReportThread
-from penstock_vllm.reports import Boundary, BoundaryRecorder, Further, Reports, rows_of
+from penstock_vllm.reports import Boundary, BoundaryRecorder, CacheReport, Further, Reports, rows_of
 from penstock_vllm.settings import PluginSettings, check_one_engine, read_settings
 from penstock_vllm.tickets import ReadFields, TicketFields, unchecked
 from penstock_vllm.under_way import UnderWay, brought_one_each, under_way
@@ -88,6 +89,7 @@ class Steering(PlanExecution):
         self._memory_now = memory_of(self)
         self._bounds, self._steers = bounds_of(self, settings), can_be_steered(self)
         self._plans_repeat, self._repeated = generates_one_token_per_step(self), None
+        self._prefixes = prefix_cache_of(self)
         self._last_computed: Mapping[str, int] = {}
         self._drafts_stay_with_worker = isinstance(self, AsyncScheduler)
         self._plan_with(settings)
@@ -105,13 +107,16 @@ class Steering(PlanExecution):
         try:
             if request.request_id in self.requests:
                 lag_s = min(max(self.wall() - request.arrival_time, 0.0), LONGEST_LAG_S)
-                self.ledger.add(request, self.clock() - lag_s, blocked=not _can_start(request))
+                held = self.ledger.add(request, self.clock() - lag_s, blocked=not _can_start(request))
+                if self._prefixes is not None and held.counts_on_cache and not held.running:
+                    self._prefixes.pin([held])
         except Exception as error:
             self._contain(error)
 
     def schedule(self, throttle_prefills: bool = False) -> StepOutput:
         """Return the next step: the policy's, or vLLM's own."""
         now_s = self.clock()
+        self._release_pins_if_short()
         repeated = self._repeated_plan()
         if repeated is not None:
             output = super().schedule(throttle_prefills)
@@ -149,10 +154,22 @@ class Steering(PlanExecution):
         try:
             for request in finished:
                 if held := self.ledger.by_id.get(request.request_id):
-                    self.ledger.drop(held)
+                    self._drop(held)
         except Exception as error:
             self._contain(error)
         return finished
+
+    def reset_prefix_cache(self, *how: Any, **more: Any) -> bool:
+        """Empty the prefix cache, unless a running request holds blocks. Waiting ones give theirs back."""
+        try:
+            if self._prefixes is not None:
+                self._prefixes.unpin_all()
+        except Exception as error:
+            self._contain(error)
+        emptied = super().reset_prefix_cache(*how, **more)
+        if emptied and self._prefixes is not None:
+            self._prefixes.emptied()
+        return emptied
 
     def shutdown(self) -> None:
         """Stop reporting, then shut down vLLM's scheduler."""
@@ -170,6 +187,8 @@ class Steering(PlanExecution):
         try:
             if held := self.ledger.by_id.get(request.request_id):
                 self.ledger.preempt(held)
+                if self._prefixes is not None:
+                    self._prefixes.ended(held)
         except Exception as error:
             self._contain(error)
 
@@ -195,6 +214,8 @@ class Steering(PlanExecution):
             )
         self.ledger.restore(self.running, waiting, drafts, _can_start, now_s)
         self._running_seen, self._trusts_ledger = (), True
+        if self._prefixes is not None:
+            self._prefixes.unpin_all()
 
     # Start.
 
@@ -267,6 +288,8 @@ class Steering(PlanExecution):
         """Apply the plan to vLLM until `carrying` is closed. Returns False if that failed."""
         kept = self._last_computed if self._drafts_stay_with_worker else None
         try:
+            if self._prefixes is not None:
+                self._prefixes.pin(plan.start)
             carrying.enter_context(self._execution_of(plan, now_s, kept))
         except Exception as error:
             self._contain(error)
@@ -294,11 +317,16 @@ class Steering(PlanExecution):
         )
 
     def _ready(self) -> tuple[Job, ...]:
-        """Return the jobs that the policy may start."""
-        if not self.lora_config or not self.ledger.ready:
-            return self.ledger.ready
-        most, running = self.lora_config.max_loras, self._held_running()
-        return tuple([held.job for held in with_a_lora_in_use(self.ledger.startable, running, most)])
+        """Return the jobs that the policy may start, with what is cached of them."""
+        ledger = self.ledger
+        if not ledger.ready or not (self.lora_config or self._prefixes):
+            return ledger.ready
+        waiting: Sequence[Held] = ledger.startable
+        if self.lora_config:
+            waiting = with_a_lora_in_use(waiting, self._held_running(), self.lora_config.max_loras)
+        return tuple(
+            [held.job for held in waiting] if self._prefixes is None else self._prefixes.seen(waiting)
+        )
 
     def _ahead(self) -> Ahead:
         steps = self._pipeline.steps
@@ -348,8 +376,10 @@ class Steering(PlanExecution):
         repeated.go_on()
         step = UnderWay(output, now_s, repeated.work, repeated.seconds, NO_CHUNKS, repeated.roster)
         self._computes(step)
-        memory = self._memory = self._memory_now()
-        further = Further(self._ended, memory, self._pipeline.left_s(now_s), self.ledger.moves)
+        memory, before = self._memory_now(), self._memory
+        cache = None if memory.free_blocks == before.free_blocks else self._report_of_cache()
+        self._memory = memory
+        further = Further(self._ended, memory, self._pipeline.left_s(now_s), self.ledger.moves, cache)
         if self._recorder is not None and self._recorder.go_on(self.ledger.turns, further, now_s):
             self._ended = None
         else:
@@ -363,8 +393,11 @@ class Steering(PlanExecution):
         resumed = output.scheduled_cached_reqs.resumed_req_ids
         for engine_id in (*[new.req_id for new in output.scheduled_new_reqs], *resumed):
             ledger.start(ledger.by_id[engine_id])
+            if self._prefixes is not None:
+                self._prefixes.started(ledger.by_id[engine_id])
         for engine_id, drafts in output.scheduled_spec_decode_tokens.items():
             ledger.by_id[engine_id].drafts_under_way += len(drafts)
+        self._release_pins(planned[0].start if planned is not None else ())
         for held in planned[0].start if planned is not None else ():
             if held.request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
                 ledger.leave_to_vllm(held)
@@ -413,7 +446,7 @@ class Steering(PlanExecution):
             self._repeated = None if of_all else self._repeated
         for engine_id in self.finished_req_ids:
             if held := ledger.by_id.get(engine_id):
-                ledger.drop(held)
+                self._drop(held)
         if step is None:
             return
         works_on = bool(self.running) or self.has_unfinished_requests()
@@ -421,6 +454,42 @@ class Steering(PlanExecution):
         if ended is not None:
             self._ended = ended
             self.learned.step(ended)
+
+    def _drop(self, held: Held) -> None:
+        """Remove a request that has ended."""
+        self.ledger.drop(held)
+        if self._prefixes is not None:
+            self._prefixes.ended(held)
+
+    def _release_pins_if_short(self) -> None:
+        """Release what waiting requests hold where running ones would be preempted for it."""
+        prefixes = self._prefixes
+        try:
+            if prefixes is not None and prefixes.pinned:
+                needed = needed_blocks(
+                    self.running, self.block_size, self._bounds.batch_tokens, self.num_spec_tokens
+                )
+                if needed > self._memory_now().free_blocks:
+                    prefixes.unpin_all()
+        except Exception as error:
+            self._contain(error)
+
+    def _release_pins(self, offered: Sequence[Held]) -> None:
+        """Release what requests held for the step, and everything where nothing can move.
+
+        offered: those that were to be started.
+        """
+        prefixes = self._prefixes
+        if prefixes is None or not prefixes.pinned:
+            return
+        for held in offered:
+            if not held.running and not held.counts_on_cache:
+                prefixes.unpin(held.request.request_id)
+        if not self.running:
+            prefixes.unpin_all()
+
+    def _report_of_cache(self) -> CacheReport | None:
+        return None if self._prefixes is None else self._prefixes.report(self.ledger.waiting)
 
     def _report(self, now_s: float) -> None:
         memory = self._memory = self._memory_now()
@@ -444,6 +513,7 @@ class Steering(PlanExecution):
             ledger.turns,
             ledger.moves,
             rows,
+            self._report_of_cache(),
         )
         recorder.record(now, now_s)
 

@@ -10,6 +10,7 @@ HOOKS = (
     "update_from_output",
     "add_request",
     "finish_requests",
+    "reset_prefix_cache",
     "_preempt_request",
     "_reserve_prefill_lookahead",
     "_mamba_block_aligned_split",

@@ -1,0 +1,217 @@
+"""What a policy plans of a prompt's cached beginning is what vLLM finds when it starts the request."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from penstock_proto.telemetry_pb2 import StepReport
+from virtual.engine import Engine, Kind
+from virtual.life import watched
+from virtual.sessions import COUNTS, Started, cached_life
+from virtual.wire import wired
+
+SCARCE = Kind(blocks=120, batch_tokens=256, running=16, prefix_caching=True)
+KINDS = {
+    "scarce": SCARCE,
+    "ample": replace(SCARCE, blocks=2000),
+    "ahead": replace(SCARCE, ahead=True),
+    "drafting": replace(SCARCE, drafts=3),
+    "preempting": replace(SCARCE, policy="vllm", blocks=50),
+}
+ONE = Kind(blocks=100, batch_tokens=512, running=1, prefix_caching=True)
+CHAT: dict[str, Any] = {
+    "penstock_tier": "chat",
+    "penstock_ttft_s": 9.0,
+    "penstock_tpot_s": 1.0,
+    "penstock_best_effort": 0,
+}
+
+
+def pins_of(engine: Engine) -> dict[str, list[Any]]:
+    pins: dict[str, list[Any]] = engine.scheduler._prefixes._pins
+    return pins
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_planned_cached_tokens_are_those_that_vllm_finds(kind: str, seed: int) -> None:
+    starts: list[Started] = []
+    engine, preemptions = None, 0
+    for engine, started in cached_life(KINDS[kind], seed, 500):
+        starts += started
+        assert not engine.scheduler.faults.counted
+        waiting = {name for name, held in engine.scheduler.ledger.by_id.items() if not held.running}
+        assert pins_of(engine).keys() <= waiting
+        assert all(block.ref_cnt > 0 for blocks in pins_of(engine).values() for block in blocks)
+        preemptions = engine.scheduler.ledger.preemptions
+    assert engine is not None
+    for start in starts:
+        assert start.found_tokens >= start.planned_tokens
+        if start.alone and not start.again:
+            assert start.found_tokens == start.planned_tokens, start
+    assert sum(start.planned_tokens > 0 for start in starts) > 20
+    assert preemptions or kind != "preempting"
+    assert not pins_of(engine)
+    assert engine.free_blocks == KINDS[kind].blocks, "no block is held by nobody"
+
+
+def prompt(number: int, blocks: int) -> list[int]:
+    return [number * 100 + at for at in range(blocks * 16 + 1)]
+
+
+def served(kind: Kind = ONE) -> Engine:
+    """An engine that has computed prompt 1, of 30 blocks of its 100, and nothing since."""
+    engine, _ = watched(kind)
+    engine.add("first", 0, 1, prompt=prompt(1, 30), fields=CHAT)
+    engine.drain()
+    return engine
+
+
+def found_behind_another(engine: Engine, **fields: Any) -> int:
+    """Cached tokens of prompt 1 for a request that waits while another one takes most of the memory."""
+    engine.add("long", 0, 3, prompt=prompt(2, 60), fields=CHAT | {"penstock_output_tokens": 3})
+    engine.step()
+    engine.add("again", 0, 1, prompt=prompt(1, 30), fields=CHAT | fields)
+    engine.add("other", 0, 1, prompt=prompt(3, 35), fields=CHAT | {"penstock_ttft_s": 0.1})
+    for _ in range(40):
+        output = engine.step()
+        for new in output.scheduled_new_reqs:
+            if new.req_id == "again":
+                return int(new.num_computed_tokens)
+    raise AssertionError("it was never started")
+
+
+def test_a_request_that_counts_on_the_cache_keeps_its_prefix_while_it_waits() -> None:
+    assert found_behind_another(served()) < 30 * 16, "others have evicted some of it"
+    engine = served()
+    assert found_behind_another(engine, **{COUNTS: True}) == 30 * 16
+    engine.drain()
+    assert engine.free_blocks == ONE.blocks
+
+
+def test_best_effort_pins_nothing() -> None:
+    engine = served()
+    engine.add("long", 0, 3, prompt=prompt(2, 60), fields=CHAT)
+    engine.step()
+    engine.add("again", 0, 1, prompt=prompt(1, 30), fields={"penstock_best_effort": 1, COUNTS: True})
+    assert not pins_of(engine)
+
+
+def test_a_request_that_leaves_gives_its_prefix_back() -> None:
+    engine = served()
+    engine.add("long", 0, 3, prompt=prompt(2, 60), fields=CHAT)
+    engine.step()
+    free = engine.free_blocks
+    engine.add("again", 0, 1, prompt=prompt(1, 30), fields=CHAT | {COUNTS: True})
+    assert engine.free_blocks == free - 30
+    engine.abort(["again"])
+    assert engine.free_blocks == free
+    assert not pins_of(engine)
+
+
+def test_running_requests_are_not_preempted_for_a_pin() -> None:
+    engine = served(replace(ONE, blocks=64))
+    engine.add("long", 0, 200, prompt=prompt(2, 28), fields=CHAT | {"penstock_output_tokens": 1})
+    engine.step()
+    engine.add("again", 0, 1, prompt=prompt(1, 30), fields=CHAT | {COUNTS: True})
+    assert pins_of(engine)
+    for _ in range(150):
+        engine.step()
+    assert not pins_of(engine)
+    assert engine.scheduler.ledger.preemptions == 0
+    engine.drain()
+    assert engine.free_blocks == 64
+
+
+def test_an_engine_in_which_nothing_else_moves_releases_pins() -> None:
+    engine = served()
+    engine.scheduler.planning._policy.answer = lambda view: type(
+        engine.scheduler.planning._policy.step_wanted
+    )()
+    engine.add("again", 0, 1, prompt=prompt(1, 30), fields=CHAT | {COUNTS: True})
+    assert pins_of(engine)
+    engine.step()
+    assert not pins_of(engine)
+
+
+def test_a_reset_empties_the_cache_although_a_request_that_counts_on_it_waits() -> None:
+    engine = served()
+    wire = wired(engine)
+    engine.add("again", 0, 1, prompt=prompt(1, 30), fields=CHAT | {COUNTS: True})
+    assert engine.scheduler.reset_prefix_cache()
+    assert engine.step().scheduled_new_reqs[0].num_computed_tokens == 0
+    assert wire.reports[-1].cache_resets == 1
+
+
+def test_a_reset_that_vllm_refuses_is_none() -> None:
+    engine = served()
+    wire = wired(engine)
+    engine.add("long", 0, 9, prompt=prompt(2, 60), fields=CHAT)
+    engine.step()
+    assert not engine.scheduler.reset_prefix_cache()
+    engine.step()
+    assert wire.reports[-1].cache_resets == 0
+
+
+def test_an_error_around_a_step_releases_pins() -> None:
+    engine = served()
+    engine.add("long", 0, 3, prompt=prompt(2, 60), fields=CHAT)
+    engine.step()
+    engine.add("again", 0, 1, prompt=prompt(1, 30), fields=CHAT | {COUNTS: True})
+    engine.scheduler._contain(ValueError("a fault"))
+    engine.step()
+    assert not pins_of(engine)
+    engine.drain()
+    assert engine.free_blocks == ONE.blocks
+
+
+def cached_by(reports: list[StepReport]) -> dict[str, int]:
+    """What reports, the oldest first, have said of prompts since the cache was last reset."""
+    last = [one for one in reports if one.cache_resets == reports[-1].cache_resets]
+    return {prompt.request_id: prompt.cached_tokens for one in last for prompt in one.cached_prompts}
+
+
+def test_reports_say_what_is_cached_of_served_prompts_and_of_waiting_ones() -> None:
+    engine, _ = watched(ONE)
+    wire = wired(engine)
+    engine.add("r1", 0, 1, prompt=prompt(1, 30), fields=CHAT | {"penstock_id": "p1"})
+    engine.drain()
+    engine.add("r2", 0, 3, prompt=prompt(2, 60), fields=CHAT | {"penstock_id": "p2"})
+    engine.step()
+    engine.add("r3", 0, 3, prompt=prompt(1, 30), fields=CHAT | {"penstock_id": "p3"})
+    engine.step()
+    said = wire.reports[-1]
+    assert said.caches_prefixes
+    assert cached_by(wire.reports)["p1"] == 30 * 16
+    assert list(said.request_ids) == ["p2", "p3"]
+    assert (list(said.computed_tokens)[1], list(said.cached_tokens)) == (0, [30 * 16])
+    assert list(said.unheld_blocks) == [30]
+    engine.add("r4", 0, 1, prompt=prompt(4, 60), fields=CHAT | {"penstock_id": "p4", "penstock_ttft_s": 0.01})
+    engine.drain()
+    assert cached_by(wire.reports)["p1"] in (0, 30 * 16)
+
+
+@pytest.mark.parametrize("kind", ["scarce", "ahead"])
+def test_what_reports_say_of_served_prompts_becomes_what_is_cached(kind: str) -> None:
+    wire: Any = None
+    engine = None
+    for engine, _ in cached_life(KINDS[kind], seed=3, steps=300):
+        wire = wire or wired(engine)
+    assert engine is not None
+    for number in range(200):  # nothing is evicted while so little is computed
+        engine.add(f"idle{number}", 1, 1, prompt=[1], fields=CHAT)
+        engine.drain()
+    said, prefixes = cached_by(wire.reports), engine.scheduler._prefixes
+    served = prefixes._served._served
+    assert len(served) > 3
+    for name, one in served.items():
+        assert said[name] == prefixes._cached_of(one.keys).blocks * 16
+    assert all(not tokens for name, tokens in said.items() if name not in served)
+
+
+def test_an_engine_without_a_prefix_cache_says_nothing_of_it() -> None:
+    engine, _ = watched(replace(ONE, prefix_caching=False))
+    wire = wired(engine)
+    engine.add("r1", 20, 1, fields=CHAT | {COUNTS: True})
+    engine.drain()
+    assert not wire.reports[-1].caches_prefixes

@@ -1,0 +1,163 @@
+"""What vLLM's prefix cache has of requests, and blocks that requests hold before they start.
+
+vLLM finds the cached beginning of a prompt when it starts the request. A policy plans before that, so it is
+looked up here, without a side effect: a block is cached only if its predecessor is, so a binary search over
+the prompt's block hashes finds where the cached part ends, in 8 µs for 32,768 tokens. That holds for models
+whose layers all attend to everything, in one group, without a connector; for others nothing is looked up.
+
+Cached blocks that nobody holds are evicted when others need memory. A request that was admitted because of
+them holds them (`pin`) from its arrival until vLLM has started it and holds them itself; so does each request
+that a plan starts, for that step. A pin is a reference in vLLM's own count, as `BlockPool.touch` makes it for
+a running request. All pins are released where vLLM would otherwise preempt, or could start nothing.
+"""
+
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+from penstock_core.domain.request import Job, with_cached_prefix
+from penstock_core.domain.served_prompts import NOTHING, CachedBlocks, ServedPrompts
+from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+
+from penstock_vllm.engine import EngineRequest, EngineScheduler
+from penstock_vllm.ledger import Held
+from penstock_vllm.reports import CacheReport
+
+LOOKED_UP = 64
+"""Waiting requests that are looked up for a view, in order of arrival: half a millisecond of a step at most.
+Those beyond are planned as if nothing of them were cached."""
+
+REPORTED = 16
+"""Waiting requests that are looked up for a report."""
+
+GROUP = 0
+"""The only group of layers."""
+
+
+class PrefixCache:
+    """The cache of one engine. resets: how often it was emptied."""
+
+    def __init__(self, scheduler: EngineScheduler) -> None:
+        self._manager, self._pool = scheduler.kv_cache_manager, scheduler.kv_cache_manager.block_pool
+        self._block_tokens = scheduler.block_size
+        self._pins: dict[str, list[Any]] = {}
+        self._served = ServedPrompts(self._cached_of, self._block_tokens)
+        self.resets = 0
+
+    @property
+    def pinned(self) -> bool:
+        """Whether any request holds blocks before it starts."""
+        return bool(self._pins)
+
+    def seen(self, waiting: Sequence[Held]) -> list[Job]:
+        """Return the jobs of waiting requests with what is cached of them, for the first of them."""
+        first = [with_cached_prefix(held.job, *self._look_up(held.request)) for held in waiting[:LOOKED_UP]]
+        return [*first, *[held.job for held in waiting[LOOKED_UP:]]]
+
+    def report(self, waiting: Sequence[Held]) -> CacheReport:
+        """Return what has changed, and what is cached of waiting requests."""
+        found = [self._look_up(held.request) for held in waiting[:REPORTED]]
+        return CacheReport(self.resets, self._served.changes(), found)
+
+    def pin(self, waiting: Iterable[Held]) -> None:
+        """Let waiting requests hold what is cached of them."""
+        for held in waiting:
+            request = held.request
+            if request.request_id in self._pins:
+                continue
+            hashes = request.block_hashes
+            blocks = [self._block(hashes[at]) for at in range(self._cached_blocks(request))]
+            if blocks:
+                self._pool.touch(blocks)
+                self._pins[request.request_id] = blocks
+
+    def unpin(self, engine_id: str) -> None:
+        """Let a request hold nothing beyond what vLLM gave it."""
+        blocks = self._pins.pop(engine_id, None)
+        if blocks is not None:
+            self._pool.free_blocks(reversed(blocks))  # the last one is evicted first, as vLLM frees them
+
+    def unpin_all(self) -> None:
+        """Release all pins."""
+        for engine_id in list(self._pins):
+            self.unpin(engine_id)
+
+    def started(self, held: Held) -> None:
+        """Note that vLLM has started a request, which now holds its own blocks."""
+        request = held.request
+        self.unpin(request.request_id)
+        full = request.num_prompt_tokens // self._block_tokens
+        self._served.started(
+            held.job.request.id, request.num_prompt_tokens, list(request.block_hashes[:full])
+        )
+
+    def ended(self, held: Held) -> None:
+        """Note that a request has ended or was preempted."""
+        self.unpin(held.request.request_id)
+        self._served.ended(held.job.request.id)
+
+    def emptied(self) -> None:
+        """Note that nothing is cached any more."""
+        self.resets += 1
+        self._served = ServedPrompts(self._cached_of, self._block_tokens)
+
+    def _look_up(self, request: EngineRequest) -> tuple[int, int]:
+        """Return a waiting request's cached tokens, and how many of their blocks nobody holds.
+
+        Who holds a block holds all before it, except where vLLM has computed equal prompts at once.
+        """
+        blocks, hashes = self._cached_blocks(request), request.block_hashes
+        held = bisect_left(range(blocks), True, key=lambda at: self._block(hashes[at]).ref_cnt == 0)
+        return blocks * self._block_tokens, blocks - held
+
+    def _cached_blocks(self, request: EngineRequest) -> int:
+        """Return the blocks that vLLM would find of a request that it starts now.
+
+        It computes the last token always. A request that was preempted keeps two tokens to compute, as
+        policies require; vLLM may find one block more.
+        """
+        if not self._manager.prefix_cache_lookup_enabled(request):
+            return 0
+        tokens = request.num_tokens - 1 - (request.num_output_tokens > 0)
+        return self._found(request.block_hashes, tokens // self._block_tokens)
+
+    def _cached_of(self, keys: Sequence[Hashable]) -> CachedBlocks:
+        blocks = self._found(keys, len(keys))
+        return CachedBlocks(blocks, self._block(keys[blocks - 1]).ref_cnt > 0) if blocks else NOTHING
+
+    def _found(self, hashes: Sequence[Hashable], most: int) -> int:
+        """Return how many of the first blocks are cached."""
+        most = min(most, len(hashes))
+        return bisect_left(range(most), True, key=lambda at: self._block(hashes[at]) is None)
+
+    def _block(self, block_hash: Any) -> Any:
+        key = make_block_hash_with_group_id(block_hash, GROUP)
+        return self._pool.cached_block_hash_to_block.get_one_block(key)
+
+
+def needed_blocks(running: Iterable[EngineRequest], block_tokens: int, batch_tokens: int, drafts: int) -> int:
+    """Return how many blocks running requests take in a step at most. drafts: most of a request."""
+    decoding = prefilling = prefills = 0
+    for request in running:
+        computed = request.num_computed_tokens
+        pending = max(request.num_tokens + request.num_output_placeholders - computed, 1) + drafts
+        blocks = -(-(computed + pending) // block_tokens) - -(-computed // block_tokens)
+        if computed < request.num_prompt_tokens:
+            prefilling, prefills = prefilling + blocks, prefills + 1
+        else:
+            decoding += blocks
+    return decoding + min(prefilling, batch_tokens // block_tokens + prefills)
+
+
+def prefix_cache_of(scheduler: EngineScheduler) -> PrefixCache | None:
+    """Return the engine's cache; None where it has none, or one that a binary search cannot look up."""
+    manager = scheduler.kv_cache_manager
+    if not manager.enable_caching or scheduler.connector is not None:
+        return None
+    if type(manager.coordinator) is not UnitaryKVCacheCoordinator:
+        return None
+    [layers] = manager.coordinator.single_type_managers
+    alike = type(layers) is FullAttentionManager and layers.block_size == scheduler.block_size
+    return PrefixCache(scheduler) if alike and not layers.use_eagle else None
