@@ -58,8 +58,8 @@ def test_usage_of_a_whole_answer() -> None:
     for details, cached in (
         (b'{"cached_tokens":3}', 3),
         (b'{"cached_tokens":9}', 4),
-        (b"null", 0),
-        (b"{}", 0),
+        (b"null", None),
+        (b"{}", None),
     ):
         reported = (
             b'{"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt_tokens_details":' + details + b"}}"

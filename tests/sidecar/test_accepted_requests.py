@@ -6,7 +6,7 @@ from typing import Any, cast
 import orjson
 import pytest
 from penstock_core.domain.replica_view import KvCache, Limits
-from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.domain.request import Job, Request, new_job, with_cached_prefix
 from penstock_core.domain.request_lifecycle import State
 from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Admitted, BestEffort
@@ -232,6 +232,19 @@ def test_of_several_answers_to_several_prompts_one_is_learned_and_no_prompt() ->
     request.output(b"x", 8, 0, 101.0)
     request.finished(EngineUsage(6, 8), (), 0)
     assert (desk.learned.prompts, desk.learned.answers) == ([], [(3, 2)])
+
+
+def test_planned_and_found_cached_tokens_are_counted_where_the_engine_says_them() -> None:
+    desk = Desk()
+    for planned, found in ((32, 32), (32, 16), (0, 48), (32, None)):
+        request = desk.accept("a")
+        assert request.job is not None
+        if planned:
+            request.job = with_cached_prefix(request.job, planned, 2)
+        request.output(b"x", 1, 0, 101.0)
+        request.finished(EngineUsage(60, 1, found), (), 0)
+    counted = [desk.metric(f"cached_tokens_{name}_total") for name in ("planned", "found", "missing")]
+    assert (counted, desk.metric("prompt_tokens_total")) == ([64, 96, 16], 180)
 
 
 def test_one_that_ended_otherwise_teaches_nothing() -> None:

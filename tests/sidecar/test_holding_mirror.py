@@ -1,5 +1,6 @@
 """The mirror of an engine that schedules by itself: its snapshot is current after any sequence of events."""
 
+import json
 from random import Random
 
 import pytest
@@ -8,6 +9,8 @@ from penstock_core.domain.request import Request, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.forecast.snapshot import snapshot
 from penstock_core.timing.time_model import Term, TimeModel
+from penstock_runtime.engine.sse import EngineUsage
+from penstock_runtime.prompt_marks import PromptMarks, prompt_marks
 from penstock_sidecar.engine.metrics import EngineLoad
 from penstock_sidecar.mirror.holding_mirror import Count, HoldingMirror
 
@@ -70,3 +73,34 @@ def test_requests_past_this_replica_take_slots_and_blocks_and_one_slot_is_left()
     assert (view.limits.running, view.kv.total_blocks) == (1, 0)
     held.engine_load(None, Count(0, 0), Count(0, 0))
     assert held.held(NOW_S, MODEL).kv.total_blocks == 200
+
+
+def chat(turns: int) -> PromptMarks:
+    messages = [{"role": "user", "content": f"turn {number}"} for number in range(turns)]
+    return prompt_marks(json.dumps({"messages": messages}).encode())
+
+
+def test_what_answers_have_shown_to_be_cached_counts_as_computed_until_the_engine_is_lost() -> None:
+    held = mirror()
+    for turns, cached in ((1, 0), (2, 96), (3, 192)):
+        held.prompt_sent(str(turns), chat(turns))
+        held.answered(str(turns), EngineUsage(100 * turns, 10, cached))
+    job = new_job(Request("d", "chat", NOW_S, 400, 10), 10, best_effort=False)
+    seen = held.candidate(job, chat(4))
+    assert seen.unheld_blocks == seen.computed_tokens // 16
+    assert 250 <= seen.computed_tokens <= 288
+    held.accept(seen, NOW_S)
+    held.let_in("d", NOW_S)
+    [inside] = held.inside.prefills
+    assert (inside.computed_tokens, inside.unheld_blocks) == (seen.computed_tokens, None)
+    held.lose_reports()
+    assert held.candidate(job, chat(4)).computed_tokens == 0
+
+
+def test_whether_prompts_are_compared_is_the_pools_to_say() -> None:
+    held = mirror()
+    held.caches(maybe=False)
+    assert not held.prefixes.wanted
+    held.caches(maybe=True)
+    assert held.prefixes.wanted
+    assert not held.prefixes.used, "until an answer shows it"

@@ -283,16 +283,20 @@ class EngineAnswer(_message.Message):
         thinking_tokens: _builtins.int = ...,
         prompt_tokens: _builtins.int | None = ...,
         completion_tokens: _builtins.int | None = ...,
-        cached_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_completion_tokens", b"_completion_tokens", "_prompt_tokens", b"_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_completion_tokens", b"_completion_tokens", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completion_tokens", b"_completion_tokens", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "id", b"id", "prompt_tokens", b"prompt_tokens", "state", b"state", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_completion_tokens", b"_completion_tokens", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "id", b"id", "prompt_tokens", b"prompt_tokens", "state", b"state", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015
     _WhichOneofReturnType__completion_tokens: _TypeAlias = _typing.Literal["completion_tokens"]  # noqa: Y015
     _WhichOneofArgType__completion_tokens: _TypeAlias = _typing.Literal["_completion_tokens", b"_completion_tokens"]  # noqa: Y015
     _WhichOneofReturnType__prompt_tokens: _TypeAlias = _typing.Literal["prompt_tokens"]  # noqa: Y015
     _WhichOneofArgType__prompt_tokens: _TypeAlias = _typing.Literal["_prompt_tokens", b"_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_tokens) -> _WhichOneofReturnType__cached_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__completion_tokens) -> _WhichOneofReturnType__completion_tokens | None: ...
     @_typing.overload

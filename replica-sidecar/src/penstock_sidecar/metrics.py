@@ -47,6 +47,16 @@ class Metrics:
         self.acceptance = gauge(
             "draft_acceptance_ratio", "Acceptance rate of draft tokens, as the engine measures it."
         )
+        self._prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts that were answered whole.")
+        self._cached_planned = counter(
+            "cached_tokens_planned_total", "Of them, those that admission took to be cached."
+        )
+        self._cached_found = counter(
+            "cached_tokens_found_total", "Of them, those that the engine found in its cache."
+        )
+        self._cached_missing = counter(
+            "cached_tokens_missing_total", "Those that were taken to be cached, and were not found."
+        )
         self.running = gauge("running", "Requests that hold KV memory.")
         self.waiting = gauge("waiting", "Requests that wait for KV memory.")
         self.best_effort = gauge("best_effort", "Best-effort requests held.")
@@ -95,6 +105,13 @@ class Metrics:
         if seconds > self._planned_max_s:
             self._planned_max_s = seconds
             self.planner_max.set(seconds)
+
+    def cached(self, planned_tokens: int, found_tokens: int, prompt_tokens: int) -> None:
+        """Count a whole answer's prompt, and what was cached of it."""
+        self._prompt_tokens.inc(prompt_tokens)
+        self._cached_planned.inc(planned_tokens)
+        self._cached_found.inc(found_tokens)
+        self._cached_missing.inc(max(planned_tokens - found_tokens, 0))
 
     def load(self, now: Snapshot, requests: int, engine_ready: bool, draining: bool) -> None:
         """Record the replica's load."""

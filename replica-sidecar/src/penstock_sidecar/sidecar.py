@@ -191,7 +191,9 @@ def mirror_of(pool: Pool, kv: KvCache, learned: Learned, bounds: Bounds) -> Repl
     drafter = pool.spec.engine.speculation
     prior = Speculation(drafter.max_tokens, drafter.acceptance) if drafter else None
     if pool.spec.engine.type == "openai":
-        return HoldingMirror(kv, limits, learned.longer, prior)
+        mirror = HoldingMirror(kv, limits, learned.longer, prior)
+        mirror.caches(maybe=pool.spec.engine.prefix_caching is not False)
+        return mirror
     return ReplicaMirror(kv, limits, learned.longer, bounds.telemetry_silence_s, prior)
 
 

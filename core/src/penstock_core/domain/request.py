@@ -197,6 +197,11 @@ def with_cached_prefix(job: Job, tokens: int, unheld_blocks: int) -> Job:
     return job._replace(computed_tokens=tokens, unheld_blocks=unheld_blocks) if tokens else job
 
 
+def holding_cached(job: Job) -> Job:
+    """Return a job that has taken what was cached of its prompt, and computes the rest."""
+    return job if job.unheld_blocks is None else job._replace(unheld_blocks=None)
+
+
 def holding_kv(jobs: Iterable[Job]) -> list[Job]:
     """Return those of the jobs that hold KV blocks and a slot, in order."""
     return [job for job in jobs if job.computed_tokens and job.unheld_blocks is None]

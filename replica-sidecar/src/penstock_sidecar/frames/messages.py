@@ -103,6 +103,6 @@ def finished_event(
             tpot_s=tpot_s,
             thinking_tokens=thinking_tokens,
             token_gaps_us=token_gaps_us,
-            cached_tokens=usage.cached_tokens,
+            cached_tokens=usage.cached_tokens or 0,
         ),
     )

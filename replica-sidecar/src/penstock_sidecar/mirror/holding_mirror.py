@@ -2,7 +2,8 @@
 
 Such an engine sends no step reports, so its state is inferred: from the requests released into it, from the
 tokens that pass, from the time model, and from its `/metrics` where it has them. These show requests that
-reached it past this sidecar, which take slots and memory (`others`).
+reached it past this sidecar, which take slots and memory (`others`). What it has cached is learned from its
+answers (`learned_prefixes`).
 
 Admission plans with the engine as it will be when the prompts in it are computed
 (`penstock_core.external_engine.planning_view`), and with all held requests as waiting.
@@ -14,13 +15,16 @@ from math import ceil
 from typing import NamedTuple
 
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.domain.request import Job, RequestId, promoted
+from penstock_core.domain.request import Job, RequestId, holding_cached, promoted
 from penstock_core.external_engine.planning_view import EngineJobs, planning_view
 from penstock_core.external_engine.slots import EngineSlots
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
+from penstock_runtime.engine.sse import EngineUsage
+from penstock_runtime.prompt_marks import PromptMarks
 
 from penstock_sidecar.engine.metrics import EngineLoad
+from penstock_sidecar.mirror.learned_prefixes import LearnedPrefixes
 from penstock_sidecar.mirror.replica_mirror import MirroredJob, ReplicaMirror
 
 
@@ -46,6 +50,7 @@ class HoldingMirror(ReplicaMirror):
     ) -> None:
         super().__init__(kv, limits, longer, speculation=speculation)
         self.slots = EngineSlots(limits.running, limits.running)
+        self._learned = LearnedPrefixes(self.prefixes, lambda: self.kv_tokens_total)
         self._let_in: dict[RequestId, MirroredJob] = {}
         self._since_s = 0.0
         self._others = Count(0, 0)
@@ -76,12 +81,36 @@ class HoldingMirror(ReplicaMirror):
         if all(found.job.generated_tokens for found in self._let_in.values()):
             self._since_s = now_s
         found = self._let_in[request_id] = self._accepted[request_id]
+        found.job = holding_cached(found.job)
         found.progressed_s = now_s
         self._snapshot = None
+
+    @property
+    def _knows_cache(self) -> bool:
+        return True
+
+    def caches(self, maybe: bool) -> None:
+        """Note whether the engine may have a prefix cache: then what it has is learned."""
+        self.prefixes.wanted = maybe
+
+    def prompt_sent(self, request_id: RequestId, marks: PromptMarks) -> None:
+        """Add an accepted request's prompt."""
+        self._learned.sent(request_id, marks)
+        super().prompt_sent(request_id, marks)
+
+    def answered(self, request_id: RequestId, usage: EngineUsage) -> None:
+        """Learn from the engine's counts of a whole answer."""
+        self._learned.answered(request_id, usage)
+
+    def lose_reports(self) -> None:
+        """Forget what the engine had: it is gone."""
+        super().lose_reports()
+        self._learned.lose()
 
     def forget(self, request_id: RequestId) -> Job | None:
         """Drop a job that has ended. Returns it as last known."""
         self._let_in.pop(request_id, None)
+        self._learned.ended(request_id)
         return super().forget(request_id)
 
     def promote(self, request_ids: Collection[RequestId]) -> None:

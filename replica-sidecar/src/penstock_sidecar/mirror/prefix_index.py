@@ -53,11 +53,12 @@ class _Known:
 class PrefixIndex:
     """The last prompts of this replica, by their marks.
 
-    used: whether the engine reports a prefix cache. told: what routers are told of it.
+    used: whether the engine shows that it has a prefix cache. wanted: whether marks of prompts are of use.
+    told: what routers are told of it.
     """
 
     def __init__(self) -> None:
-        self.used = False
+        self.used = self.wanted = False
         self.told = ToldBeginnings()
         self._as_of, self._block_tokens = ("", 0), 0
         self._known: OrderedDict[RequestId, _Known] = OrderedDict()  # the least recently served first
@@ -66,6 +67,9 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._known
 
     def add(self, request_id: RequestId, marks: PromptMarks) -> None:
         """Add an accepted request's prompt. It is found once the engine reports it."""
@@ -82,7 +86,8 @@ class PrefixIndex:
         as_of = report.engine_instance, report.cache_resets
         if lost or as_of != self._as_of:
             self.forget_cached()
-        self.used, self._as_of = report.caches_prefixes, as_of
+        self.used = self.wanted = report.caches_prefixes
+        self._as_of = as_of
         self._block_tokens = report.block_tokens
         for prompt in report.cached_prompts:
             self._reported(prompt.request_id, prompt.prompt_tokens, prompt.cached_tokens)
@@ -96,10 +101,22 @@ class PrefixIndex:
         if (prompt_tokens, cached_tokens) == (known.prompt_tokens, known.cached_tokens):
             return
         if cached_tokens and not known.cached_tokens:
-            self._by_key.update({mark.key: request_id for mark in known.marks.marks})
-            self._known.move_to_end(request_id)
+            self._find_by_marks(request_id, known)
         known.prompt_tokens, known.cached_tokens = prompt_tokens, cached_tokens
         self._tell(request_id, known)
+
+    def learn(self, request_id: RequestId, prompt_tokens: int, cached_tokens: int) -> None:
+        """Note what is likely cached of a served prompt. It is found although nothing of it is."""
+        known = self._known.get(request_id)
+        if known is not None and (not known.prompt_tokens or (cached_tokens and not known.cached_tokens)):
+            self._find_by_marks(request_id, known)
+        if known is not None:
+            known.prompt_tokens, known.cached_tokens = prompt_tokens, min(cached_tokens, prompt_tokens)
+            self._tell(request_id, known)
+
+    def _find_by_marks(self, request_id: RequestId, known: _Known) -> None:
+        self._by_key.update({mark.key: request_id for mark in known.marks.marks})
+        self._known.move_to_end(request_id)
 
     def forget_cached(self) -> None:
         """Count nothing as cached until it is reported again."""

@@ -41,6 +41,7 @@ from penstock_core.forecast.snapshot import Snapshot, snapshot
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, TimeModel
 from penstock_proto.telemetry_pb2 import StepReport
+from penstock_runtime.engine.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks
 
 from penstock_sidecar.mirror.prefix_index import PrefixIndex
@@ -131,15 +132,27 @@ class ReplicaMirror:
         )
         self._snapshot = None
 
+    @property
+    def _knows_cache(self) -> bool:
+        """Whether `prefixes` is current."""
+        return self._live
+
     def candidate(self, job: Job, marks: PromptMarks) -> Job:
         """Return a new job as admission plans it: what the engine has cached of its prompt is computed."""
-        job, found = _computed_whole(job), self.prefixes.longest(marks) if self._live else None
+        job, found = _computed_whole(job), self.prefixes.longest(marks) if self._knows_cache else None
         if found is None:
             return job
         blocks = min(found.cached_tokens, job.request.prompt_tokens - 1) // self._kv.block_tokens
         earlier = self._accepted.get(found.request_id)
         held = earlier is not None and earlier.ran == self._reports
         return with_cached_prefix(job, blocks * self._kv.block_tokens, 0 if held else blocks)
+
+    def prompt_sent(self, request_id: RequestId, marks: PromptMarks) -> None:
+        """Add an accepted request's prompt."""
+        self.prefixes.add(request_id, marks)
+
+    def answered(self, request_id: RequestId, usage: EngineUsage) -> None:
+        """Note the engine's counts of a whole answer. An engine that reports tells more by that."""
 
     def forget(self, request_id: RequestId) -> Job | None:
         """Drop a job that has ended. Returns it as last known."""

@@ -62,7 +62,7 @@ class AcceptedRequests:
             self._best_effort.update(request.keys)
         body = request.body
         counted = body.prompt_token_ids is not None and body.prompts == 1  # of several, only the longest is
-        self._mirror.prefixes.add(request.key, body.marks)
+        self._mirror.prompt_sent(request.key, body.marks)
         for job in request.jobs:
             self._mirror.accept(job, now_s, prompt_known=counted, timed=not request.shows_output)
 
@@ -71,6 +71,8 @@ class AcceptedRequests:
         if self._requests.pop(request.key, None) is None:
             return False
         with self._faults.within("end"):
+            if request.state is State.FINISHED:
+                self._learn_cached(request)
             self._free(request)
             if request.state is State.FINISHED:
                 self._learn(request)
@@ -162,6 +164,17 @@ class AcceptedRequests:
         if engine_full:
             self._metrics.engine_full.inc()
         self._gate.ended(request.key, engine_full)
+
+    def _learn_cached(self, request: ReplicaRequest) -> None:
+        """Learn from a whole answer what the engine had cached of its prompt."""
+        usage, body, job = request.usage, request.body, request.job
+        assert usage is not None and body is not None and job is not None
+        if body.prompts > 1 or request.sequences > 1:
+            return
+        self._mirror.answered(request.key, usage)
+        if usage.cached_tokens is not None:
+            planned_tokens = 0 if job.unheld_blocks is None else job.computed_tokens
+            self._metrics.cached(planned_tokens, usage.cached_tokens, usage.prompt_tokens)
 
     def _learn(self, request: ReplicaRequest) -> None:
         """Learn from a whole answer how long answers are, and how fast."""

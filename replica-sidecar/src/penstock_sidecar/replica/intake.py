@@ -78,7 +78,7 @@ class SubmitIntake:
 
     def _read(self, submit: wire.Submit) -> Callable[[], ClientBody]:
         most = self._serving.max_sequences
-        return partial(read_body, submit.endpoint, submit.body, most, marked=self._prefixes.used)
+        return partial(read_body, submit.endpoint, submit.body, most, marked=self._prefixes.wanted)
 
     def _queue(self, request: ReplicaRequest, submit: wire.Submit, body: ClientBody) -> None:
         """Queue a request whose body is read. Raises ApiError where it cannot be planned."""

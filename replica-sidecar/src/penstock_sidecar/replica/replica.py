@@ -73,6 +73,7 @@ class Replica:
         self._boot, self._numbers = os.urandom(3).hex(), count(1)
         self._last_snapshot = wire.Snapshot()
         self._sessions: set[Session] = set()
+        self._told = 0  # changes of cached beginnings, at the last tick
         self._drained = asyncio.Event()
         self.state = ServiceState(serving.max_model_len)
         self._faults = Faults(metrics.faults)
@@ -203,6 +204,9 @@ class Replica:
             self._learned.rest(now_s - self._ticked_s)
             self._metrics.time_scale.set(self._learned.model.scale)
         self._ticked_s = now_s
+        if self._mirror.prefixes.told.count != self._told:
+            self._told = self._mirror.prefixes.told.count
+            self.tell_beginnings()
         self._metrics.load(self._load(now_s), self.unfinished, self.state.engine_ready, self.state.draining)
         for session in self._sessions:
             session.outbox.tell_changes()

@@ -67,7 +67,8 @@ class RouterAnswers:
         """End a request whose router has all of its answer."""
         usage = None
         if answer.HasField("prompt_tokens") and answer.HasField("completion_tokens"):
-            usage = EngineUsage(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
+            cached_tokens = answer.cached_tokens if answer.HasField("cached_tokens") else None
+            usage = EngineUsage(answer.prompt_tokens, answer.completion_tokens, cached_tokens)
         reported_tokens = sum(map(self._mirror.tokens_out, request.keys))
         tokens, now_s = max(answer.tokens, reported_tokens), monotonic()
         times_s = self._mirror.token_times_s(request.key, max(tokens // request.sequences, 1), now_s)

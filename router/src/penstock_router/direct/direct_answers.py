@@ -162,7 +162,7 @@ class _Exchange:
             tokens=tokens,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
+            **({} if usage.cached_tokens is None else {"cached_tokens": usage.cached_tokens}),
         )
 
     def _not_let_in(self, cause: str) -> None:

@@ -36,11 +36,11 @@ _CONTENT = re.compile(rb'"content": ?"[^"]')
 
 @dataclass(frozen=True, slots=True)
 class EngineUsage:
-    """The engine's own counts. cached_tokens: of the prompt's; 0 if unknown."""
+    """The engine's own counts. cached_tokens: of the prompt's; None if it does not say."""
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
 
 
 class TokenCount:
@@ -146,10 +146,10 @@ def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and 0 <= value <= MOST_TOKENS
 
 
-def _cached_tokens(usage: dict[str, Any], prompt_tokens: int) -> int:
+def _cached_tokens(usage: dict[str, Any], prompt_tokens: int) -> int | None:
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return min(max(cached, 0), prompt_tokens) if isinstance(cached, int) else 0
+    return min(max(cached, 0), prompt_tokens) if isinstance(cached, int) else None
 
 
 def usage_of_body(body: bytes) -> EngineUsage | None:

@@ -1,0 +1,190 @@
+"""What is learned of an engine's prefix cache from its answers, against the cache itself."""
+
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+import pytest
+from penstock_runtime.engine.sse import EngineUsage
+from penstock_runtime.prompt_marks import PromptMarks, prompt_marks
+from penstock_sidecar.mirror.learned_prefixes import MOST_SILENT, LearnedPrefixes
+from penstock_sidecar.mirror.prefix_index import PrefixIndex
+from penstock_simulator.prefix_cache.block_keys import token_keys
+from penstock_simulator.prefix_cache.prefix_cache import PrefixCache, RequestBlocks
+
+BLOCK = 16
+
+
+@dataclass
+class Session:
+    """A chat. texts: of its messages; tokens: as the engine has them."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    def turn(self, chance: Random) -> None:
+        for _ in range(2 if self.texts else 1):
+            new = [chance.randrange(50_000) for _ in range(chance.randint(20, 400))]
+            self.tokens = self.tokens + new
+            self.texts = [*self.texts, " ".join("word"[: chance.randint(1, 4)] for _ in new)]
+
+    @property
+    def marks(self) -> PromptMarks:
+        messages = [{"role": "user", "content": text} for text in self.texts]
+        return prompt_marks(json.dumps({"messages": messages}).encode())
+
+
+class Engine:
+    """Its cache, and nothing else."""
+
+    def __init__(self, blocks: int) -> None:
+        self.cache = PrefixCache(blocks, BLOCK)
+
+    def serves(self, name: str, tokens: list[int], output_tokens: int) -> int:
+        """Returns the cached tokens of a prompt, and computes the rest and its answer."""
+        request = RequestBlocks(name, token_keys(tokens, BLOCK))
+        found = self.cache.start(request, len(tokens))
+        total = len(tokens) + output_tokens
+        self.cache.grow(request, total, total)
+        self.cache.release(request)
+        return found
+
+
+class Outcome(NamedTuple):
+    """Of one prompt: its tokens, those that were planned as cached, and those that were."""
+
+    tokens: int
+    planned: int
+    found: int
+
+
+class Desk:
+    """An index that learns from an engine with so many blocks. knows_size: whether their number is known."""
+
+    def __init__(self, blocks: int, knows_size: bool = True) -> None:
+        self.index, self.engine, self.number = PrefixIndex(), Engine(blocks), 0
+        self.learned = LearnedPrefixes(self.index, lambda: blocks * BLOCK * knows_size)
+
+    def planned(self, session: Session) -> int:
+        beginning = self.index.longest(session.marks)
+        cached = 0 if beginning is None else beginning.cached_tokens
+        return min(cached, len(session.tokens) - 1) // BLOCK * BLOCK
+
+    def send(self, session: Session) -> tuple[str, int, Session]:
+        self.number += 1
+        name, copy = str(self.number), Session(session.texts, session.tokens)
+        self.learned.sent(name, copy.marks)
+        planned = self.planned(copy)
+        self.index.add(name, copy.marks)
+        return name, planned, copy
+
+    def answer(self, name: str, planned: int, session: Session, output_tokens: int = 30) -> Outcome:
+        found = self.engine.serves(name, session.tokens, output_tokens)
+        self.learned.answered(name, EngineUsage(len(session.tokens), output_tokens, found))
+        self.learned.ended(name)
+        return Outcome(len(session.tokens), planned, found)
+
+    def ask(self, session: Session) -> Outcome:
+        return self.answer(*self.send(session))
+
+
+def traffic(desk: Desk, sessions: int, requests: int, under_way: int, seed: int) -> list[Outcome]:
+    """Sessions that take turns at random, end, and are followed by others."""
+    chance, outcomes = Random(seed), []
+    there = [Session() for _ in range(sessions)]
+    last: dict[int, str] = {}  # each session's last turn; the next one comes after its answer
+    sent: deque[tuple[str, int, Session]] = deque()
+    for _ in range(requests):
+        busy = {name for name, _, _ in sent}
+        at = chance.choice([each for each in range(sessions) if last.get(each) not in busy])
+        if len(there[at].tokens) > 6000:
+            there[at] = Session()
+        there[at].turn(chance)
+        sent.append(desk.send(there[at]))
+        last[at] = sent[-1][0]
+        if len(sent) > under_way:
+            outcomes.append(desk.answer(*sent.popleft()))
+    return outcomes
+
+
+def share(outcomes: list[Outcome]) -> float:
+    """Mean of the planned cached tokens' error, of the prompts."""
+    return sum(abs(one.planned - one.found) / one.tokens for one in outcomes) / len(outcomes)
+
+
+@pytest.mark.parametrize("knows_size", [True, False])
+@pytest.mark.parametrize(
+    ("blocks", "sessions", "under_way"),
+    [(20_000, 20, 0), (20_000, 20, 8), (4_000, 8, 2)],
+    ids=["ample", "ample, 8 at once", "just enough"],
+)
+def test_the_mean_error_is_within_a_twentieth_of_the_prompt(
+    blocks: int, sessions: int, under_way: int, knows_size: bool
+) -> None:
+    outcomes = traffic(Desk(blocks, knows_size), sessions, 800, under_way, seed=1)
+    assert sum(one.found for one in outcomes) > 0.5 * sum(one.tokens for one in outcomes)
+    assert share(outcomes[100:]) <= 0.05
+
+
+@pytest.mark.parametrize("blocks", [600, 1200, 2400])
+def test_where_prefixes_are_evicted_it_errs_on_the_safe_side(blocks: int) -> None:
+    outcomes = traffic(Desk(blocks), 12, 1500, 2, seed=2)[100:]
+    assert any(one.found == 0 and one.tokens > 1000 for one in outcomes)
+    over = sum(max(one.planned - one.found, 0) / one.tokens for one in outcomes) / len(outcomes)
+    assert over <= 0.05
+
+
+def test_nothing_is_counted_until_an_answer_has_shown_a_cache() -> None:
+    desk, chance, session = Desk(5000), Random(1), Session()
+    for expected in (False, False, True):
+        session.turn(chance)
+        assert (desk.ask(session).planned > 0) is expected
+
+
+def test_an_engine_that_never_says_is_not_asked_further() -> None:
+    index = PrefixIndex()
+    index.wanted = True
+    learned = LearnedPrefixes(index, lambda: 1000)
+    for number in range(MOST_SILENT):
+        assert index.wanted
+        learned.answered(str(number), EngineUsage(100, 10))
+    assert not index.wanted
+    assert not index.used
+
+
+def test_a_reset_cache_is_noticed_with_its_first_prompt() -> None:
+    desk = Desk(20_000)
+    traffic(desk, 20, 400, 0, seed=3)
+    one, other, chance = Session(), Session(), Random(4)
+    for session in (one, other, one, other):
+        session.turn(chance)
+        desk.ask(session)
+    desk.engine = Engine(20_000)
+    kept = desk.learned.keeps_tokens
+    one.turn(chance)
+    assert desk.ask(one).planned > 0
+    other.turn(chance)
+    assert desk.ask(other).planned == 0
+    assert desk.learned.keeps_tokens == kept
+    one.turn(chance)
+    assert desk.ask(one).planned > 0
+
+
+def test_a_lost_engine_has_nothing() -> None:
+    desk, chance, session = Desk(5000), Random(1), Session()
+    for _ in range(3):
+        session.turn(chance)
+        desk.ask(session)
+    desk.learned.lose()
+    session.turn(chance)
+    assert desk.ask(session).planned == 0
+
+
+def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_sidecar.mirror.learned_prefixes.MOST_PROMPTS", 5)
+    desk = Desk(20_000)
+    traffic(desk, 20, 60, 3, seed=5)
+    assert len(desk.learned._used_at) == len(desk.learned._prompt_tokens) == 5
+    assert len(desk.learned._expected) <= 4
