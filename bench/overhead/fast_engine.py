@@ -15,6 +15,7 @@ import contextlib
 import json
 import socket
 import time
+from base64 import urlsafe_b64decode
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -107,6 +108,7 @@ class Engine:
             computed_tokens=[PROMPT_TOKENS + s.generated - 1 for s in streams],
             generated_tokens=[s.generated for s in streams],
             best_effort=[False] * len(streams),
+            checks_tickets=True,
         )
         with contextlib.suppress(OSError):  # nobody listens yet, or its queue is full: the next one heals it
             self.socket.sendto(report.SerializeToString(), self.telemetry)
@@ -151,13 +153,22 @@ def stream_of(request: dict[str, Any], transport: asyncio.Transport, chat: bool)
     options = request.get("stream_options") or {}
     return Stream(
         transport,
-        str((request.get("vllm_xargs") or {}).get("penstock_id", "direct")),
+        request_id(request.get("vllm_xargs") or {}),
         chat,
         int(request.get("max_completion_tokens") or request.get("max_tokens") or 16),
         bool(options.get("continuous_usage_stats")),
         bool(options.get("include_usage")),
         bool(request.get("return_token_ids")),
     )
+
+
+def request_id(xargs: dict[str, Any]) -> str:
+    """The sidecar's id of a request, in its ticket or beside. No ticket is checked here."""
+    ticket = xargs.get("penstock_ticket")
+    if ticket is None:
+        return str(xargs.get("penstock_id", "direct"))
+    payload = ticket.split(".")[1]
+    return str(json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))[2]["penstock_id"])
 
 
 def token_chunk(stream: Stream, last: bool) -> bytes:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from overhead import fleet
 from overhead.load import percentile
 from overhead.measures import Seen
-from overhead.ways import AUTHZ, ROUTER
+from overhead.ways import AUTHZ, ROUTER, ROUTER_DIRECT
 
 PEER = "vllm-router"
 
@@ -151,6 +151,8 @@ GOALS = (
     Goal(ROUTER, "CPU a token, few streams, us", 26),
     Goal(ROUTER, "CPU a token, us", 26),
     Goal(ROUTER, OPEN, 250),
+    Goal(ROUTER_DIRECT, "CPU a token, few streams, us", 15),
+    Goal(ROUTER_DIRECT, "CPU a token, us", 15),
     Goal(AUTHZ, OPEN, 250),
     *(Goal(way, fleet.HOP, 0.5) for way in (ROUTER, AUTHZ)),
     *(Goal(way, fleet.at_rate(0.95), 5) for way in (ROUTER, AUTHZ)),

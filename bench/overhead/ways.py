@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from overhead.deployments import envoy_alone, gateway, penstock
+from overhead.deployments import POOL, envoy_alone, gateway, penstock
 from overhead.fast_engine import MODEL
 from overhead.machine import MEASURED_CORE, Machine, Way, free_port, machine, wait_until_ready
 from overhead.programs import LITELLM, SMG, VLLM_ROUTER
 
-ROUTER, AUTHZ, PROC = "router", "envoy+authz", "envoy+proc"
-OURS = (ROUTER, AUTHZ, PROC)
+ROUTER, ROUTER_DIRECT, AUTHZ, PROC = "router", "router+direct", "envoy+authz", "envoy+proc"
+OURS = (ROUTER, ROUTER_DIRECT, AUTHZ, PROC)
+
+DIRECT_POOL = POOL.replace("type: vllm", "type: vllm, answerPath: direct")
 
 
 def direct(machine: Machine, step_ms: float) -> Way:
@@ -81,6 +83,7 @@ def litellm(machine: Machine, step_ms: float) -> Way:
 WAYS: dict[str, Callable[[Machine, float], Way]] = {
     "direct": direct,
     ROUTER: partial(penstock, name=ROUTER),
+    ROUTER_DIRECT: partial(penstock, name=ROUTER_DIRECT, pool_text=DIRECT_POOL),
     AUTHZ: partial(gateway, name=AUTHZ),
     PROC: partial(gateway, name=PROC),
     "envoy": partial(envoy_alone, name="envoy"),

@@ -10,7 +10,6 @@ from penstock_core.domain.slo import Tier
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_core.routing.replica_load import ReplicaLoad
 from penstock_proto import replica_pb2 as wire
-from penstock_router.direct.direct_answers import DirectAnswers
 from penstock_router.routing.placement import Placed, Placement
 from penstock_router.routing.waiting_room import WaitingRoom
 from penstock_routing.demand import Demand
@@ -102,15 +101,12 @@ class Desk:
             room=cast(WaitingRoom, self),
             time_model=lambda: None,
             budget=self.budget,
-            direct=cast(DirectAnswers, self),
+            direct=None,
         )
         self.outcome: Outcome
 
     def __getitem__(self, name: str) -> Replica:
         return self.replicas[name]
-
-    def reaches(self, link: object) -> bool:
-        return False
 
     def loads(self) -> list[ReplicaLoad]:
         return [ReplicaLoad(name) for name in self.replicas]

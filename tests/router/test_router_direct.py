@@ -326,7 +326,7 @@ async def test_thinking_is_told_to_the_sidecar() -> None:
 
 async def test_the_engine_s_key_goes_along() -> None:
     async with pool() as (router, _, (engine,)):
-        access = EngineAccess(router.replica_set, enabled=True, api_key="secret")
+        access = EngineAccess(router.replica_set, "secret")
         link = router.replica_set.links[0]
         assert access.reaches(link) and link.engine_endpoint is not None
         async with access.engine(link.engine_endpoint).post("/v1/completions", b"{}", "r") as answer:
@@ -337,7 +337,7 @@ async def test_the_engine_s_key_goes_along() -> None:
 
 async def test_engines_of_replicas_that_are_gone_are_forgotten() -> None:
     async with pool() as (router, _, _):
-        access = EngineAccess(router.replica_set, enabled=True, api_key="")
+        access = EngineAccess(router.replica_set, "")
         gone = access.engine("10.0.0.1:8000")
         assert access.engine("10.0.0.1:8000") is gone
         access.engine(router.replica_set.links[0].engine_endpoint or "")

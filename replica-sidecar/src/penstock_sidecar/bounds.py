@@ -50,7 +50,7 @@ class Bounds:
     snapshot_s: float = 1.0
     """A router that gets no other frame gets a changed snapshot within this."""
 
-    direct_snapshot_s: float = 0.1
+    direct_snapshot_s: float = 0.25
     """And one that reads answers at the engine, while steps change it. A frame costs 0.1 ms on each side."""
 
     spread_s: float = 0.005

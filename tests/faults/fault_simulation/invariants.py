@@ -256,14 +256,14 @@ def _left_at_front(front: Front) -> Iterator[str]:
         front.host.name, answering=len(front.server.tasks), connections=len(front.server.connections)
     )
     if isinstance(front, RouterProcess):
-        budget = front.app._request_path._budget
+        budget, direct = front.app._request_path._budget, front.app._request_path._placement._direct
         yield from _left(
             front.host.name,
             open=front.app._open,
             held=front.app._room.held,
             held_bytes=budget.held_bytes,
             holders=len(budget._holders),
-            at_engines=len(front.app._request_path._placement._direct._tasks),
+            at_engines=0 if direct is None else len(direct._tasks),
         )
         ledgers = front.app._request_path._intake._limits._ledgers.values()
         yield from _left(front.host.name, of_applications=sum(ledger._open for ledger in ledgers))

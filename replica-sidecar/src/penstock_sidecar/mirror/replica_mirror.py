@@ -32,6 +32,7 @@ from penstock_core.domain.request import (
     Request,
     RequestId,
     advance,
+    after_each,
     new_job,
     thinking_ended,
     with_cached_prefix,
@@ -44,6 +45,7 @@ from penstock_proto.telemetry_pb2 import StepReport
 from penstock_runtime.engine.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks
 
+from penstock_sidecar.mirror.decode_steps import MOST_STEPS, DecodeRows
 from penstock_sidecar.mirror.prefix_index import PrefixIndex
 from penstock_sidecar.mirror.report_rows import Row, chunks_of, rows_of, speculation_of
 
@@ -102,6 +104,8 @@ class ReplicaMirror:
         self._running: list[MirroredJob] = []
         self._waiting: list[MirroredJob] = []
         self._chunks: dict[RequestId, int] = {}
+        self._decodes: DecodeRows | None = None  # of the last report, where the next may only go on
+        self._ends_s: list[float] = []  # of steps that only decoded, not yet in the jobs
         self.heard_s = float("-inf")
         self._in_step_s = float("-inf")  # when the engine was last known to be in step with us
         self._busy_until_s = float("-inf")
@@ -156,6 +160,8 @@ class ReplicaMirror:
 
     def forget(self, request_id: RequestId) -> Job | None:
         """Drop a job that has ended. Returns it as last known."""
+        self._settle()
+        self._decodes = None
         found = self._accepted.pop(request_id, None)
         self._snapshot = None
         return found.job if found else None
@@ -178,6 +184,7 @@ class ReplicaMirror:
 
         shows_output: whether its answer is seen as it is generated.
         """
+        self._settle()
         found = self._accepted.get(request_id)
         if found is None:
             return None
@@ -216,6 +223,8 @@ class ReplicaMirror:
         """Return a job's tokens as a speculating engine reports them: one event may have several. Else 0."""
         found = self._accepted.get(request_id)
         reported = found is not None and self._live and self._speculation is not None
+        if reported:
+            self._settle()
         return found.job.generated_tokens if found is not None and reported else 0
 
     def token_times_s(self, request_id: RequestId, tokens: int, ended_s: float) -> list[float]:
@@ -223,6 +232,7 @@ class ReplicaMirror:
 
         The tokens of its last iteration are in no report: it has ended by then.
         """
+        self._settle()
         found = self._accepted.get(request_id)
         if found is None or found.times_s is None or not self._live:
             return []
@@ -233,6 +243,7 @@ class ReplicaMirror:
 
     def thinking_over(self, request_id: RequestId, thinking_tokens: int, now_s: float) -> None:
         """Note that a job's thinking has ended by the tokens that passed, unless a report has shown it."""
+        self._settle()
         found = self._accepted.get(request_id)
         if found is not None and not found.thinking_tokens:
             _end_thinking(found, thinking_tokens, now_s)
@@ -245,7 +256,6 @@ class ReplicaMirror:
 
     def apply(self, report: StepReport, now_s: float) -> list[tuple[RequestId, int]]:
         """Take in a report. Returns jobs whose true prompt length it shows."""
-        self._reports += 1
         self._live, self._snapshot = True, None
         self.checks_tickets = report.checks_tickets
         self.heard_s = self._in_step_s = now_s
@@ -256,11 +266,20 @@ class ReplicaMirror:
             self._limits = _within(self._allowed, report)
         if report.HasField("drafting"):
             self._speculation = speculation_of(report.drafting)
+        decodes = DecodeRows.of(report)
+        if self._goes_on(decodes):
+            self._decodes = decodes
+            self._ends_s.append(now_s)
+            return []
+        self._settle()
+        self._reports += 1
         rows = [self._row(row, now_s) for row in rows_of(report)]
         self._running, self._waiting = rows[: report.running], rows[report.running :]
         for found in self._running:
             found.ran = self._reports
         self._chunks = chunks_of(report)
+        own = all([row.prompt_known and row.job.request.id in self._accepted for row in rows])
+        self._decodes = decodes if own else None
         self._named_all = report.waiting <= len(self._waiting)
         if not self._named_all:
             self._keep_unnamed()
@@ -275,6 +294,8 @@ class ReplicaMirror:
 
     def lose_reports(self) -> None:
         """Drop the last report: the engine is gone, or silent."""
+        self._settle()
+        self._decodes = None
         self._live, self._snapshot = False, None
         self._running, self._waiting, self._chunks = [], [], {}
         self._busy_until_s = float("-inf")
@@ -285,6 +306,7 @@ class ReplicaMirror:
     def view(self, now_s: float, model: TimeModel) -> ReplicaView:
         """Return the replica as admission plans with it."""
         self.check(now_s)
+        self._settle()
         running, waiting = self._places()
         free = self._kv.free_blocks if self._live else self._blocks_left(running)
         view = ReplicaView(
@@ -304,6 +326,25 @@ class ReplicaMirror:
         if self._snapshot is None:
             self._snapshot = snapshot(self.view(now_s, model))
         return self._snapshot
+
+    def _goes_on(self, decodes: DecodeRows | None) -> bool:
+        """Return whether a report's rows are those of the last one, after a step that only decoded."""
+        last = self._decodes
+        if last is None or decodes is None or len(self._ends_s) >= MOST_STEPS:
+            return False
+        return decodes == last.after_one_step()
+
+    def _settle(self) -> None:
+        """Advance jobs by the steps that only decoded."""
+        ends_s = self._ends_s
+        if not ends_s:
+            return
+        running, self._ends_s = self._running, []
+        for found, job in zip(running, after_each([one.job for one in running], ends_s), strict=True):
+            found.job = self._at_least(job)
+            found.progressed_s = max(found.progressed_s, ends_s[-1])
+            if found.times_s is not None:
+                found.times_s += ends_s
 
     def _places(self) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
         accepted = self._accepted.values()

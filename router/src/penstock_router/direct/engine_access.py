@@ -26,20 +26,17 @@ log = structlog.get_logger()
 
 
 class EngineAccess:
-    """One router's. enabled: whether the pool's answers are to be read at engines.
+    """One router's. api_key: the engines'; empty without one."""
 
-    api_key: the engines'; empty without one.
-    """
-
-    def __init__(self, replica_set: ReplicaSet, *, enabled: bool, api_key: str) -> None:
-        self._replica_set, self._enabled, self._api_key = replica_set, enabled, api_key
+    def __init__(self, replica_set: ReplicaSet, api_key: str) -> None:
+        self._replica_set, self._api_key = replica_set, api_key
         self._engines: dict[str, EngineHttp] = {}
         self._again_s: dict[str, float] = {}
 
     def reaches(self, link: ReplicaLink) -> bool:
         """Return whether a request may be sent to a replica's engine, as far as is known."""
         endpoint = link.engine_endpoint
-        return self._enabled and endpoint is not None and monotonic() >= self._again_s.get(endpoint, -inf)
+        return endpoint is not None and monotonic() >= self._again_s.get(endpoint, -inf)
 
     def engine(self, endpoint: str) -> EngineHttp:
         """Return the connections to an engine."""

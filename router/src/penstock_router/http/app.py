@@ -78,7 +78,7 @@ class RouterApp:
         usage = Usage(pool.spec.applications, settings.max_model_len, metrics.usage)
         limits = RateLimits(limits_of(pool.spec.applications), metrics.limits, shared_limits)
         reader = BodyReader(settings.max_sequences, pool.spec.requests)
-        self._access = EngineAccess(replica_set, enabled=settings.direct, api_key=engine_key)
+        self._access = EngineAccess(replica_set, engine_key)
         placement = Placement(
             settings,
             replica_set,
@@ -86,7 +86,7 @@ class RouterApp:
             room=self._room,
             time_model=self._time_model,
             budget=budget,
-            direct=DirectAnswers(self._access),
+            direct=DirectAnswers(self._access) if settings.direct else None,
         )
         intake = Intake(settings, keys, reader, limits, usage, prefixes=replica_set.prefixes)
         self._request_path = RequestPath(

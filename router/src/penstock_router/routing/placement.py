@@ -65,7 +65,7 @@ class Placement:
     demand: counts verdicts. room: where requests wait while there is no replica.
     time_model: returns the model for slowdown targets; None before any replica has sent one.
     budget: of the bytes held over all requests.
-    direct: reads answers at engines.
+    direct: reads answers at engines; None where they pass the sidecars.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Placement:
         room: WaitingRoom,
         time_model: Callable[[], TimeModel | None],
         budget: ByteBudget,
-        direct: DirectAnswers,
+        direct: DirectAnswers | None,
     ) -> None:
         self._direct = direct
         self._settings, self._replica_set = settings, replica_set
@@ -132,8 +132,8 @@ class Placement:
         while isinstance(action := next_action(attempts, loads), Try):
             outcome.hops = action.hop
             link = self._replica_set[action.replica]
-            cached_tokens, direct = asked.cached_at(link.name), self._direct.reaches(link)
-            attempt = Attempt(request, action.hop, action.backup, cached_tokens, direct)
+            direct = self._direct is not None and self._direct.reaches(link)
+            attempt = Attempt(request, action.hop, action.backup, asked.cached_at(link.name), direct)
             found = await self._attempt(attempt, outcome, on_overflow, link)
             if isinstance(found, Placed):
                 return found
@@ -156,7 +156,7 @@ class Placement:
                 await upstream.changed()
             if upstream.verdict is not None:
                 self._count_verdict(upstream.verdict, outcome)
-            if upstream.engine_fields and upstream.end is None:
+            if self._direct is not None and upstream.engine_fields and upstream.end is None:
                 self._direct.start(link, upstream, request)
             while upstream.end is None and not (request.stream and upstream.brought):
                 await upstream.changed()

@@ -25,6 +25,7 @@ EVENT_BYTES = 1 << 20
 MOST_TOKENS = (1 << 32) - 1
 """Most tokens in a usage, as `Finished` can carry them. A usage with more is ignored."""
 
+_JSON = b"data: {"
 _OPENING = b'"content":""'
 _USAGE = b'"usage"'
 
@@ -53,6 +54,7 @@ class TokenCount:
         "_finish",
         "_last",
         "_opened",
+        "_plain",
         "_rest",
         "_thinks",
         "done",
@@ -68,6 +70,7 @@ class TokenCount:
         self._rest = b""  # of an event whose end has not come
         self._opened = False
         self._thinks = False
+        self._plain = False  # what comes next is of the answer proper, and begins an event
         self._finish = False  # a choice has a finish_reason
         self._last = b""  # lone event, not looked at
         self.thinking_tokens = 0
@@ -79,14 +82,16 @@ class TokenCount:
 
     def feed(self, data: bytes) -> int:
         """Return how many tokens `data`, the next bytes of the stream, completes."""
-        if self._rest:
-            data = self._rest + data
-        plain = self._opened and self.tokens and not self._thinks
-        if plain and _is_one_event(data) and _USAGE not in data and not data.startswith(DONE):
-            self._rest, self._last = b"", data
+        if (
+            self._plain
+            and data.startswith(_JSON)
+            and data.find(b"\n\n") == len(data) - 2
+            and _USAGE not in data
+        ):
+            self._last = data
             self.tokens += 1
             return 1
-        return self._feed_events(data)
+        return self._feed_events(self._rest + data)
 
     def _feed_events(self, data: bytes) -> int:
         if b"\r" in data:
@@ -96,6 +101,7 @@ class TokenCount:
         before = self.tokens
         for event in events:
             self._take(event.strip(b"\n"))
+        self._plain = self._opened and self.tokens > 0 and not self._thinks and not self._rest
         return self.tokens - before
 
     def _take(self, event: bytes) -> None:
@@ -156,10 +162,6 @@ def usage_of_body(body: bytes) -> EngineUsage | None:
     """Return the usage in a whole answer; None without."""
     answer = _parsed(body)
     return None if answer is None else usage_of(answer)
-
-
-def _is_one_event(data: bytes) -> bool:
-    return data.startswith(b"data:") and data.find(b"\n\n") == len(data) - 2
 
 
 def _parsed(data: bytes) -> dict[str, Any] | None:
