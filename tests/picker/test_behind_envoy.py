@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import httpx2
 import orjson
 import pytest
 from gateway.envoy import Gateway, ext_authz, ext_proc, gateway
@@ -227,6 +228,25 @@ async def test_a_client_that_leaves_ends_its_request_at_the_replica(front: Front
         assert stream.status_code == 200 and not r0.gone.is_set()
         await stream.aclose()
         await until(r0.gone.is_set)
+
+
+async def test_an_envoy_that_is_killed_ends_its_requests_and_the_next_one_serves(
+    front: Front, tmp_path: Path
+) -> None:
+    r0 = HttpReplica("r0")
+    async with picker_of((r0,)) as picker, front.address(picker) as address:
+        r0.streams = True
+        async with gateway(tmp_path, front.asks(address), [r0.endpoint]) as envoy:
+            request = envoy.http.build_request("POST", "/v1/chat/completions", content=BODY)
+            stream = await envoy.http.send(request, stream=True)
+            envoy.process.kill()
+            await until(r0.gone.is_set)
+            with pytest.raises(httpx2.TransportError):
+                await stream.aread()
+        r0.streams = False
+        async with gateway(tmp_path, front.asks(address), [r0.endpoint]) as envoy:
+            assert (await envoy.chat(BODY)).status_code == 200
+        assert picker.metrics.registry.get_sample_value("penstock_picker_faults_total") == 0
 
 
 async def test_a_client_that_does_not_read_holds_its_replica_back_and_nobody_else(

@@ -1,6 +1,7 @@
 """What a picker does for the Envoy beside it: endpoints that come and go, and a drain before it stops."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from gateway.envoy import Gateway, ext_authz, gateway
 from gateway.picking import chat, ext_authz_address, picker_of
 from gateway.replica import HttpReplica
+from patience import answered
 from penstock_picker.admin_port import admin_app
 from penstock_picker.endpoints_file import EndpointsFile
 from penstock_picker.envoy_drain import drain_envoy
@@ -175,13 +177,62 @@ async def test_a_drain_does_not_outlast_its_time(one: tuple[Gateway, Picker, Htt
     await stream.aclose()
 
 
+async def test_an_endpoint_that_is_taken_out_finishes_its_requests(
+    one: tuple[Gateway, Picker, HttpReplica],
+) -> None:
+    envoy, _, r0 = one
+    file = Path(envoy.settings.endpoints_file)
+    write_endpoints(file, [r0.endpoint])
+    await serves(envoy)
+    r0.streams = True
+    request = envoy.http.build_request("POST", "/v1/chat/completions", content=BODY)
+    stream = await envoy.http.send(request, stream=True)
+    r0.streams = False
+    write_endpoints(file, [])
+    await answers(envoy, 503)
+    r0.held.set()
+    assert (await stream.aread()).endswith(b"[DONE]\n\n")
+
+
+@pytest.mark.parametrize("nonsense", [b"", b"{", b'{"resources": [{}]}', b'{"resources": 7}'])
+async def test_a_file_that_envoy_cannot_read_leaves_it_the_endpoints_of_before(
+    nonsense: bytes, one: tuple[Gateway, Picker, HttpReplica]
+) -> None:
+    envoy, _, r0 = one
+    file = Path(envoy.settings.endpoints_file)
+    write_endpoints(file, [r0.endpoint])
+    await serves(envoy)
+    beside = file.with_name("nonsense")
+    beside.write_bytes(nonsense)
+    beside.replace(file)
+    await refuses_a_file(envoy)
+    assert (await envoy.chat(BODY)).status_code == 200
+    write_endpoints(file, [])
+    await answers(envoy, 503)
+
+
+async def refuses_a_file(envoy: Gateway) -> None:
+    """Wait until Envoy has counted a file that it does not take."""
+    counts = re.compile(r'^envoy_cluster_update_(?:rejected|failure){.*="replicas"} (\d+)$', re.M)
+
+    async def counted() -> int:
+        return sum(map(int, counts.findall((await envoy.pages.get("/stats/prometheus")).text)))
+
+    await answered(counted)
+
+
 async def serves(envoy: Gateway) -> None:
-    """Wait until Envoy has read the file of endpoints, for which it has no event."""
-    async with asyncio.timeout(30):
-        while True:
-            if (await envoy.chat(BODY)).status_code == 200:
-                return
-            await asyncio.sleep(0.001)
+    """Wait until Envoy has read the file of endpoints, of which it tells nobody."""
+    await answers(envoy, 200)
+
+
+async def answers(envoy: Gateway, status: int) -> None:
+    """Wait until requests are answered with this status."""
+
+    async def answer() -> bool:
+        return (await envoy.chat(BODY)).status_code == status
+
+    await answered(answer, f"an answer with status {status}")
 
 
 async def refused(envoy: Gateway) -> None:

@@ -43,7 +43,7 @@ TRAILERS = proc.ProcessingRequest(request_trailers=proc.HttpTrailers())
 
 
 class Gateway(RuleBasedStateMachine):
-    """Sends what a gateway may send, and what none should."""
+    """Sends what a gateway may send in any mode, and what none should."""
 
     @initialize(refuses=st.booleans())
     def begin(self, refuses: bool) -> None:
@@ -51,6 +51,7 @@ class Gateway(RuleBasedStateMachine):
         self.calls: list[Call] = []
         self.sent, self.answers = b"", list[proc.ProcessingResponse]()
         self.conversation = Conversation(self.pick, MAX_BODY_BYTES)
+        self.ended, self.mode = False, ProcessingMode.FULL_DUPLEX_STREAMED
 
     def pick(self, call: Call) -> Picked:
         self.calls.append(call)
@@ -64,10 +65,15 @@ class Gateway(RuleBasedStateMachine):
     def state(self) -> ConversationState:
         return self.conversation.state
 
+    def buffered(self) -> bool:
+        """Whether the whole body comes in one message, after the headers have passed."""
+        return self.mode == ProcessingMode.BUFFERED and self.state() is not ConversationState.BEGIN
+
     @precondition(lambda self: self.state() is ConversationState.BEGIN)
-    @rule(ends=st.booleans())
-    def headers_come(self, ends: bool) -> None:
-        self.send(headers(ends))
+    @rule(ends=st.booleans(), mode=st.sampled_from([None, *ProcessingMode.BodySendMode.values()]))
+    def headers_come(self, ends: bool, mode: ProcessingMode.BodySendMode.ValueType | None) -> None:
+        self.ended, self.mode = ends, ProcessingMode.FULL_DUPLEX_STREAMED if mode is None else mode
+        self.send(headers(ends) if mode is None else headers(ends, mode=mode))
 
     @precondition(lambda self: self.state() is ConversationState.BODY)
     @rule(body=PARTS, ends=st.booleans())
@@ -75,16 +81,17 @@ class Gateway(RuleBasedStateMachine):
         self.sent += body
         self.send(part(body, ends))
 
-    @precondition(lambda self: self.state() is ConversationState.BODY)
+    @precondition(lambda self: self.state() is ConversationState.BODY and not self.buffered())
     @rule()
     def trailers_come(self) -> None:
         self.send(TRAILERS)
 
     @rule(message=st.sampled_from([headers(), part(b"x", True), TRAILERS, proc.ProcessingRequest()]))
     def another_message_ends_nothing(self, message: proc.ProcessingRequest) -> None:
+        trailers = [] if self.buffered() else ["request_trailers"]
         expected = {
             ConversationState.BEGIN: ["request_headers"],
-            ConversationState.BODY: ["request_body", "request_trailers"],
+            ConversationState.BODY: ["request_body", *trailers],
         }
         if message.WhichOneof("request") not in expected.get(self.state(), []):
             before = self.state()
@@ -94,26 +101,34 @@ class Gateway(RuleBasedStateMachine):
 
     @invariant()
     def one_decision_at_most_and_answers_only_with_it(self) -> None:
+        answers = list(self.answers)
+        if self.buffered() and not self.ended:
+            assert answers.pop(0) == proc.ProcessingResponse(request_headers=proc.HeadersResponse())
         if self.state() is not ConversationState.DONE:
-            assert self.calls == [] and self.answers == []
+            assert self.calls == [] and answers == []
             return
         assert len(self.calls) <= 1
         if len(self.sent) > MAX_BODY_BYTES:
-            assert [each.immediate_response.status.code for each in self.answers] == [413]
+            assert [each.immediate_response.status.code for each in answers] == [413]
         elif self.refuses:
-            assert [each.immediate_response.status.code for each in self.answers] == [429]
+            assert [each.immediate_response.status.code for each in answers] == [429]
         else:
-            self.answered()
+            self.answered(*answers)
 
-    def answered(self) -> None:
-        assert self.calls[0].body == self.sent and self.calls[0].path == "/v1/completions"
-        first, *rest = self.answers
-        set_headers = first.request_headers.response.header_mutation.set_headers
+    def answered(self, first: proc.ProcessingResponse, *rest: proc.ProcessingResponse) -> None:
+        reads = self.mode in (ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.BUFFERED)
+        assert self.calls[0].body == (self.sent if self.ended or reads else None)
+        assert self.calls[0].path == "/v1/completions"
+        changed = first.request_body if self.buffered() and not self.ended else first.request_headers
+        set_headers = changed.response.header_mutation.set_headers
         written = [(each.header.key, each.header.raw_value.decode()) for each in set_headers]
         assert written == list(PICKED.headers)
         assert first.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"] == ",".join(
             PICKED.endpoints
         )
+        if self.ended or self.mode != ProcessingMode.FULL_DUPLEX_STREAMED:
+            assert rest == ()
+            return
         parts = [
             each.request_body.response.body_mutation.streamed_response
             for each in rest
@@ -121,11 +136,8 @@ class Gateway(RuleBasedStateMachine):
         ]
         assert b"".join(each.body for each in parts) == self.sent
         assert all(len(each.body) <= CHUNK_BYTES for each in parts)
-        assert (
-            sum(each.end_of_stream for each in parts)
-            + sum(each.HasField("request_trailers") for each in rest)
-            <= 1
-        )
+        ends = [each.end_of_stream for each in parts] + [each.HasField("request_trailers") for each in rest]
+        assert sum(ends) == 1
 
 
 TestGateway = Gateway.TestCase

@@ -7,8 +7,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx2
 import orjson
 from gateway.envoy import Gateway, ext_authz, gateway
+from patience import PATIENCE_S, answered
 from replica_processes import engine, logged, sidecar, started
 
 POOL = """
@@ -30,6 +32,7 @@ class Replica(NamedTuple):
     sidecar: Process
     address: str
     http: str
+    engine: str
 
 
 @asynccontextmanager
@@ -42,7 +45,7 @@ async def replica(folder: Path, name: str, ttft: str) -> AsyncIterator[Replica]:
         async with started("penstock_sidecar.main", *flags) as process:
             addresses = dict(ADDRESS.findall(await logged(process, "ready")))
             await logged(process, "engine up")
-            yield Replica(process, addresses["address"], addresses["http"])
+            yield Replica(process, addresses["address"], addresses["http"], at)
 
 
 @asynccontextmanager
@@ -85,3 +88,28 @@ async def test_a_replica_that_rejects_is_followed_by_the_next_one(tmp_path: Path
         replicas[0].sidecar.kill()
         await replicas[0].sidecar.wait()  # its connections are closed then
         assert (await complete(front))[0] == 200
+
+
+async def test_a_client_that_leaves_ends_its_work_in_the_engine(tmp_path: Path) -> None:
+    async with behind_envoy(tmp_path, "1s", "1s") as (front, replicas):
+        body = orjson.dumps(BODY | {"max_tokens": 4000, "stream": True})
+        request = front.http.build_request("POST", "/v1/completions", content=body)
+        stream = await front.http.send(request, stream=True)
+        await anext(stream.aiter_bytes())
+        await answered(lambda: run(replicas, 1))
+        await stream.aclose()
+        await answered(lambda: run(replicas, 0))
+        assert (await complete(front))[0] == 200
+
+
+async def run(replicas: list[Replica], requests: int) -> bool:
+    """Return whether their engines have so many requests."""
+    return sum([await requests_of(each) for each in replicas]) == requests
+
+
+async def requests_of(replica: Replica) -> int:
+    async with httpx2.AsyncClient(base_url=f"http://{replica.engine}", timeout=PATIENCE_S) as engine:
+        page = (await engine.get("/metrics")).text
+    found = re.findall(r"^vllm:num_requests_(?:running|waiting)(?:{.*})? (\d+)", page, re.MULTILINE)
+    assert found, page
+    return sum(map(int, found))
