@@ -151,8 +151,11 @@ GOALS = (
     Goal(ROUTER, "CPU a token, few streams, us", 26),
     Goal(ROUTER, "CPU a token, us", 26),
     Goal(ROUTER, OPEN, 250),
-    Goal(ROUTER_DIRECT, "CPU a token, few streams, us", 15),
-    Goal(ROUTER_DIRECT, "CPU a token, us", 15),
+    *(
+        Goal(ROUTER_DIRECT, what, bound, of=of)
+        for what in ("CPU a token, few streams, us", "CPU a token, us")
+        for bound, of in ((15, ""), (1, PEER))
+    ),
     Goal(AUTHZ, OPEN, 250),
     *(Goal(way, fleet.HOP, 0.5) for way in (ROUTER, AUTHZ)),
     *(Goal(way, fleet.at_rate(0.95), 5) for way in (ROUTER, AUTHZ)),
