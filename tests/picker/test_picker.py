@@ -204,6 +204,14 @@ async def test_limits_count_what_a_request_may_use_and_know_no_end(shares: bool)
         assert value(picker, "limited_total", application="ide", limit="tokens_per_minute") == 1
 
 
+async def test_the_replica_is_told_whose_key_a_request_has() -> None:
+    pool, keys = limited(concurrentRequests=1)
+    async with picker_of(replicas(), pool, keys) as picker:
+        assert dict(picker.pick(call(**IDE)).headers)["x-penstock-application"] == "ide"
+    async with picker_of(replicas()) as picker:
+        assert "x-penstock-application" not in dict(picker.pick(call()).headers)
+
+
 class PoolOfPickers:
     """Limits over all pickers: answers as the test says."""
 

@@ -417,6 +417,17 @@ async def test_without_picker_and_without_checked_key_a_request_gets_best_effort
 
 
 @pytest.mark.parametrize("pool", [APPLICATIONS])
+async def test_each_application_has_cached_prefixes_of_its_own(gateway: Gateway, engine: Engine) -> None:
+    engine.script = answer_whole
+    for application in ("ide", "other", "ide"):
+        await gateway.ask(WHOLE, x_penstock_application=application)
+    await gateway.ask(WHOLE)
+    ide, other, again, nobody = (exchange.body["cache_salt"] for exchange in engine.exchanges)
+    assert ide == again
+    assert len({ide, other, nobody}) == 3
+
+
+@pytest.mark.parametrize("pool", [APPLICATIONS])
 async def test_an_application_gets_no_tier_beyond_its_own(gateway: Gateway) -> None:
     response = await gateway.ask(x_penstock_application="ide", x_penstock_tier="batch")
     assert (response.status_code, response.json()["error"]["code"]) == (403, "tier_not_allowed")

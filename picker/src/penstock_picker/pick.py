@@ -11,6 +11,7 @@ from typing import NamedTuple
 from penstock_core.routing.attempts import Attempts, Backup, attempts_if_all_reject
 from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 from penstock_routing.settings import Settings
+from penstock_runtime.gateway_headers import APPLICATION
 
 
 class Replicas(NamedTuple):
@@ -28,12 +29,14 @@ class Picked(NamedTuple):
     """The answer to a gateway.
 
     first: the name of the replica that is asked first. uncached_tokens: of the prompt there, about.
+    application: whose key the request has; empty in a pool without applications.
     """
 
     tier: str
     first: str
     endpoints: tuple[str, ...]
     uncached_tokens: int = 0
+    application: str = ""
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
@@ -44,6 +47,7 @@ class Picked(NamedTuple):
             ("x-penstock-tier", self.tier),
             ("x-penstock-max-hops", retries),
             ("x-envoy-max-retries", retries),
+            *([(APPLICATION, self.application)] if self.application else []),
         )
 
 

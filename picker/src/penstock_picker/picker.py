@@ -24,6 +24,7 @@ from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.pool_time_model import PoolTimeModel
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.request import request_head
+from penstock_routing.request.cache_salt import with_application_salt
 from penstock_routing.request.generation_request import GENERATES, GenerationRequest
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.response.error_headers import beside_error
@@ -114,7 +115,7 @@ class Picker:
             with self._lock:
                 admission = self._limits.enter_alone(read.application, read.tokens)
                 admission.leave(read.tokens)  # its end is not known here
-                return self._picked(read.request, call.subset)
+                return self._picked(read, call.subset)
 
     async def pick_sharing(self, call: Call) -> Picked:
         """Do the same, with limits that hold over all pickers and routers."""
@@ -125,7 +126,7 @@ class Picker:
             admission = await self._limits.enter(read.application, read.tokens)
             admission.leave(read.tokens)
             with self._lock:
-                return self._picked(read.request, call.subset)
+                return self._picked(read, call.subset)
 
     def _read(self, call: Call) -> Read | None:
         """Return the request; None for one that generates nothing."""
@@ -144,7 +145,7 @@ class Picker:
             service_tier, stream = fields.service_tier, fields.stream
             session = session or fields.prompt_cache_key
             if wants_marks(self._settings, self._replica_set.prefixes):
-                marks = prompt_marks(body)
+                marks = prompt_marks(self._isolated(body, application, fields.cache_salt))
             tokens = self._usage.expected(application, len(body), fields)
         tier = tier_for(self._settings, application, head, service_tier)
         targets = own_targets(tier, head)
@@ -166,6 +167,12 @@ class Picker:
             tokens,
         )
 
+    def _isolated(self, body: bytes, application: Application | None, cache_salt: bytes) -> bytes:
+        """Return the body as the replica is going to send it to its engine."""
+        if not self._settings.isolates or application is None:
+            return body
+        return with_application_salt(body, application.name, cache_salt)
+
     def _any_replica(self, call: Call) -> Picked:
         """Pick a replica for a request that generates nothing."""
         tier = self._settings.tiers[self._settings.default_tier]
@@ -178,11 +185,12 @@ class Picker:
         with self._lock:
             return self.metrics.demand.page(0, linked_replicas(self._replica_set.links))
 
-    def _picked(self, request: GenerationRequest, subset: frozenset[str] | None) -> Picked:
+    def _picked(self, read: Read, subset: frozenset[str] | None) -> Picked:
         """Pick endpoints, and count the request at the first of them."""
-        tier = request.tier.name
+        tier = read.request.tier.name
         self.metrics.demand.arrived(tier)
-        picked = self._endpoints(request, subset)
+        application = "" if read.application is None else read.application.name
+        picked = self._endpoints(read.request, subset)._replace(application=application)
         self.metrics.picked(tier, len(picked.endpoints))
         self._replica_set.placed_by_peer(picked.first, PeerLoad(1, picked.uncached_tokens))
         self._placed(picked.first, picked.uncached_tokens)

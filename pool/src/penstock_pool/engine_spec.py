@@ -197,6 +197,14 @@ class EngineSpec(Spec):
         "are started with it; for type `openai` it states what the engine does.",
         examples=[True],
     )
+    prefix_isolation: Literal["application", "none"] | None = Field(
+        default=None,
+        description="Who shares cached prefixes. `application`: requests of one application, so that none "
+        "learns from a fast first token what another has sent; bodies get a `cache_salt`. `none`: the whole "
+        "pool, except where clients write a `cache_salt`. Absent: `application`; for type `openai` `none`, "
+        "because such an engine may refuse the field. Without `applications` nothing is separated.",
+        examples=["application"],
+    )
     answer_path: Literal["sidecar", "direct"] = Field(
         default="sidecar",
         description="How answers reach routers. `sidecar`: through it, with TLS where routers and replicas "
@@ -243,6 +251,13 @@ class EngineSpec(Spec):
             return self.prefix_caching
         switched = [word for word in self.args if re.match(CACHE_ARGUMENTS, word)]
         return self.type == "vllm" and not any(word.startswith("--no") for word in switched)
+
+    @property
+    def isolates_applications(self) -> bool:
+        """Whether each application has cached prefixes of its own."""
+        if self.prefix_isolation is None:
+            return self.type != "openai"
+        return self.prefix_isolation == "application"
 
     @model_validator(mode="after")
     def _simulated_needs_time_model(self) -> Self:

@@ -27,6 +27,7 @@ class Settings:
 
     compares_caches: whether `order` asks which replicas have cached a prompt's beginning.
     keeps_together: whether it sends requests that are likely to share a prefix to the same replicas.
+    isolates: whether each application has cached prefixes of its own.
     direct: whether admitted requests are sent to engines by this router.
     max_moves: most times that a stream is continued on another replica; 0 where engines cannot continue one.
     hold_s: longest wait for a replica where the pool may have none; 0 where it always has one.
@@ -40,6 +41,7 @@ class Settings:
     order: Order
     compares_caches: bool
     keeps_together: bool
+    isolates: bool
     max_hops: int
     backup: Backup
     max_moves: int
@@ -66,6 +68,7 @@ def settings_of(pool: Pool) -> Settings:
         order=ORDERS[spec.routing.order],
         compares_caches=spec.routing.order != BLIND,
         keeps_together=spec.routing.order == BY_PREFIX and _may_cache(spec.engine),
+        isolates=bool(spec.applications) and spec.engine.isolates_applications,
         max_hops=spec.routing.max_hops,
         backup=Backup(spec.routing.backup),
         max_moves=spec.routing.max_moves if spec.engine.type in CONTINUING_ENGINES else 0,

@@ -30,23 +30,25 @@ ALL = None
 Reads = Mapping[str, frozenset[str] | None]
 """Parts of `spec`, and the fields of each that are read."""
 
+ENGINE_READS = frozenset(
+    {
+        "type",
+        "timeModel",
+        "kvCacheTokens",
+        "blockTokens",
+        "prefixCaching",
+        "answerPath",
+        "maxModelLen",
+        "speculation",
+        "connectTimeout",
+        "silenceTimeout",
+        "profileTimeout",
+    }
+)
+
 REPLICA_READS: Reads = {
     "model": frozenset({"name"}),
-    "engine": frozenset(
-        {
-            "type",
-            "timeModel",
-            "kvCacheTokens",
-            "blockTokens",
-            "prefixCaching",
-            "answerPath",
-            "maxModelLen",
-            "speculation",
-            "connectTimeout",
-            "silenceTimeout",
-            "profileTimeout",
-        }
-    ),
+    "engine": ENGINE_READS,
     "tiers": ALL,
     "scheduling": ALL,
 }
@@ -54,6 +56,7 @@ REPLICA_READS: Reads = {
 
 HTTP_READS: Reads = {
     **REPLICA_READS,
+    "engine": ENGINE_READS | {"prefixIsolation"},
     "defaultTier": ALL,
     "applications": ALL,
     "requests": ALL,
@@ -74,7 +77,9 @@ HTTP_READS: Reads = {
 
 ROUTER_READS: Reads = {
     "model": frozenset({"name"}),
-    "engine": frozenset({"type", "timeModel", "maxModelLen", "answerPath"}),
+    "engine": frozenset(
+        {"type", "timeModel", "maxModelLen", "prefixCaching", "prefixIsolation", "answerPath"}
+    ),
     "tiers": ALL,
     "defaultTier": ALL,
     "applications": ALL,

@@ -16,6 +16,7 @@ from penstock_routing.replicas.session_writer import Attempt
 from penstock_routing.request import request_head
 from penstock_routing.request.bounded_body import bounded_body
 from penstock_routing.request.byte_budget import BodyBytes
+from penstock_routing.request.cache_salt import with_application_salt
 from penstock_routing.request.generation_request import GenerationRequest
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.settings import Settings
@@ -58,6 +59,8 @@ class HttpIntake:
         check_model(self._settings, asked.model)
         tier = self._tier(attempt, call.head, asked.service_tier)
         targets = own_targets(tier, call.head)
+        if self._settings.isolates:  # those without an application share with nobody else
+            body = with_application_salt(body, attempt.application or "", asked.cache_salt)
         request = GenerationRequest(
             call.request_id, call.endpoint, body, tier, arrival_s, targets, asked.stream
         )

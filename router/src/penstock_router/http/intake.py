@@ -17,6 +17,7 @@ from penstock_routing.replicas.cached_prefixes import CachedPrefixes
 from penstock_routing.request import request_head
 from penstock_routing.request.bounded_body import bounded_body
 from penstock_routing.request.byte_budget import BodyBytes
+from penstock_routing.request.cache_salt import with_application_salt
 from penstock_routing.request.generation_request import GenerationRequest
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.settings import Settings
@@ -75,6 +76,9 @@ class Intake:
         check_model(self._settings, asked.model)
         tier = tier_for(self._settings, application, head, asked.service_tier)
         targets = own_targets(tier, head)
+        expected_tokens = self._usage.expected(application, len(body), asked)
+        if self._settings.isolates and application is not None:
+            body = with_application_salt(body, application.name, asked.cache_salt)
         marks = await self._reader.marks(body) if wants_marks(self._settings, self._prefixes) else UNMARKED
         movable = asking_ids(body) if asked.stream and self._settings.max_moves else None
         request = GenerationRequest(
@@ -90,5 +94,4 @@ class Intake:
             marks,
             request_head.session(head) or asked.prompt_cache_key,
         )
-        expected_tokens = self._usage.expected(application, len(body), asked)
         return Accepted(request, application, await self._limits.enter(application, expected_tokens))

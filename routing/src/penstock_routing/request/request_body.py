@@ -45,6 +45,7 @@ class _Routed(msgspec.Struct):
     max_completion_tokens: Raw = NULL
     messages: Raw = NULL
     prompt_cache_key: Raw = NULL
+    cache_salt: Raw = NULL
 
 
 _Fields = msgspec.defstruct("_Fields", [(name, Raw, NULL) for name in PROXY_FIELDS], bases=(_Routed,))
@@ -57,6 +58,7 @@ class BodyFields:
     sequences: answers that the engine generates for it: its prompts, times the larger of `n` and `best_of`.
     max_tokens: most tokens of each answer, where the client says so; replicas refuse a wrong value.
     prompt_cache_key: OpenAI's name for requests that share a prefix; None where it is no text.
+    cache_salt: the client's own, as it stands in the body.
     """
 
     model: str
@@ -65,6 +67,7 @@ class BodyFields:
     sequences: int
     max_tokens: int | None
     prompt_cache_key: bytes | None = None
+    cache_salt: bytes = b"null"
 
 
 _LIST_OF_PROMPTS = re.compile(rb'\[\s*["\[]')
@@ -105,7 +108,9 @@ class BodyReader:
         self._check(endpoint, fields)
         sequences, max_tokens = self._sequences(endpoint, fields), _max_tokens(fields)
         cache_key = _key_text(fields.prompt_cache_key)
-        return BodyFields(model, bool(stream), service_tier, sequences, max_tokens, cache_key)
+        return BodyFields(
+            model, bool(stream), service_tier, sequences, max_tokens, cache_key, bytes(fields.cache_salt)
+        )
 
     def _check(self, endpoint: "wire.Endpoint.ValueType", fields: _Routed) -> None:
         for name in self._client_fields.refused:
