@@ -24,7 +24,7 @@ from penstock_core.routing.attempts import (
     spread_retry_s,
     with_joined,
 )
-from penstock_core.routing.replica_load import ReplicaLoad
+from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 
 LOST, RETURNED = "lost", "returned"
 Outcome = Reason | str
@@ -101,6 +101,36 @@ def test_all_rejections_give_the_order_and_then_the_backup_once_more() -> None:
         Try("a", 2),
     )
     assert attempts_if_all_reject(Attempts((), 2, Backup.BEST_EFFORT), []) == ()
+
+
+def backup_of(request: RoutingRequest, there: list[ReplicaLoad]) -> str:
+    attempts = Attempts(("a",), 1, BEST_EFFORT, (Rejected(BUSY, None),), request=request)
+    action = next_action(attempts, there)
+    assert isinstance(action, Try) and action.backup
+    return action.replica
+
+
+@pytest.mark.parametrize(
+    ("best_effort", "chosen"),
+    [({"a": 0, "b": 0}, "b"), ({"a": 0, "b": 8}, "b"), ({"a": 0, "b": 10}, "a"), ({"a": 1, "b": 10}, "b")],
+)
+def test_the_backup_computes_the_least_of_the_prompt_times_those_in_line(
+    best_effort: dict[str, int], chosen: str
+) -> None:
+    asked = RoutingRequest("chat", 4000, 0, cached_tokens={"b": 900})  # 1000 tokens; 100 to compute at b
+    assert backup_of(asked, loads("a", "b", **best_effort)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("request_", "chosen"),
+    [
+        (RoutingRequest("chat", 4000, 4), "a"),
+        (RoutingRequest("chat", 4000, 4, cached_tokens={"a": 0}), "b"),
+        (RoutingRequest("chat", 4000, 5, affinity=b"session"), "c"),
+    ],
+)
+def test_equal_backups_take_turns_where_caches_are_known_of(request_: RoutingRequest, chosen: str) -> None:
+    assert backup_of(request_, loads("a", "b", "c", a=1, b=1, c=1)) == chosen
 
 
 def test_an_empty_replica() -> None:

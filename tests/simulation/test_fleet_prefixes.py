@@ -8,6 +8,7 @@ from penstock_core.domain.slo import Slo, Tier
 from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.simulation import Arrival, Fleet, LengthKnowledge, SimulatedOutcome, simulate
+from penstock_simulator.simulation.outcome import FirstVerdict
 
 TIERS = {"agent": Tier("agent", Slo(ttft_slowdown=5, tpot_s=0.1))}
 FLEET = Fleet(
@@ -82,3 +83,12 @@ def test_a_hot_prefix_spreads_when_its_holder_has_no_room() -> None:
 def test_routers_find_the_prefix_without_a_prefix_cache_nowhere() -> None:
     outcomes = served(replace(FLEET, prefix_caching=False), turns(5, 3))
     assert {outcome.cached_tokens for outcome in outcomes} == {0}
+
+
+def test_a_session_whose_turns_are_rejected_continues_where_its_prefix_is() -> None:
+    """No replica can meet a TTFT of a millisecond, so each turn is served best effort."""
+    hasty = {"agent": Tier("agent", Slo(ttft_s=0.001))}
+    outcomes = served(replace(FLEET, tiers=hasty), turns(5, 6, gap_s=2.0))
+    assert {outcome.verdict for outcome in outcomes} == {FirstVerdict.BEST_EFFORT}
+    assert all(outcome.cached_tokens == outcome.prompt_tokens - TURN_TOKENS for outcome in outcomes)
+    assert len({outcome.replica for outcome in outcomes}) > 1

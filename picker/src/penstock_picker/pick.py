@@ -72,7 +72,8 @@ def pick(
         if (endpoint := endpoints.get(load.name)) is not None and (subset is None or endpoint in subset)
     ]
     backup = Backup.REJECT if best_effort else settings.backup
-    tries = attempts_if_all_reject(Attempts(settings.order(loads, request), settings.max_hops, backup), loads)
+    order = settings.order(loads, request)
+    tries = attempts_if_all_reject(Attempts(order, settings.max_hops, backup, request=request), loads)
     if not tries:
         return None
     first = tries[0].replica

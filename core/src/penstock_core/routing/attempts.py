@@ -1,8 +1,10 @@
 """Selects the next replica for a request, and the answer if all reject [SLOs-Serve, §4.2].
 
 A request is tried at the replicas in an order (see `orders`) until one accepts it. After `max_hops`
-rejections, or if no replica is left, the backup decides: serve it best effort on the replica with the least
-best-effort work, or answer that its SLO cannot be met.
+rejections, or if no replica is left, the backup decides: serve it best effort, or answer that its SLO cannot
+be met. Best effort goes to the replica where the least has to be computed before it is done: what that
+replica has not cached of its prompt, times the best-effort requests there and this one. So a session that was
+rejected once continues where its prefix is, and does not push others out of a second cache.
 
 Only rejections count as hops. A replica that is lost before its first byte, that drains, or whose engine is
 down has not decided about its capacity and is skipped. But a request may be the cause of the loss of its
@@ -21,7 +23,8 @@ from math import ceil, isfinite
 from typing import NamedTuple
 
 from penstock_core.domain.verdict import Reason, Rejected
-from penstock_core.routing.replica_load import ReplicaLoad
+from penstock_core.routing.orders.turns import in_turn
+from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 
 RETRY_UNKNOWN_S = 1
 """Retry-After in seconds if no replica could estimate when it will have capacity."""
@@ -37,6 +40,10 @@ OUT_OF_SERVICE = frozenset({Reason.DRAINING, Reason.ENGINE_DOWN})
 
 NO_CAPACITY = Rejected(Reason.QUEUE_FULL, None)
 """A rejection after which the request goes to the next replica."""
+
+
+UNKNOWN_REQUEST = RoutingRequest(tier="", body_bytes=0, turn=0)
+"""A request of which nothing is known."""
 
 
 class Backup(StrEnum):
@@ -95,6 +102,7 @@ class Attempts:
     gone: replicas that were lost or out of service when tried.
     backup_refused: the backup's replica has rejected it too.
     losses: replicas that were lost with the request. over: it may not be sent again.
+    request: what is known of it, for the choice of the backup's replica.
     """
 
     left: tuple[str, ...]
@@ -105,6 +113,7 @@ class Attempts:
     backup_rejected: bool = False
     losses: int = 0
     over: bool = False
+    request: RoutingRequest = UNKNOWN_REQUEST
 
 
 def next_action(attempts: Attempts, loads: Sequence[ReplicaLoad]) -> NextAction:
@@ -193,8 +202,15 @@ def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:
 def _backup_replica(attempts: Attempts, loads: Sequence[ReplicaLoad]) -> str | None:
     if attempts.backup is not Backup.BEST_EFFORT or attempts.backup_rejected:
         return None
-    candidates = [load for load in loads if load.name not in attempts.gone]
-    least = min(candidates, key=lambda load: (load.snapshot.best_effort, load.name), default=None)
+    request = attempts.request
+    caches = bool(request.cached_tokens) or request.affinity is not None
+    equals = in_turn(loads, request if caches else UNKNOWN_REQUEST)  # without caches by name
+    candidates = [load for load in equals if load.name not in attempts.gone]
+
+    def work(load: ReplicaLoad) -> int:
+        return request.uncached_tokens(load.name) * (load.snapshot.best_effort + 1)
+
+    least = min(candidates, key=work, default=None)
     return None if least is None else least.name
 
 

@@ -128,7 +128,8 @@ class Placement:
         asked = routing_request(request, self._time_model, self._settings, self._replica_set.prefixes)
         left = tuple(name for name in self._settings.order(loads, asked) if name not in gone)
         backup = Backup.REJECT if request.tier.best_effort else backup
-        attempts = Attempts(left, self._settings.max_hops, backup, gone=gone, losses=outcome.failovers)
+        hops, losses = self._settings.max_hops, outcome.failovers
+        attempts = Attempts(left, hops, backup, gone=gone, losses=losses, request=asked)
         while isinstance(action := next_action(attempts, loads), Try):
             outcome.hops = action.hop
             link = self._replica_set[action.replica]

@@ -63,7 +63,7 @@ class Routers:
             loads = self._loads(router, now_s)
             asked = asked._replace(cached_tokens=self._expected_cached_tokens(request, keys))
         backup = Backup.REJECT if best_effort else self._fleet.backup
-        return router, Attempts(self._order(loads, asked), self._fleet.max_hops, backup)
+        return router, Attempts(self._order(loads, asked), self._fleet.max_hops, backup, request=asked)
 
     def send(self, simulated: SimulatedRequest, now_s: float) -> NextAction:
         """Send a request to its next replica, if there is one."""
