@@ -21,6 +21,7 @@ from vllm_story.steps import (
     killing,
     long_prompts,
     overload,
+    streams,
 )
 
 STORY: Sequence[Step] = (
@@ -37,6 +38,8 @@ STORY: Sequence[Step] = (
     benchmark.agrees_with_the_router,
     cancelling.frees_the_engine,
     killing.engine,
+    streams.engine_killed,
+    streams.sidecar_killed,
     ending.pool_stops,
     greedy.small_pool_is_up,
     greedy.same_tokens,

@@ -117,12 +117,19 @@ class LocalPool:
 
     def engine(self, replica: Replica) -> int:
         """The process of a replica's engine."""
-        port = replica.engine.rpartition(":")[2]
+        return self._child("penstock-engine", replica.engine.rpartition(":")[2])
+
+    def sidecar(self, replica: Replica) -> int:
+        """The process of a replica's sidecar."""
+        return self._child("penstock-sidecar", replica.name)
+
+    def _child(self, *words: str) -> int:
+        """The process whose command has these words."""
         for process in children(self._process.pid):
-            words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
-            if "penstock-engine" in words and port in words:
+            command = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
+            if set(words) <= set(command):
                 return process
-        raise AssertionError(f"no engine of {replica.name} runs")
+        raise AssertionError(f"{' '.join(words)} does not run")
 
     def stop(self) -> tuple[int, list[int]]:
         """Ctrl-C, and kill where that is not enough. Returns the exit code, and processes that are left."""

@@ -105,7 +105,7 @@ def test_a_stream_cut_at_any_byte_goes_on_as_if_it_were_whole(
             break
         kept = transcript.kept_ids()
         if transcript.finished or tokens_left(endpoint, client, len(kept)) == 0:
-            usage = None if transcript.usage_sent else (len(transcript.prompt_ids), len(kept))
+            usage = None if transcript.usage_sent else (len(transcript.prompt_ids), transcript.tokens())
             out += closing_events(
                 transcript.head(), chat=endpoint == CHAT, finished=transcript.finished, usage=usage
             )
@@ -148,6 +148,22 @@ def test_tokens_without_text_at_the_end_are_left_to_the_continuation() -> None:
     transcript = Transcript()
     passed_by(transcript, [token("a", 1), token("", 2), token("é", 3), token("", 4), token("", 5)])
     assert transcript.kept_ids() == [1, 2, 3]
+
+
+def test_of_an_event_with_several_tokens_the_last_may_have_no_text_yet() -> None:
+    transcript = Transcript()
+    assert transcript.unsure_tokens() == 0
+    for piece, unsure in [
+        (token("a", 1), 0),
+        (token("b", 2, 3), 1),
+        (token("c", 4), 0),
+        (token("d", 5, 6, 7), 2),
+        (token("", 8), 2),
+    ]:
+        passed_by(transcript, [piece])
+        assert transcript.unsure_tokens() == unsure
+    transcript.continue_behind([1, 2])
+    assert transcript.unsure_tokens() == 0
 
 
 def test_ordinary_events_pass_without_being_read() -> None:
@@ -216,6 +232,15 @@ def test_a_prompt_is_kept_as_it_came_until_it_is_needed() -> None:
     transcript.continue_behind([3, 4])
     passed_by(transcript, [b"data: " + orjson.dumps(first | {"prompt_token_ids": [7, 8, 3, 4]}) + b"\n\n"])
     assert (transcript.prompt_ids, transcript.kept_ids()) == ([7, 8], [3, 4, 3])
+
+
+def test_an_answer_that_ends_without_text_counts_all_tokens() -> None:
+    transcript = Transcript()
+    passed_by(transcript, [token("a", 1), token("b", 2), token("", 3), token("", 4, finish="length")])
+    assert (transcript.kept_ids(), transcript.tokens()) == ([1, 2], 4)
+    transcript.continue_behind([1, 2])
+    passed_by(transcript, [token("c", 5)])
+    assert transcript.tokens() == 3
 
 
 def test_thinking_ends_with_the_first_text_of_the_answer() -> None:

@@ -127,6 +127,32 @@ async def test_a_continuation_is_asked_for_as_prompt_and_answer_so_far() -> None
     assert then.submit.request_id == first.submit.request_id
 
 
+@pytest.mark.parametrize(("bad", "kept"), [(0, 9), (1, 8), (2, 7), (3, 9)])
+async def test_tokens_inside_a_character_are_left_to_the_continuation(bad: int, kept: int) -> None:
+    """The last event has three tokens, and the text of the first one at least."""
+
+    async def loses(part: Part) -> None:
+        part.admit()
+        for piece in events_of(part.submit.endpoint, part.submit.body, engine="r0", sizes=(3,))[:3]:
+            part.output(piece, tokens=3)
+        part.fail(wire.FAILURE_ENGINE_LOST, 502)
+
+    first, other = ScriptedReplica("r0", loses), replicas_losing(())[0]
+    asked: list[int] = []
+
+    def texts(tokens: list[int]) -> str:
+        asked.append(len(tokens))
+        return "so far\ufffd" if len(asked) <= bad else "so far"
+
+    other.name, other.texts = "r1", texts
+    async with house(first, other) as router:
+        await streamed(router)
+    requested = orjson.loads(other.parts[0].submit.body)
+    assert len(requested["prompt"]) == 5 + kept
+    assert requested["max_tokens"] == TOKENS - kept
+    assert asked == [5 + 9, 5 + 8, 5 + 7][: bad + 1]
+
+
 async def test_a_slowdown_is_that_of_the_clients_own_prompt() -> None:
     tier = {"name": "chat", "slo": {"ttft": {"slowdown": 5}, "tpot": "100ms"}}
     replicas = replicas_losing(("engine",), ())
@@ -258,6 +284,20 @@ async def test_an_answer_that_has_all_its_tokens_is_closed() -> None:
         ]
         assert chunks[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 40, "total_tokens": 45}
         assert stream.endswith(DONE)
+
+
+async def test_an_answer_whose_last_tokens_have_no_text_is_counted_whole() -> None:
+    async def script(part: Part) -> None:
+        part.admit()
+        finish = b'{"index":0,"delta":{"content":""},"finish_reason":"length","token_ids":[3,4]}'
+        first = b'{"index":0,"delta":{"content":"a"},"token_ids":[2]}'
+        part.output(b'data: {"id":"x","choices":[' + first + b'],"prompt_token_ids":[1]}\n\n')
+        part.output(b'data: {"id":"x","choices":[' + finish + b"]}\n\n", tokens=2)
+        part.fail(wire.FAILURE_ENGINE_LOST, 502)
+
+    async with house(ScriptedReplica("r0", script)) as router:
+        last = chunks_of(await streamed(router))[-1]
+    assert last["usage"] == {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
 
 
 async def test_a_pool_may_not_move_streams() -> None:

@@ -348,7 +348,12 @@ class Rig:
                 applied=self.replica.reported,
             )
             service = ReplicaService(
-                Identity("r0", "m", "everybody"), self.replica, self.mirror, self.learned, self.metrics
+                Identity("r0", "m", "everybody"),
+                self.replica,
+                self.mirror,
+                self.learned,
+                self.metrics,
+                detokenize=client.detokenize,
             )
             watching = asyncio.create_task(watch.run(self.replica.engine_up, self.replica.engine_down))
             async with grpc_serving(service, health, Address("127.0.0.1", 0), None) as address:

@@ -77,6 +77,7 @@ async def talking(
 ) -> AsyncIterator[tuple[EngineClient, Server]]:
     """A client of a server that is well, but for these pages: by name, without their path."""
     paths = {"health": "/health", "models": "/v1/models", "metrics": "/metrics", "answer": "/v1/completions"}
+    paths["detokenize"] = "/detokenize"
     server = Server({"/health": Page(), "/v1/models": Page(MODELS), "/elsewhere": Page(b"elsewhere")})
     server.pages |= {paths[name]: page for name, page in pages.items()}
     listening = await asyncio.start_server(server, "127.0.0.1", 0)
@@ -194,6 +195,25 @@ async def test_metrics_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await client.load() is not None
         monkeypatch.setattr(engine_client, "MOST_BYTES", len(LOAD) - 1)
         assert await client.load() is None
+
+
+async def test_an_engine_tells_the_text_of_tokens() -> None:
+    async with talking({"detokenize": Page(b'{"prompt":"so"}')}, served="m") as (client, server):
+        assert await client.detokenize([7, 8]) == "so"
+    assert orjson.loads(server.bodies[0]) == {"model": "m", "tokens": [7, 8]}
+    async with talking({"detokenize": Page(b'{"prompt":"so"}')}) as (client, server):
+        await client.detokenize([7])
+    assert orjson.loads(server.bodies[0]) == {"tokens": [7]}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [Page(b"{}", 404), Page(b"{}"), Page(b'{"prompt":7}'), Page(b"[]"), Page(b"no"), Page(b"{", short=1)],
+    ids=["no such page", "no text", "a number", "a list", "no JSON", "a part"],
+)
+async def test_an_engine_may_not_tell_the_text_of_tokens(page: Page) -> None:
+    async with talking({"detokenize": page}) as (client, _):
+        assert await client.detokenize([7]) is None
 
 
 async def asked(client: EngineClient) -> tuple[int, bool, bytes]:

@@ -44,6 +44,11 @@ class ReplicaStub:
                 request_serializer=penstock__proto_dot_replica__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_replica__pb2.DescribeReply.FromString,
                 _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/penstock.v1.Replica/Detokenize',
+                request_serializer=penstock__proto_dot_replica__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_replica__pb2.DetokenizeReply.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/penstock.v1.Replica/Drain',
                 request_serializer=penstock__proto_dot_replica__pb2.DrainRequest.SerializeToString,
@@ -68,6 +73,13 @@ class ReplicaServicer:
 
     def Describe(self, request, context):
         """What this replica is: asked after connecting, and again now and then, since the engine may change.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of some tokens, by the engine. UNAVAILABLE where it does not tell.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,6 +112,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=penstock__proto_dot_replica__pb2.DescribeRequest.FromString,
                     response_serializer=penstock__proto_dot_replica__pb2.DescribeReply.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=penstock__proto_dot_replica__pb2.DetokenizeRequest.FromString,
+                    response_serializer=penstock__proto_dot_replica__pb2.DetokenizeReply.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -166,6 +183,33 @@ class Replica:
             '/penstock.v1.Replica/Describe',
             penstock__proto_dot_replica__pb2.DescribeRequest.SerializeToString,
             penstock__proto_dot_replica__pb2.DescribeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Replica/Detokenize',
+            penstock__proto_dot_replica__pb2.DetokenizeRequest.SerializeToString,
+            penstock__proto_dot_replica__pb2.DetokenizeReply.FromString,
             options,
             channel_credentials,
             insecure,

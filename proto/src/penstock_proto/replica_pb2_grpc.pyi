@@ -25,6 +25,8 @@ class ReplicaStub:
     """Every request between this router and this replica. Ending it cancels what it carries."""
     Describe: _aio.UnaryUnaryMultiCallable[_replica_pb2.DescribeRequest, _replica_pb2.DescribeReply]
     """What this replica is: asked after connecting, and again now and then, since the engine may change."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_replica_pb2.DetokenizeRequest, _replica_pb2.DetokenizeReply]
+    """The text of some tokens, by the engine. UNAVAILABLE where it does not tell."""
     Drain: _aio.UnaryUnaryMultiCallable[_replica_pb2.DrainRequest, _replica_pb2.DrainReply]
     """Admit nothing more and hand back what has not begun; answers when the rest has ended, the deadline has passed,
     or Resume was called. Taken from the replica's own machine only.
@@ -48,6 +50,14 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_replica_pb2.DescribeRequest, _abc.Awaitable[_replica_pb2.DescribeReply]],
     ) -> _abc.Awaitable[_replica_pb2.DescribeReply]:
         """What this replica is: asked after connecting, and again now and then, since the engine may change."""
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _replica_pb2.DetokenizeRequest,
+        context: _aio.ServicerContext[_replica_pb2.DetokenizeRequest, _abc.Awaitable[_replica_pb2.DetokenizeReply]],
+    ) -> _abc.Awaitable[_replica_pb2.DetokenizeReply]:
+        """The text of some tokens, by the engine. UNAVAILABLE where it does not tell."""
 
     @_abc_1.abstractmethod
     def Drain(

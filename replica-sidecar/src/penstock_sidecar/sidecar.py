@@ -97,7 +97,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
             ticks += [telemetry.renew, lambda: reports.check_silence(replica.state.engine_ready)]
         listener = http_listener(options.http)
         identity = identity_of(options, pool, metrics_address, listener)
-        service = ReplicaService(identity, replica, mirror, learned, metrics)
+        service = ReplicaService(identity, replica, mirror, learned, metrics, detokenize=engine.detokenize)
         http = None
         if listener is not None and demand is not None:
             app = http_app(

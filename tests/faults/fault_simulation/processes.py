@@ -68,6 +68,7 @@ from prometheus_client import CollectorRegistry
 
 FORMATS = {
     "Session": (wire.RouterFrame.FromString, wire.ReplicaFrame.SerializeToString),
+    "Detokenize": (wire.DetokenizeRequest.FromString, wire.DetokenizeReply.SerializeToString),
     "Describe": (wire.DescribeRequest.FromString, wire.DescribeReply.SerializeToString),
 }
 ENGINE_OPTIONS = Namespace(max_body_bytes=1 << 20, seed=0, api_key="")
@@ -243,7 +244,7 @@ def start_sidecar(network: Network, host: Host, replica: str, pool: Pool, *, ske
             http_port=_port(http_of(replica)),
             engine_port=_port(directly_of(replica)) if pool.spec.engine.direct else 0,
         )
-        service = ReplicaService(identity, served, mirror, learned, metrics)
+        service = ReplicaService(identity, served, mirror, learned, metrics, detokenize=client.detokenize)
         network.listen(host, sidecar_of(replica), Servicer(service, FORMATS, skew=skew))
         app = http_app(
             replica,

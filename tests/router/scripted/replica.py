@@ -141,6 +141,7 @@ class ScriptedReplica(ReplicaServicer):
         self.time_model_json = ""
         self.described = 0
         self.describes_once = False
+        self.texts: Callable[[list[int]], str] | None = None  # of tokens, where its engine tells
         self.hangs = False  # sends nothing, over open connections
         self.port = self.engine_port = 0
         self._frames: list[asyncio.Queue[wire.ReplicaFrame]] = []
@@ -196,6 +197,15 @@ class ScriptedReplica(ReplicaServicer):
             engine_ready=True,
             engine_port=self.engine_port,
         )
+
+    async def Detokenize(
+        self,
+        request: wire.DetokenizeRequest,
+        context: "grpc.aio.ServicerContext[wire.DetokenizeRequest, Awaitable[wire.DetokenizeReply]]",
+    ) -> wire.DetokenizeReply:
+        if self.texts is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine does not tell")
+        return wire.DetokenizeReply(text=self.texts(list(request.tokens)))
 
     async def Session(
         self,

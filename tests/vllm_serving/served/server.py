@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.engine.client import EngineClient
 from served import python
 
 NAME = "tiny"
@@ -45,6 +47,7 @@ SHAPE = {
 SCHEDULER = "penstock_vllm.scheduler.PenstockScheduler"
 
 Body = Mapping[str, Any]
+JSON = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,21 @@ class Server:
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
                     yield line.removeprefix("data: ")
+
+    async def raw_events(self, path: str, body: bytes) -> list[bytes]:
+        """Every event of a stream, as it came."""
+        async with httpx2.AsyncClient(timeout=PATIENCE_S) as client:
+            answer = await client.post(f"{self.url}{path}", content=body, headers=JSON)
+        assert answer.status_code == 200, answer.text
+        return [event + b"\n\n" for event in answer.content.split(b"\n\n")[:-1]]
+
+    async def detokenized(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, as a sidecar asks for it."""
+        client = EngineClient(self.url, Bounds(), NAME)
+        async with client:
+            text = await client.detokenize(tokens)
+        assert text is not None
+        return text
 
     async def _post(self, path: str, body: Body) -> dict[str, Any]:
         async with httpx2.AsyncClient(timeout=PATIENCE_S) as client:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import orjson
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.engine.connection import EngineGone
-from penstock_runtime.engine.http_client import EngineHttp, EngineResponse
+from penstock_runtime.engine.http_client import AnswerTooLong, EngineHttp, EngineResponse
 from penstock_runtime.engine_key import VARIABLE
 
 from penstock_sidecar.bounds import Bounds
@@ -81,6 +81,20 @@ class EngineClient:
         except UNANSWERED:
             return None
         return load_of(page) if status == 200 and page is not None else None
+
+    async def detokenize(self, tokens: Sequence[int]) -> str | None:
+        """Return the text of tokens; None where the engine does not tell."""
+        body = orjson.dumps({"tokens": list(tokens)} | ({"model": self._served} if self._served else {}))
+        try:
+            async with (
+                asyncio.timeout(self._bounds.probe_timeout_s),
+                self._http.post("/detokenize", body, "detokenize") as answer,
+            ):
+                page = await answer.whole(MOST_BYTES)
+            text = orjson.loads(page)["prompt"] if answer.status == 200 else None
+        except (*UNANSWERED, AnswerTooLong, ValueError, LookupError, TypeError):
+            return None
+        return text if isinstance(text, str) else None
 
     async def probe(self) -> Probe:
         """Ask the engine for its health and its model."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from ipaddress import ip_address
@@ -23,6 +23,9 @@ from penstock_sidecar.replica.session import BadRouter
 from penstock_sidecar.requests.learned import Learned
 
 log = structlog.get_logger()
+
+MOST_TOKENS = 64
+"""Tokens whose text may be asked for at once."""
 
 LAST_WORD_S = 1.0
 """Time for a router that has fallen behind to take the status that ends its session."""
@@ -54,7 +57,10 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
         mirror: ReplicaMirror,
         learned: Learned,
         metrics: Metrics,
+        *,
+        detokenize: Callable[[Sequence[int]], Awaitable[str | None]],
     ) -> None:
+        self._detokenize = detokenize
         self._identity, self._replica, self._mirror = identity, replica, mirror
         self._learned, self._metrics = learned, metrics
 
@@ -91,6 +97,17 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
             http_port=self._identity.http_port,
             engine_port=self._identity.engine_port,
         )
+
+    async def Detokenize(
+        self, request: wire.DetokenizeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> wire.DetokenizeReply:
+        """Return the text of tokens, by the engine."""
+        if len(request.tokens) > MOST_TOKENS:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MOST_TOKENS} tokens")
+        text = await self._detokenize(request.tokens)
+        if text is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine does not tell")
+        return wire.DetokenizeReply(text=text)
 
     async def Drain(
         self, request: wire.DrainRequest, context: "grpc.aio.ServicerContext[Any, Any]"

@@ -48,6 +48,13 @@ class ReplicaLoss(NamedTuple):
 ENGINE_LOST = ReplicaLoss(MoveCause.ENGINE_LOST, "the engine was lost while it answered")
 
 
+UNFINISHED = "\ufffd"
+"""Ends a text whose last character is not complete."""
+
+TAIL_TOKENS = 24
+"""Tokens whose text shows whether it ends with a whole character."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mover:
     """One router's.
@@ -151,16 +158,30 @@ class MovableAnswer:
 
     async def _move(self, loss: ReplicaLoss) -> None:
         """Continue the answer on another replica, or end it."""
-        kept_ids = self._transcript.kept_ids()
         body = await self._parsed()
         why = self._why_fixed(body)
         if why is not None:
             self._give_up(loss, MoveOutcome.FIXED, why)
-        elif self._is_whole(body, len(kept_ids)):
-            self._close_answer(body, len(kept_ids))
+            return
+        kept_ids = await self._kept_ids()
+        if self._is_whole(body, len(kept_ids)):
+            self._close_answer(body)
             self._count(loss, MoveOutcome.MOVED)
         else:
             await self._place(loss, body, kept_ids)
+
+    async def _kept_ids(self) -> list[int]:
+        """Return the answer's tokens whose text the client has. Some in its last event may be without."""
+        transcript, kept_ids = self._transcript, self._transcript.kept_ids()
+        unsure = transcript.unsure_tokens()
+        for end in range(len(kept_ids), len(kept_ids) - unsure - 1, -1) if unsure else ():
+            tail = [*transcript.prompt_ids, *kept_ids[:end]][-TAIL_TOKENS:]
+            text = await self._mover.placement.detokenize(tail, self._placed.link.name)
+            if text is None:
+                break
+            if not text.endswith(UNFINISHED):
+                return kept_ids[:end]
+        return kept_ids
 
     async def _place(self, loss: ReplicaLoss, body: Fields, kept_ids: list[int]) -> None:
         """Ask replicas for the continuation, as often as the request may be moved."""
@@ -243,19 +264,19 @@ class MovableAnswer:
         left = tokens_left(self._request.endpoint, body, kept_tokens)
         return self._transcript.finished or (left is not None and left <= 0)
 
-    def _close_answer(self, body: Fields, kept_tokens: int) -> None:
+    def _close_answer(self, body: Fields) -> None:
         """End an answer that is whole."""
         transcript = self._transcript
-        prompt_tokens = len(transcript.prompt_ids)
+        prompt_tokens, tokens = len(transcript.prompt_ids), transcript.tokens()
         options = body.get("stream_options") or {}
         requested = bool(options.get("include_usage")) and not transcript.usage_sent
         self._closing = closing_events(
             transcript.head(),
             chat=self._request.endpoint == wire.ENDPOINT_CHAT_COMPLETIONS,
             finished=transcript.finished,
-            usage=(prompt_tokens, kept_tokens) if requested else None,
+            usage=(prompt_tokens, tokens) if requested else None,
         )
-        self._end = wire.Finished(prompt_tokens=prompt_tokens, completion_tokens=kept_tokens)
+        self._end = wire.Finished(prompt_tokens=prompt_tokens, completion_tokens=tokens)
 
     def _give_up(self, loss: ReplicaLoss, result: MoveOutcome, why: str) -> None:
         self._count(loss, result)

@@ -22,6 +22,7 @@ EVENT_BYTES = 1 << 20
 LAST_EVENT = b"data: [DONE]"
 
 _NUMBER = re.compile(rb"\d+")
+_EVENT_IDS = re.compile(rb"\d[\d, ]*")
 _PROMPT_IDS = re.compile(rb'"prompt_token_ids": ?(\[[^\]]*\])')
 _CONTENT = re.compile(rb'"(?:text|content)": ?"[^"]')
 """Quotes inside JSON strings are escaped, so these match fields and never text."""
@@ -61,7 +62,7 @@ class Transcript:
         self.opaque = self.done = self.usage_sent = self.finished = self.thinks = False
         self.first_event = self.failure = b""
         self.relay: Relay = _nowhere
-        self.ids = bytearray()
+        self.ids = bytearray()  # of each event, up to a bracket
         self._textless_begin = self._textless_end = 0  # the last events without text, in `ids`
         self._shape: EventShape | None = None
         self._prompt_ids = self._rest = b""
@@ -118,8 +119,16 @@ class Transcript:
 
     def kept_ids(self) -> list[int]:
         """Return the answer's tokens up to the last one with text: a continuation begins behind it."""
-        ids = self.ids[: self._textless_begin] if self._textless_end == len(self.ids) else self.ids
-        return [*self._kept, *map(int, _NUMBER.findall(ids))]
+        return [*self._kept, *map(int, _NUMBER.findall(self._ids_with_text()))]
+
+    def tokens(self) -> int:
+        """Return how many tokens the answer has so far, with those that have no text."""
+        return len(self._kept) + len(_NUMBER.findall(self.ids))
+
+    def unsure_tokens(self) -> int:
+        """Return how many of the last kept tokens may have no text yet: an event may have several."""
+        events = _EVENT_IDS.findall(self._ids_with_text())
+        return events[-1].count(b",") if events else 0
 
     def continue_behind(self, kept_ids: list[int]) -> None:
         """Go on with another replica's stream, which begins behind these tokens."""
@@ -132,6 +141,10 @@ class Transcript:
         """Return the fields that all events of the stream share."""
         event = orjson.loads(self.first_event[5:])
         return {name: event[name] for name in ("id", "object", "created", "model") if name in event}
+
+    def _ids_with_text(self) -> bytearray:
+        """Return the ids up to those of the last event with text."""
+        return self.ids[: self._textless_begin] if self._textless_end == len(self.ids) else self.ids
 
     def _read(self, event: bytes) -> bytes:
         """Note one whole event, and return it without ids."""
@@ -155,9 +168,9 @@ class Transcript:
             self.opaque = self.opaque or text is not None
             return
         if text is None:
-            self.note_textless(ids[1] + b",")
+            self.note_textless(ids[1] + b"]")
             return
-        self.ids += ids[1] + b","
+        self.ids += ids[1] + b"]"
         self.thinks = _CONTENT.search(event) is None
         self._shape = shape_of(event, passed)
 

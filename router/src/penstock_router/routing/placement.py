@@ -5,7 +5,7 @@ client before it ends, so a failure leads to the next replica or to an error sta
 with a replica is sent to one other, within the retry budget, and answered with an error if that is lost too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -114,6 +114,15 @@ class Placement:
         )
         found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT, frozenset({lost}))
         return found if isinstance(found, Placed) else NotPlaced(isinstance(found, ReplicaLost))
+
+    async def detokenize(self, tokens: Sequence[int], lost: str) -> str | None:
+        """Return the text of tokens; None where no engine tells. lost: the replica that is not asked."""
+        for load in self._replica_set.loads():
+            if load.name != lost:
+                text = await self._replica_set[load.name].detokenize(tokens)
+                if text is not None:
+                    return text
+        return None
 
     async def _round(
         self,

@@ -14,7 +14,7 @@ without any message for far longer than forecast is ended, even if the replica s
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from itertools import count
 from math import inf
@@ -39,6 +39,9 @@ from penstock_routing.replicas.ejection import Ejection
 from penstock_routing.replicas.peer_placements import PeerPlacements
 from penstock_routing.replicas.session_writer import Attempt, SessionWriter
 from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
+
+DETOKENIZE_S = 1.0
+"""Longest wait for the text of some tokens."""
 
 CONNECT_S = 5.0
 """Longest wait for a replica to describe itself."""
@@ -131,6 +134,7 @@ class ReplicaLink:
         self._carried: dict[int, UpstreamRequest] = {}
         self._last_why = ""
         self._ids = count(1)
+        self._stub: ReplicaStub | None = None  # while there is a session
         self._writer = SessionWriter(monotonic)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -206,6 +210,17 @@ class ReplicaLink:
         talks = self.heard_s > asked_s
         upstream.finish(Rejected(Reason.QUEUE_FULL) if talks else Lost(self.name, "silent"))
 
+    async def detokenize(self, tokens: Sequence[int]) -> str | None:
+        """Return the text of tokens by its engine; None where it does not tell."""
+        if self._stub is None:
+            return None
+        try:
+            async with asyncio.timeout(DETOKENIZE_S):
+                reply = await self._stub.Detokenize(wire.DetokenizeRequest(tokens=tokens))
+        except (grpc.aio.AioRpcError, TimeoutError):
+            return None
+        return reply.text
+
     async def idle(self) -> None:
         """Wait until it carries no request."""
         await self._idle.wait()
@@ -243,7 +258,7 @@ class ReplicaLink:
 
     async def _session(self, stub: ReplicaStub) -> None:
         await self._describe(stub)
-        session = stub.Session()
+        session, self._stub = stub.Session(), stub
         beside = [
             asyncio.create_task(self._writer.run(session.write)),
             asyncio.create_task(self._describe_again(stub)),
@@ -258,6 +273,7 @@ class ReplicaLink:
             if (current := asyncio.current_task()) is not None and current.cancelling():
                 raise  # else the call was cancelled, by one of the tasks beside it
         finally:
+            self._stub = None
             for task in beside:
                 task.cancel()
             await asyncio.wait(beside)
