@@ -110,6 +110,16 @@ def test_an_engine_that_says_nothing_of_a_cache_has_none(index: PrefixIndex) -> 
     assert not index.used
 
 
+def test_shared_beginnings_are_counted_once() -> None:
+    index = PrefixIndex()
+    for name, texts, tokens in (("a", ["one"], 100), ("b", ["one", "two"], 200), ("c", ["other"], 50)):
+        index.add(name, chat(*texts))
+        index.take(report((name, tokens, tokens)), 0)
+    assert index.cached_tokens() == 50 + 200 + 100 - 100
+    index.take(report(("b", 200, 0)), 0)
+    assert index.cached_tokens() == 50 + 100
+
+
 def test_it_is_bounded_in_prompts_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_index, "MOST_PROMPTS", 3)
     index = PrefixIndex()

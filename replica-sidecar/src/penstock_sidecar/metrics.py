@@ -57,6 +57,9 @@ class Metrics:
         self._cached_missing = counter(
             "cached_tokens_missing_total", "Those that were taken to be cached, and were not found."
         )
+        self.cached_tokens = gauge(
+            "cached_tokens", "Tokens that the engine has cached of the prompts that this sidecar knows."
+        )
         self.running = gauge("running", "Requests that hold KV memory.")
         self.waiting = gauge("waiting", "Requests that wait for KV memory.")
         self.best_effort = gauge("best_effort", "Best-effort requests held.")

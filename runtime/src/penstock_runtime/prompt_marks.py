@@ -110,8 +110,8 @@ def _pieces(data: bytes) -> list[bytes]:
 
 
 def _chained(seed: bytes, pieces: Sequence[bytes], sizes: Iterable[int]) -> tuple[Mark, ...]:
-    before, marks = seed, []
-    for piece, size in zip(pieces[:MOST_MARKS], accumulate(sizes), strict=False):
+    before, keys = seed, []
+    for piece in pieces[:MOST_MARKS]:
         before = sha256(before + piece).digest()
-        marks.append(Mark(int.from_bytes(before[:MARK_BYTES], "big"), size))
-    return tuple(marks)
+        keys.append(int.from_bytes(before[:MARK_BYTES], "big"))
+    return tuple(map(Mark, keys, accumulate(sizes)))

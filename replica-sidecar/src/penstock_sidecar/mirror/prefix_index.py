@@ -142,6 +142,18 @@ class PrefixIndex:
                 return Beginning(tokens, exact, size / max(marks.size, 1), cached_tokens, request_id)
         return None
 
+    def cached_tokens(self) -> int:
+        """Return the tokens that are cached of all prompts, those that several share once."""
+        counted: set[int] = set()
+        total = 0
+        for known in reversed(self._known.values()):
+            if not known.cached_tokens:
+                continue
+            shared = next((mark.size for mark in reversed(known.marks.marks) if mark.key in counted), 0)
+            total += max(known.cached_tokens - (_tokens_within(known, shared) if shared else 0), 0)
+            counted.update([mark.key for mark in known.marks.marks])
+        return total
+
     def _drop(self, request_id: RequestId) -> None:
         known = self._known.pop(request_id, None)
         if known is None:

@@ -73,6 +73,7 @@ class Replica:
         self._boot, self._numbers = os.urandom(3).hex(), count(1)
         self._last_snapshot = wire.Snapshot()
         self._sessions: set[Session] = set()
+        metrics.cached_tokens.set_function(mirror.prefixes.cached_tokens)
         self._told = 0  # changes of cached beginnings, at the last tick
         self._drained = asyncio.Event()
         self.state = ServiceState(serving.max_model_len)
@@ -164,7 +165,8 @@ class Replica:
         if not self.state.draining:
             self.state.draining = True
             self._metrics.drains.inc()
-            log.info("draining", unfinished=self.unfinished)
+            cached_tokens = self._mirror.prefixes.cached_tokens()
+            log.info("draining", unfinished=self.unfinished, cached_tokens=cached_tokens)
             self._changed()
         self.accepted.return_waiting()
         self._drained.clear()
