@@ -122,3 +122,14 @@ def test_a_router_takes_no_longer_body_whatever_its_pool_says() -> None:
     assert settings_of(pool).max_body_bytes == MOST_BODY_BYTES == pool_bound.MOST_BODY_BYTES
     vars(pool.spec.router)["max_body_bytes"] = 2**30
     assert settings_of(pool).max_body_bytes == MOST_BODY_BYTES
+
+
+async def test_news_of_answers_that_are_read_at_the_engine_goes_before_cancels() -> None:
+    async with writing() as (writer, out):
+        writer.answered(wire.EngineAnswer(id=1, state=wire.ANSWER_STATE_FULL))
+        await turns(4)
+        writer.answered(wire.EngineAnswer(id=2, state=wire.ANSWER_STATE_LOST))
+        writer.cancel(2)
+        await turns(4)
+    assert [[answer.id for answer in frame.engine_answers] for frame in out.frames] == [[1], [2]]
+    assert [list(frame.cancels) for frame in out.frames] == [[], [2]]

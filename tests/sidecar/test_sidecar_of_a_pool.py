@@ -6,10 +6,13 @@ import pytest
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_pool import load_pool
+from penstock_proto.telemetry_pb2 import StepReport
+from penstock_runtime.serving import StartError
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.facts import named
+from penstock_sidecar.options import parse
 from penstock_sidecar.requests.learned import Learned
-from penstock_sidecar.sidecar import mirror_of
+from penstock_sidecar.sidecar import identity_of, mirror_of, plain_port, tickets_of
 from penstock_sidecar.warm_up import warm_up
 
 from tests.sidecar.conftest import TIERS, Everybody
@@ -56,3 +59,53 @@ def test_a_policy_has_decided_about_every_tier_before_anybody_comes(tmp_path: Pa
     assert (chat.request.targets.tpot_s, batch.best_effort) == (0.1, True)
     assert slow.request.targets.ttft_s == pytest.approx(5 * model.prefill_seconds(500))
     assert mirror.view(0.0, model).waiting == ()
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [
+        ("http://127.0.0.1:8000", 8000),
+        ("http://127.0.0.1", 80),
+        ("http://127.0.0.1:8000/", 8000),
+        ("http://127.0.0.1:8000/under", 0),
+        ("https://127.0.0.1:8000", 0),
+    ],
+)
+def test_routers_reach_an_engine_in_the_clear_and_at_its_root(url: str, port: int) -> None:
+    assert plain_port(url) == port
+
+
+@pytest.mark.parametrize(
+    ("more", "telemetry", "reached"),
+    [("", True, False), (", answerPath: direct", True, True), (", answerPath: direct", False, False)],
+    ids=["through the sidecar", "direct", "without reports"],
+)
+def test_engines_are_reached_with_tickets_only(
+    more: str, telemetry: bool, reached: bool, tmp_path: Path
+) -> None:
+    file, steps = tmp_path / "pool.yaml", tmp_path / "steps.sock"
+    file.write_text(POOL.format(more=more))
+    pool, model = load_pool(file), time_model("llama-3-8b-h100")
+    listens = ["--listen", "127.0.0.1:0", "--engine", "http://127.0.0.1:8000"]
+    reports = ["--telemetry", str(steps)] if telemetry else []
+    options = parse(["-f", str(file), "--name", "r0", *listens, *reports])
+    mirror = mirror_of(pool, named(pool).kv, Learned(model), Bounds())
+    tickets = tickets_of(pool, options, mirror)
+    assert identity_of(options, pool, None, None).engine_port == (8000 if reached else 0)
+    assert Path(f"{steps}.ticket-key").exists() is reached
+    assert not tickets.admit_routers  # no report has said that they are checked
+    mirror.apply(StepReport(checks_tickets=True), 0.0)
+    assert tickets.admit_routers is reached
+    mirror.lose_reports()
+    assert not tickets.admit_routers
+
+
+def test_a_key_that_cannot_be_written_is_said_at_start(tmp_path: Path) -> None:
+    file = tmp_path / "pool.yaml"
+    file.write_text(POOL.format(more=", answerPath: direct"))
+    pool, model = load_pool(file), time_model("llama-3-8b-h100")
+    flags = ["--engine", "http://127.0.0.1:8000", "--telemetry", str(tmp_path / "none" / "steps.sock")]
+    options = parse(["-f", str(file), "--name", "r0", "--listen", "127.0.0.1:0", *flags])
+    mirror = mirror_of(pool, named(pool).kv, Learned(model), Bounds())
+    with pytest.raises(StartError, match="cannot write the key of tickets"):
+        tickets_of(pool, options, mirror)
