@@ -56,6 +56,8 @@ STORY: Sequence[Step] = (
     Step(deletions.routers, traffic=True),
     Step(control_plane.operator, traffic=True),
     Step(control_plane.api_server, traffic=True, own_cluster=True),
+    Step(control_plane.etcd, traffic=True, own_cluster=True),
+    Step(control_plane.kubelet, traffic=True, own_cluster=True),
     Step(evictions.against_the_budget, traffic=True),
     Step(releases.upgraded_and_rolled_back, traffic=True),
     Step(gateways.to_envoy, traffic=True),

@@ -11,6 +11,8 @@ processes of nodes are left out there.
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +47,19 @@ class OwnCluster:
 
     def kill_api_server(self) -> None:
         """kill -9; what starts it again does so after a second."""
-        _said(CLUSTER / "cluster", "signal", "1", "kube-apiserver", "KILL")
+        self._signal("kube-apiserver", "KILL")
+
+    @contextmanager
+    def stopped(self, process: str) -> Iterator[None]:
+        """SIGSTOP of a process of the node, and SIGCONT at the end."""
+        self._signal(process, "STOP")
+        try:
+            yield
+        finally:
+            self._signal(process, "CONT")
+
+    def _signal(self, process: str, name: str) -> None:
+        _said(CLUSTER / "cluster", "signal", "1", process, name)
 
     def down(self) -> None:
         _said(CLUSTER / "cluster", "down")

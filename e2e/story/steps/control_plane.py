@@ -1,12 +1,16 @@
 """The control plane fails and recovers. Requests do not depend on it, and no change is lost."""
 
-from time import monotonic
+from time import monotonic, time
 
 from story.kubectl import CommandFailed
 from story.pool import NAME, NAMESPACE, REPLICAS
 from story.steps.installation import SYSTEM
+from story.steps.kills import restarts
 from story.waiting import until
 from story.world import World
+
+MEANWHILE = 30
+"""Requests that begin while a process stands still: ten seconds of them."""
 
 OPERATOR = "app.kubernetes.io/component=operator"
 
@@ -32,6 +36,37 @@ def api_server(world: World) -> None:
     world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"replicas": REPLICAS + 1}})
     world.settled(REPLICAS + 1)
     world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"replicas": REPLICAS}})
+    world.settled(REPLICAS)
+
+
+def etcd(world: World) -> None:
+    """etcd stands still: the API server cannot answer, and requests go on."""
+    with world.node.stopped("etcd"):
+        until(lambda: not _answers(world), "the API server waits for etcd")
+        world.traffic.more_requests(MEANWHILE)
+    until(lambda: _answers(world), "the API server answers again")
+    world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"replicas": REPLICAS - 1}})
+    world.settled(REPLICAS - 1)
+    world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"replicas": REPLICAS}})
+    world.settled(REPLICAS)
+
+
+def kubelet(world: World) -> None:
+    """The kubelet stands still while an engine is killed: streams move, and it starts later."""
+    pod = world.pods("replica")[0]
+    name = pod["metadata"]["name"]
+    with world.node.stopped("kubelet"):
+        world.node.kill(name, "engine", NAMESPACE)
+        killed_s = time()
+        world.traffic.excuse(lambda asked: asked.replica == name and asked.began_s <= killed_s)
+        world.traffic.more_requests(MEANWHILE)
+    until(
+        lambda: (
+            restarts(world.tools.get("pod", name, "--namespace", NAMESPACE), "engine")
+            > restarts(pod, "engine")
+        ),
+        f"engine of {name} started again",
+    )
     world.settled(REPLICAS)
 
 

@@ -40,17 +40,18 @@ def _kill_in_a_replica(world: World, container: str) -> None:
 def kill(world: World, pod: Any, container: str) -> float:
     """Kill the process and wait until Kubernetes has restarted it. Returns the time of the kill."""
     name = pod["metadata"]["name"]
-    before = _restarts(pod, container)
+    before = restarts(pod, container)
     world.node.kill(name, container, NAMESPACE)
     killed_s = time()
     until(
-        lambda: _restarts(world.tools.get("pod", name, "--namespace", NAMESPACE), container) > before,
+        lambda: restarts(world.tools.get("pod", name, "--namespace", NAMESPACE), container) > before,
         f"{container} of {name} started again",
     )
     return killed_s
 
 
-def _restarts(pod: Any, container: str) -> int:
+def restarts(pod: Any, container: str) -> int:
+    """Return how often a container of a pod was started again."""
     status = pod["status"]
     of_all = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
     return sum(one["restartCount"] for one in of_all if one["name"] == container)
