@@ -20,10 +20,10 @@ MODEL = "m"
 FAULTS_S = 8.0
 """Clients come, and faults happen, within this time."""
 
-BURST_S = 1.5
+BURST_S = 0.8
 """And within this in a busy run."""
 
-LONG_WORDS = 1500
+LONG_WORDS = 3000
 """Of a long prompt in a busy run."""
 
 
@@ -88,7 +88,7 @@ def _prompt(number: int, random: Random, scenario: Scenario) -> str:
     if scenario.families:
         family = Random(random.randrange(scenario.families))
         beginning = _words(family, family.randint(50, 250))
-    longest = LONG_WORDS if scenario.busy and random.random() < 0.4 else 60
+    longest = LONG_WORDS if scenario.busy and random.random() < 0.6 else 60
     return f"{beginning} {number} {_words(random, random.randint(1, longest))}"
 
 

@@ -1,6 +1,6 @@
 """What one seed is: the pool, its processes, its load, and how its network is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -28,7 +28,7 @@ class Scenario:
         themselves.
     replicas, routers: how many at first. gateway: whether clients come through one beside a picker.
     shares: whether there is a Redis, through which routers share an application's limits and placements.
-    busy: whether clients come in a burst, with long prompts. families: of prompts that begin alike.
+    busy: whether clients come in a burst, with long prompts, over a network without long delays. families: of prompts that begin alike.
     skew: versions of the other side of each session: of sidecars and of routers, -1 earlier, 1 later.
     """
 
@@ -54,7 +54,7 @@ def scenario_of(random: Random) -> Scenario:
     max_moves, kv_tokens = random.choice((0, 1, 2, 2)), random.choice((2_048, 40_000))
     kv_tokens = 40_000 if busy else kv_tokens
     gateway = random.random() < 0.2
-    shares = not gateway and random.random() < 0.25
+    shares = not gateway and not busy and random.random() < 0.25
     stream_bytes = random.choice((2_048, 256 << 10, 256 << 10))
     common: dict[str, Any] = {
         "max_moves": max_moves,
@@ -72,14 +72,14 @@ def scenario_of(random: Random) -> Scenario:
     return Scenario(
         pool=pool,
         engine_pool=_pool("simulated", "vllm", **common) if own_scheduling else pool,
-        replicas=random.choice((1, 2, 3, 3)),
+        replicas=random.choice((1, 1, 2) if busy else (1, 2, 3, 3)),
         routers=random.choice((1, 1, 2, 3)),
         gateway=gateway,
         shares=shares,
         busy=busy,
         families=random.choice((1, 2, 4)) if caching else 0,
         skew=(random.choice((0 if gateway else -1, 0, 0, 0, 1)), random.choice((-1, 0, 0, 0, 1))),
-        weather=_weather(random),
+        weather=replace(_weather(random), slow_share=0.0) if busy else _weather(random),
     )
 
 
