@@ -177,13 +177,13 @@ class Network:
         self._receivers[address] = (host, receive)
 
     def send_datagram(self, address: str, data: bytes) -> bool:
-        """Send one: it may be lost, doubled, late or torn. Return False where nobody receives."""
+        """Send one: it may be lost, doubled, late or torn. Return False where it was not taken."""
         host, _ = self._receivers.get(address, (None, None))
         if host is None or not host.alive:
             return False
         weather, random = self.weather, self.random
         if self._happens(weather.lost, "datagram lost"):
-            return True
+            return random.random() < 0.5
         if self._happens(weather.torn, "datagram torn"):
             data = data[: random.randrange(len(data))]
         self._deliver_later(address, data)

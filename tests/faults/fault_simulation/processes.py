@@ -14,6 +14,7 @@ from typing import Any
 from fault_simulation.grpc_calls import Channel, Servicer, Watch
 from fault_simulation.hosts import Host
 from fault_simulation.network import Network
+from fault_simulation.plugin_reports import PluginReports
 from fault_simulation.redis_peer import REDIS
 from fault_simulation.scenario import KEY
 from google.protobuf.message import DecodeError
@@ -163,8 +164,9 @@ class PickerProcess:
     server: Server
 
 
-def start_engine(network: Network, host: Host, replica: str, pool: Pool) -> EngineProcess:
-    """Start a replica's engine."""
+def start_engine(network: Network, host: Host, replica: str, pool: Pool, *, as_plugin: bool) -> EngineProcess:
+    """Start a replica's engine. as_plugin: whether it reports as the plug-in in vLLM does."""
+    sender: Any = PluginReports if as_plugin else StepReportSender
 
     def assemble() -> EngineProcess:
         spec, scheduling = pool.spec.engine, pool.spec.scheduling
@@ -185,9 +187,7 @@ def start_engine(network: Network, host: Host, replica: str, pool: Pool) -> Engi
             time_model=LearnedTimeModel(model),
             speculation=MeasuredSpeculation(None),
             truth=truth,
-            reports=StepReportSender(
-                Datagrams(network, f"{replica}-steps"), checks_tickets=pool.spec.engine.direct
-            ),
+            reports=sender(Datagrams(network, f"{replica}-steps"), checks_tickets=spec.direct),
             metrics=metrics,
         )
         api = build_api(pool, loop, ENGINE_OPTIONS, lambda: network.ticket_keys.get(replica, b""))

@@ -28,7 +28,9 @@ class Scenario:
         themselves.
     replicas, routers: how many at first. gateway: whether clients come through one beside a picker.
     shares: whether there is a Redis, through which routers share an application's limits and placements.
-    busy: whether clients come in a burst, with long prompts, over a network without long delays. families: of prompts that begin alike.
+    busy: whether clients come in a burst, with long prompts, over a network without long delays.
+    families: of prompts that begin alike.
+    as_plugin: whether engines report as the plug-in in vLLM does.
     skew: versions of the other side of each session: of sidecars and of routers, -1 earlier, 1 later.
     """
 
@@ -40,6 +42,7 @@ class Scenario:
     shares: bool
     busy: bool
     families: int
+    as_plugin: bool
     skew: tuple[int, int]
     weather: Weather
 
@@ -78,6 +81,7 @@ def scenario_of(random: Random) -> Scenario:
         shares=shares,
         busy=busy,
         families=random.choice((1, 2, 4)) if caching else 0,
+        as_plugin=random.random() < 0.4,
         skew=(random.choice((0 if gateway else -1, 0, 0, 0, 1)), random.choice((-1, 0, 0, 0, 1))),
         weather=replace(_weather(random), slow_share=0.0) if busy else _weather(random),
     )

@@ -126,7 +126,9 @@ class World:
         """Start a replica's engine, again where there was one, unless the replica is gone."""
         if replica in self.replicas:
             host, pool = self._beside(f"{replica}-engine", replica), self.scenario.engine_pool
-            self.engines[replica] = start_engine(self.network, host, replica, pool)
+            self.engines[replica] = start_engine(
+                self.network, host, replica, pool, as_plugin=self.scenario.as_plugin
+            )
 
     def start_sidecar(self, replica: str) -> None:
         """Start a replica's sidecar, again where there was one, unless the replica is gone."""
