@@ -13,6 +13,7 @@ from fault_simulation.processes import EngineProcess, PickerProcess, RouterProce
 from penstock_pool import Pool
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.settings import settings_of
+from penstock_sidecar.http.http_owner import HttpOwner
 from penstock_simulator.http.request_body import ApiEndpoint
 
 DONE = b"[DONE]"
@@ -103,6 +104,9 @@ def orphans_of(links: Sequence[ReplicaLink], sidecar: SidecarProcess, engine: En
     requests = Counter(each.id for session in replica._sessions for each in session._requests.values())
     for id in requests - Counter(id for link in links for id in link._carried):
         yield f"{name} carries a request {id}, and no router does"
+    of_gateways = [each for each in replica.accepted._requests.values() if isinstance(each._owner, HttpOwner)]
+    if len(of_gateways) > len(sidecar.http.tasks):
+        yield f"{name} carries {len(of_gateways)} requests over HTTP, and answers {len(sidecar.http.tasks)}"
     known = {each.request_id for each in replica.accepted._requests.values()}
     if replica._forwarder._reads_fields:
         known = set(replica.accepted._requests)
