@@ -1,8 +1,15 @@
 """A pool behind a Gateway: its InferencePool, as the Inference Extension defines it, leads to what runs."""
 
+import re
+
 import pytest
+from kube.api_server import ROOT
+from kube.kubectl import Kubectl
 from operating.eventually import eventually
 from operating.world import Object, World, pool_document
+
+PAGE = ROOT / "docs" / "gateways.md"
+POLICIES = re.compile(r"^```yaml\n(apiVersion: gateway.envoyproxy.io.*?)^```", re.DOTALL | re.MULTILINE)
 
 pytestmark = pytest.mark.usefixtures("upstream", "operator")
 
@@ -47,3 +54,9 @@ def test_a_changed_inference_pool_is_mended_and_its_status_is_the_gateway_s(worl
     eventually(lambda: got(world, "InferencePool", "chat")["spec"]["targetPorts"] == [{"number": 7002}])
     (kept,) = got(world, "InferencePool", "chat")["status"]["parents"]
     assert kept["controllerName"] == "a.example/gateway"
+
+
+def test_envoy_gateway_accepts_the_policies_of_the_documentation(kubectl: Kubectl) -> None:
+    (policies,) = POLICIES.findall(PAGE.read_text())
+    made = kubectl.out("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=policies)
+    assert made.count("created") == 2

@@ -1,0 +1,119 @@
+"""Many replicas in one process, for measuring what stands in front of them.
+
+Each has a port, speaks the protocol between router and sidecar, admits every request at once with a one-token
+answer, and sends a changed snapshot every second, as a busy sidecar does. None of them has an engine.
+The log has the frames and bytes that all have sent, once a second.
+"""
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import uvloop
+from overhead.fast_engine import COMPLETE_CHAT, MODEL
+from penstock_proto import replica_pb2 as wire
+from penstock_proto.replica_pb2_grpc import ReplicaServicer, add_ReplicaServicer_to_server
+from penstock_runtime.grpc_options import SERVER_OPTIONS
+
+SNAPSHOT_S = 1.0
+"""As a sidecar's bounds have it."""
+
+ANSWER = COMPLETE_CHAT.partition(b"\r\n\r\n")[2]
+HTTP_PORT = 1
+"""Of every replica: nobody connects to it, and pickers need one."""
+
+Frames = asyncio.Queue[wire.ReplicaFrame]
+
+
+class StandIns(ReplicaServicer):
+    """All of them: what one says, another could."""
+
+    def __init__(self) -> None:
+        self.frames = self.bytes = self.changes = 0
+        self.sessions: set[Frames] = set()
+
+    def snapshot(self) -> wire.Snapshot:
+        """A snapshot of ordinary size, unlike the one before."""
+        self.changes += 1
+        return wire.Snapshot(
+            running=self.changes % 64,
+            prefill_tokens_left=1000 + self.changes % 1000,
+            kv_tokens_free=400_000 + self.changes % 1000,
+            kv_tokens_total=500_000,
+            engine_ready=True,
+            work_s=0.5,
+            prefill_wait_s=0.05,
+            prefill_slack_s=0.2,
+            prefill_tokens_s=20_000.0 + self.changes % 100,
+            step_s=0.02,
+            tightest_tpot_s=0.1,
+            kv_tokens_headroom=300_000,
+        )
+
+    async def Describe(self, request: wire.DescribeRequest, context: Any) -> wire.DescribeReply:
+        return wire.DescribeReply(
+            model=MODEL, max_model_len=131072, policy="slos-serve", engine_ready=True, http_port=HTTP_PORT
+        )
+
+    async def Session(
+        self, request_iterator: AsyncIterator[wire.RouterFrame], context: Any
+    ) -> AsyncIterator[wire.ReplicaFrame]:
+        frames: Frames = asyncio.Queue()
+        self.sessions.add(frames)
+        reading = asyncio.create_task(self._read(request_iterator, frames))
+        frames.put_nowait(wire.ReplicaFrame(snapshot=self.snapshot()))
+        try:
+            while True:
+                frame = await frames.get()
+                self.frames, self.bytes = self.frames + 1, self.bytes + frame.ByteSize()
+                yield frame
+        finally:
+            reading.cancel()
+            self.sessions.remove(frames)
+
+    async def _read(self, requests: AsyncIterator[wire.RouterFrame], frames: Frames) -> None:
+        async for frame in requests:
+            events = [event for submit in frame.submits for event in _answer(submit.id)]
+            if events:
+                frames.put_nowait(wire.ReplicaFrame(events=events, snapshot=self.snapshot()))
+
+    async def report_forever(self) -> None:
+        """Send every session a snapshot, at times of its own, and log what was sent."""
+        loop = asyncio.get_running_loop()
+        while True:
+            sessions = list(self.sessions)
+            for number, frames in enumerate(sessions):
+                delay_s = SNAPSHOT_S * number / len(sessions)
+                loop.call_later(delay_s, frames.put_nowait, wire.ReplicaFrame(snapshot=self.snapshot()))
+            await asyncio.sleep(SNAPSHOT_S)
+            print(f"sent {len(sessions)} {self.frames} {self.bytes}", flush=True)
+
+
+def _answer(id: int) -> tuple[wire.Event, ...]:
+    return (
+        wire.Event(id=id, admitted=wire.Admitted(ttft_predicted_s=0.1, tpot_predicted_s=0.02)),
+        wire.Event(id=id, output=wire.Output(data=ANSWER, tokens=1)),
+        wire.Event(id=id, finished=wire.Finished(prompt_tokens=8, completion_tokens=1, ttft_s=0.01)),
+    )
+
+
+async def serve(replicas: int) -> None:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    stand_ins = StandIns()
+    add_ReplicaServicer_to_server(stand_ins, server)
+    ports = [server.add_insecure_port("127.0.0.1:0") for _ in range(replicas)]
+    await server.start()
+    print("ready " + ",".join(map(str, ports)), flush=True)
+    await stand_ins.report_forever()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("replicas", type=int)
+    uvloop.run(serve(parser.parse_args().replicas))
+
+
+if __name__ == "__main__":
+    main()
