@@ -235,6 +235,18 @@ def test_attempts_end_and_repeat_no_replica(
 
 
 @given(attempt_states())
+def test_all_attempts_at_once_are_those_of_one_rejection_after_the_other(
+    story: tuple[Attempts, Callable[[], list[ReplicaLoad]], Callable[[], Outcome]],
+) -> None:
+    new, there, _ = story
+    attempts, seen, tries = new, there(), []
+    while isinstance(move := next_action(attempts, seen), Try):
+        tries.append(move)
+        attempts = after_rejection(attempts, move, Rejected(Reason.QUEUE_FULL))
+    assert attempts_if_all_reject(new, seen) == tuple(tries)
+
+
+@given(attempt_states())
 def test_replicas_that_hand_requests_back_turn_nothing_away(
     story: tuple[Attempts, Callable[[], list[ReplicaLoad]], Callable[[], Outcome]],
 ) -> None:

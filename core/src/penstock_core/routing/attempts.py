@@ -19,6 +19,8 @@ the state after it, and `with_joined` adds replicas that have come into service 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
+from itertools import islice
 from math import ceil, isfinite
 from typing import NamedTuple
 
@@ -37,10 +39,6 @@ REPLAYS = 1
 
 OUT_OF_SERVICE = frozenset({Reason.DRAINING, Reason.ENGINE_DOWN})
 """Reasons that concern the replica's state, not its capacity."""
-
-NO_CAPACITY = Rejected(Reason.QUEUE_FULL, None)
-"""A rejection after which the request goes to the next replica."""
-
 
 UNKNOWN_REQUEST = RoutingRequest(tier="", body_bytes=0, turn=0)
 """A request of which nothing is known."""
@@ -132,15 +130,16 @@ def next_action(attempts: Attempts, loads: Sequence[ReplicaLoad]) -> NextAction:
 
 
 def attempts_if_all_reject(attempts: Attempts, loads: Sequence[ReplicaLoad]) -> tuple[Try, ...]:
-    """Return the attempts that follow if every replica rejects the request because it has no capacity.
+    """Return all attempts of a new request if every replica rejects it because it has no capacity.
 
-    A gateway gets all of them at once, and proceeds to the next one when a replica rejects.
+    A gateway gets all of them at once, and proceeds to the next one when a replica rejects. They are those of
+    `next_action` after rejections.
     """
-    tries: list[Try] = []
-    while isinstance(action := next_action(attempts, loads), Try):
-        tries.append(action)
-        attempts = after_rejection(attempts, action, NO_CAPACITY)
-    return tuple(tries)
+    there = {load.name for load in loads}
+    order = islice((name for name in attempts.left if name in there), attempts.max_hops)
+    tries = tuple(Try(name, hop) for hop, name in enumerate(order, 1))
+    spare = _backup_replica(attempts, loads) if tries else None
+    return tries if spare is None else (*tries, Try(spare, len(tries), backup=True))
 
 
 def after_rejection(attempts: Attempts, tried: Try, why: Rejected) -> Attempts:
@@ -203,15 +202,16 @@ def _backup_replica(attempts: Attempts, loads: Sequence[ReplicaLoad]) -> str | N
     if attempts.backup is not Backup.BEST_EFFORT or attempts.backup_rejected:
         return None
     request = attempts.request
-    caches = bool(request.cached_tokens) or request.affinity is not None
-    equals = in_turn(loads, request if caches else UNKNOWN_REQUEST)  # without caches by name
-    candidates = [load for load in equals if load.name not in attempts.gone]
+    if request.cached_tokens or request.affinity is not None:
+        equals = [load for load in in_turn(loads, request) if load.name not in attempts.gone]
+        return min(equals, key=partial(_best_effort_work, request)).name if equals else None
+    least = [(load.snapshot.best_effort, load.name) for load in loads if load.name not in attempts.gone]
+    return min(least)[1] if least else None
 
-    def work(load: ReplicaLoad) -> int:
-        return request.uncached_tokens(load.name) * (load.snapshot.best_effort + 1)
 
-    least = min(candidates, key=work, default=None)
-    return None if least is None else least.name
+def _best_effort_work(request: RoutingRequest, load: ReplicaLoad) -> int:
+    """Return what of the prompt has to be computed there, times the requests that share what is left over."""
+    return request.uncached_tokens(load.name) * (load.snapshot.best_effort + 1)
 
 
 def _unattainable(rejections: tuple[Rejected, ...]) -> Unattainable:
