@@ -115,17 +115,22 @@ class Server:
 
 @contextmanager
 def serving(
-    model: Path, folder: Path, *flags: str, steered: bool = False, blocks: int = 256
+    model: Path,
+    folder: Path,
+    *flags: str,
+    steered: bool = False,
+    blocks: int = 256,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """A server of this model for as long as the block runs, its log in the folder.
 
-    steered: with the plug-in. blocks: of 128 tokens each that its KV cache has.
+    steered: with the plug-in. blocks: of 128 tokens each that its KV cache has. env: more variables.
     """
     port = _free_port()
     words = ["--port", str(port), "--num-gpu-blocks-override", str(blocks), *flags]
     words += ["--scheduler-cls", SCHEDULER] if steered else []
     server = Server(f"http://127.0.0.1:{port}", folder / "engine.log")
-    process = _started(model, server.log, words, {})
+    process = _started(model, server.log, words, env or {})
     try:
         _wait_ready(server, process)
         yield server
