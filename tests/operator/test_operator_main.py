@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import runpy
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -191,3 +193,12 @@ def test_options_of_the_environment_are_read() -> None:
     assert (default.host, default.port, default.workers, default.resync_s) == ("0.0.0.0", 8080, 8, 120.0)
     assert (default.namespaces, default.lease) == ((), None)
     assert lease_in("system") == Ref("coordination.k8s.io/v1", "Lease", "system", "penstock-operator")
+
+
+def test_it_is_a_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PENSTOCK_VLLM_IMAGE", "")
+    monkeypatch.setattr(sys, "argv", ["penstock-operator"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(operator_main.__file__, run_name="__main__")
+    assert ended.value.code == 2
+    assert "PENSTOCK_VLLM_IMAGE" in capsys.readouterr().err

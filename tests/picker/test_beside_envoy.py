@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import runpy
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +41,16 @@ def test_envoy_starts_with_no_endpoints_or_with_those_of_before(
     assert first_endpoints([]) == 2
     assert first_endpoints([str(tmp_path / "none" / "endpoints.json")]) == 1
     assert "none/endpoints.json: No such file or directory" in capsys.readouterr().err
+
+
+def test_the_file_is_made_by_a_program_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "endpoints.json"
+    for arguments, code in (([str(file)], 0), ([], 2)):
+        monkeypatch.setattr(sys, "argv", ["first_endpoints", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(first_endpoints.__code__.co_filename, run_name="__main__")
+        assert ended.value.code == code
+    assert ports(file) == set()
 
 
 class Known:

@@ -38,6 +38,7 @@ class Envoy:
     async def sleep(self, seconds: float) -> None:
         self.did.append(seconds)
         self.clock_s += seconds
+        assert len(self.did) < 100, "it waits for ever"
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """The picker's process: what it serves where, what ends it, and what it does not begin with."""
 
 import asyncio
+import runpy
 import ssl
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -269,3 +271,11 @@ async def test_a_stopped_picker_answers_while_its_envoy_is_drained(
         await ready(http, at["admin"])
         url = f"http://{at['ext_authz']}/v1/chat/completions"
     assert statuses == [200]
+
+
+def test_it_is_a_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["penstock-picker", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(main.__file__, run_name="__main__")
+    assert ended.value.code == 0
+    assert "usage: penstock-picker" in capsys.readouterr().out

@@ -64,7 +64,10 @@ def test_a_picker_needs_its_pool(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_both_fronts_may_be_had_with_a_certificate_and_logs_in_json() -> None:
     fronts = ["--ext-authz-port", "0", "--ext-proc-port", "0"]
-    options = parse([*REQUIRED, *fronts, "--tls-cert", "c", "--tls-key", "k", "--log-json"])
+    more = ["--log-json", "--log-level", "debug", "--admin-port", "7", "--admin-host", "::1", "--host", "h"]
+    options = parse([*REQUIRED, *fronts, "--tls-cert", "c", "--tls-key", "k", *more])
+    assert (options.log_level, options.admin_port) == ("debug", 7)
+    assert (options.admin_host, options.host) == ("::1", "h")
     assert (options.ext_authz_port, options.ext_proc_port, options.log_json) == (0, 0, True)
     assert options.certificate == Certificate(Path("c"), Path("k"))
 
