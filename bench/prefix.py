@@ -1,6 +1,7 @@
 """What prefix caches are worth with each system's routing: capacities, hits and balance.
 
     python bench/prefix.py [--cell swe@llama-3-70b-4xh100:4] [--jobs 2] [--missing]
+    python bench/prefix.py --cell agents:4 --rate 0.1
     python bench/prefix.py --page
     python bench/prefix.py --without
 
@@ -9,6 +10,9 @@ rule's thresholds, in every cell: first what has no row in `bench/results/prefix
 was found with other code. Each row is added as it is found, and simulations are remembered in
 `.venv/prefix.jsonl`, so a run that was stopped goes on. Then it writes `bench/results/prefix.md` and the
 summary in `docs/results-prefix.md`. `--missing` leaves rows of other code as they are, `--page` all of them.
+
+`--rate` searches nothing: it simulates each contender of the cells once at this rate, with its first rule and
+the middle one of its token budgets, and stores what it attains in `bench/results/prefix-rates.json`.
 
 `--without` simulates scenarios without any shared prefix, with prefix caches and without, and stores what
 both attain.
@@ -33,13 +37,13 @@ from penstock_cli.capacity.search import (
     result_of,
 )
 from penstock_cli.capacity.setting import grid_of
-from penstock_cli.capacity.trial import Trial, arrivals_of, fleet_of, requests_in, trial_of
+from penstock_cli.capacity.trial import Trial, arrivals_of, fleet_of, requests_in, run_trial, trial_of
 from penstock_cli.capacity.trial_log import TrialLog
 from penstock_cli.commands.capacity import SearchRun
 from penstock_simulator.scenarios import scenario
 from penstock_simulator.simulation import simulate
 from prefix_cells import CELLS, CONTENDERS, Cell
-from prefix_page import WITHOUT, write_pages
+from prefix_page import RATES, WITHOUT, write_pages
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -50,7 +54,11 @@ UNSHARED = (("chatbot", 7.1), ("coder", 2.0), ("arxiv", 2.6))
 def main() -> None:
     options = parsed()
     rows = Rows(RESULTS / "prefix.json")
-    if options.without:
+    if options.rate is not None:
+        with TrialLog(ROOT / ".venv" / "prefix.jsonl") as memory:
+            for cell in cells(options):
+                run_at(memory, cell, options.rate)
+    elif options.without:
         WITHOUT.write_bytes(orjson.dumps([*without_prefixes()], option=orjson.OPT_INDENT_2) + b"\n")
     elif not options.page:
         with TrialLog(ROOT / ".venv" / "prefix.jsonl") as memory:
@@ -63,6 +71,7 @@ def main() -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cell", action="append", help="SCENARIO[@ENGINE]:REPLICAS; repeatable")
+    parser.add_argument("--rate", type=float, help="simulate once at this rate, in requests/s a replica")
     parser.add_argument("--missing", action="store_true", help="only what was never searched")
     parser.add_argument("--page", action="store_true", help="search nothing")
     parser.add_argument("--without", action="store_true", help="scenarios without shared prefixes")
@@ -70,12 +79,16 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def cells(options: argparse.Namespace) -> list[Cell]:
+    """Return the cells that were asked for; all by default."""
+    return [cell for cell in CELLS if not options.cell or cell.name in options.cell]
+
+
 def questions(options: argparse.Namespace, rows: Rows) -> list[tuple[Cell, Question]]:
     """What is to be searched: first what has no row, then what has one of other code."""
     asked = [
         (cell, question)
-        for cell in CELLS
-        if not options.cell or f"{cell.scenario}{cell.engine}:{cell.replicas}" in options.cell
+        for cell in cells(options)
         for contender in CONTENDERS
         for question in cell.questions(contender)
     ]
@@ -86,6 +99,32 @@ def questions(options: argparse.Namespace, rows: Rows) -> list[tuple[Cell, Quest
         if rows.answer(question) is not None and not rows.current(question)
     ]
     return missing if options.missing else [*missing, *stale]
+
+
+def run_at(memory: TrialLog, cell: Cell, rate_rps: float) -> None:
+    """Simulate every contender of a cell once at a rate, and add what it attains to the file of rates."""
+    for contender in CONTENDERS:
+        question = cell.question(contender, contender.orders[0])
+        setting = grid_of(question.policy, scenario(question.scenario)).start
+        trial = trial_of(question, setting, rate_rps, 0, NO_MISS_LIMIT)
+        tally = memory.lookup(trial) or run_trial(trial)
+        memory.record(trial, tally)
+        known = orjson.loads(RATES.read_bytes()) if RATES.exists() else []
+        row = {
+            "cell": cell.title,
+            "rate_rps": rate_rps,
+            "contender": contender.name,
+            "batch_tokens": setting.batch_tokens,
+            "requests": tally.requests,
+            "attained": 1 - tally.missed / tally.requests,
+            "admitted_attainment": 1 - tally.admitted_missed / tally.admitted if tally.admitted else None,
+            "cached_share": tally.cached_tokens / tally.prompt_tokens,
+            "imbalance": tally.imbalance,
+        }
+        same = ("cell", "rate_rps", "contender")
+        others = [other for other in known if any(other[name] != row[name] for name in same)]
+        RATES.write_bytes(orjson.dumps([*others, row], option=orjson.OPT_INDENT_2) + b"\n")
+        print(row, flush=True)
 
 
 def search_one(run: SearchRun, rows: Rows, cell: Cell, question: Question) -> None:

@@ -60,6 +60,11 @@ class Cell:
     most_rps: float = inf
 
     @property
+    def name(self) -> str:
+        """Return what the command line calls it."""
+        return f"{self.scenario}{self.engine}:{self.replicas}"
+
+    @property
     def title(self) -> str:
         """Return the cell in words."""
         model = "Llama-3-70B on 4×H100" if self.engine else "Llama-3-8B on an H100"

@@ -23,6 +23,7 @@ from prefix_cells import CELLS, CONTENDERS, OURS, Cell, Contender
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "bench" / "results" / "prefix.md"
 WITHOUT = ROOT / "bench" / "results" / "prefix-without.json"
+RATES = ROOT / "bench" / "results" / "prefix-rates.json"
 RESEARCH = ROOT / "docs" / "results-prefix.md"
 SECTION = re.compile(r"(<!-- prefix: summary -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -67,7 +68,7 @@ def page_of(rows: Rows) -> str:
         *summary(rows),
         "",
     ]
-    return "\n".join([*head, *tables, *missing(rows)])
+    return "\n".join([*head, *tables, *at_rates(), *missing(rows)])
 
 
 def found_in(cell: Cell, rows: Rows) -> list[Found]:
@@ -172,6 +173,31 @@ def without_lines() -> list[str]:
         on, off = 100 * row["on"], 100 * row["off"]
         rate_rps = row["rate_rps"]
         lines.append(f"- {row['scenario']} at {rate_rps:g} requests/s: {on:.2f} % with, {off:.2f} % without")
+    return lines
+
+
+def at_rates() -> list[str]:
+    """Return what every contender attains at some rates, untuned."""
+    rows = orjson.loads(RATES.read_bytes()) if RATES.exists() else []
+    lines = []
+    for title, rate_rps in dict.fromkeys((row["cell"], row["rate_rps"]) for row in rows):
+        alike = [row for row in rows if (row["cell"], row["rate_rps"]) == (title, rate_rps)]
+        lines += [f"## {title}, all at {rate_rps:g} requests/s a replica\n"]
+        lines += [f"{alike[0]['requests']} requests. Each with one setting, not tuned.\n"]
+        lines += [
+            "| contender | attained, % | of admitted, % | cached, % | busiest replica | tokens a step |"
+        ]
+        lines += ["| --- | --: | --: | --: | --: | --: |"]
+        for row in sorted(alike, key=lambda row: -row["attained"]):
+            figures = [
+                number(row["attained"], 100, 2),
+                number(row["admitted_attainment"], 100, 2),
+                number(row["cached_share"], 100, 1),
+                number(row["imbalance"], 1, 2),
+                str(row["batch_tokens"]),
+            ]
+            lines.append(f"| {row['contender']} | {' | '.join(figures)} |")
+        lines.append("")
     return lines
 
 
