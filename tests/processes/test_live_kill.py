@@ -106,6 +106,30 @@ def test_router_that_dies_cancels_what_it_carried(pool: LivePool) -> None:
     until(lambda: pool.ready_replicas() == {"r0", "r1"}, "the new router has its replicas")
 
 
+async def test_a_client_whose_router_is_lost_gets_its_answer_from_another_one(pool: LivePool) -> None:
+    """By the same request, with the same id. What the lost router had begun has ended."""
+    pool.start_router("second")
+    same_id = {"default_headers": {"x-request-id": "once-more"}}
+    async with pool.async_client(**same_id) as first, pool.async_client("second", **same_id) as then:
+        whole = await whole_answer(then, pool, 1, TOKENS)
+        stream = await begun(first, pool, 1, 8000)
+        pool.kill("router", "main")
+        with pytest.raises(openai.APIError):
+            await stream.rest()
+        retry = await begun(then, pool, 1, TOKENS)
+        same_answer(whole, await retry.rest())
+    await asyncio.to_thread(until, lambda: pool.running() == 0, "engines idle")
+
+
+async def test_requests_with_one_id_do_not_disturb_each_other(pool: LivePool) -> None:
+    async with pool.async_client(default_headers={"x-request-id": "twice"}) as client:
+        whole = await whole_answer(client, pool, 1, TOKENS)
+        streams = await asyncio.gather(*(begun(client, pool, 1, TOKENS) for _ in range(3)))
+        await streams.pop().chunks.close()
+        for stream in streams:
+            same_answer(whole, await stream.rest())
+
+
 def one_word(client: openai.OpenAI, pool: LivePool) -> str:
     """A short answer; who gave it."""
     raw = client.chat.completions.with_raw_response.create(model=pool.model, messages=HELLO, max_tokens=1)

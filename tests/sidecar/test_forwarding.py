@@ -49,7 +49,7 @@ class Engine:
     def __init__(self, *answers: Says) -> None:
         self._answers = iter(answers)
         self.sent: list[tuple[int, dict[str, Any], str]] = []
-        self.takes_stream_options = True
+        self.takes_stream_options = self.takes_token_ids = True
 
     @contextlib.asynccontextmanager
     async def answer(self, endpoint: int, body: bytes, request_id: str) -> AsyncIterator[EngineResponse]:
@@ -261,6 +261,34 @@ async def test_one_that_refuses_the_clients_own_body_too_is_asked_again_next_tim
     assert (failed.failure, failed.status, failed.body) == (wire.FAILURE_ENGINE_REFUSED, 400, b"never")
     assert request.ended
     assert desk.engine.takes_stream_options
+
+
+IDS, USAGE = {"return_token_ids": True}, {"stream_options": {"include_usage": True}}
+PLAIN: dict[str, Any] = {"prompt": "a", "stream": True}
+
+
+async def test_one_that_refuses_token_ids_is_asked_for_usage_alone_and_for_ids_no_more() -> None:
+    desk = Desk(Says((b"no",), 422), Says((TOKEN, DONE)), Says((TOKEN, DONE)))
+    await desk.served(**IDS)
+    assert desk.events[-1].WhichOneof("kind") == "finished"
+    await desk.served(**IDS)
+    assert desk.engine.bodies == [PLAIN | IDS | USAGE, PLAIN | USAGE, PLAIN | USAGE]
+
+
+async def test_one_that_refuses_both_is_asked_for_neither_once_it_has_refused_each() -> None:
+    no, yes = Says((b"no",), 400), Says((TOKEN, DONE))
+    desk = Desk(no, no, yes, no, yes, yes)
+    for _ in range(3):
+        await desk.served(**IDS)
+    both = [PLAIN | IDS | USAGE, PLAIN | USAGE, PLAIN]
+    assert desk.engine.bodies == [*both, PLAIN | IDS, PLAIN, PLAIN]
+
+
+async def test_one_that_takes_token_ids_is_asked_for_them() -> None:
+    desk = Desk(Says((TOKEN, DONE)), Says((TOKEN, DONE)))
+    await desk.served(**IDS)
+    await desk.served(**USAGE, **IDS)
+    assert desk.engine.bodies == [PLAIN | IDS | USAGE, PLAIN | USAGE | IDS]
 
 
 @pytest.mark.parametrize("status", [401, 404, 500])

@@ -30,7 +30,7 @@ from tests.sidecar.conftest import DONE, MODEL, TIERS, TOKEN, Everybody, submit
 class Engine:
     """Answers each request with a token, and ends when the test says so."""
 
-    takes_stream_options = True
+    takes_stream_options = takes_token_ids = True
 
     def __init__(self) -> None:
         self.asked = 0

@@ -201,7 +201,7 @@ def test_the_gate_lets_everybody_in_once_and_keeps_nobody(moves: list[tuple[str,
 class ScriptedClient:
     """An engine's client whose answers are what a test puts into them."""
 
-    takes_stream_options = True
+    takes_stream_options = takes_token_ids = True
 
     def __init__(self) -> None:
         self.answers: dict[str, asyncio.Queue[bytes | None]] = {}

@@ -51,9 +51,10 @@ class EngineClient:
     api_key: the engine's; empty without one.
     served: name of the model that it must serve; empty for any.
     takes_stream_options: False once it has refused a body for `stream_options` that the sidecar had added.
+    takes_token_ids: False once it has refused one for `return_token_ids`, which routers add.
     """
 
-    takes_stream_options = True
+    takes_stream_options = takes_token_ids = True
 
     def __init__(self, url: str, bounds: Bounds, served: str = "", api_key: str = "") -> None:
         self._served, self._bounds = served, bounds

@@ -8,7 +8,7 @@ counts.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -23,6 +23,9 @@ from penstock_runtime.prompt_marks import UNMARKED, PromptMarks, prompt_marks
 XARGS = "vllm_xargs"
 
 STREAM_OPTIONS = "stream_options"
+
+ASKS_IDS = b',"return_token_ids":true}'
+"""End of a body to which a router has added a request for token ids, so that its stream can move."""
 
 OUR_FIELDS = "penstock_"
 """Prefix of fields that only the sidecar writes: a client cannot give itself an SLO."""
@@ -71,6 +74,15 @@ class ClientBody:
     def xargs_with(self, fields: Mapping[str, Scalar]) -> bytes:
         """Return the client's `vllm_xargs` with `fields` among them, as JSON."""
         return msgspec.json.encode({**self.xargs, **fields})
+
+    @property
+    def asks_ids(self) -> bool:
+        """Whether a router has added a request for token ids."""
+        return self.stream and self.raw.endswith(ASKS_IDS)
+
+    def without_ids(self) -> "ClientBody":
+        """Return the body without a router's request for token ids."""
+        return replace(self, raw=self.raw.removesuffix(ASKS_IDS) + b"}") if self.asks_ids else self
 
     def asking_usage(self) -> bytes | None:
         """Return the body with a request for usage; None where it has one, or cannot be given one."""

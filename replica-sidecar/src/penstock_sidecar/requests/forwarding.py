@@ -7,6 +7,7 @@ task.
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 import structlog
 from penstock_core.domain.request_lifecycle import State
@@ -39,7 +40,15 @@ class CutShort(Exception):
 
 
 class NotUnderstood(Exception):
-    """The engine refused a body that asks for usage. The client's own may be understood."""
+    """The engine refused a body that asks for more than the client's own, which may be understood."""
+
+
+class Attempt(NamedTuple):
+    """A body for the engine. ids, usage: what it asks for beyond the client's own."""
+
+    body: bytes
+    ids: bool = False
+    usage: bool = False
 
 
 class Forwarder:
@@ -106,18 +115,38 @@ class Forwarder:
             fields = slo_fields(request, request.verdict, now_s)
             await self._send(request, body.with_fields(fields | self._tickets.field(request, fields, now_s)))
             return
-        asking = body.asking_usage() if self._engine.takes_stream_options else None
-        if asking is None:
-            await self._send(request, body.raw)
+        tries = self._tries(body)
+        for number, attempt in enumerate(tries):
+            strip = UsageStrip() if attempt.usage else None
+            try:
+                await self._send(request, attempt.body, strip, last=attempt is tries[-1])
+            except NotUnderstood:
+                continue
+            if number and request.state is State.FINISHED:
+                self._note_refused(tries[number - 1], attempt)
             return
-        try:
-            await self._send(request, asking, UsageStrip())
-        except NotUnderstood:
-            await self._send(request, body.raw)
-            self._engine.takes_stream_options = request.state is not State.FINISHED
 
-    async def _send(self, request: ReplicaRequest, body: bytes, strip: UsageStrip | None = None) -> None:
-        """Send a body once. The request has ended on return. Raises NotUnderstood with `strip` only.
+    def _tries(self, body: ClientBody) -> list["Attempt"]:
+        """Return bodies to send, each where the one before it is refused. The client's own is the last."""
+        own, engine = body.without_ids(), self._engine
+        tries: list[Attempt] = []
+        for one in [body, own] if body.asks_ids and engine.takes_token_ids else [own]:
+            usage = one.asking_usage() if engine.takes_stream_options else None
+            if usage is not None or one is not own:
+                tries.append(Attempt(usage or one.raw, ids=one is not own, usage=usage is not None))
+        return [*tries, Attempt(own.raw)]
+
+    def _note_refused(self, refused: "Attempt", taken: "Attempt") -> None:
+        """Ask this engine no more for what makes the difference."""
+        if refused.ids and not taken.ids:
+            self._engine.takes_token_ids = False
+        else:
+            self._engine.takes_stream_options = False
+
+    async def _send(
+        self, request: ReplicaRequest, body: bytes, strip: UsageStrip | None = None, *, last: bool = True
+    ) -> None:
+        """Send a body once. The request has ended on return. Raises NotUnderstood unless it is the `last`.
 
         strip: takes out of the stream what `body` asks for beyond the client's own.
         """
@@ -126,7 +155,7 @@ class Forwarder:
                 request.engine_full()
                 return
             if answer.status != 200:
-                if strip is not None and answer.status in NOT_UNDERSTOOD:
+                if not last and answer.status in NOT_UNDERSTOOD:
                     raise NotUnderstood
                 request.engine_refused(answer.status, await answer.whole(self._answer_bytes))
                 return
