@@ -100,7 +100,9 @@ class LocalPool:
         """Until every replica serves. Returns them."""
         until(lambda: self._ended() or len(self.serving()) == self.replicas, "the pool is ready", START_S)
         assert not self._ended(), f"penstock up ended:\n{self.said()[-3000:]}"
-        found = re.findall(r"name=(\S+) address=(\S+) engine=(\S+) metrics=(\S+) event=ready", self.said())
+        found = re.findall(
+            r"name=(\S+) address=(\S+) engine=(\S+) metrics=(\S+)(?: \S+)* event=ready", self.said()
+        )
         return sorted(
             {Replica(name, at, engine, f"http://{reported}") for name, at, engine, reported in found}
         )

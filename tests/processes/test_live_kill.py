@@ -109,8 +109,11 @@ def test_router_that_dies_cancels_what_it_carried(pool: LivePool) -> None:
 async def test_a_client_whose_router_is_lost_gets_its_answer_from_another_one(pool: LivePool) -> None:
     """By the same request, with the same id. What the lost router had begun has ended."""
     pool.start_router("second")
-    same_id = {"default_headers": {"x-request-id": "once-more"}}
-    async with pool.async_client(**same_id) as first, pool.async_client("second", **same_id) as then:
+    same_id = {"x-request-id": "once-more"}
+    async with (
+        pool.async_client(default_headers=same_id) as first,
+        pool.async_client("second", default_headers=same_id) as then,
+    ):
         whole = await whole_answer(then, pool, 1, TOKENS)
         stream = await begun(first, pool, 1, 8000)
         pool.kill("router", "main")
