@@ -89,6 +89,19 @@ def test_a_request_that_counts_on_the_cache_keeps_its_prefix_while_it_waits() ->
     assert engine.free_blocks == ONE.blocks
 
 
+def test_what_a_plan_starts_first_does_not_evict_the_prefix_of_what_it_starts_next() -> None:
+    engine, _ = watched(replace(ONE, running=4, batch_tokens=1024))
+    for number in (1, 2, 3):
+        engine.add(f"r{number}", 0, 1, prompt=prompt(number, 30), fields=CHAT)
+        engine.drain()
+    engine.add("new", 0, 1, prompt=prompt(4, 35), fields=CHAT | {"penstock_ttft_s": 0.1})
+    engine.add("again", 0, 1, prompt=prompt(1, 30), fields=CHAT)
+    started = {new.req_id: new.num_computed_tokens for new in engine.step().scheduled_new_reqs}
+    assert started == {"new": 0, "again": 30 * 16}
+    engine.drain()
+    assert engine.free_blocks == ONE.blocks
+
+
 def test_best_effort_pins_nothing() -> None:
     engine = served()
     engine.add("long", 0, 3, prompt=prompt(2, 60), fields=CHAT)
