@@ -12,6 +12,7 @@ from penstock_core.domain.request import (
     Job,
     Request,
     advance,
+    holding_cached,
     holding_kv,
     new_job,
     preempted,
@@ -144,3 +145,12 @@ def test_the_answers_of_one_request_count_on_the_cache_if_one_of_them_does() -> 
     alone = Admitted(0.1, 0.1)
     assert not for_all([alone, alone]).counts_on_cache  # type: ignore[union-attr]
     assert for_all([alone, replace(alone, counts_on_cache=True)]).counts_on_cache  # type: ignore[union-attr]
+
+
+def test_a_job_that_has_taken_its_cached_prefix_holds_it() -> None:
+    job = asks("a", 100)
+    seen = with_cached_prefix(job, 64, 4)
+    taken = holding_cached(seen)
+    assert (taken.computed_tokens, taken.unheld_blocks) == (64, None)
+    assert (holding_kv([seen]), holding_kv([taken])) == ([], [taken])
+    assert holding_cached(job) is job
