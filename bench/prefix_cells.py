@@ -32,7 +32,7 @@ class Contender:
 
 
 CONTENDERS = (
-    Contender(OURS, OURS, ("prefix",)),
+    Contender(OURS, OURS, ("prefix", "best-fit")),
     Contender("vllm, llm-d", "vllm", ("llm-d",)),
     Contender("vllm, lmetric", "vllm", ("lmetric",)),
     Contender("vllm, dynamo", "vllm", ("dynamo", "dynamo-0.25", "dynamo-4")),
