@@ -379,6 +379,15 @@ def test_usage_counts_the_clients_prompt_and_the_whole_answer() -> None:
     assert (figures.prompt_tokens, figures.completion_tokens, figures.cached_tokens) == (20, 15, 20)
 
 
+def test_events_that_come_at_once_are_each_translated() -> None:
+    events = ContinuedEvents({"id": "first"}, True, 5)
+    text = b'data: {"id":"x","choices":[{"index":0,"text":"%s"}]}\n\n'
+    chunks = chunks_of(events.rewritten(text % b"a" + text % b"b"))
+    assert [chunk["id"] for chunk in chunks] == ["first", "first"]
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [{"content": "a"}, {"content": "b"}]
+    assert events.rewritten(b"data: [DONE]\n\n") == b"data: [DONE]\n\n"
+
+
 def test_a_stream_that_begins_with_the_whole_prompt_is_not_believed() -> None:
     events = ContinuedEvents({"id": "a"}, True, 5)
     with pytest.raises(NotAContinuation):

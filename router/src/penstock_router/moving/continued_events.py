@@ -31,8 +31,14 @@ class ContinuedEvents:
         self._head, self._chat, self._kept_tokens = head, chat, kept_tokens
         self._has_text = False
 
-    def rewritten(self, event: bytes) -> bytes:
-        """Return an event as its client is to get it; empty for one that it has. Raises NotAContinuation."""
+    def rewritten(self, events: bytes) -> bytes:
+        """Return whole events as their client is to get them, without those that it has.
+
+        Raises NotAContinuation.
+        """
+        return b"".join([self._event(event + b"\n\n") for event in events.split(b"\n\n")[:-1]])
+
+    def _event(self, event: bytes) -> bytes:
         try:
             chunk = orjson.loads(event[5:])
         except orjson.JSONDecodeError:  # [DONE], or a comment
