@@ -1,6 +1,7 @@
 """How many admitted requests keep their SLO on a machine that changes its speed.
 
     .venv/bin/python bench/pace.py [--scenarios S,S] [--disturbances D,D] [--seeds N] [--first-seed N]
+        [--processes N]
 
 One replica in virtual time, each scenario of the catalogue at a rate near its capacity, with predicted
 lengths and measured ground truth, as in production. Three machines:
@@ -97,10 +98,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="samples of each (default 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="of the first sample (default 0)")
     parser.add_argument("--load", type=float, default=1.0, help="multiple of each rate (default 1)")
+    parser.add_argument("--processes", type=int, default=None, help="at a time (default one per core)")
     options = parser.parse_args()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     print(f"{'':>11} {'scenario':>18} {'attained':>9} {'admitted that met':>17} {'of them while slow':>18}")
-    with ProcessPoolExecutor() as pool:
+    with ProcessPoolExecutor(options.processes) as pool:
         rows = list(product(options.disturbances.split(","), options.scenarios.split(",")))
         running = [
             [pool.submit(sample, name, how, seed, options.load) for seed in seeds] for how, name in rows

@@ -30,6 +30,7 @@ from penstock_core.policies.slos_serve.kernel import MOST_BATCHES, Prompts, Rows
 from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.step_tail import LATE_WINDOWS, spare_steps
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 from recorded_lines import assert_recorded
 
@@ -330,6 +331,77 @@ RULES = [
 ]
 
 
+def with_slow_steps(model: TimeModel, chance: float = 0.02, factor: float = 4.0) -> TimeModel:
+    return replace(model, slow_chance=chance, slow_excess=factor - 1)
+
+
+ROUGH = replace(replica(), model=with_slow_steps(OPT))
+
+
+def test_a_window_leaves_time_for_the_batch_to_be_a_slow_one() -> None:
+    """Two tokens of a loose window are left: a second slow step is too unlikely to leave time for it."""
+    decodes = [decode("d", came=9, due_in_s=0.2, judge=Judge.WINDOW, sure=60)]
+    coming = [prompt("p", 3000, 5.0)]
+    steady, rough = (foreseen(decodes, coming, BatchingRule(1.0), view) for view in (replica(), ROUGH))
+    assert rough.limit_s == pytest.approx(steady.limit_s / 4.0)
+
+
+def test_the_more_windows_an_answer_has_to_come_the_more_slow_steps_it_must_survive() -> None:
+    def limit_s(output: int, judge: Judge = Judge.WINDOW) -> float:
+        decodes = [decode("d", came=1, due_in_s=0.1, judge=judge, output=output, sure=output)]
+        return foreseen(decodes, [prompt("p", 9000, 99.0)], BatchingRule(1.0), ROUGH).limit_s
+
+    assert limit_s(30) > limit_s(300) > limit_s(9000) > STEP_S
+    assert limit_s(30, Judge.MEAN) == limit_s(9000, Judge.MEAN) == pytest.approx(0.1)
+
+
+def test_decodes_that_slow_steps_make_late_are_not_sustainable() -> None:
+    """Half of the target is left beside steady decodes; three slow steps in ten take more."""
+
+    def sustainable(output: int, view: ReplicaView, judge: Judge = Judge.WINDOW) -> bool:
+        one = decode("d", tpot_s=0.045, due_in_s=0.045, judge=judge, output=output)
+        return foreseen([one], [], view=view).sustainable
+
+    assert sustainable(9000, replica())
+    assert sustainable(20, ROUGH)
+    assert not sustainable(9000, ROUGH)
+    assert sustainable(9000, ROUGH, Judge.MEAN)
+    assert not sustainable(20, ROUGH, Judge.MAX)
+
+
+def may_be_slow(slow: set[int], risk: float) -> set[int]:
+    """Those of a window's steps, counted from its end, that plans leave time for."""
+    kept: set[int] = set()
+    for left in sorted(slow):
+        if len(kept) < spare_steps(0.02, left, risk):
+            kept.add(left)
+    return kept
+
+
+@examples(60)
+@given(st.sets(st.integers(1, WINDOW_TOKENS), max_size=5), st.sampled_from((30, 900, 9000)))
+def test_a_window_survives_all_slow_steps_that_there_is_time_for(slow: set[int], output: int) -> None:
+    """Every batch is as long as it may be, and whichever of them are slow, the window ends in time."""
+    job, tpot_s, now_s = (
+        decode("d", tpot_s=0.055, due_in_s=0.055, judge=Judge.WINDOW, output=output),
+        0.055,
+        NOW_S,
+    )
+    slow = may_be_slow(slow, LATE_WINDOWS / (output / WINDOW_TOKENS))
+    for left in range(WINDOW_TOKENS, 0, -1):
+        view = replace(ROUGH, now_s=now_s, busy_until_s=now_s)
+        job = job._replace(sure_tokens=output)
+        took_s = foreseen([job], [prompt("p", 9000, 99.0)], view=view).limit_s
+        now_s += took_s * (4.0 if left in slow else 1.0)
+        job = advance(job, 1, 1, now_s)
+    assert now_s <= NOW_S + WINDOW_TOKENS * tpot_s + 1e-6
+
+
+def test_where_steps_may_be_slow_no_decode_waits() -> None:
+    assert any(rule.skips for rule in rules(replica(), [TIGHT, LOOSE]))
+    assert not any(rule.skips for rule in rules(ROUGH, [TIGHT, LOOSE]))
+
+
 def test_time_is_lent_for_contexts_that_have_grown_by_a_window() -> None:
     """What a batch takes longer, tokens after it make up for; each of them takes as long as the last will."""
     count, tpot_s, context = 100, 0.1, 3000
@@ -358,7 +430,9 @@ def test_plans_of_drawn_states_are_those_that_were_recorded() -> None:
 @given(st.integers(0, 1 << 20))
 def test_compiled_and_interpreted_plans_are_the_same(seed: int) -> None:
     random = Random(seed)
-    state, rule = InitialState.of(*any_replica(random)), random.choice(RULES)
+    view, *jobs = any_replica(random)
+    slow = random.choice((view.model, with_slow_steps(view.model)))
+    state, rule = InitialState.of(replace(view, model=slow), *jobs), random.choice(RULES)
     assert simulated(state, rule, compiled=True) == simulated(state, rule, compiled=False)
 
 

@@ -121,6 +121,42 @@ def test_drafts_of_the_way_count_in_the_peak() -> None:
     assert answer.reason is Reason.KV_MEMORY
 
 
+def rough(busy_s: float = 0.0) -> ReplicaView:
+    """One step in fifty takes four times as long."""
+    view = replica(busy_s=busy_s)
+    return replace(view, model=replace(OPT, slow_chance=0.02, slow_excess=3.0))
+
+
+def test_a_first_token_needs_a_lead_where_a_slow_step_before_it_is_likely() -> None:
+    """Alone it is computed in 44 ms. One batch is slow with two per cent, one of two with four."""
+    alone_s = OPT.prefill_seconds(250)
+    tight, loose = asks("a", 250, ttft_s=alone_s + 0.1), asks("a", 250, ttft_s=4 * alone_s + 0.1)
+    assert isinstance(feasible(rough(), admitted([]), [tight]), Feasible)
+    assert isinstance(feasible(replica(busy_s=0.02), admitted([]), [tight]), Feasible)
+    assert isinstance(feasible(rough(busy_s=0.02), admitted([]), [loose]), Feasible)
+    answer = feasible(rough(busy_s=0.02), admitted([]), [tight])
+    assert isinstance(answer, Infeasible)
+    assert answer.reason is Reason.PREFILL_BUDGET
+    assert isinstance(feasible(rough(busy_s=0.02), admitted([]), [tight], with_lead=False), Feasible)
+
+
+def test_a_candidate_leaves_the_lead_to_the_prompts_behind_it() -> None:
+    """Whether it needs one itself or not; those before it, and those that are late anyway, are left alone."""
+    alone_s = OPT.prefill_seconds(250)
+    first = asks("first", 250, ttft_s=0.9)
+    behind = asks("behind", 250, ttft_s=4 * alone_s + 0.16)
+    view = rough(busy_s=0.02)
+    assert isinstance(feasible(view, admitted([behind]), []), Feasible)
+    hurried = asks("hurried", 1400, ttft_s=4 * alone_s + 0.15)
+    answer = feasible(view, admitted([behind]), [hurried], with_lead=False)
+    assert isinstance(answer, Infeasible)
+    assert answer.reason is Reason.PREFILL_BUDGET
+    assert isinstance(
+        feasible(view, admitted([asks("before", 250, ttft_s=alone_s + 0.1)]), [first]), Feasible
+    )
+    assert isinstance(feasible(view, admitted([asks("late", 250, ttft_s=0.01)]), [first]), Feasible)
+
+
 def few_requests(random: Random) -> tuple[list[Job], list[Job]]:
     """Admitted requests, too few for a price, and candidates."""
     before = decodes(random.randint(0, FEW_REQUESTS - 1), random.randint(1, 900), random.randint(2, 300))

@@ -53,6 +53,16 @@ def test_what_the_program_chooses_is_promoted_only_where_a_plan_confirms_it() ->
     assert promotes(replica(*queue, small, large)) == {"small"}
 
 
+def test_a_request_is_promoted_without_a_lead_for_slow_steps() -> None:
+    """Its client was told that it is best effort. As a new request it would be refused."""
+    tight = asks("tight", 250, OPT.prefill_seconds(250) + 0.1)
+    view = replica(tight)
+    rough = replace(view, model=replace(OPT, slow_chance=0.05, slow_excess=3.0))
+    assert promotes(rough) == {"tight"}
+    new = tight._replace(best_effort=False)
+    assert not isinstance(feasible(rough, Workload.of(replica(), 30.0).admitted, [new]), Feasible)
+
+
 def test_no_request_is_promoted_if_the_cheapest_does_not_fit() -> None:
     queue = [asks(f"a{i}", 2500, 0.64, best_effort=False) for i in range(3)]
     patient = asks("patient", 1000, 9.0)

@@ -17,6 +17,7 @@ from penstock_core.timing.correction import (
     observe,
     rested,
 )
+from penstock_core.timing.step_tail import StepTail
 from penstock_core.timing.time_model import BatchWork
 
 MODEL = time_model("llama-3-8b-a100")
@@ -64,6 +65,28 @@ def test_an_iteration_that_takes_just_as_long_as_planned_is_not_longer() -> None
 def test_a_change_of_speed_is_followed() -> None:
     before = after(noisy(1.0, 0.02, 300))
     assert after(noisy(1.5, 0.02, 80), before).ratio == pytest.approx(1.5, rel=0.03)
+
+
+def test_slow_steps_are_planned_for_and_the_speed_is_as_before() -> None:
+    before = after(noisy(1.0, 0.02, 300))
+    rough = after(
+        [ratio * (4.0 if number % 50 == 0 else 1.0) for number, ratio in enumerate(noisy(1.0, 0.02, 600))]
+    )
+    planned = corrected(MODEL, rough)
+    assert planned.slow_chance == pytest.approx(0.02, rel=0.3)
+    assert planned.scale * (1 + planned.slow_excess) == pytest.approx(4.0 * rough.ratio, rel=0.05)
+    assert rough.ratio == pytest.approx(before.ratio, rel=0.02)
+
+
+def test_rare_slow_steps_are_not_planned_for() -> None:
+    calm = after([*noisy(1.0, 0.02, 300), 4.0, *noisy(1.0, 0.02, 300), 4.0])
+    assert calm.tail.chance > 0.0
+    assert corrected(MODEL, calm).slow_excess == 0.0
+
+
+def test_slow_steps_that_the_margin_covers_need_no_more_time() -> None:
+    rough = Correction(margin=1.5, tail=StepTail(0.02, 0.5))
+    assert corrected(MODEL, rough).slow_excess == 0.0
 
 
 @pytest.mark.parametrize("stall", [2.0, 10.0, 1000.0])
@@ -136,10 +159,11 @@ def test_a_correction_keeps_what_the_model_was_scaled_by(
 
 
 def test_a_bad_time_is_forgotten_while_the_engine_rests() -> None:
-    slow = Correction(ratio=4.0, margin=1.5, observed=100)
+    slow = Correction(ratio=4.0, margin=1.5, observed=100, tail=StepTail(0.02, 3.0))
     rested_once = rested(slow, REST_HALF_LIFE_S)
     assert rested_once.ratio == pytest.approx(2.0)
     assert rested_once.margin == pytest.approx(1.3)
+    assert rested_once.tail.chance == pytest.approx(0.01)
     assert rested(slow, 60 * REST_HALF_LIFE_S).ratio == pytest.approx(1.0)
 
 

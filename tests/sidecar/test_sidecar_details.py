@@ -59,6 +59,9 @@ def test_an_iteration_under_way_keeps_the_engine_busy() -> None:
     mirror.apply(StepReport(sequence=1, next_duration_s=0.5), 10.0)
     assert mirror.view(10.1, MODEL).busy_until_s == 10.5
     assert mirror.view(10.7, MODEL).busy_until_s == 10.7
+    rough = replace(MODEL, slow_chance=0.02, slow_excess=3.0)
+    assert mirror.view(10.1, rough).busy_until_s == 10.5
+    assert mirror.view(10.7, rough).busy_until_s == 12.0
 
 
 def test_a_full_block_makes_the_next_token_take_another() -> None:

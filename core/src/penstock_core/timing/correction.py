@@ -5,6 +5,7 @@ SOLA scales its cost model by γ, an exponential mean of measured over predicted
 
 A stalled iteration must not change γ much: a ratio that is further from γ than a few usual errors is clipped
 there. The usual error adapts, so an engine that has become slower is followed within a few dozen iterations.
+Single slow iterations are learned apart, and plans leave time for them (`step_tail`).
 
 A mean is exceeded by every other iteration, and lines are exceeded at every step of the kernels. `margin` is
 the ratio to the mean that only one iteration in forty exceeds, tracked online (stochastic approximation of a
@@ -22,6 +23,7 @@ The state is a value: `observe` and `rested` return the next one.
 from dataclasses import dataclass, replace
 from math import isfinite
 
+from penstock_core.timing.step_tail import LEAST_CHANCE, NO_TAIL, StepTail
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
 LEARNING_RATE = 0.05
@@ -55,12 +57,14 @@ class Correction:
     error: mean absolute error that remains, relative.
     margin: ratio to the mean that one iteration in forty exceeds; at least 1.
     observed: iterations learned from.
+    tail: its slow steps.
     """
 
     ratio: float = 1.0
     error: float = 0.05
     margin: float = 1.1
     observed: int = 0
+    tail: StepTail = NO_TAIL
 
 
 def observe(correction: Correction, model: TimeModel, work: BatchWork, seconds: float) -> Correction:
@@ -83,6 +87,7 @@ def observe(correction: Correction, model: TimeModel, work: BatchWork, seconds: 
         error=error,
         margin=_margin_after(correction.margin, error, relative),
         observed=correction.observed + 1,
+        tail=correction.tail.after(relative, correction.observed),
     )
 
 
@@ -90,7 +95,8 @@ def rested(correction: Correction, seconds: float) -> Correction:
     """Return the correction after idle seconds: nearer to the initial one."""
     fresh, left = Correction(), 0.5 ** (seconds / REST_HALF_LIFE_S)
     margin = fresh.margin + (correction.margin - fresh.margin) * left
-    return replace(correction, ratio=correction.ratio**left, margin=margin)
+    tail = correction.tail.fading(left)
+    return replace(correction, ratio=correction.ratio**left, margin=margin, tail=tail)
 
 
 def _margin_after(margin: float, error: float, relative: float) -> float:
@@ -107,5 +113,9 @@ def expected(model: TimeModel, correction: Correction) -> TimeModel:
 
 
 def corrected(model: TimeModel, correction: Correction) -> TimeModel:
-    """Return the model for planning: a speed that all but one iteration in forty reach."""
-    return replace(model, scale=model.scale * correction.ratio * correction.margin)
+    """Return the model for planning: a speed that all but one iteration in forty reach, and the slow ones."""
+    planned = replace(model, scale=model.scale * correction.ratio * correction.margin)
+    chance, excess = correction.tail.chance, (1.0 + correction.tail.excess) / correction.margin - 1.0
+    if chance < LEAST_CHANCE or excess <= 0.0:
+        return planned
+    return replace(planned, slow_chance=chance, slow_excess=excess)

@@ -136,7 +136,11 @@ def largest_chunk(
 
 @dataclass(frozen=True, slots=True)
 class TimeModel:
-    """Seconds of an iteration from its work. All coefficients are in seconds."""
+    """Seconds of an iteration from its work. All coefficients are in seconds.
+
+    slow_chance, slow_excess: share of iterations that are slow, and how much longer those take, relative to
+        their predicted duration (`step_tail`).
+    """
 
     name: str
     terms: tuple[Term, ...]
@@ -144,6 +148,8 @@ class TimeModel:
     prefill_work_s: float = 0.0
     overhead_s: float = 0.0
     scale: float = 1.0
+    slow_chance: float = 0.0
+    slow_excess: float = 0.0
 
     def seconds(self, work: BatchWork) -> float:
         """Return the predicted duration of an iteration; 0 for an empty one."""
@@ -174,7 +180,14 @@ def _tokens_under(term: Term, time_s: float) -> float:
     return inf if term.fixed_s <= time_s else -1.0
 
 
-COEFFICIENTS = ("context_token_s", "prefill_work_s", "overhead_s", "scale")
+COEFFICIENTS = (
+    "context_token_s",
+    "prefill_work_s",
+    "overhead_s",
+    "scale",
+    "slow_chance",
+    "slow_excess",
+)
 TERM_FIELDS = ("token_s", "fixed_s", "spec_step_s")
 
 

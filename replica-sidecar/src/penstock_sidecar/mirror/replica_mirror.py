@@ -40,6 +40,7 @@ from penstock_core.domain.request import (
 from penstock_core.forecast.overdue import Signs, Where
 from penstock_core.forecast.snapshot import Snapshot, snapshot
 from penstock_core.timing.speculation import Speculation
+from penstock_core.timing.step_tail import step_end_s
 from penstock_core.timing.time_model import BatchWork, TimeModel
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_runtime.engine.sse import EngineUsage
@@ -108,7 +109,7 @@ class ReplicaMirror:
         self._ends_s: list[float] = []  # of steps that only decoded, not yet in the jobs
         self.heard_s = float("-inf")
         self._in_step_s = float("-inf")  # when the engine was last known to be in step with us
-        self._busy_until_s = float("-inf")
+        self._busy_until_s, self._step_s = float("-inf"), 0.0  # end and duration of the step in progress
         self._live, self._named_all = False, True
         self.checks_tickets = False
         self._snapshot: Snapshot | None = None
@@ -259,7 +260,8 @@ class ReplicaMirror:
         self._live, self._snapshot = True, None
         self.checks_tickets = report.checks_tickets
         self.heard_s = self._in_step_s = now_s
-        self._busy_until_s = now_s + report.next_duration_s
+        self._step_s = report.next_duration_s
+        self._busy_until_s = now_s + self._step_s
         if report.kv_blocks_total:
             self._kv = KvCache(report.kv_blocks_total, report.kv_blocks_free, report.block_tokens)
         if report.most_running:
@@ -298,7 +300,7 @@ class ReplicaMirror:
         self._decodes = None
         self._live, self._snapshot = False, None
         self._running, self._waiting, self._chunks = [], [], {}
-        self._busy_until_s = float("-inf")
+        self._busy_until_s, self._step_s = float("-inf"), 0.0
         self.prefixes.forget_cached()
         for found in self._accepted.values():
             found.job = _computed_whole(found.job)
@@ -408,7 +410,7 @@ class ReplicaMirror:
 
     def _busy_until(self, now_s: float, running: tuple[Job, ...], model: TimeModel) -> float:
         if self._live or not running:
-            return max(now_s, self._busy_until_s)
+            return max(step_end_s(self._busy_until_s, self._step_s, model.slow_excess, now_s), now_s)
         context_tokens = sum(job.computed_tokens for job in running)
         drafts = self._speculation.max_tokens if self._speculation is not None else 0
         work = BatchWork(len(running) * (1 + drafts), context_tokens, spec_steps=drafts)

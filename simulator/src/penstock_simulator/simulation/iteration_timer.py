@@ -1,6 +1,7 @@
 """True and predicted durations of one replica's iterations."""
 
 from penstock_core.timing.admission_margin import AdmissionMargin, judged, widened
+from penstock_core.timing.step_tail import step_end_s
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
 from penstock_simulator.engine.learned_time_model import LearnedTimeModel
@@ -28,6 +29,11 @@ class IterationTimer:
         """Return the time model to admit with."""
         return widened(self.model, self._margin, now_s)
 
+    def busy_until_s(self, now_s: float) -> float:
+        """Return when the running iteration ends; now if none runs."""
+        planned_s = self.expected_end_s - self._began_s
+        return max(step_end_s(self.expected_end_s, planned_s, self.model.slow_excess, now_s), now_s)
+
     def judged(self, met: bool, now_s: float) -> None:
         """Learn whether an admitted request that has ended kept its SLO."""
         if self._learned is not None:
@@ -41,10 +47,10 @@ class IterationTimer:
 
     def end(self, now_s: float) -> None:
         """End the iteration, and correct the time model."""
-        self.expected_end_s = now_s
         if self._learned is not None:
             self._learned.observe(self._work, now_s - self._began_s)
             self.model = self._learned.model
+        self.expected_end_s = self._began_s = now_s
 
 
 def iteration_timer(fleet: Fleet, seed: int) -> IterationTimer:

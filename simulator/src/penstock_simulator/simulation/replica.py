@@ -61,7 +61,7 @@ class SimulatedReplica:
 
     def view(self, now_s: float) -> ReplicaView:
         """Return what its policy may read."""
-        busy_until_s = max(self._timer.expected_end_s, now_s)
+        busy_until_s = self._timer.busy_until_s(now_s)
         return self._engine.view(now_s, busy_until_s, self._timer.model, self._speculation.measured)
 
     def planning_view(self, now_s: float) -> ReplicaView:
@@ -70,7 +70,7 @@ class SimulatedReplica:
 
     def lazy_planning_view(self, now_s: float) -> Callable[[], ReplicaView]:
         """Return a function that computes the planning view of this moment; most are never read."""
-        busy, busy_until_s, under_way = self.busy, max(self._timer.expected_end_s, now_s), self._under_way
+        busy, busy_until_s, under_way = self.busy, self._timer.busy_until_s(now_s), self._under_way
         model = self._timer.admission_model(now_s)
         read_view = self._engine.lazy_view(now_s, busy_until_s, model, self._speculation.measured)
         chunks = under_way.chunks()

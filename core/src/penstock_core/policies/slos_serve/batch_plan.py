@@ -12,6 +12,11 @@ the time of the r - 1 other tokens in batches without prefill. If the answer may
 60 ms, or twice as long as its decodes alone: it cannot be interrupted, so an arriving request may wait for
 all of it.
 
+**Slow steps.** An engine may have steps that take several times as long (`step_tail`). Then a batch, itself
+perhaps a slow one, leaves as much of a window as its other tokens need, some of them in slow steps: as many
+as come with a small risk. After a slow step decodes are therefore computed alone until the window ends or
+there is time again, even if a first token is late then: a window is shared by many answers.
+
 **Speculation.** Acceptance is random, so a plan counts one token per decode and batch, whatever the
 speculation length; accepted draft tokens then leave time for later batches. The paper counts the average.
 Accepted drafts have one cost: a window that they fill early ends early, and its lead over the target is lost.
@@ -178,10 +183,11 @@ def rules(view: ReplicaView, jobs: Sequence[Job], rejected: int = 0) -> Iterator
 def _may_wait(view: ReplicaView, jobs: Sequence[Job]) -> bool:
     """Whether some decode needs no token in every batch, and waiting, which holds blocks, costs no memory.
 
-    Without such batches Reasoning attains 6 points less near capacity (`bench/results/ablations.md`).
+    Without such batches Reasoning attains 6 points less near capacity (`bench/results/ablations.md`). One
+    that has waited has no time left for a slow step, so on an engine with those none waits.
     """
     targets_s = [job.tpot_s for job in jobs if job.tpot_s is not None]
-    if not targets_s or max(targets_s) < 2 * min(targets_s):
+    if not targets_s or max(targets_s) < 2 * min(targets_s) or view.model.slow_excess:
         return False
     peaks = [
         view.kv.blocks_for(job.request.prompt_tokens + job.generated_tokens + job.output_tokens_left)
@@ -210,7 +216,8 @@ def plan(state: InitialState, rule: BatchingRule) -> BatchPlan:
 def _engine(view: ReplicaView) -> Engine:
     model, batch_tokens = view.model, view.limits.batch_tokens
     attention_s = model.context_token_s, model.prefill_work_s
-    return Engine(_floats(model.terms), *attention_s, model.overhead_s, model.scale, batch_tokens)
+    slow = model.slow_chance, model.slow_excess
+    return Engine(_floats(model.terms), *attention_s, model.overhead_s, model.scale, batch_tokens, *slow)
 
 
 def _rows(jobs: Sequence[Job], decodes: int, model: TimeModel) -> Rows:

@@ -15,6 +15,7 @@ from penstock_core.forecast.prefill_queue import full_batches
 from penstock_core.policies.slos_serve.batch_plan import BatchPlan, best_plan
 from penstock_core.policies.slos_serve.price import CommittedShares, too_costly
 from penstock_core.policies.slos_serve.workload import AdmittedSet
+from penstock_core.timing.step_tail import LATE_FIRST_TOKENS, spare_steps
 from penstock_core.timing.time_model import BatchWork
 
 
@@ -37,8 +38,13 @@ class Infeasible(NamedTuple):
     earliest_s: float | None
 
 
-def feasible(view: ReplicaView, admitted: AdmittedSet, new: Sequence[Job]) -> Feasible | Infeasible:
-    """Return whether these candidates (prompts, none best effort) fit beside the admitted requests."""
+def feasible(
+    view: ReplicaView, admitted: AdmittedSet, new: Sequence[Job], *, with_lead: bool = True
+) -> Feasible | Infeasible:
+    """Return whether these candidates (prompts, none best effort) fit beside the admitted requests.
+
+    with_lead: whether their own first tokens must be planned early enough for slow steps (`_have_lead`).
+    """
     prompts = sorted([*admitted.prompts, *new], key=deadline_order)
     together = AdmittedSet(admitted.decodes, prompts, admitted.rejected)
     step_s = _step_s(view, together)
@@ -50,7 +56,7 @@ def feasible(view: ReplicaView, admitted: AdmittedSet, new: Sequence[Job]) -> Fe
     plan = best_plan(view, together)
     if not plan.sustainable:
         return Infeasible(Reason.DECODE_BUDGET, _until_ends_s(together, step_s))
-    if not plan.in_time:
+    if not plan.in_time or not _have_lead(view, plan, prompts, new, with_lead):
         return Infeasible(Reason.PREFILL_BUDGET, _until_computed_s(view, together, new, step_s))
     peak = _Peak.of(view.kv, plan)
     if peak.share > 1.0:
@@ -102,6 +108,28 @@ class _Peak(NamedTuple):
         crowded = np.flatnonzero(usage > kv.total_blocks)
         last = int(future.ends[crowded[-1]]) if len(crowded) else 0
         return _Peak(int(usage.max()) / kv.total_blocks, last + 1)
+
+
+def _have_lead(
+    view: ReplicaView, plan: BatchPlan, prompts: Sequence[Job], new: Sequence[Job], own: bool
+) -> bool:
+    """Return whether candidates and prompts behind them have time for slow steps before their first tokens.
+
+    own: whether that is asked of candidates themselves. A slow step may take as long as the longest batch.
+    """
+    model, start_s = view.model, max(view.now_s, view.busy_until_s)
+    if not model.slow_excess:
+        return True
+    candidates, in_progress = {job.request.id for job in new}, start_s > view.now_s
+    first = min([place for place, job in enumerate(prompts) if job.request.id in candidates], default=0)
+    for place in range(first, len(prompts)):
+        job, at_s, batches = prompts[place], plan.first_token_s[place], plan.batches[place]
+        spare = spare_steps(model.slow_chance, batches + in_progress, LATE_FIRST_TOKENS)
+        lead_s = spare * model.slow_excess * min(plan.rule.longest_s, at_s - start_s)
+        asked = own or job.request.id not in candidates
+        if asked and at_s <= job.due_s < at_s + lead_s:
+            return False
+    return True
 
 
 def _alone_s(view: ReplicaView, job: Job) -> float:

@@ -14,6 +14,7 @@ from penstock_core.compilation.arrays import Floats, Ints
 from penstock_core.compilation.jit import FLOAT, FLOATS, INT, INTS, TABLE, compiled, part, record, results
 from penstock_core.domain.token_window import WINDOW_TOKENS, closed_tokens, tokens_until_judged
 from penstock_core.timing.batch_length import longest_batch_s
+from penstock_core.timing.step_tail import LATE_WINDOWS, spare_steps
 from penstock_core.timing.time_model import (
     BatchWork,
     chunk_work,
@@ -25,7 +26,7 @@ from penstock_core.timing.time_model import (
 
 for formula in (line_seconds, chunk_work, iteration_seconds, with_chunk, largest_chunk):
     part(formula)
-for rule in (closed_tokens, tokens_until_judged, longest_batch_s):
+for rule in (closed_tokens, tokens_until_judged, longest_batch_s, spare_steps):
     part(rule)
 
 TIME_ERROR_S = 1e-9
@@ -49,6 +50,7 @@ class Engine(NamedTuple):
     """A time model in numbers, and the engine's bound on a batch.
 
     terms: a row for each line of the roofline, with the fields of `time_model.Term`.
+    slow_chance, slow_excess: its slow steps, as far as plans leave time for them.
     """
 
     terms: Floats
@@ -57,6 +59,8 @@ class Engine(NamedTuple):
     overhead_s: float
     scale: float
     batch_tokens: int
+    slow_chance: float
+    slow_excess: float
 
 
 class Rows(NamedTuple):
@@ -147,6 +151,28 @@ def _latest_end_s(rows: Rows, row: int, catch_up_s: float) -> float:
 
 
 @part
+def _spare_steps(engine: Engine, rows: Rows, row: int, steps: float) -> float:
+    """How many of these steps may be slow: more, the more windows the row still has."""
+    windows = max(rows.left[row] / rows.window[row], 1.0) if rows.window[row] > 0 else 1.0
+    return spare_steps(engine.slow_chance, steps, LATE_WINDOWS / windows)
+
+
+@part
+def _usable_s(engine: Engine, rows: Rows, row: int, now_s: float, catch_up_s: float) -> float:
+    """Longest batch, itself perhaps a slow one, with which a row reaches its window's end in spite of those.
+
+    Also where the answer may end before the window: it ends there once, and few windows are the last.
+    """
+    steps = max(rows.window[row] - rows.since[row], 1.0)
+    spare = _spare_steps(engine, rows, row, steps)
+    if spare == 0.0:
+        return inf
+    left_s = rows.deadline_s[row] + (steps - 1.0) * max(rows.tpot_s[row] - catch_up_s, 0.0) - now_s
+    later_s = (spare - 1.0) * engine.slow_excess * catch_up_s
+    return float((left_s - later_s) / (1.0 + engine.slow_excess))
+
+
+@part
 def _begin_window(rows: Rows, row: int, now_s: float, since: float) -> None:
     rows.since[row] = since
     rows.deadline_s[row] = now_s + (since + 1.0) * rows.tpot_s[row]
@@ -225,6 +251,8 @@ def _limit(engine: Engine, rows: Rows, rule: Rule, now_s: float, catch_up_s: flo
             slack_s = min(slack_s, left_s)
             margin = rule.margin if rows.left[row] >= LONG_ANSWER_TOKENS else 0.0
             usable_s = min(usable_s, left_s / (1.0 + margin))
+            if engine.slow_excess > 0.0 and rows.window[row] > 0:
+                usable_s = min(usable_s, _usable_s(engine, rows, row, now_s, catch_up_s))
     limit_s = min(longest_batch_s(rule.longest_s, decodes_s), max(usable_s, decodes_s))
     return slack_s >= decodes_s - TIME_ERROR_S, Time(now_s, limit_s)
 
@@ -284,12 +312,22 @@ def _fill(engine: Engine, prompts: Prompts, work: BatchWork, time: Time, todo: i
 
 
 @part
+def _sustained_s(engine: Engine, rows: Rows, row: int) -> float:
+    """Longest batch of decodes that meets a row's TPOT target in spite of slow ones."""
+    if engine.slow_excess == 0.0:
+        return float(rows.tpot_s[row])
+    steps = float(rows.window[row]) if rows.window[row] > 0 else rows.left[row]
+    excess = _spare_steps(engine, rows, row, steps) * engine.slow_excess / steps
+    return float(rows.tpot_s[row] / (1.0 + excess))
+
+
+@part
 def _sustainable(engine: Engine, rows: Rows, skips: int) -> bool:
     """Whether decodes meet their TPOT targets when nothing but them is computed."""
     tightest_s, share, count = inf, 0.0, 0
     for row in range(len(rows.decoding)):
         if rows.decoding[row]:
-            tightest_s = min(tightest_s, rows.tpot_s[row])
+            tightest_s = min(tightest_s, _sustained_s(engine, rows, row))
             count += 1
     work = _decodes(rows, rows.decoding)
     if skips and count > 0:  # each has a token in so many batches as its target asks for
@@ -302,7 +340,7 @@ def _sustainable(engine: Engine, rows: Rows, skips: int) -> bool:
 
 @compiled(
     results(INT, INT, FLOAT, INTS, FLOATS, INTS),
-    record(Engine, TABLE, FLOAT, FLOAT, FLOAT, FLOAT, INT),
+    record(Engine, TABLE, FLOAT, FLOAT, FLOAT, FLOAT, INT, FLOAT, FLOAT),
     record(Rows, INTS, INTS, INTS, *(10 * [FLOATS])),
     record(Prompts, INTS, INTS, FLOATS),
     record(Rule, FLOAT, INT, FLOAT),

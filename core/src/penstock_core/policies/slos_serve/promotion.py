@@ -7,6 +7,8 @@ here the client does not wait for its verdict. Promotion adds 1 to 7 points of a
 The cheapest is promoted if it fits, one per batch, because a promoted request takes time and memory from
 requests that have not arrived yet. The dynamic program, which considers all requests that can still meet
 their SLO, decides whether the others are worth more without it; then the cheapest of those is promoted.
+
+Its client was promised nothing, so on an engine with slow steps it needs no lead for them (`feasibility`).
 """
 
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ def to_promote(view: ReplicaView, workload: Workload) -> Job | None:
     """Return the best-effort request to promote now, as it will be admitted, if there is one."""
     candidates, admitted = _candidates(view, workload.best_effort), workload.admitted
     cheapest = min(candidates, key=_cost, default=None)
-    if cheapest is None or not isinstance(feasible(view, admitted, [cheapest]), Feasible):
+    if cheapest is None or not isinstance(feasible(view, admitted, [cheapest], with_lead=False), Feasible):
         return None
     others = [job for job in candidates if job is not cheapest]
     with_it = propose(view, admitted, others, chosen=[cheapest]) if others else []
@@ -33,7 +35,7 @@ def to_promote(view: ReplicaView, workload: Workload) -> Job | None:
     if _worth(without) <= _worth([cheapest, *with_it]):
         return cheapest
     best = min(without, key=_cost)
-    return best if isinstance(feasible(view, admitted, [best]), Feasible) else cheapest
+    return best if isinstance(feasible(view, admitted, [best], with_lead=False), Feasible) else cheapest
 
 
 def with_promoted(view: ReplicaView, job: Job) -> ReplicaView:
