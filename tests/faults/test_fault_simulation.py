@@ -3,7 +3,7 @@
 import pytest
 from fault_simulation.run import simulate
 
-SEEDS = range(100)
+SEEDS = range(200)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
