@@ -8,7 +8,7 @@ BIN := .venv/bin
 .PHONY: help setup docs docs-serve links demo test e2e e2e-vllm e2e-packages fresh-clone lint types contracts units explore proto proto-check crds cli-page clean \
   vllm-env test-vllm-real test-vllm-serving e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
   bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-gpu bench-operator bench-mutants \
-  bench-prefix bench-ablations bench-pace bench-containment bench-faults bench-soak fuzz
+  bench-prefix bench-ablations bench-pace bench-containment bench-faults bench-kills bench-soak fuzz
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -142,6 +142,10 @@ bench-mutants: setup ## small changes of the sources that tests do not notice: S
 bench-faults: setup ## the whole system in virtual time under seeded faults: SEEDS=10000 FIRST=0 JOBS; exits 1 when an invariant broke
 	@PYTHONPATH=tests/common:tests/faults $(BIN)/python bench/faults.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST)) \
 	  $(if $(JOBS),--jobs $(JOBS))
+
+bench-kills: setup ## kill -9 of engines and sidecars under load, each answer checked token for token; exits 1 if one is cut or wrong
+	@PYTHONPATH=bench:tests/common:tests/processes $(BIN)/python bench/kills.py $(if $(REQUESTS),--requests $(REQUESTS)) \
+	  $(if $(RATE),--rate $(RATE))
 
 bench-soak: setup ## real processes under random faults, each answer checked token for token: MINUTES=30 RATE=1 SEED=0; exits 1 if any is wrong
 	@PYTHONPATH=bench:tests/common:tests/processes $(BIN)/python -m soak $(if $(MINUTES),--minutes $(MINUTES)) \
