@@ -11,7 +11,7 @@ from collections.abc import Callable
 from statistics import median
 from time import process_time_ns
 
-from penstock_proto.replica_pb2 import CachedBeginnings
+from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import CachedPrompt, StepReport
 from penstock_routing.replicas.cached_prefixes import CachedPrefixes
 from penstock_routing.request.cache_salt import with_application_salt
@@ -49,9 +49,9 @@ def main() -> None:
     index, prefixes = PrefixIndex(), CachedPrefixes()
     for session in range(SESSIONS):
         serve(index, str(session), prompt_marks(body(session, 200 if session < 4 else 20)))
-    told = [change.key for change in index.told.all()]
+    told = [change.key for change in index.reported.all()]
     for number in range(REPLICAS):
-        prefixes.holder(f"r{number}").told(CachedBeginnings(added=told, anew=True))
+        prefixes.holder(f"r{number}").update(wire.CachedPrefixes(added=told, anew=True))
     raw = body(1, 201)
     marks = prompt_marks(raw)
     parts: dict[str, Callable[[int], object]] = {

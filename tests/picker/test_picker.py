@@ -73,7 +73,7 @@ async def test_whoever_has_the_prefix_is_asked_first_and_counted_for_the_rest_al
     [mark] = prompt_marks(BODY).marks
     async with picker_of((r0, r1), pool_with(routing={"order": "prefix"})) as picker:
         r1.tell_cached(added=[mark.key], anew=True)
-        await until(lambda: value(picker, "cached_beginnings") == 1)
+        await until(lambda: value(picker, "cached_prefixes") == 1)
         picked = picker.pick(call())
         assert (picked.first, picked.uncached_tokens) == (
             "r1",

@@ -44,7 +44,7 @@ SESSIONS, TURNS = 4, 4
 
 
 def knows(pool: LivePool, router: str, beginnings: float) -> bool:
-    return pool.router_value("penstock_router_cached_beginnings", router) >= beginnings
+    return pool.router_value("penstock_router_cached_prefixes", router) >= beginnings
 
 
 def test_turns_find_their_prefix_among_three_replicas_by_two_routers(
@@ -56,7 +56,7 @@ def test_turns_find_their_prefix_among_three_replicas_by_two_routers(
     clients = [pool.client(), pool.client("other")]
     served: dict[int, set[str]] = {session: set() for session in range(SESSIONS)}
     for number in range(1, TURNS + 1):
-        told = [pool.router_value("penstock_router_cached_beginnings", name) for name in ROUTERS]
+        told = [pool.router_value("penstock_router_cached_prefixes", name) for name in ROUTERS]
         for session in range(SESSIONS):
             messages: list[Any] = [
                 {"role": "user", "content": f"turn {turn} of session {session} " * 20}

@@ -1,10 +1,10 @@
-"""What a router knows of the beginnings that replicas have cached."""
+"""What a router knows of the prefixes that replicas have cached."""
 
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.routing.replica_load import tokens_about
-from penstock_proto.replica_pb2 import CachedBeginnings
+from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas import cached_prefixes
 from penstock_routing.replicas.cached_prefixes import CachedPrefixes
 from penstock_runtime.prompt_marks import Mark, PromptMarks, prompt_marks
@@ -16,15 +16,15 @@ def marks(*keys: int, token_ids: bool = False) -> PromptMarks:
     return PromptMarks(tuple(Mark(key, 400 * (at + 1)) for at, key in enumerate(keys)), token_ids)
 
 
-def added(*keys: int, anew: bool = False) -> CachedBeginnings:
-    return CachedBeginnings(added=keys, anew=anew)
+def added(*keys: int, anew: bool = False) -> wire.CachedPrefixes:
+    return wire.CachedPrefixes(added=keys, anew=anew)
 
 
 def test_each_replica_counts_with_its_longest_beginning() -> None:
     prefixes = CachedPrefixes()
-    prefixes.holder("r0").told(added(1, 2))
-    prefixes.holder("r1").told(added(1, 9))
-    prefixes.holder("r2").told(added(8))
+    prefixes.holder("r0").update(added(1, 2))
+    prefixes.holder("r1").update(added(1, 9))
+    prefixes.holder("r2").update(added(8))
     assert prefixes.cached_tokens(marks(1, 2, 3)) == {"r0": tokens_about(800), "r1": tokens_about(400)}
     assert prefixes.cached_tokens(marks(1, 2, token_ids=True)) == {"r0": 800, "r1": 400}
 
@@ -32,10 +32,10 @@ def test_each_replica_counts_with_its_longest_beginning() -> None:
 def test_what_is_removed_or_told_anew_is_held_no_more() -> None:
     prefixes = CachedPrefixes()
     holder = prefixes.holder("r0")
-    holder.told(added(1, 2))
-    holder.told(CachedBeginnings(removed=[2, 7]))
+    holder.update(added(1, 2))
+    holder.update(wire.CachedPrefixes(removed=[2, 7]))
     assert prefixes.cached_tokens(marks(1, 2)) == {"r0": tokens_about(400)}
-    holder.told(added(5, anew=True))
+    holder.update(added(5, anew=True))
     assert prefixes.cached_tokens(marks(1, 2)) == {}
     assert prefixes.cached_tokens(marks(5)) == {"r0": tokens_about(400)}
 
@@ -43,8 +43,8 @@ def test_what_is_removed_or_told_anew_is_held_no_more() -> None:
 def test_a_replica_that_is_replaced_under_its_name_does_not_take_the_new_ones_with_it() -> None:
     prefixes = CachedPrefixes()
     old, new = prefixes.holder("r0"), prefixes.holder("r0")
-    old.told(added(1))
-    new.told(added(1))
+    old.update(added(1))
+    new.update(added(1))
     old.forget()
     assert prefixes.cached_tokens(marks(1)) == {"r0": tokens_about(400)}
     new.forget()
@@ -54,20 +54,20 @@ def test_a_replica_that_is_replaced_under_its_name_does_not_take_the_new_ones_wi
 def test_it_is_known_once_a_replica_has_told_even_of_nothing() -> None:
     prefixes = CachedPrefixes()
     assert not prefixes.known
-    prefixes.holder("r0").told(CachedBeginnings(anew=True))
+    prefixes.holder("r0").update(wire.CachedPrefixes(anew=True))
     assert prefixes.known
 
 
 def test_what_one_replica_tells_is_bounded(monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(cached_prefixes, "MOST_BEGINNINGS", 3)
+    monkeypatch.setattr(cached_prefixes, "MOST_PREFIXES", 3)
     prefixes = CachedPrefixes()
     holder = prefixes.holder("r0")
-    holder.told(added(1, 2))
-    holder.told(added(3, 4, 5))
+    holder.update(added(1, 2))
+    holder.update(added(3, 4, 5))
     assert len(prefixes) == 3
-    holder.told(added(6))
+    holder.update(added(6))
     assert len(prefixes) == 3
-    holder.told(CachedBeginnings(added=[6], removed=[1]))
+    holder.update(wire.CachedPrefixes(added=[6], removed=[1]))
     assert prefixes.cached_tokens(marks(6)) == {"r0": tokens_about(400)}
 
 
@@ -75,7 +75,7 @@ def test_a_turn_is_found_by_the_marks_of_the_turn_before() -> None:
     prefixes = CachedPrefixes()
     turns = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
     before, after = (prompt_marks(orjson.dumps({"messages": turns[:count]})) for count in (1, 2))
-    prefixes.holder("r1").told(added(before.marks[-1].key))
+    prefixes.holder("r1").update(added(before.marks[-1].key))
     assert prefixes.cached_tokens(after) == {"r1": tokens_about(before.size)}
 
 
@@ -89,7 +89,7 @@ def test_it_knows_exactly_what_was_told(messages: list[tuple[str, list[int], lis
     holders = {name: prefixes.holder(name) for name in ("r0", "r1", "r2")}
     held: dict[str, set[int]] = {name: set() for name in holders}
     for name, more, fewer, anew in messages:
-        holders[name].told(CachedBeginnings(added=more, removed=fewer, anew=anew))
+        holders[name].update(wire.CachedPrefixes(added=more, removed=fewer, anew=anew))
         held[name] = ((set() if anew else held[name]) - set(fewer)) | set(more)
     for key in range(13):
         assert set(prefixes.cached_tokens(marks(key))) == {name for name in held if key in held[name]}

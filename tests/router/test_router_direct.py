@@ -84,7 +84,7 @@ async def words(router: House) -> list[str | None]:
 
 
 def states(replica: ScriptedReplica, part: int = 0) -> list[int]:
-    return [answer.state for answer in replica.parts[part].told]
+    return [answer.state for answer in replica.parts[part].reported]
 
 
 async def test_a_stream_comes_from_the_engine_and_its_figures_from_the_sidecar() -> None:
@@ -96,7 +96,7 @@ async def test_a_stream_comes_from_the_engine_and_its_figures_from_the_sidecar()
         (part,) = replica.parts
         assert part.submit.direct
         assert states(replica) == [wire.ANSWER_STATE_BEGUN, wire.ANSWER_STATE_WHOLE]
-        assert part.told[-1].tokens == 2
+        assert part.reported[-1].tokens == 2
         assert not part.cancelled.is_set()
 
 
@@ -125,8 +125,13 @@ async def test_an_answer_in_one_piece_comes_from_the_engine_too() -> None:
         engine.script = answers
         reply = await router.openai.chat.completions.create(model=MODEL, messages=HI)
         assert reply.choices[0].message.content == "hello"
-        (told,) = replica.parts[0].told
-        assert (told.state, told.prompt_tokens, told.completion_tokens, told.cached_tokens) == (
+        (last,) = replica.parts[0].reported
+        assert (
+            last.state,
+            last.prompt_tokens,
+            last.completion_tokens,
+            last.cached_tokens,
+        ) == (
             wire.ANSWER_STATE_WHOLE,
             5,
             3,
@@ -255,7 +260,7 @@ def _body() -> dict[str, Any]:
 async def test_a_request_that_the_sidecar_ends_is_ended_at_the_engine() -> None:
     async def gives_up(part: Part) -> None:
         part.admit(FIELDS)
-        await until(lambda: bool(part.told))
+        await until(lambda: bool(part.reported))
         part.fail(wire.FAILURE_ENGINE_LOST, 502)
 
     async with pool(routing={"maxMoves": 0}) as (router, (replica,), (engine,)):
@@ -270,7 +275,7 @@ async def test_a_lost_sidecar_ends_its_requests_at_the_engine() -> None:
     async with pool(routing={"maxMoves": 0}) as (router, (replica,), (engine,)):
         engine.script = hangs
         reading = asyncio.create_task(router.chat(stream=True))
-        await until(lambda: bool(replica.parts) and bool(replica.parts[0].told))
+        await until(lambda: bool(replica.parts) and bool(replica.parts[0].reported))
         await replica.die()
         assert b'"error"' in (await reading).content
         async with asyncio.timeout(10):
@@ -321,7 +326,7 @@ async def test_thinking_is_told_to_the_sidecar() -> None:
         engine.script = thinks
         await router.chat(stream=True)
         await replica.parts[0].end()
-        assert [answer.thinking_tokens for answer in replica.parts[0].told] == [0, 2, 0]
+        assert [answer.thinking_tokens for answer in replica.parts[0].reported] == [0, 2, 0]
 
 
 async def test_the_engine_s_key_goes_along() -> None:

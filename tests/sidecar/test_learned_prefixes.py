@@ -68,8 +68,8 @@ class Desk:
         self.learned = LearnedPrefixes(self.index, lambda: blocks * BLOCK * knows_size)
 
     def planned(self, session: Session) -> int:
-        beginning = self.index.longest(session.marks)
-        cached = 0 if beginning is None else beginning.cached_tokens
+        prefix = self.index.longest(session.marks)
+        cached = 0 if prefix is None else prefix.cached_tokens
         return min(cached, len(session.tokens) - 1) // BLOCK * BLOCK
 
     def send(self, session: Session) -> tuple[str, int, Session]:

@@ -138,7 +138,7 @@ def test_it_is_bounded_in_prompts_and_marks(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_random_sessions_never_find_more_than_they_share() -> None:
-    """Tokens here are bytes of JSON, evenly spread, so a beginning's tokens are its size."""
+    """Tokens here are bytes of JSON, evenly spread, so a prefix's tokens are its size."""
     random, index = Random(3), PrefixIndex()
     sessions: dict[str, list[str]] = {}
     sent: list[tuple[list[str], int]] = []

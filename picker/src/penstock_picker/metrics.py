@@ -50,7 +50,7 @@ class Metrics(FrontMetrics):
             ["ready"],
             registry=registry,
         )
-        self.cached_beginnings.set_function(lambda: len(replica_set.prefixes))
+        self.cached_prefixes.set_function(lambda: len(replica_set.prefixes))
         for ready in (True, False):
             replicas.labels(str(ready).lower()).set_function(_counter(replica_set, ready))
 

@@ -310,13 +310,13 @@ class ReplicaFrame(_message.Message):
 
     EVENTS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
-    CACHED_BEGINNINGS_FIELD_NUMBER: _builtins.int
+    CACHED_PREFIXES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___Event]: ...
     @_builtins.property
     def snapshot(self) -> Global___Snapshot: ...
     @_builtins.property
-    def cached_beginnings(self) -> Global___CachedBeginnings:
+    def cached_prefixes(self) -> Global___CachedPrefixes:
         """unset: nothing has changed, or the replica does not know"""
 
     def __init__(
@@ -324,19 +324,19 @@ class ReplicaFrame(_message.Message):
         *,
         events: _abc.Iterable[Global___Event] | None = ...,
         snapshot: Global___Snapshot | None = ...,
-        cached_beginnings: Global___CachedBeginnings | None = ...,
+        cached_prefixes: Global___CachedPrefixes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cached_beginnings", b"cached_beginnings", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cached_prefixes", b"cached_prefixes", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_beginnings", b"cached_beginnings", "events", b"events", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prefixes", b"cached_prefixes", "events", b"events", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaFrame: _TypeAlias = ReplicaFrame  # noqa: Y015
 
 @_typing.final
-class CachedBeginnings(_message.Message):
-    """Beginnings of prompts that the replica's prefix cache has, as keys of penstock_runtime.prompt_marks: what has
+class CachedPrefixes(_message.Message):
+    """Prefixes of prompts that the replica's prefix cache has, as keys of penstock_runtime.prompt_marks: what has
     changed since the frame before, for routing.
     """
 
@@ -364,7 +364,7 @@ class CachedBeginnings(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CachedBeginnings: _TypeAlias = CachedBeginnings  # noqa: Y015
+Global___CachedPrefixes: _TypeAlias = CachedPrefixes  # noqa: Y015
 
 @_typing.final
 class Event(_message.Message):

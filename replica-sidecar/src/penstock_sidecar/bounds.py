@@ -57,8 +57,8 @@ class Bounds:
     """And one with requests that other routers have brought within this times the routers connected: all see
     a burst through one of them, for 200 frames a second at most, however many routers there are."""
 
-    beginnings_s: float = 0.1
-    """And one gets other cached beginnings within this: sooner than a session's next turn comes, which is
+    prefixes_s: float = 0.1
+    """And one gets other cached prefixes within this: sooner than a session's next turn comes, which is
     after its answer."""
 
     connect_s: float = 2.0

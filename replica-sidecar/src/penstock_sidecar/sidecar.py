@@ -89,7 +89,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
                 metrics,
                 replica.accepted.prompt_known,
                 str(options.telemetry),
-                beginnings_changed=replica.tell_beginnings,
+                prefixes_changed=replica.report_prefixes,
                 applied=replica.reported,
             )
             telemetry = TelemetrySocket(options.telemetry, reports.receive)

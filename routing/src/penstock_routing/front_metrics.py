@@ -35,9 +35,9 @@ class FrontMetrics:
             "Messages of other routers that are unusable.",
             registry=registry,
         )
-        self.cached_beginnings = Gauge(
-            f"penstock_{process}_cached_beginnings",
-            "Beginnings of prompts that some replica has told to have in its prefix cache.",
+        self.cached_prefixes = Gauge(
+            f"penstock_{process}_cached_prefixes",
+            "Prefixes of prompts that replicas report as cached.",
             registry=registry,
         )
         self.keys, self.limits = KeyMetrics(registry, process), LimitMetrics(registry, process)

@@ -39,15 +39,15 @@ def routing_request(
 
 
 def wants_marks(settings: Settings, prefixes: CachedPrefixes) -> bool:
-    """Return whether a prompt's marks tell an order anything."""
+    """Return whether the order uses a prompt's marks."""
     return settings.keeps_together or (settings.compares_caches and prefixes.known)
 
 
 def _affinity(request: GenerationRequest, prefixes: CachedPrefixes) -> bytes | None:
     """Return what requests that share a prefix have in common.
 
-    It is the session where the client names one. Else, where no replica tells what it has cached, it is the
-    beginning of the prompt, up to the first message's end or its first kilobyte.
+    It is the session where the client names one. Else, where no replica reports what it has cached, it is the
+    prefix of the prompt, up to the first message's end or its first kilobyte.
     """
     if request.session is not None:
         return request.session

@@ -25,7 +25,7 @@ CONTINUING_ENGINES = frozenset({"vllm", "simulated"})
 class Settings:
     """Of one router, for all its life. The bounds are described at `spec.router` of the pool file.
 
-    compares_caches: whether `order` asks which replicas have cached a prompt's beginning.
+    compares_caches: whether `order` asks which replicas have cached a prompt's prefix.
     keeps_together: whether it sends requests that are likely to share a prefix to the same replicas.
     isolates: whether each application has cached prefixes of its own.
     direct: whether admitted requests are sent to engines by this router.

@@ -1,12 +1,12 @@
-"""Where a prompt may part from others, without a tokenizer: chained hashes of the beginnings of its JSON.
+"""Where a prompt may part from others, without a tokenizer: chained hashes of the prefixes of its JSON.
 
-A mark stands for a beginning of the prompt; two prompts that have a mark in common begin alike up to it.
+A mark stands for a prefix of the prompt; two prompts that have a mark in common begin alike up to it.
 Marks are at the end of each message and every `PIECE_BYTES` within it, so the next turn of a session has all
 marks of the turn before.
 
 The first hash covers every other field that can change what the model sees or what a prefix cache shares: the
 model, tools, the template's settings, and `cache_salt`. A mark does not show what
-the prompt says, but a process that guesses a whole beginning can test the guess.
+the prompt says, but a process that guesses a whole prefix can test the guess.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,14 +27,14 @@ MARK_BYTES = 8
 
 
 class Mark(NamedTuple):
-    """A beginning of a prompt. key: 64 bits. size: its bytes as JSON, or its whole token ids."""
+    """A prefix of a prompt. key: 64 bits. size: its bytes as JSON, or its whole token ids."""
 
     key: int
     size: int
 
 
 class PromptMarks(NamedTuple):
-    """A prompt's marks, the shortest beginning first.
+    """A prompt's marks, the shortest prefix first.
 
     token_ids: whether sizes are token ids, not bytes.
     """
@@ -44,7 +44,7 @@ class PromptMarks(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the size of the longest beginning; 0 without marks."""
+        """Return the size of the longest prefix; 0 without marks."""
         return self.marks[-1].size if self.marks else 0
 
 

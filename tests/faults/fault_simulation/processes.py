@@ -232,7 +232,7 @@ def start_sidecar(network: Network, host: Host, replica: str, pool: Pool, *, ske
                 metrics,
                 served.accepted.prompt_known,
                 "steps",
-                beginnings_changed=served.tell_beginnings,
+                prefixes_changed=served.report_prefixes,
                 applied=served.reported,
             )
             network.receive_datagrams(host, f"{replica}-steps", _receiver(reports))

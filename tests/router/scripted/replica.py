@@ -36,7 +36,7 @@ class Part:
     def __init__(self, submit: wire.Submit, frames: "asyncio.Queue[wire.ReplicaFrame]") -> None:
         self.submit = submit
         self.cancelled = asyncio.Event()
-        self.told: list[wire.EngineAnswer] = []
+        self.reported: list[wire.EngineAnswer] = []
         self._tells = asyncio.Event()
         self._frames = frames
 
@@ -55,15 +55,15 @@ class Part:
         self.say(wire.Event(admitted=admitted, engine_fields=engine_fields))
 
     def hear(self, answer: wire.EngineAnswer) -> None:
-        self.told.append(answer)
+        self.reported.append(answer)
         self._tells.set()
 
     async def end(self) -> wire.EngineAnswer:
         """What the router has said last of an answer that it read at the engine."""
-        while not self.told or self.told[-1].state == wire.ANSWER_STATE_BEGUN:
+        while not self.reported or self.reported[-1].state == wire.ANSWER_STATE_BEGUN:
             self._tells.clear()
             await self._tells.wait()
-        return self.told[-1]
+        return self.reported[-1]
 
     def accept_best_effort(self) -> None:
         self.say(wire.Event(best_effort=wire.BestEffort()))
@@ -176,9 +176,9 @@ class ScriptedReplica(ReplicaServicer):
 
     def tell_cached(self, added: Sequence[int] = (), removed: Sequence[int] = (), anew: bool = False) -> None:
         """Say what its prefix cache has, to every router."""
-        message = wire.CachedBeginnings(added=added, removed=removed, anew=anew)
+        message = wire.CachedPrefixes(added=added, removed=removed, anew=anew)
         for frames in self._frames:
-            frames.put_nowait(wire.ReplicaFrame(cached_beginnings=message))
+            frames.put_nowait(wire.ReplicaFrame(cached_prefixes=message))
 
     async def Describe(
         self,

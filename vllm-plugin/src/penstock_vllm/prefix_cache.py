@@ -1,6 +1,6 @@
 """What vLLM's prefix cache has of requests, and blocks that requests hold before they start.
 
-vLLM finds the cached beginning of a prompt when it starts the request. A policy plans before that, so it is
+vLLM finds the cached prefix of a prompt when it starts the request. A policy plans before that, so it is
 looked up here, without a side effect: a block is cached only if its predecessor is, so a binary search over
 the prompt's block hashes finds where the cached part ends, in 8 µs for 32,768 tokens. That holds for models
 whose layers all attend to everything, in one group, without a connector; for others nothing is looked up.
@@ -36,7 +36,7 @@ GROUP = 0
 """The only group of layers."""
 
 
-class PrefixCache:
+class CacheLookup:
     """The cache of one engine. resets: how often it was emptied."""
 
     def __init__(self, scheduler: EngineScheduler) -> None:
@@ -151,7 +151,7 @@ def needed_blocks(running: Iterable[EngineRequest], block_tokens: int, batch_tok
     return decoding + min(prefilling, batch_tokens // block_tokens + prefills)
 
 
-def prefix_cache_of(scheduler: EngineScheduler) -> PrefixCache | None:
+def prefix_cache_of(scheduler: EngineScheduler) -> CacheLookup | None:
     """Return the engine's cache; None where it has none, or one that a binary search cannot look up."""
     manager = scheduler.kv_cache_manager
     if not manager.enable_caching or scheduler.connector is not None:
@@ -160,4 +160,4 @@ def prefix_cache_of(scheduler: EngineScheduler) -> PrefixCache | None:
         return None
     [layers] = manager.coordinator.single_type_managers
     alike = type(layers) is FullAttentionManager and layers.block_size == scheduler.block_size
-    return PrefixCache(scheduler) if alike and not layers.use_eagle else None
+    return CacheLookup(scheduler) if alike and not layers.use_eagle else None

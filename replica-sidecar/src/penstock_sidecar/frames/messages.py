@@ -60,12 +60,12 @@ def snapshot_message(load: Snapshot, engine_ready: bool, draining: bool) -> wire
     )
 
 
-def beginnings_message(changes: Sequence[tuple[int, bool]], anew: bool) -> wire.CachedBeginnings:
-    """Return changes of the cached beginnings as a message: each key, and whether it is cached from now on.
+def prefixes_message(changes: Sequence[tuple[int, bool]], anew: bool) -> wire.CachedPrefixes:
+    """Return changes of the cached prefixes as a message: each key, and whether it is cached from now on.
 
     anew: they are all there are.
     """
-    return wire.CachedBeginnings(
+    return wire.CachedPrefixes(
         anew=anew,
         added=[key for key, cached in changes if cached],
         removed=[key for key, cached in changes if not cached],

@@ -36,7 +36,7 @@ class Hurry(Enum):
 class Outbox:
     """Events of one session, oldest first, in the frames that will carry them. One reader takes frames.
 
-    snapshot: makes the snapshot for a frame. beginnings: returns how the cached beginnings have changed since
+    snapshot: makes the snapshot for a frame. prefixes: returns how the cached prefixes have changed since
     it was last called, where they have.
     sharing: how many requests the session has, which tells whether waiting can gain anything.
     behind: set once the bound has been reached; what was held is gone, and nothing more is taken.
@@ -47,10 +47,10 @@ class Outbox:
         bounds: Bounds,
         snapshot: Callable[[], wire.Snapshot],
         sharing: Callable[[], int],
-        beginnings: Callable[[], wire.CachedBeginnings | None] = lambda: None,
+        prefixes: Callable[[], wire.CachedPrefixes | None] = lambda: None,
     ) -> None:
         self._bounds, self._snapshot, self._sharing = bounds, snapshot, sharing
-        self._beginnings = beginnings
+        self._prefixes = prefixes
         self._loop = asyncio.get_running_loop()
         self._full: deque[tuple[wire.ReplicaFrame, int]] = deque()  # with their bytes
         self._full_bytes = 0
@@ -122,8 +122,8 @@ class Outbox:
         snapshot = self._snapshot()
         self._sent = snapshot.SerializeToString(deterministic=True)
         frame.snapshot.CopyFrom(snapshot)
-        if (beginnings := self._beginnings()) is not None:
-            frame.cached_beginnings.CopyFrom(beginnings)
+        if (prefixes := self._prefixes()) is not None:
+            frame.cached_prefixes.CopyFrom(prefixes)
         return frame
 
     def _next(self) -> wire.ReplicaFrame:

@@ -36,10 +36,10 @@ RESET = 0.25
 
 LEARNING_RATE = 0.1
 FULL_WEIGHT_TOKENS = 1024
-"""Tokens of a beginning from which its share has full weight: blocks are small beside it."""
+"""Tokens of a prefix from which its share has full weight: blocks are small beside it."""
 
 FOUND = 0.5
-"""Share of an expected beginning from which it counts as found."""
+"""Share of an expected prefix from which it counts as found."""
 
 MORE = 1.1
 """Share above which something longer was found than was expected."""
@@ -49,7 +49,7 @@ MOST_SILENT = 64
 """Answers that say nothing of cached tokens, after which prompts are not compared any more."""
 
 
-class Expected(NamedTuple):
+class ExpectedHit(NamedTuple):
     """What a request was expected to find: this many tokens of an earlier prompt, at this age."""
 
     request_id: RequestId
@@ -88,14 +88,14 @@ class LearnedPrefixes:
         self._used_at: dict[RequestId, int] = {}  # the least recently used first
         self._counted: dict[RequestId, None] = {}  # those that count as cached, likewise
         self._prompt_tokens: dict[RequestId, int] = {}
-        self._expected: dict[RequestId, Expected] = {}
+        self._expected: dict[RequestId, ExpectedHit] = {}
 
     def sent(self, request_id: RequestId, marks: PromptMarks) -> None:
         """Note that a request goes to the engine."""
         found = self._index.longest(marks)
         if found is not None and found.request_id in self._used_at:
             age_tokens = self._computed_tokens - self._used_at[found.request_id]
-            self._expected[request_id] = Expected(found.request_id, found.tokens, age_tokens)
+            self._expected[request_id] = ExpectedHit(found.request_id, found.tokens, age_tokens)
 
     def ended(self, request_id: RequestId) -> None:
         """Note that a request has ended without an answer, or after `answered`."""
@@ -125,7 +125,7 @@ class LearnedPrefixes:
         for request_id in list(self._used_at):
             self._gone(request_id)
 
-    def _learn(self, expected: Expected, cached_tokens: int) -> None:
+    def _learn(self, expected: ExpectedHit, cached_tokens: int) -> None:
         share = cached_tokens / expected.tokens
         if share > MORE:  # found in a later prompt, which says nothing of this one
             return

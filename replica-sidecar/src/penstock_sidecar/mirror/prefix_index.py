@@ -4,7 +4,7 @@ The engine reports of each prompt that it has computed how many of its tokens ar
 (`CachedPrompt`). A new prompt is compared with these by its marks: it finds what is cached of the one that
 begins like it furthest. So the sidecar needs no tokenizer and no hashes of the engine.
 
-A beginning that ends where the earlier prompt ended has exactly that prompt's tokens; within it, its share of
+A prefix that ends where the earlier prompt ended has exactly that prompt's tokens; within it, its share of
 the prompt's bytes is taken, less `CAUTION`. The index is bounded in prompts and marks, and forgets the least
 recently served. Where reports are lost, all is forgotten: what is not known to be cached counts as not
 cached.
@@ -18,22 +18,22 @@ from penstock_core.domain.request import RequestId
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_runtime.prompt_marks import PromptMarks
 
-from penstock_sidecar.mirror.told_beginnings import ToldBeginnings, told_marks
+from penstock_sidecar.mirror.reported_prefixes import ReportedPrefixes, reported_marks
 
 MOST_PROMPTS = 1024
 MOST_MARKS = 1 << 17
 """Of all prompts together: 128 MB of prompts in pieces of a kilobyte."""
 
 CAUTION = 0.1
-"""Share of the tokens of an unfinished beginning that is not counted on, because the tokens per byte differ
+"""Share of the tokens of an unfinished prefix that is not counted on, because the tokens per byte differ
 from place to place."""
 
 
-class Beginning(NamedTuple):
-    """The longest beginning that a prompt shares with an earlier one.
+class SharedPrefix(NamedTuple):
+    """The longest prefix that a prompt shares with an earlier one.
 
-    tokens: of the beginning. exact: whether these are counted, not estimated. share: of the new prompt, 0 to
-    1. cached_tokens: of the beginning, in the prefix cache now. request_id: of the earlier prompt.
+    tokens: of the prefix. exact: whether these are counted, not estimated. share: of the new prompt, 0 to
+    1. cached_tokens: of the prefix, in the prefix cache now. request_id: of the earlier prompt.
     """
 
     tokens: int
@@ -54,12 +54,12 @@ class PrefixIndex:
     """The last prompts of this replica, by their marks.
 
     used: whether the engine shows that it has a prefix cache. wanted: whether marks of prompts are of use.
-    told: what routers are told of it.
+    reported: what routers get of it.
     """
 
     def __init__(self) -> None:
         self.used = self.wanted = False
-        self.told = ToldBeginnings()
+        self.reported = ReportedPrefixes()
         self._as_of, self._block_tokens = ("", 0), 0
         self._known: OrderedDict[RequestId, _Known] = OrderedDict()  # the least recently served first
         self._by_key: dict[int, RequestId] = {}
@@ -128,18 +128,18 @@ class PrefixIndex:
         """Tell routers what is cached of a prompt: a whole block fewer than its tokens is all of it."""
         there_tokens = known.cached_tokens + max(self._block_tokens, 1) if known.cached_tokens else 0
         marks = known.marks.marks
-        sized = [(marks[at].key, _tokens_within(known, marks[at].size)) for at in told_marks(known.marks)]
-        self.told.tell(request_id, tuple([key for key, tokens in sized if tokens <= there_tokens]))
+        sized = [(marks[at].key, _tokens_within(known, marks[at].size)) for at in reported_marks(known.marks)]
+        self.reported.report(request_id, tuple([key for key, tokens in sized if tokens <= there_tokens]))
 
-    def longest(self, marks: PromptMarks) -> Beginning | None:
-        """Return the longest beginning that an earlier prompt shares; None without any."""
+    def longest(self, marks: PromptMarks) -> SharedPrefix | None:
+        """Return the longest prefix that an earlier prompt shares; None without any."""
         for at in range(len(marks.marks) - 1, -1, -1):
             request_id = self._by_key.get(marks.marks[at].key)
             if request_id is not None:
                 known, size = self._known[request_id], marks.marks[at].size
                 tokens = _tokens_within(known, size)
                 exact, cached_tokens = size >= known.marks.size, min(tokens, known.cached_tokens)
-                return Beginning(tokens, exact, size / max(marks.size, 1), cached_tokens, request_id)
+                return SharedPrefix(tokens, exact, size / max(marks.size, 1), cached_tokens, request_id)
         return None
 
     def cached_tokens(self) -> int:
@@ -158,7 +158,7 @@ class PrefixIndex:
         known = self._known.pop(request_id, None)
         if known is None:
             return
-        self.told.tell(request_id, ())
+        self.reported.report(request_id, ())
         self._marks -= len(known.marks.marks)
         for mark in known.marks.marks:
             if self._by_key.get(mark.key) == request_id:
@@ -166,7 +166,7 @@ class PrefixIndex:
 
 
 def _tokens_within(known: _Known, size: int) -> int:
-    """Return the tokens of a beginning of an earlier prompt, rather too few than too many."""
+    """Return the tokens of a prefix of an earlier prompt, rather too few than too many."""
     if known.marks.token_ids:
         return min(size, known.prompt_tokens)
     if size >= known.marks.size:

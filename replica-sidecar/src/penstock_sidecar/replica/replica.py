@@ -74,7 +74,7 @@ class Replica:
         self._last_snapshot = wire.Snapshot()
         self._sessions: set[Session] = set()
         metrics.cached_tokens.set_function(mirror.prefixes.cached_tokens)
-        self._told = 0  # changes of cached beginnings, at the last tick
+        self._reported = 0  # changes of cached prefixes, at the last tick
         self._drained = asyncio.Event()
         self.state = ServiceState(serving.max_model_len)
         self._faults = Faults(metrics.faults)
@@ -206,17 +206,17 @@ class Replica:
             self._learned.rest(now_s - self._ticked_s)
             self._metrics.time_scale.set(self._learned.model.scale)
         self._ticked_s = now_s
-        if self._mirror.prefixes.told.count != self._told:
-            self._told = self._mirror.prefixes.told.count
-            self.tell_beginnings()
+        if self._mirror.prefixes.reported.count != self._reported:
+            self._reported = self._mirror.prefixes.reported.count
+            self.report_prefixes()
         self._metrics.load(self._load(now_s), self.unfinished, self.state.engine_ready, self.state.draining)
         for session in self._sessions:
             session.outbox.tell_changes()
 
-    def tell_beginnings(self) -> None:
-        """Tell all routers of other cached beginnings."""
+    def report_prefixes(self) -> None:
+        """Report changed prefixes to all routers soon."""
         for session in self._sessions:
-            session.outbox.tell_within(self._bounds.beginnings_s)
+            session.outbox.tell_within(self._bounds.prefixes_s)
 
     def reported(self) -> None:
         """Tell routers that read answers at the engine how far it is: they get no frames with output."""

@@ -14,7 +14,7 @@ import structlog
 from penstock_proto import replica_pb2 as wire
 
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.frames.messages import beginnings_message
+from penstock_sidecar.frames.messages import prefixes_message
 from penstock_sidecar.frames.outbox import Outbox
 from penstock_sidecar.mirror.prefix_index import PrefixIndex
 from penstock_sidecar.requests.replica_request import ReplicaRequest
@@ -35,7 +35,7 @@ class BadRouter(Exception):
 
 
 class Session:
-    """The requests of one router, and the events for it. prefixes: what the router is told of."""
+    """The requests of one router, and the events for it. prefixes: those that are reported to the router."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Session:
         bounds: Bounds,
     ) -> None:
         self._submit, self._answered, self._prefixes = submit, answered, prefixes
-        self._told: int | None = None  # how many changes of cached beginnings it has been told; None: nothing
+        self._reported: int | None = None  # changes of cached prefixes that it has been sent; None: nothing
         self._requests: dict[int, ReplicaRequest] = {}
-        self.outbox = Outbox(bounds, snapshot, lambda: len(self._requests), self._beginnings)
+        self.outbox = Outbox(bounds, snapshot, lambda: len(self._requests), self._prefix_changes)
 
     async def run(self, frames: AsyncIterator[wire.RouterFrame], write: Write) -> None:
         """Run until the router ends it or falls behind, or `close` was called and everything is written.
@@ -82,14 +82,14 @@ class Session:
         """Drop a request that has ended. Its id may be used again."""
         self._requests.pop(request.id, None)
 
-    def _beginnings(self) -> wire.CachedBeginnings | None:
-        """Return what the router has not been told of the cached beginnings; None where that is nothing."""
-        told, before = self._prefixes.told, self._told
-        if before == told.count or not (self._prefixes.used or told.count):
+    def _prefix_changes(self) -> wire.CachedPrefixes | None:
+        """Return the changes of cached prefixes that the router has not been sent; None without any."""
+        cached, before = self._prefixes.reported, self._reported
+        if before == cached.count or not (self._prefixes.used or cached.count):
             return None
-        self._told = told.count
-        changes = None if before is None else told.since(before)
-        return beginnings_message(told.all() if changes is None else changes, anew=changes is None)
+        self._reported = cached.count
+        changes = None if before is None else cached.since(before)
+        return prefixes_message(cached.all() if changes is None else changes, anew=changes is None)
 
     async def _read(self, frames: AsyncIterator[wire.RouterFrame]) -> None:
         async for frame in frames:

@@ -43,7 +43,7 @@ class NotUnderstood(Exception):
     """The engine refused a body that asks for more than the client's own, which may be understood."""
 
 
-class Attempt(NamedTuple):
+class EngineBody(NamedTuple):
     """A body for the engine. ids, usage: what it asks for beyond the client's own."""
 
     body: bytes
@@ -126,17 +126,17 @@ class Forwarder:
                 self._note_refused(tries[number - 1], attempt)
             return
 
-    def _tries(self, body: ClientBody) -> list["Attempt"]:
+    def _tries(self, body: ClientBody) -> list["EngineBody"]:
         """Return bodies to send, each where the one before it is refused. The client's own is the last."""
         own, engine = body.without_ids(), self._engine
-        tries: list[Attempt] = []
+        tries: list[EngineBody] = []
         for one in [body, own] if body.asks_ids and engine.takes_token_ids else [own]:
             usage = one.asking_usage() if engine.takes_stream_options else None
             if usage is not None or one is not own:
-                tries.append(Attempt(usage or one.raw, ids=one is not own, usage=usage is not None))
-        return [*tries, Attempt(own.raw)]
+                tries.append(EngineBody(usage or one.raw, ids=one is not own, usage=usage is not None))
+        return [*tries, EngineBody(own.raw)]
 
-    def _note_refused(self, refused: "Attempt", taken: "Attempt") -> None:
+    def _note_refused(self, refused: "EngineBody", taken: "EngineBody") -> None:
         """Ask this engine no more for what makes the difference."""
         if refused.ids and not taken.ids:
             self._engine.takes_token_ids = False

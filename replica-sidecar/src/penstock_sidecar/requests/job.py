@@ -8,7 +8,7 @@ from penstock_core.domain.slo import Targets, Tier
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_sidecar.mirror.prefix_index import Beginning
+from penstock_sidecar.mirror.prefix_index import SharedPrefix
 from penstock_sidecar.requests.client_body import ClientBody
 from penstock_sidecar.requests.learned import Learned
 
@@ -21,7 +21,7 @@ def job_of(
     body: ClientBody,
     tier: Tier,
     learned: Learned,
-    beginning: Beginning | None = None,
+    prefix: SharedPrefix | None = None,
     *,
     key: str,
     context_tokens: int,
@@ -30,10 +30,10 @@ def job_of(
 ) -> Job:
     """Return the job, which arrived as long ago as the router says. Its slowdown refers to the fitted model.
 
-    beginning: of its prompt, that an earlier one shares. context_tokens: the model\'s, 0 if unknown.
+    prefix: of its prompt, that an earlier one shares. context_tokens: the model\'s, 0 if unknown.
     delivery_s: kept back from its targets for delivery.
     """
-    prompt_tokens = learned.prompt_tokens(body, beginning)
+    prompt_tokens = learned.prompt_tokens(body, prefix)
     request = Request(
         id=key,
         tier=tier.name,

@@ -12,7 +12,7 @@ from penstock_core.timing.admission_margin import AdmissionMargin, judged, widen
 from penstock_core.timing.correction import Correction, corrected, expected, observe, rested
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
-from penstock_sidecar.mirror.prefix_index import Beginning
+from penstock_sidecar.mirror.prefix_index import SharedPrefix
 from penstock_sidecar.requests.client_body import ClientBody
 
 
@@ -54,15 +54,15 @@ class Learned:
         self.model = corrected(self.fitted, correction)
         self._expected = expected(self.fitted, correction)
 
-    def prompt_tokens(self, body: ClientBody, beginning: Beginning | None = None) -> int:
-        """Return a prompt's tokens: counted if it came as ids, else estimated beyond a known beginning."""
+    def prompt_tokens(self, body: ClientBody, prefix: SharedPrefix | None = None) -> int:
+        """Return a prompt's tokens: counted if it came as ids, else estimated beyond a known prefix."""
         if body.prompt_token_ids is not None:
             return body.prompt_token_ids
-        if beginning is None or not beginning.exact:
+        if prefix is None or not prefix.exact:
             return self._prompts.estimate(body.text_bytes, body.messages)
-        rest = 1 - beginning.share
+        rest = 1 - prefix.share
         rest_tokens = self._prompts.estimate(ceil(rest * body.text_bytes), ceil(rest * body.messages))
-        return beginning.tokens + rest_tokens * (rest > 0)
+        return prefix.tokens + rest_tokens * (rest > 0)
 
     def prompt(self, body: ClientBody, prompt_tokens: int) -> None:
         """Learn from a prompt's true length."""

@@ -27,7 +27,7 @@ class StepReports:
 
     path: of their socket, for the log.
     prompt_known: called with a request's key and its prompt's tokens, once a report shows them.
-    beginnings_changed: called when routers are to be told of other cached beginnings.
+    prefixes_changed: called when other prefixes are to be reported to routers.
     applied: called when the mirror has followed a report.
     """
 
@@ -39,12 +39,12 @@ class StepReports:
         prompt_known: Callable[[str, int], None],
         path: str = "",
         *,
-        beginnings_changed: Callable[[], None] = lambda: None,
+        prefixes_changed: Callable[[], None] = lambda: None,
         applied: Callable[[], None] = lambda: None,
     ) -> None:
         self._path, self._applied = path, applied
         self._mirror, self._learned, self._metrics = mirror, learned, metrics
-        self._prompt_known, self._beginnings_changed = prompt_known, beginnings_changed
+        self._prompt_known, self._prefixes_changed = prompt_known, prefixes_changed
         self._now_s = monotonic
         self._continuity = Continuity()
         self._received_s, self._silent = monotonic(), False
@@ -64,12 +64,12 @@ class StepReports:
         if self._silent:
             self._silent = False
             log.info("engine reports again")
-        told = self._mirror.prefixes.told.count
+        before = self._mirror.prefixes.reported.count
         for report in reports:
             self._follow(report)
             self._measure(report)
-        if self._mirror.prefixes.told.count != told:
-            self._beginnings_changed()
+        if self._mirror.prefixes.reported.count != before:
+            self._prefixes_changed()
         whole = self._wholes.restored(reports[-1])
         if whole is None:  # the report with its columns is lost: the next one with columns is complete
             self._metrics.lost.inc()

@@ -39,7 +39,7 @@ class Metrics(FrontMetrics):
         )
         self.usage = UsageMetrics(registry)
         self.moves = MoveMetrics(registry)
-        self.cached_beginnings.set_function(lambda: len(replica_set.prefixes))
+        self.cached_prefixes.set_function(lambda: len(replica_set.prefixes))
         registry.register(_Replicas(replica_set))
         registry.register(VerdictCounters("penstock_router", self.demand))
 

@@ -1,11 +1,11 @@
-"""Which replicas have which beginnings of prompts in their prefix caches, as they tell it themselves.
+"""Which replicas have which prefixes of prompts in their prefix caches, as they report it.
 
-Every replica tells every router the keys of beginnings that its engine has cached (`CachedBeginnings`), all
-at the start of a session and then what changes. So routers need not share anything, and know as much after a
-restart; a replica that is lost, or says that it begins anew, holds nothing until it tells of it again.
+Every replica reports to every router the keys of prefixes that its engine has cached (`CachedPrefixes`), all
+at the start of a session and then the changes. So routers need not share anything, and know as much after a
+restart; a replica that is lost, or starts again, holds nothing until it reports it again.
 
-What is told is bounded for each replica: `MOST_BEGINNINGS` take half a megabyte. A replica decides itself by
-what it has when a request reaches it, so a beginning that is gone meanwhile costs a hop at worst.
+A replica's prefixes are bounded: `MOST_PREFIXES` take half a megabyte. A replica decides itself by
+what it has when a request reaches it, so a prefix that is gone meanwhile costs a hop at worst.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,30 +14,30 @@ from penstock_core.routing.replica_load import NOTHING_CACHED, tokens_about
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.prompt_marks import PromptMarks
 
-MOST_BEGINNINGS = 8192
-"""Of one replica; twice what a sidecar tells of."""
+MOST_PREFIXES = 8192
+"""Of one replica; twice what a sidecar reports."""
 
 
-class Holder:
-    """The beginnings that one replica has."""
+class PrefixHolder:
+    """The prefixes that one replica has."""
 
     def __init__(self, name: str, prefixes: "CachedPrefixes") -> None:
         self.name, self._prefixes = name, prefixes
         self._keys: set[int] = set()
 
-    def told(self, message: wire.CachedBeginnings) -> None:
-        """Take in what the replica has told. Beginnings beyond the bound are ignored."""
+    def update(self, message: wire.CachedPrefixes) -> None:
+        """Take in a report of the replica. Prefixes beyond the bound are ignored."""
         self._prefixes.known = True
         if message.anew:
             self.forget()
         self._remove(message.removed)
-        for key in message.added[: MOST_BEGINNINGS - len(self._keys)]:
+        for key in message.added[: MOST_PREFIXES - len(self._keys)]:
             if key not in self._keys:
                 self._keys.add(key)
                 self._prefixes.add(key, self)
 
     def forget(self) -> None:
-        """Count nothing as cached there: the replica is gone, or tells it anew."""
+        """Count nothing as cached there: the replica is gone, or reports all again."""
         self._remove(self._keys.copy())
 
     def _remove(self, keys: Iterable[int]) -> None:
@@ -50,25 +50,25 @@ class Holder:
 class CachedPrefixes:
     """Those of all replicas of a pool.
 
-    known: whether any replica has ever told of its cache.
+    known: whether any replica has ever reported its cache.
     """
 
     def __init__(self) -> None:
         self.known = False
-        self._holders: dict[int, tuple[Holder, ...]] = {}
+        self._holders: dict[int, tuple[PrefixHolder, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._holders)
 
-    def holder(self, name: str) -> Holder:
+    def holder(self, name: str) -> PrefixHolder:
         """Return a new replica's part, which holds nothing yet."""
-        return Holder(name, self)
+        return PrefixHolder(name, self)
 
-    def add(self, key: int, holder: Holder) -> None:
-        """Note that a replica has a beginning."""
+    def add(self, key: int, holder: PrefixHolder) -> None:
+        """Note that a replica has a prefix."""
         self._holders[key] = (*self._holders.get(key, ()), holder)
 
-    def remove(self, key: int, holder: Holder) -> None:
+    def remove(self, key: int, holder: PrefixHolder) -> None:
         """Note that it has it no more."""
         left = tuple([other for other in self._holders[key] if other is not holder])
         if left:
@@ -79,7 +79,7 @@ class CachedPrefixes:
     def cached_tokens(self, marks: PromptMarks) -> Mapping[str, int]:
         """Return the estimated tokens of a prompt that replicas have cached, by name, of those that have any.
 
-        Replicas with the same beginning have the same number, so that their load decides between them.
+        Replicas with the same prefix have the same number, so that their load decides between them.
         """
         if not self._holders:
             return NOTHING_CACHED

@@ -92,7 +92,7 @@ class ReplicaLink:
 
     changed: called when its state changes. placed: called with each request's estimated prompt tokens.
     draw: returns a number in [0, 1), to spread ejections.
-    cached: what it has cached, as it tells.
+    cached: the prefixes that it reports as cached.
     peers: what other routers have just sent there.
     description: its last one; None before the first.
     time_model: the one in it.
@@ -355,8 +355,8 @@ class ReplicaLink:
                 upstream.finish(wire_conversion.INTERNAL)
         if frame.HasField("snapshot"):
             self._observe(frame.snapshot)
-        if frame.HasField("cached_beginnings"):
-            self.cached.told(frame.cached_beginnings)
+        if frame.HasField("cached_prefixes"):
+            self.cached.update(frame.cached_prefixes)
 
     def _progress(self, event: wire.Event, upstream: UpstreamRequest) -> None:
         """Note a verdict or an end."""

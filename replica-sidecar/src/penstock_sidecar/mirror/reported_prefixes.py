@@ -1,11 +1,11 @@
-"""The cached beginnings of prompts that routers are told of, and what has changed since a router was told.
+"""The cached prefixes of prompts that a replica reports to routers, and the changes since its last report.
 
-Of a prompt its whole is told, and its beginnings of 1, 2, 4, 8 … marks, as far as they are cached. A router
+Of a prompt the whole is reported, and its prefixes of 1, 2, 4, 8 … marks, as far as they are cached. A router
 that looks for the longest one finds the whole of an earlier turn, and of what two other prompts share more
 than half. So a prompt of 400 marks costs ten keys of 8 bytes.
 
 Changes are kept in order, so that each session is sent those since its last frame. One that is behind the
-oldest of them, or new, is sent everything anew.
+oldest of them, or new, is sent all of them.
 """
 
 from collections import OrderedDict, deque
@@ -16,25 +16,25 @@ from typing import NamedTuple
 from penstock_core.domain.request import RequestId
 from penstock_runtime.prompt_marks import PromptMarks
 
-MOST_TOLD = 4096
-"""Beginnings of all prompts together, 32 kB in a message: those of 300 prompts of 100,000 tokens. The least
+MOST_REPORTED = 4096
+"""Prefixes of all prompts together, 32 kB in a message: those of 300 prompts of 100,000 tokens. The least
 recently served prompts are left out."""
 
 
 class Change(NamedTuple):
-    """A beginning that is cached from now on, or not any more."""
+    """A prefix that is cached from now on, or not any more."""
 
     key: int
     cached: bool
 
 
-class ToldBeginnings:
-    """The beginnings of one replica."""
+class ReportedPrefixes:
+    """The prefixes of one replica."""
 
     def __init__(self) -> None:
         self._of_prompt: OrderedDict[RequestId, tuple[int, ...]] = OrderedDict()  # the least recent first
-        self._prompts: dict[int, int] = {}  # how many prompts have each beginning
-        self._changes: deque[Change] = deque(maxlen=2 * MOST_TOLD)
+        self._prompts: dict[int, int] = {}  # how many prompts have each prefix
+        self._changes: deque[Change] = deque(maxlen=2 * MOST_REPORTED)
         self._count = 0  # changes so far, also those that are not kept any more
 
     def __len__(self) -> int:
@@ -45,8 +45,8 @@ class ToldBeginnings:
         """Return the number of changes so far."""
         return self._count
 
-    def tell(self, request_id: RequestId, keys: tuple[int, ...]) -> None:
-        """Tell these beginnings of a prompt, and no others of it any more."""
+    def report(self, request_id: RequestId, keys: tuple[int, ...]) -> None:
+        """Report these prefixes of a prompt, and no others of it any more."""
         before = self._of_prompt.get(request_id, ())
         if keys == before:
             return
@@ -55,11 +55,11 @@ class ToldBeginnings:
         self._of_prompt.pop(request_id, None)
         if keys:
             self._of_prompt[request_id] = keys
-        while len(self._prompts) > MOST_TOLD:
+        while len(self._prompts) > MOST_REPORTED:
             self._remove(self._of_prompt.popitem(last=False)[1])
 
     def since(self, count: int) -> list[Change] | None:
-        """Return the changes since there were `count`, the last one of each beginning; None if too many."""
+        """Return the changes since there were `count`, the last one of each prefix; None if too many."""
         missed = self._count - count
         if missed > len(self._changes):
             return None
@@ -67,7 +67,7 @@ class ToldBeginnings:
         return [*{change.key: change for change in kept}.values()]
 
     def all(self) -> list[Change]:
-        """Return all beginnings, as changes from none."""
+        """Return all prefixes, as changes from none."""
         return [Change(key, True) for key in self._prompts]
 
     def _add(self, keys: Sequence[int]) -> None:
@@ -88,8 +88,8 @@ class ToldBeginnings:
         self._count += 1
 
 
-def told_marks(marks: PromptMarks) -> list[int]:
-    """Return the indices of a prompt's marks that are told where they are cached, in ascending order."""
+def reported_marks(marks: PromptMarks) -> list[int]:
+    """Return the indices of a prompt's marks that are reported where they are cached, in ascending order."""
     last = len(marks.marks) - 1
     doubled = [(1 << power) - 1 for power in range(max(last, 0).bit_length() + 1)]
     return [*[at for at in doubled if at < last], *([last] if last >= 0 else [])]
