@@ -19,7 +19,7 @@ from penstock_simulator.simulation import Arrival, FirstVerdict, Fleet, LengthKn
 
 LLAMA = builtin("llama-3-8b-a100")
 TIER = Tier("chat", Slo(ttft_slowdown=5, tpot_s=0.05, judge=Judge.WINDOW))
-STALLS = Disturbance(slow_steps=SlowSteps(chance=0.05, factor=8.0))
+STALLS = Disturbance(slow_steps=SlowSteps(chance=0.05, factor=30.0))
 
 
 @dataclass

@@ -21,12 +21,16 @@ errors favours large batches.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import fsum, sqrt
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from penstock_core.compilation.arrays import Floats
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
+
+ALIKE = 1e-12
+"""Part of a column, relative to its length, that others must leave for it to be a column of its own."""
 
 Amount = TypeVar("Amount", float, Floats)
 """A number or an array of numbers."""
@@ -131,10 +135,31 @@ def _computed(model: TimeModel, batch: int, tokens: int) -> Profiled:
 
 
 def _least_squares(columns: Sequence[Floats], seconds: Floats) -> Bilinear:
-    """Solve after scaling each column to one, because columns differ by orders of magnitude."""
-    design = np.stack(columns, axis=1)
-    size = np.abs(design).max(axis=0, initial=0.0)
-    if not size.all() or np.linalg.matrix_rank(design / size) < len(columns):
-        raise TooAlike(len(seconds))
-    solved = np.linalg.lstsq(design / size, seconds, rcond=None)[0] / size
-    return Bilinear(*solved.tolist())
+    """Solve by orthogonal columns of length one [Gram and Schmidt, applied twice].
+
+    Sums are exact, so that coefficients, and plans made of them, are the same on every machine: a BLAS adds
+    in an order that depends on the processor. Raises TooAlike.
+    """
+    count = len(columns)
+    lengths, basis = [0.0] * count, list[list[float]]()
+    triangle = [[0.0] * count for _ in range(count)]
+    for j, column in enumerate(columns):
+        rest = column.tolist()
+        lengths[j] = sqrt(_dot(rest, rest))
+        rest = [value / (lengths[j] or 1.0) for value in rest]
+        for i in [*range(j), *range(j)]:
+            share = _dot(basis[i], rest)
+            triangle[i][j] += share
+            rest = [value - share * part for value, part in zip(rest, basis[i], strict=True)]
+        triangle[j][j] = sqrt(_dot(rest, rest))
+        if triangle[j][j] < ALIKE:
+            raise TooAlike(len(seconds))
+        basis.append([value / triangle[j][j] for value in rest])
+    solved = [_dot(column, seconds.tolist()) for column in basis]
+    for j in reversed(range(count)):
+        solved[j] = (solved[j] - _dot(triangle[j][j + 1 :], solved[j + 1 :])) / triangle[j][j]
+    return Bilinear(*[value / length for value, length in zip(solved, lengths, strict=True)])
+
+
+def _dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return fsum([a * b for a, b in zip(one, other, strict=True)])
