@@ -319,4 +319,4 @@ async def test_engines_that_tell_no_ids_stream_as_before() -> None:
         part.fail(wire.FAILURE_ENGINE_LOST, 502)
 
     async with house(ScriptedReplica("r0", loses), ScriptedReplica("r1")) as router:
-        assert "does not tell token ids" in chunks_of(await streamed(router))[-1]["error"]["message"]
+        assert "does not report token ids" in chunks_of(await streamed(router))[-1]["error"]["message"]

@@ -18,7 +18,7 @@ end the session, and with it every request on it."""
 
 
 CONTINUING_ENGINES = frozenset({"vllm", "simulated"})
-"""Types of engines that tell token ids (`return_token_ids`) and continue a prompt of them."""
+"""Types of engines that report token ids (`return_token_ids`) and continue a prompt of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,7 @@ class ScriptedReplica(ReplicaServicer):
         context: "grpc.aio.ServicerContext[wire.DetokenizeRequest, Awaitable[wire.DetokenizeReply]]",
     ) -> wire.DetokenizeReply:
         if self.texts is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine does not tell")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine does not report it")
         return wire.DetokenizeReply(text=self.texts(list(request.tokens)))
 
     async def Session(

@@ -21,7 +21,7 @@ class RequestOutcome:
     output_tokens: tokens received.
     tpot_s: as the tier judges it.
     reason: why it was rejected or failed.
-    cached_tokens: of its prompt, that the engine found in its prefix cache; None if it does not tell.
+    cached_tokens: of its prompt, that the engine found in its prefix cache; None if it does not report it.
     turn: its place in its session; 0 begins one, and for a request of no session.
     """
 

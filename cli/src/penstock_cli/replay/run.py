@@ -37,7 +37,7 @@ READ_BUFFER_BYTES = 2**16
 class ReplaySettings:
     """What a replay was asked for.
 
-    admin_url: of the admin port of the pool's router; None: as the router tells it.
+    admin_url: of the admin port of the pool's router; None: as the router reports it.
     tier_slos: override the server's own; None uses those that the server reports.
     closed_loop: whether the trace's sessions are closed loops; None: if it has think times.
     block_tokens: that the trace's hash ids stand for.

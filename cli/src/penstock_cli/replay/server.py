@@ -41,7 +41,7 @@ class ReplayServer:
 class AdminPages:
     """Where a pool tells of itself: its router's admin port.
 
-    session: sends no API key. url: of the admin port; None: as the router tells it, which it does on this
+    session: sends no API key. url: of the admin port; None: as the router reports it, which it does on this
     machine only.
     """
 

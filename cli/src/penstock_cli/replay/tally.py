@@ -24,7 +24,7 @@ def _doubles() -> "array[float]":
 class TierTally:
     """One tier, or all of them.
 
-    prompt_tokens, cached_tokens: of requests whose engine told what it found in its prefix cache.
+    prompt_tokens, cached_tokens: of requests whose engine reported what it found in its prefix cache.
     """
 
     requests: int = 0
@@ -79,7 +79,7 @@ class TierTally:
 
     @property
     def cached_share(self) -> float | None:
-        """Share of the prompts' tokens that were found in prefix caches; None if no engine told."""
+        """Share of the prompts' tokens that were found in prefix caches; None if no engine reported it."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
     @property
@@ -125,9 +125,10 @@ class ReplayTally:
 
     @property
     def cached_share(self) -> float | None:
-        """Share of all prompt tokens that were found in prefix caches; None if no engine told."""
-        told = self.first_turns.prompt_tokens + self.later_turns.prompt_tokens
-        return (self.first_turns.cached_tokens + self.later_turns.cached_tokens) / told if told else None
+        """Share of all prompt tokens that were found in prefix caches; None if no engine reported it."""
+        cached = self.first_turns.cached_tokens + self.later_turns.cached_tokens
+        prompts = self.first_turns.prompt_tokens + self.later_turns.prompt_tokens
+        return cached / prompts if prompts else None
 
 
 def _saved_s(model: TimeModel, prompt_tokens: int, cached_tokens: int) -> float:

@@ -75,7 +75,7 @@ class EngineClient:
         return self._http.post(PATHS[endpoint], body, request_id)
 
     async def load(self) -> EngineLoad | None:
-        """Return the engine's load by its own metrics; None where it does not tell."""
+        """Return the engine's load by its own metrics; None where it does not report it."""
         try:
             async with asyncio.timeout(self._bounds.probe_timeout_s):
                 status, page = await self._http.page("/metrics", MOST_BYTES)
@@ -84,7 +84,7 @@ class EngineClient:
         return load_of(page) if status == 200 and page is not None else None
 
     async def detokenize(self, tokens: Sequence[int]) -> str | None:
-        """Return the text of tokens; None where the engine does not tell."""
+        """Return the text of tokens; None where the engine does not report it."""
         body = orjson.dumps({"tokens": list(tokens)} | ({"model": self._served} if self._served else {}))
         try:
             async with (

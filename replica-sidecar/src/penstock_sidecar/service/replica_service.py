@@ -106,7 +106,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MOST_TOKENS} tokens")
         text = await self._detokenize(request.tokens)
         if text is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine does not tell")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine does not report it")
         return wire.DetokenizeReply(text=text)
 
     async def Drain(

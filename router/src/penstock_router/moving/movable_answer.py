@@ -254,7 +254,7 @@ class MovableAnswer:
         """Return why the answer cannot be continued; None where it can."""
         transcript = self._transcript
         if transcript.opaque:
-            return "its engine does not tell token ids"
+            return "its engine does not report token ids"
         if transcript.thinks:
             return "its model was thinking"
         return why_fixed(self._request.endpoint, body)

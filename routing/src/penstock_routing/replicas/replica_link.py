@@ -211,7 +211,7 @@ class ReplicaLink:
         upstream.finish(Rejected(Reason.QUEUE_FULL) if talks else Lost(self.name, "silent"))
 
     async def detokenize(self, tokens: Sequence[int]) -> str | None:
-        """Return the text of tokens by its engine; None where it does not tell."""
+        """Return the text of tokens by its engine; None where it does not report it."""
         if self._stub is None:
             return None
         try:
