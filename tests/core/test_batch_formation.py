@@ -15,7 +15,7 @@ from penstock_core.policies.slos_serve.batch_formation import form_batch
 from penstock_core.policies.slos_serve.workload import Workload
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
-from penstock_core.timing.time_model import BatchWork
+from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
 
 from examples import examples
 
@@ -275,6 +275,24 @@ def test_a_long_context_is_worked_off_even_where_one_token_passes_the_usual_leng
     job = prompt("book", 400_000, done=200_000, due_in_s=60.0)
     step = batch([job], [], free_blocks=20_000, model=LONG_CONTEXT)
     assert step.tokens["book"] > 0
+
+
+def test_a_prompt_is_worked_off_by_a_model_of_which_one_token_passes_every_limit() -> None:
+    """It was measured on a busy machine. Only steps correct it, so there must be some."""
+    wrong = TimeModel("wrong", (Term(0.0, 1e-5),), prefill_work_s=1e-6, scale=1e5)
+    for done in (0, 1, 20, 43):
+        job = prompt("p", 44, done=done, due_in_s=60.0)
+        step = batch([job] if done else [], [] if done else [job], model=wrong)
+        assert 0 < step.tokens["p"] <= 44 - done
+        one = BatchWork(1, 0, chunk_work(1, done))
+        assert step.duration_s <= 2 * wrong.seconds(one) + 1e-9
+
+
+def test_a_prompt_that_passes_every_limit_waits_for_decodes_but_not_for_best_effort() -> None:
+    wrong = TimeModel("wrong", (Term(0.0, 1e-5),), prefill_work_s=1e-6, scale=1e5)
+    running = [prompt("p", 44, done=20, due_in_s=60.0), prompt("o", 44, done=20, best_effort=True)]
+    assert "p" in batch(running, [], model=wrong).tokens
+    assert batch([*running, decode("d")], [], model=wrong).tokens.keys() == {"d"}
 
 
 def random_replica(random: Random) -> ReplicaView:

@@ -138,6 +138,15 @@ def test_a_chunk_is_as_long_as_time_the_prompt_and_the_batch_allow() -> None:
     limit_s = batch.seconds(20, 0, chunk_work(20, 40))
     assert batch.largest_chunk(prompt("a", 500, 40), limit_s) == 20
     assert batch.largest_chunk(prompt("a", 500, 40), limit_s - 1e-9) == 19
+    assert batch.largest_chunk(prompt("a", 500, 40), 0.0) == 0
+
+
+def test_an_empty_batch_gets_a_chunk_however_short_its_limit_is() -> None:
+    batch, job = opened(batch_tokens=80), prompt("a", 500, 40)
+    one_s = batch.seconds(1, 0, chunk_work(1, 40))
+    chunk = batch.largest_chunk(job, 0.0)
+    assert batch.largest_chunk(job, one_s) == 1 < chunk
+    assert batch.seconds(chunk, 0, chunk_work(chunk, 40)) <= 2 * one_s
 
 
 def test_nobody_is_preempted_twice_nor_out_of_the_batch() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.policies import POLICIES
+from penstock_core.timing.time_model import Term, TimeModel, to_json
 from penstock_vllm.faults import Fault
 from virtual.engine import Engine, Kind
 from virtual.grammar import Anything
@@ -230,3 +231,15 @@ def test_best_effort_that_is_preempted_keeps_what_it_has_generated() -> None:
     engine.drain()
     assert len(offline.output_token_ids) == 100
     assert isinstance(policy, Recorder)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_model_of_which_a_token_of_a_prompt_passes_every_limit_stops_no_engine(ahead: bool) -> None:
+    """Measured on a busy machine: decodes take a thousand times as long, and prompts seem to after them."""
+    wrong = TimeModel("wrong", (Term(0.0, 1e-5),), prefill_work_s=1e-6)
+    engine = Engine(Kind(ahead=ahead, more={"timeModel": to_json(wrong)}))
+    for name in ("before", "after"):
+        engine.add(name, 44, 160, fields={"penstock_ttft_s": 60.0, "penstock_tpot_s": 5.0})
+        engine.drain(1000)
+    assert engine.finished == {"before", "after"}
+    assert not engine.scheduler.faults.counted

@@ -24,6 +24,9 @@ SHORTEST_CHUNK_TOKENS = 128
 UNBOUNDED_TOKENS = 1 << 30
 """More tokens than any batch has, returned for an infinite duration."""
 
+LONE_CHUNK_STRETCH = 2.0
+"""Duration of a batch of one chunk whose limit is too short for any: so many times that of one token."""
+
 
 class BatchWork(NamedTuple):
     """The work of an iteration, as far as its duration depends on it.
@@ -117,8 +120,15 @@ def largest_chunk(
 ) -> int:
     """Return the most tokens of a prompt, up to `most_tokens`, with which this batch ends within `limit_s`.
 
+    An empty batch gets a chunk even if one token takes longer than that. The next step would find the same
+    prompt and the same limit, so it would never be computed.
+
     computed_tokens: of the prompt, before this chunk.
     """
+    if beside.tokens == 0:
+        one_s = iteration_seconds(model, with_chunk(beside, 1, computed_tokens))
+        if one_s > limit_s:
+            limit_s = LONE_CHUNK_STRETCH * one_s
     if (
         most_tokens <= 0
         or iteration_seconds(model, with_chunk(beside, most_tokens, computed_tokens)) <= limit_s

@@ -10,7 +10,8 @@ the end of its window in time. With r tokens left in the window, a batch may las
 the time of the r - 1 other tokens in batches without prefill. If the answer may end before its window does
 (`Job.sure_tokens`), the deadline of the next token counts. A batch also lasts at most four of the shortest,
 60 ms, or twice as long as its decodes alone: it cannot be interrupted, so an arriving request may wait for
-all of it.
+all of it. Without decodes, a prompt of which one token takes longer is computed all the same: by a wrong time
+model, or after a very long context (`largest_chunk`).
 
 **Slow steps.** An engine may have steps that take several times as long (`step_tail`). Then a batch, itself
 perhaps a slow one, leaves as much of a window as its other tokens need, some of them in slow steps: as many

@@ -288,7 +288,7 @@ def _begin_decoding(rows: Rows, row: int, now_s: float) -> None:
 def _fill(engine: Engine, prompts: Prompts, work: BatchWork, time: Time, todo: int) -> tuple[float, int]:
     """Fill a batch of decodes with prompts: its seconds, and the first prompt that is not computed then.
 
-    LATE where one that it finishes is late, or another has to be.
+    LATE where one that it finishes is late, or another has to be. Without decodes it has always a chunk.
     """
     now_s, limit_s = time.now_s, time.limit_s
     while todo < len(prompts.pending):
