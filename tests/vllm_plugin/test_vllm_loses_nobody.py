@@ -237,9 +237,10 @@ def test_best_effort_that_is_preempted_keeps_what_it_has_generated() -> None:
 def test_a_model_of_which_a_token_of_a_prompt_passes_every_limit_stops_no_engine(ahead: bool) -> None:
     """Measured on a busy machine: decodes take a thousand times as long, and prompts seem to after them."""
     wrong = TimeModel("wrong", (Term(0.0, 1e-5),), prefill_work_s=1e-6)
+    admitted = {"penstock_ttft_s": 60.0, "penstock_tpot_s": 5.0, "penstock_best_effort": 0}
     engine = Engine(Kind(ahead=ahead, more={"timeModel": to_json(wrong)}))
     for name in ("before", "after"):
-        engine.add(name, 44, 160, fields={"penstock_ttft_s": 60.0, "penstock_tpot_s": 5.0})
+        engine.add(name, 44, 160, fields=admitted)
         engine.drain(1000)
     assert engine.finished == {"before", "after"}
     assert not engine.scheduler.faults.counted
