@@ -247,6 +247,22 @@ TABLE: list[tuple[str, object, list[str]]] = [
         ],
     ),
     (
+        "spec/router",
+        {"tracing": {"otlpUrl": "http://otel:4318/v1/traces"}},
+        [
+            "spec.router.tracing: Forbidden: would not be used: only Envoy sends spans; write gateway: "
+            "envoy, or remove it"
+        ],
+    ),
+    (
+        "spec/engine",
+        {"type": "openai", "image": "any:1", "timeModel": "auto", "answerPath": "direct"},
+        [
+            f"spec.engine.answerPath: {OBJECT}direct needs an engine that checks the sidecar's tickets, of "
+            "type vllm or simulated"
+        ],
+    ),
+    (
         "spec",
         {**GOOD["spec"], "gateway": "envoy", "autoscaling": {"minReplicas": 0, "maxReplicas": 4}},
         [
