@@ -267,6 +267,27 @@ def test_access_is_that_of_the_kubeconfig(tmp_path: Path, monkeypatch: pytest.Mo
     assert found_access().cluster.server == "http://localhost:1"
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "{current-context: a, contexts: [{name: a, context: {cluster: c}}]}",
+            "the kubeconfig has no 'clusters'",
+        ),
+        ("current-context: [", "while parsing"),
+        ("just text", ""),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_read_is_a_start_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    with pytest.raises(StartError, match=f"^no API server is known: {why}"):
+        found_access()
+
+
 def test_paths_are_of_the_group_the_namespace_and_the_name() -> None:
     assert EVENT.path("team", "one") == "/api/v1/namespaces/team/events/one"
     assert EVENT.path(None) == "/api/v1/events"

@@ -20,7 +20,6 @@ import httpx2
 import orjson
 from lightkube import KubeConfig, SingleConfig
 from lightkube.config import client_adapter
-from lightkube.core.exceptions import ConfigError
 from penstock_runtime.serving import StartError
 
 from penstock_operator.cluster.kinds import ResourceKind, kind_of
@@ -65,8 +64,9 @@ def found_access() -> SingleConfig:
     """Return address and credentials of the API server: a pod's own, else $KUBECONFIG. Raises StartError."""
     try:
         found = KubeConfig.from_env().get()
-    except ConfigError as error:
-        raise StartError(f"no API server is known: {error}") from error
+    except Exception as error:  # lightkube raises ConfigError, readers of YAML and of its types many kinds
+        missing = f"the kubeconfig has no {error}" if isinstance(error, KeyError) else error
+        raise StartError(f"no API server is known: {missing}") from error
     assert found is not None, "without a current context it raises"
     return found
 
