@@ -46,12 +46,13 @@ def prometheus(folder: Path, samples: Iterable[str]) -> Iterator[str]:
 def _address(process: subprocess.Popen[str]) -> str:
     """Where it listens, once it is ready. What it says afterwards is read and dropped."""
     assert process.stderr is not None
-    output, address = [], None
-    for line in process.stderr:
+    output, address, ready = [], None, False
+    for line in process.stderr:  # it listens before it is ready or after, as it happens
         output.append(line)
+        ready = ready or READY in line
         if found := LISTENS.search(line):
             address = found.group(1).strip('"')
-        if READY in line and address is not None:
+        if ready and address is not None:
             threading.Thread(target=process.stderr.read, daemon=True).start()
             return address
     raise AssertionError("no Prometheus: " + "".join(output))
