@@ -19,7 +19,7 @@ from scripted.house import house
 from scripted.replica import ScriptedReplica
 
 DOZEN = 12
-SHARED_CALLS = 46
+SHARED_CALLS = 44
 PAGE = Path(__file__).parents[2] / "docs/concepts/calls.md"
 
 OWN = "penstock_router/"

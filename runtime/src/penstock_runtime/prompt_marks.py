@@ -1,6 +1,6 @@
 """Where a prompt may part from others, without a tokenizer: chained hashes of the prefixes of its JSON.
 
-A mark stands for a prefix of the prompt; two prompts that have a mark in common begin alike up to it.
+A mark identifies a prefix of the prompt: two prompts with a mark in common are equal up to it.
 Marks are at the end of each message and every `PIECE_BYTES` within it, so the next turn of a session has all
 marks of the turn before.
 

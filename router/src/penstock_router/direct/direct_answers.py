@@ -5,8 +5,8 @@
 
 An answer fills the same `UpstreamRequest` that a session would fill, so its reader sees no difference. Each
 request has a task; what a read brings is passed on in the turn of the event loop that reads it, without
-waking the task. The sidecar follows progress by the engine's reports, and is told here how an answer ends. It
-then sends the request's figures, which end it.
+waking the task. The sidecar follows progress by the engine's reports. From here it gets how an answer ends,
+and then sends the request's figures, which end it.
 """
 
 import asyncio

@@ -8,7 +8,8 @@ The cheapest is promoted if it fits, one per batch, because a promoted request t
 requests that have not arrived yet. The dynamic program, which considers all requests that can still meet
 their SLO, decides whether the others are worth more without it; then the cheapest of those is promoted.
 
-Its client was promised nothing, so on an engine with slow steps it needs no lead for them (`feasibility`).
+Its client was answered best effort, so on an engine with slow steps it needs no lead for them
+(`feasibility`).
 """
 
 from collections.abc import Sequence
