@@ -1,8 +1,6 @@
 """One run: a pool, its clients and its faults, all drawn from one seed."""
 
 import asyncio
-import gc
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,14 +65,8 @@ class Result:
 
 def simulate(seed: int) -> Result:
     """Run one seed."""
-    with warnings.catch_warnings():
-        # of killed routers: nobody closes what a killed process had open
-        warnings.filterwarnings("ignore", r"unclosed Connection <redis\.", ResourceWarning)
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            result = runner.run(_run(seed))
-        if any("router killed" in kind for kind in result.faults):
-            gc.collect()
-    return result
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(_run(seed))
 
 
 async def _run(seed: int) -> Result:
