@@ -338,7 +338,7 @@ class Rig:
                 gate=self.gate,
                 tickets=Tickets(self.ticket_key, lambda: self.mirror.live and self.mirror.checks_tickets),
                 engine_lost=watch.suspect,
-                serves_changed=health.tell,
+                serves_changed=health.set_serving,
             )
             self.reports = StepReports(
                 self.mirror,

@@ -16,91 +16,125 @@ _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 """Buckets of errors of predictions."""
 
 
+class _Makers:
+    """Makes metrics with the replica's prefix, in one registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, says: str, *labels: str) -> Counter:
+        return Counter(f"penstock_replica_{name}", says, labels, registry=self._registry)
+
+    def gauge(self, name: str, says: str) -> Gauge:
+        return Gauge(f"penstock_replica_{name}", says, registry=self._registry)
+
+    def histogram(self, name: str, says: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"penstock_replica_{name}", says, labels, buckets=buckets, registry=self._registry)
+
+
 class Metrics:
     """The metrics of one sidecar, in a registry of its own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, says: str, *labels: str) -> Counter:
-            return Counter(f"penstock_replica_{name}", says, labels, registry=registry)
+        make = _Makers(registry)
+        self._add_requests(make)
+        self._add_planning(make)
+        self._add_cached_tokens(make)
+        self._add_load(make)
+        self._add_engine(make)
+        self._add_release(make)
+        self._planned_max_s = 0.0
 
-        def gauge(name: str, says: str) -> Gauge:
-            return Gauge(f"penstock_replica_{name}", says, registry=registry)
-
-        def histogram(name: str, says: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"penstock_replica_{name}", says, labels, buckets=buckets, registry=registry)
-
-        # Of every request: functions from the labels' values, which look a series up once.
+    def _add_requests(self, make: _Makers) -> None:
+        """Those of every request are functions from the labels' values, which look a series up once."""
         self.verdicts = cache(
-            counter("verdicts_total", "Verdicts given.", "tier", "verdict", "reason").labels
+            make.counter("verdicts_total", "Verdicts given.", "tier", "verdict", "reason").labels
         )
-        self.ends = cache(counter("ends_total", "Requests that ended, by how.", "tier", "end").labels)
+        self.ends = cache(make.counter("ends_total", "Requests that ended, by how.", "tier", "end").labels)
         self.ttft = cache(
-            histogram("ttft_seconds", "From submit to the first output.", _SECONDS, "tier").labels
+            make.histogram("ttft_seconds", "From submit to the first output.", _SECONDS, "tier").labels
         )
-        self.tpot = cache(histogram("tpot_seconds", "Mean gap between output tokens.", _TPOT, "tier").labels)
-        self.planner = histogram("planner_seconds", "One call of the planner.", _PLANNING)
-        self.planner_max = gauge("planner_seconds_max", "Longest call of the planner since the start.")
-        self.time_error = histogram(
-            "time_model_error_ratio", "How far an iteration was from its prediction.", _RATIOS
+        self.tpot = cache(
+            make.histogram("tpot_seconds", "Mean gap between output tokens.", _TPOT, "tier").labels
         )
-        self.time_scale = gauge("time_model_scale", "The online correction of the time model.")
-        self.acceptance = gauge(
+        self.direct = cache(
+            make.counter(
+                "direct_answers_total", "Requests that routers sent to the engine, by outcome.", "outcome"
+            ).labels
+        )
+        self.returned = make.counter("returned_total", "Requests returned to their routers by a drain.")
+        self.faults = make.counter(
+            "faults_total", "Faults of the sidecar itself, by where they occurred.", "where"
+        )
+
+    def _add_planning(self, make: _Makers) -> None:
+        self.planner = make.histogram("planner_seconds", "One call of the planner.", _PLANNING)
+        self.planner_max = make.gauge("planner_seconds_max", "Longest call of the planner since the start.")
+        self.time_error = make.histogram(
+            "time_model_error_ratio", "Relative error of an iteration's predicted duration.", _RATIOS
+        )
+        self.time_scale = make.gauge("time_model_scale", "The online correction of the time model.")
+        self.acceptance = make.gauge(
             "draft_acceptance_ratio", "Acceptance rate of draft tokens, as the engine measures it."
         )
-        self._prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts that were answered whole.")
-        self._cached_planned = counter(
+
+    def _add_cached_tokens(self, make: _Makers) -> None:
+        self._prompt_tokens = make.counter(
+            "prompt_tokens_total", "Tokens of prompts that were answered whole."
+        )
+        self._cached_planned = make.counter(
             "cached_tokens_planned_total", "Of them, those that admission took to be cached."
         )
-        self._cached_found = counter(
+        self._cached_found = make.counter(
             "cached_tokens_found_total", "Of them, those that the engine found in its cache."
         )
-        self._cached_missing = counter(
+        self._cached_missing = make.counter(
             "cached_tokens_missing_total", "Those that were taken to be cached, and were not found."
         )
-        self.cached_tokens = gauge(
+        self.cached_tokens = make.gauge(
             "cached_tokens", "Tokens that the engine has cached of the prompts that this sidecar knows."
         )
-        self.running = gauge("running", "Requests that hold KV memory.")
-        self.waiting = gauge("waiting", "Requests that wait for KV memory.")
-        self.best_effort = gauge("best_effort", "Best-effort requests held.")
-        self.kv_used = gauge("kv_used_ratio", "Share of the KV cache in use.")
-        self.filled = gauge("filled_ratio", "Share of what can be admitted that admitted requests take.")
-        self.sessions = gauge("sessions", "Routers connected.")
-        self.carried = gauge("carried", "Requests accepted and not ended, over all sessions.")
-        self.engine_ready = gauge("engine_ready", "1 while the engine serves.")
-        self.draining = gauge("draining", "1 while the replica drains.")
-        self.drains = counter("drains_total", "Drains requested.")
-        self.stalled = counter(
+
+    def _add_load(self, make: _Makers) -> None:
+        self.running = make.gauge("running", "Requests that hold KV memory.")
+        self.waiting = make.gauge("waiting", "Requests that wait for KV memory.")
+        self.best_effort = make.gauge("best_effort", "Best-effort requests held.")
+        self.kv_used = make.gauge("kv_used_ratio", "Share of the KV cache in use.")
+        self.filled = make.gauge("filled_ratio", "Share of what can be admitted that admitted requests take.")
+        self.sessions = make.gauge("sessions", "Routers connected.")
+        self.routers_behind = make.counter(
+            "routers_behind_total", "Sessions closed because the router did not read."
+        )
+        self.carried = make.gauge("carried", "Requests accepted and not ended, over all sessions.")
+        self.draining = make.gauge("draining", "1 while the replica drains.")
+        self.drains = make.counter("drains_total", "Drains requested.")
+
+    def _add_engine(self, make: _Makers) -> None:
+        self.engine_ready = make.gauge("engine_ready", "1 while the engine serves.")
+        self.engine_restarts = make.counter("engine_restarts_total", "Restarts of the engine.")
+        self.stalled = make.counter(
             "stalled_total",
             "Requests that the engine made no progress with, by where they were.",
             "tier",
             "at",
         )
-        self.returned = counter("returned_total", "Requests returned to their routers by a drain.")
-        self.reports = counter("telemetry_reports_total", "Step reports received.")
-        self.lost = counter("telemetry_lost_total", "Step reports that were lost.")
-        self.malformed = counter("telemetry_malformed_total", "Step reports with impossible values.")
-        self.engine_restarts = counter("engine_restarts_total", "Restarts of the engine.")
-        self.policy_faults = counter("policy_faults_total", "Steps in which the policy failed.", "fault")
-        self.faults = counter(
-            "faults_total", "Faults of the sidecar itself, by where they occurred.", "where"
+        self.reports = make.counter("telemetry_reports_total", "Step reports received.")
+        self.lost = make.counter("telemetry_lost_total", "Step reports that were lost.")
+        self.malformed = make.counter("telemetry_malformed_total", "Step reports with impossible values.")
+        self.telemetry_live = make.gauge("telemetry_live", "1 while planning uses the engine's reports.")
+        self.policy_faults = make.counter("policy_faults_total", "Steps in which the policy failed.", "fault")
+
+    def _add_release(self, make: _Makers) -> None:
+        """Those of an engine of type `openai`."""
+        self.held = make.gauge("held", "Accepted requests held before an engine of type openai.")
+        self.engine_slots = make.gauge("engine_seats", "Most requests that such an engine is given at once.")
+        self.release = make.histogram(
+            "release_seconds", "One decision about which requests enter it.", _PLANNING
         )
-        self.telemetry_live = gauge("telemetry_live", "1 while planning uses the engine's reports.")
-        self.held = gauge("held", "Accepted requests held before an engine of type openai.")
-        self.engine_slots = gauge("engine_seats", "Most requests that such an engine is given at once.")
-        self.release = histogram("release_seconds", "One decision about which requests enter it.", _PLANNING)
-        self.release_failures = counter(
+        self.release_failures = make.counter(
             "release_failures_total", "Release decisions in which the policy failed."
         )
-        self.engine_full = counter("engine_full_total", "Requests that the engine had no room for.")
-        self.direct = cache(
-            counter(
-                "direct_answers_total", "Requests that routers sent to the engine, by outcome.", "outcome"
-            ).labels
-        )
-        self.routers_behind = counter(
-            "routers_behind_total", "Sessions closed because the router did not read."
-        )
+        self.engine_full = make.counter("engine_full_total", "Requests that the engine had no room for.")
 
     def planned(self, seconds: float) -> None:
         """Record one call of the planner."""
@@ -126,5 +160,3 @@ class Metrics:
         self.carried.set(requests)
         self.engine_ready.set(engine_ready)
         self.draining.set(draining)
-
-    _planned_max_s = 0.0

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.client import EngineClient
+from penstock_sidecar.engine.facts import Facts
 from penstock_sidecar.engine.facts_at_start import facts_of
 from penstock_sidecar.engine.watch import EngineWatch
 from penstock_sidecar.http.http_serving import http_app, http_listener, http_serving
@@ -46,6 +47,18 @@ from penstock_sidecar.warm_up import warm_up
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The parts of one replica, before it serves."""
+
+    replica: Replica
+    mirror: ReplicaMirror
+    learned: Learned
+    gate: ReleaseGate | None
+    watch: EngineWatch
+    health: Health
+
+
 async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None:
     """Serve until `stop`, then drain. Raises StartError where it cannot start."""
     bounds = bounds_of(pool)
@@ -54,8 +67,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
     replicas: list[Replica] = []  # none, until the engine is known
     async with contextlib.AsyncExitStack() as stack:
         demand = None if options.http is None else Demand(pool.tiers())
-        pages = _pages(options, registry, replicas, demand)
-        metrics_address = await stack.enter_async_context(pages)
+        metrics_address = await stack.enter_async_context(_pages(options, registry, replicas, demand))
         client = EngineClient(options.engine, bounds, pool.spec.model.name, options.engine_key)
         engine = await stack.enter_async_context(client)
         facts = await facts_of(
@@ -63,70 +75,105 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         )
         if facts is None:
             return
-        learned = Learned(facts.model)
-        mirror, serves = mirror_of(pool, facts.kv, learned, bounds), serving_of(pool)
-        warm_up(serves.policy, mirror.view(0.0, learned.model), serves.tiers.values())
-        gate = gate_of(serves, mirror, learned, bounds, metrics)
-        watch, health = EngineWatch(engine.probe, heard_s=lambda: mirror.heard_s, bounds=bounds), Health()
-        replica = Replica(
-            serves,
-            mirror,
-            learned,
-            engine,
-            metrics=metrics,
-            bounds=bounds,
-            gate=gate,
-            tickets=tickets_of(pool, options, mirror),
-            engine_lost=watch.suspect,
-            serves_changed=health.tell,
-        )
-        replicas.append(replica)
-        ticks = [replica.tick]
-        if options.telemetry is not None:
-            reports = StepReports(
-                mirror,
-                learned,
-                metrics,
-                replica.accepted.prompt_known,
-                str(options.telemetry),
-                prefixes_changed=replica.report_prefixes,
-                applied=replica.reported,
-            )
-            telemetry = TelemetrySocket(options.telemetry, reports.receive)
-            stack.callback(telemetry.close)
-            ticks += [telemetry.renew, lambda: reports.check_silence(replica.state.engine_ready)]
+        parts = _assembled(options, pool, facts, engine, metrics=metrics, bounds=bounds)
+        replicas.append(parts.replica)
+        ticks = [parts.replica.tick, *stack.enter_context(_receiving(options.telemetry, parts, metrics))]
         listener = http_listener(options.http)
-        identity = identity_of(options, pool, metrics_address, listener)
-        service = ReplicaService(identity, replica, mirror, learned, metrics, detokenize=engine.detokenize)
         http = None
         if listener is not None and demand is not None:
             app = http_app(
                 options.name,
                 pool,
-                replica,
-                learned,
+                parts.replica,
+                parts.learned,
                 demand=demand,
                 registry=registry,
                 faults=Faults(metrics.faults),
             )
             http = await stack.enter_async_context(http_serving(app, listener, pool, options.http_tls))
-        address = await stack.enter_async_context(grpc_serving(service, health, options.listen, options.tls))
+        service = ReplicaService(
+            identity_of(options, pool, metrics_address, listener),
+            parts.replica,
+            parts.mirror,
+            parts.learned,
+            metrics,
+            detokenize=engine.detokenize,
+        )
+        grpc = grpc_serving(service, parts.health, options.listen, options.tls)
+        address = await stack.enter_async_context(grpc)
         await stack.enter_async_context(
             background(
-                watch, replica, engine, gate, bounds=bounds, ticks=ticks, faults=Faults(metrics.faults)
+                parts.watch,
+                parts.replica,
+                engine,
+                parts.gate,
+                bounds=bounds,
+                ticks=ticks,
+                faults=Faults(metrics.faults),
             )
         )
-        log.info(
-            "ready",
-            name=options.name,
-            address=str(address),
-            engine=options.engine,
-            metrics=metrics_address or "none",
-            http="none" if listener is None else address_of(listener),
-        )
+        _log_ready(options, str(address), metrics_address, listener)
         await stop.wait()
         drain_s = pool.spec.scheduling.drain_timeout_s if options.drain_s is None else options.drain_s
-        await stop_serving(replica, http, drain_s)
+        await stop_serving(parts.replica, http, drain_s)
+
+
+def _assembled(
+    options: Options, pool: Pool, facts: Facts, engine: EngineClient, *, metrics: Metrics, bounds: Bounds
+) -> _Parts:
+    """Return the parts of a replica, whose policy is warm. Raises StartError."""
+    learned = Learned(facts.model)
+    mirror, serves = mirror_of(pool, facts.kv, learned, bounds), serving_of(pool)
+    warm_up(serves.policy, mirror.view(0.0, learned.model), serves.tiers.values())
+    gate = gate_of(serves, mirror, learned, bounds, metrics)
+    watch, health = EngineWatch(engine.probe, heard_s=lambda: mirror.heard_s, bounds=bounds), Health()
+    replica = Replica(
+        serves,
+        mirror,
+        learned,
+        engine,
+        metrics=metrics,
+        bounds=bounds,
+        gate=gate,
+        tickets=tickets_of(pool, options, mirror),
+        engine_lost=watch.suspect,
+        serves_changed=health.set_serving,
+    )
+    return _Parts(replica, mirror, learned, gate, watch, health)
+
+
+@contextlib.contextmanager
+def _receiving(path: Path | None, parts: _Parts, metrics: Metrics) -> Iterator[list[Callable[[], None]]]:
+    """Receive step reports within the block, if there is a socket. Yields what is to be called every tick."""
+    if path is None:
+        yield []
+        return
+    replica = parts.replica
+    reports = StepReports(
+        parts.mirror,
+        parts.learned,
+        metrics,
+        replica.accepted.prompt_known,
+        str(path),
+        prefixes_changed=replica.report_prefixes,
+        applied=replica.reported,
+    )
+    telemetry = TelemetrySocket(path, reports.receive)
+    with contextlib.closing(telemetry):
+        yield [telemetry.renew, lambda: reports.check_silence(replica.state.engine_ready)]
+
+
+def _log_ready(
+    options: Options, address: str, metrics_address: str | None, http: socket.socket | None
+) -> None:
+    log.info(
+        "ready",
+        name=options.name,
+        address=address,
+        engine=options.engine,
+        metrics=metrics_address or "none",
+        http="none" if http is None else address_of(http),
+    )
 
 
 async def stop_serving(replica: Replica, http: Server | None, drain_s: float) -> None:

@@ -222,7 +222,7 @@ def start_sidecar(network: Network, host: Host, replica: str, pool: Pool, *, ske
             gate=gate,
             tickets=_tickets(network, replica, pool, mirror),
             engine_lost=watch.suspect,
-            serves_changed=health.tell,
+            serves_changed=health.set_serving,
         )
         ticks = [served.tick]
         if gate is None:

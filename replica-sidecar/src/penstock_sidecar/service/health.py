@@ -12,18 +12,18 @@ class Health:
 
     def __init__(self) -> None:
         self._servicer = health.aio.HealthServicer()
-        self._telling: set[asyncio.Task[None]] = set()
-        self.tell(False)
+        self._updates: set[asyncio.Task[None]] = set()
+        self.set_serving(False)
 
     def add_to(self, server: object) -> None:
         """Serve it from a gRPC server."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
-    def tell(self, serving: bool) -> None:
-        """Answer with this from now on."""
+    def set_serving(self, serving: bool) -> None:
+        """Answer this from now on."""
         task = asyncio.get_running_loop().create_task(self._set(serving))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._updates.add(task)
+        task.add_done_callback(self._updates.discard)
 
     async def _set(self, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse
