@@ -115,7 +115,7 @@ def test_the_picture_is_made(penstock: Call) -> None:
         (["--scenario", ",", "--policy", "vllm"], "--scenario: names nothing"),
         (
             ["--scenario", "coder,swe", "--policy", "vllm,oracle"],
-            "--policy oracle: knows no prefix caches, which scenario swe has",
+            "--policy oracle: does not support prefix caches, which scenario swe has",
         ),
     ],
     ids=["scenario", "policy", "order", "plot", "nothing", "prefixes"],

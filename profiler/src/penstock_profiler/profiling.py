@@ -138,9 +138,9 @@ class Readings:
         return found
 
     def order(self, probes: Sequence[Probe]) -> Iterator[Probe]:
-        """Every probe a few times, then the one that is worth it most, until all is known well enough.
+        """Yield every probe a few times, then the one that gains most, until all are accurate.
 
-        Ends without one where none was ever read.
+        Ends if no probe could be read.
         """
         for _ in range(ROUNDS):
             yield from probes
@@ -149,9 +149,9 @@ class Readings:
             yield max(self.points, key=partial(self._worth, usual_spread))
 
     def _worth(self, usual_spread: float, probe: Probe) -> float:
-        """How much less uncertain one more reading would make it, a second that it takes.
+        """Return the uncertainty that one more reading would remove, per second that it takes.
 
-        A few readings say little of their own spread, so that of all counts as much.
+        The spread of a few readings is itself uncertain, so that of all readings counts as much.
         """
         points = self.points[probe]
         more = 1 / sqrt(len(points)) - 1 / sqrt(len(points) + 1)
@@ -159,7 +159,7 @@ class Readings:
 
 
 def uncertainty(readings: Iterable[Sequence[Point]]) -> float:
-    """How far the median of each probe's readings is from what more of them would come to, on average.
+    """Return the expected error of the median of each probe's readings.
 
     Relative; infinite where there is nothing to say. A median of n readings strays 1.25 times as far as their
     mean, which strays as far as a single one by the root of n.
@@ -191,7 +191,7 @@ async def _ways(engine: MeasuredEngine, random: Random) -> TimingMethod:
 
 
 async def _way_s(engine: MeasuredEngine, random: Random) -> float:
-    """What a request takes beside its iterations: a first token's time less that of any other."""
+    """Return the overhead of a request: the time of a first token less that of any other."""
     ways_s, unknown = [], TimingMethod(0.0, mixes=False)
     for _ in range(OVERHEAD_READINGS):
         seen = await measured(engine, THROUGH, unknown, random)

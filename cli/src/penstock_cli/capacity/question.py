@@ -15,7 +15,7 @@ class SearchConditions:
     lengths: answer lengths that planning uses. truth: kind of ground truth.
     seeds: number of samples of the scenario, whose requests are counted together.
     order: order in which routers try replicas.
-    block_tokens: that a hash id of a scenario's recording stands for; None for what it says itself.
+    block_tokens: tokens per hash id of a scenario's recording; None: as recorded.
     sessions: recorded sessions in a sample, for each replica; None for the scenario's own number.
     """
 

@@ -1,4 +1,4 @@
-"""What a search found: a table for people, JSON for programs."""
+"""The results of searches, as a table and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -155,7 +155,7 @@ def _cells(answer: CapacityResult, best_rps: float) -> list[str]:
 
 
 def summary_line(conditions: SearchConditions) -> str:
-    """What the table's figures are."""
+    """Return a line that explains the table's figures."""
     samples = f"{conditions.seeds} sample{'s' if conditions.seeds > 1 else ''}"
     return (
         f"Each rate was confirmed on {samples} of its scenario, run to the end; the one beside it, at most "

@@ -39,7 +39,7 @@ class _Search(Generic[Result]):
     waiting: deque[int] = field(default_factory=deque)
     found: list[Result] = field(default_factory=list)
 
-    def go_on(self, memory: TrialLog, report: Callable[[Result], None]) -> None:
+    def advance(self, memory: TrialLog, report: Callable[[Result], None]) -> None:
         """Advance the search until trials must be run or it has ended."""
         while len(self.tallies) == len(self.asked) and not self.found:
             answer = [self.tallies[place] for place in range(len(self.asked))] if self.asked else None
@@ -71,7 +71,7 @@ def run_all(
     running: dict[Future[TrialResult], tuple[_Search[Result], int]] = {}
     with workers(jobs) as executor:
         for search in under_way:
-            search.go_on(memory, report)
+            search.advance(memory, report)
         while True:
             for search in under_way:
                 while search.waiting and len(running) < jobs:
@@ -86,7 +86,7 @@ def run_all(
                 search.tallies[place] = future.result()
                 memory.record(search.asked[place], search.tallies[place])
                 watch.trials += 1
-                search.go_on(memory, report)
+                search.advance(memory, report)
 
 
 class InProcessExecutor(Executor):

@@ -128,7 +128,7 @@ def base_policy(policy: str) -> str:
 
 
 def grid_of(policy: str, scenario: Scenario) -> Grid:
-    """What is tried for this policy in this scenario. Raises UnknownPolicy."""
+    """Return the settings to try for this policy in this scenario. Raises UnknownPolicy."""
     base, most = base_policy(policy), scenario.limits.batch_tokens
     budgets_tokens = BUDGETS_TOKENS.get(base, (most,))
     drafts = _drafts(base, policy, scenario)
@@ -139,7 +139,7 @@ def grid_of(policy: str, scenario: Scenario) -> Grid:
 
 
 def laps_of(policy: str, replicas: int) -> int:
-    """How often a fleet runs through the scenario: to be under load as long as one GPU would be."""
+    """Return how often a fleet repeats the scenario, so that load lasts as long as for one GPU."""
     gpus = max(ratio.gpus for ratio in RATIOS) if base_policy(policy) == DISTSERVE else 1
     return replicas * gpus
 

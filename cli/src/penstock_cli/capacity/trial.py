@@ -1,7 +1,7 @@
-"""One simulation of a capacity search: this setting, this rate, this sample; how many kept everything?
+"""One simulation of a capacity search: how many requests of a sample meet every target at a rate.
 
-A trial is plain values, so that any process can run it and a file can remember it. It ends early once more
-requests have missed than could be made up for, or that were worth finding out about.
+A trial is plain values, so that any process can run it and a file can remember it. It ends early once so
+many requests have missed that the result is decided.
 """
 
 from collections import Counter, defaultdict
@@ -39,13 +39,13 @@ WHOLE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What decides a simulation's result.
+    """The input of one simulation.
 
     rate_rps: for each replica, or each GPU where they are split by phase.
     ratio: of one group of GPUs that are; there are `replicas` such groups.
     most_misses: it ends as soon as there are more.
     slots: most requests that run at once; None for the engine's own number.
-    block_tokens: that a hash id of the scenario's recording stands for; None for what it says itself.
+    block_tokens: tokens per hash id of the scenario's recording; None: as recorded.
     sessions: recorded sessions in a sample, for each replica; None for the scenario's own number.
     """
 

@@ -54,28 +54,30 @@ PolicyNames = Annotated[
 ]
 Replicas = Annotated[int, typer.Option(min=1, max=MOST_REPLICAS, help="The rate is given for each of them.")]
 Attainment = Annotated[
-    float, typer.Option(min=0.01, max=0.999, help="Share of all requests that must keep every target.")
+    float, typer.Option(min=0.01, max=0.999, help="Share of all requests that must meet every target.")
 ]
 LengthsKind = Annotated[
     LengthKnowledge,
-    typer.Option(help="What planning knows of answers: their lengths, or what finished ones teach."),
+    typer.Option(
+        help="Answer lengths that planning uses: predicted from finished answers, or the true ones."
+    ),
 ]
 Truth = Annotated[
     TruthKind,
-    typer.Option(help="What iterations take: measured, with noise and drift; or exactly what is planned."),
+    typer.Option(help="Duration of iterations: measured, with noise and drift; or exactly as planned."),
 ]
 Seeds = Annotated[int, typer.Option(min=1, max=100, help="Samples of each scenario, counted together.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; all cores otherwise.")]
 ResumeFile = Annotated[
     Path | None,
-    typer.Option("--resume", help="Remember simulations here, and go on from it."),
+    typer.Option("--resume", help="Store finished simulations in this file, and resume from it."),
 ]
 BlockTokens = Annotated[
     int | None,
     typer.Option(
         min=1,
         metavar="N",
-        help="Tokens of prompt that a hash id of a scenario's recording stands for; as recorded by default.",
+        help="Tokens of prompt per hash id of a scenario's recording; as recorded by default.",
     ),
 ]
 SessionCount = Annotated[
@@ -155,7 +157,8 @@ def _check_prefixes(scenarios: Sequence[str], policies: Sequence[str]) -> None:
     shared = [name for name in scenarios if scenario(name).prefix_caching]
     if unaware and shared:
         raise Failure(
-            f"--policy {unaware[0]}: knows no prefix caches, which scenario {shared[0]} has", bad_input=True
+            f"--policy {unaware[0]}: does not support prefix caches, which scenario {shared[0]} has",
+            bad_input=True,
         )
 
 
@@ -172,7 +175,7 @@ class SearchRun:
         what: str,
         report: Callable[[Result], None] = lambda _: None,
     ) -> list[Result]:
-        """What they find, in order, watched; each is reported as soon as it is found. Raises Failure."""
+        """Return all results in order, with progress shown; report each when it is found. Raises Failure."""
         try:
             with show_progress(Console(stderr=True), len(searches), what) as watch:
                 return run_all(searches, run_trial, self.jobs, self.memory, watch, report=report)

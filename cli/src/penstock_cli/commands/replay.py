@@ -75,9 +75,7 @@ ClosedLoop = Annotated[
 ]
 BlockTokens = Annotated[
     int,
-    typer.Option(
-        min=1, metavar="N", help="Tokens of prompt that a hash id of the trace stands for: often 512 or 16."
-    ),
+    typer.Option(min=1, metavar="N", help="Tokens of prompt per hash id of the trace: often 512 or 16."),
 ]
 Timeout = Annotated[float, typer.Option(help="Timeout of a request, in seconds.")]
 

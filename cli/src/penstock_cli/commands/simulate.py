@@ -9,7 +9,7 @@ from penstock_pool import Pool
 from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.policies import VLLM_REAL
 from penstock_simulator.real_vllm import NoPromptContent
-from penstock_simulator.simulation import LengthKnowledge
+from penstock_simulator.simulation import Fleet, LengthKnowledge
 from penstock_simulator.simulation.run import MOST_REPLICAS
 from rich.console import Console
 
@@ -58,11 +58,13 @@ Replicas = Annotated[
 ]
 LengthsKind = Annotated[
     LengthKnowledge,
-    typer.Option(help="What planning knows of answers: their own lengths, or what finished ones teach."),
+    typer.Option(
+        help="Answer lengths that planning uses: predicted from finished answers, or the true ones."
+    ),
 ]
 Truth = Annotated[
     TruthKind,
-    typer.Option(help="What iterations take: measured, with noise and drift; or exactly what is planned."),
+    typer.Option(help="Duration of iterations: measured, with noise and drift; or exactly as planned."),
 ]
 Autoscaled = Annotated[
     bool,
@@ -119,12 +121,7 @@ def simulate(
     """
     check_positive({"--rate": rate, "--duration": duration})
     check_suffix(plot)
-    pool = overridden_pool(file, Overrides(policy=policy if policy != VLLM_REAL else None))
-    fleet = fleet_of(pool, file, SimulationOptions(replicas, truth, lengths, prefix_caching))
-    if policy == VLLM_REAL and fleet.prefix_caching:
-        raise Failure(f"{NoPromptContent()}; choose another --policy, or --no-prefix-caching", bad_input=True)
-    if policy == VLLM_REAL:  # no pool can choose it
-        fleet = replace(fleet, policy=VLLM_REAL)
+    pool, fleet = _pool_and_fleet(file, policy, SimulationOptions(replicas, truth, lengths, prefix_caching))
     schedule, summary = schedule_of(
         ScheduleOptions(trace, rate, duration, tier, renamed(tier_map or []), closed_loop)
     )
@@ -146,6 +143,21 @@ def simulate(
     show(found, f"{trace} on {pool.metadata.name}: {fleet.policy}, {counted}", json)
     if plot is not None:
         request_plot.draw(plot)
+
+
+def _pool_and_fleet(file: Path, policy: str | None, options: SimulationOptions) -> tuple[Pool, Fleet]:
+    """Return the pool with this policy, and its fleet. Raises Failure or PoolError.
+
+    Only the fleet can have the policy `vllm-real`, which no pool can choose.
+    """
+    real = policy == VLLM_REAL
+    pool = overridden_pool(file, Overrides(policy=None if real else policy))
+    fleet = fleet_of(pool, file, options)
+    if not real:
+        return pool, fleet
+    if fleet.prefix_caching:
+        raise Failure(f"{NoPromptContent()}; choose another --policy, or --no-prefix-caching", bad_input=True)
+    return pool, replace(fleet, policy=VLLM_REAL)
 
 
 def show(found: SimulationResult, title: str, json: Path | None) -> None:

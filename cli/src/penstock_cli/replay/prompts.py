@@ -1,6 +1,6 @@
 """Generates prompts with a given number of tokens and given shared prefixes.
 
-A prompt consists of blocks, of as many tokens as the trace's hash ids stand for. Each begins with its number
+A prompt consists of blocks, one for each hash id of the trace. Each begins with its number
 encoded in three tokens, so two blocks are equal exactly if their numbers are, and an engine's prefix cache
 hits as in the trace. The rest is a slice of one seeded sequence of token ids, all of four digits, which is
 cheap because the client shares its machine with the server. As text, a token is a word of three digits.
@@ -31,7 +31,7 @@ _WORD_BYTES = 4
 
 
 class PromptGenerator:
-    """A seeded generator of prompts. block_tokens: tokens that a hash id of the trace stands for."""
+    """A seeded generator of prompts. block_tokens: tokens per hash id of the trace."""
 
     def __init__(self, seed: int, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> None:
         draw = Random(seed)

@@ -35,12 +35,12 @@ READ_BUFFER_BYTES = 2**16
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """What a replay was asked for.
+    """The settings of a replay.
 
     admin_url: of the admin port of the pool's router; None: as the router reports it.
     tier_slos: override the server's own; None uses those that the server reports.
     closed_loop: whether the trace's sessions are closed loops; None: if it has think times.
-    block_tokens: that the trace's hash ids stand for.
+    block_tokens: tokens per hash id of the trace.
     """
 
     trace: Path

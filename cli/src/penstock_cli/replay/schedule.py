@@ -11,7 +11,7 @@ from penstock_cli.failure import Failure
 from penstock_cli.traces import TraceRequest, TraceSummary, in_closed_loops, read_trace, summarise
 
 MOONCAKE_BLOCK_TOKENS = 512
-"""Tokens of the blocks that hash ids stand for in Mooncake's traces."""
+"""Tokens per hash id in Mooncake's traces."""
 
 
 class Loop(StrEnum):

@@ -23,7 +23,7 @@ POOL_PAGE = "/penstock/v1/pool"
 class ReplayServer:
     """A server to replay against.
 
-    max_model_len: longest prompt and answer together, where it tells.
+    max_model_len: longest prompt and answer together, if the server reports it.
     policy, replicas, tier_slos: of a Penstock pool; otherwise None and no SLOs.
     metrics: URLs of its sidecars' metrics, as far as they have any.
     """
@@ -39,19 +39,19 @@ class ReplayServer:
 
 @dataclass(frozen=True, slots=True)
 class AdminPages:
-    """Where a pool tells of itself: its router's admin port.
+    """The source of a pool's tiers and replicas: its router's admin port.
 
-    session: sends no API key. url: of the admin port; None: as the router reports it, which it does on this
-    machine only.
+    session: sends no API key. url: of the admin port; None takes the URL that a router on this machine
+    reports.
     """
 
     session: aiohttp.ClientSession
     url: str | None
 
     async def pool(self, url: str, model: dict[str, Any]) -> dict[str, Any] | None:
-        """The pool behind the API at `url`, whose entry for the model this is. None where nothing tells it.
+        """Return the pool behind the API at `url`; None if unknown. model: the API's entry of the model.
 
-        Raises Failure where the URL that was given tells none.
+        Raises Failure if the given admin URL is not one of a router.
         """
         if self.url is not None:
             pool = await _get(self.session, f"{self.url}{POOL_PAGE}")

@@ -93,7 +93,7 @@ class ReplayTally:
     """A replay's tiers, its failures by reason, and how late the client itself was.
 
     without_targets: tiers that set no target. Their requests are counted by tier and not in `all`.
-    time_model: of the engines, which tells how long a cached prefix would have taken; None if unknown.
+    time_model: of the engines, for the prefill time that cached prefixes save; None if unknown.
     requests: of all tiers.
     first_turns, later_turns: requests of all tiers, by whether one of their session came before.
     saved_prefill_s: time of idle engines that cached prefixes saved.

@@ -34,7 +34,7 @@ class TierSlos:
         if slo.ttft_slowdown is None:
             return slo.targets(0.0)
         if self.time_model is None:
-            raise ValueError(f"tier {tier} has a slowdown, and no time model tells what it is of")
+            raise ValueError(f"tier {tier} has a slowdown, which needs a time model")
         return slo.targets(self.time_model.prefill_seconds(prompt_tokens))
 
 

@@ -56,7 +56,7 @@ def run(
     """Serve the schedule. Raises TraceError before anything is simulated, Failure.
 
     seen: what a picture is to be drawn from. scaler: moves the number of replicas; None: it stays.
-    hash_id_tokens: tokens of the blocks that the trace's hash ids stand for.
+    hash_id_tokens: tokens per hash id of the trace.
     """
     if fleet.prefix_caching:
         check_hash_ids(schedule, hash_id_tokens)

@@ -91,7 +91,7 @@ def _in_order(path: Path, requests: Iterable[tuple[int, TraceRequest]]) -> Itera
         if request.arrival_s < given_s:
             early_s = given_s - request.arrival_s
             raise TraceError(
-                f"{path}: line {line}, column 1: arrives {early_s:.3f} s before one that stands more than "
+                f"{path}: line {line}, column 1: arrives {early_s:.3f} s before one that comes more than "
                 f"{REORDERED_REQUESTS} requests earlier; sort the trace by arrival"
             )
         heapq.heappush(heap, (request.arrival_s, line, request))
