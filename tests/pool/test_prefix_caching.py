@@ -3,16 +3,16 @@
 from typing import Any
 
 import pytest
-from penstock_pool.engine_spec import TELLS_CACHED, EngineSpec, cache_arguments
+from penstock_pool.engine_spec import REPORTS_CACHED, EngineSpec, cache_arguments
 
 SWITCHED: list[tuple[dict[str, Any], bool, tuple[str, ...]]] = [
     ({"type": "vllm"}, True, ()),
     ({"type": "vllm", "args": ["--no-enable-prefix-caching"]}, False, ()),
     ({"type": "vllm", "args": ["-v", "--enable-prefix-caching"]}, True, ()),
     ({"type": "vllm", "prefixCaching": False}, False, ("--no-enable-prefix-caching",)),
-    ({"type": "vllm", "prefixCaching": True}, True, ("--enable-prefix-caching", TELLS_CACHED)),
+    ({"type": "vllm", "prefixCaching": True}, True, ("--enable-prefix-caching", REPORTS_CACHED)),
     (
-        {"type": "vllm", "prefixCaching": True, "args": [TELLS_CACHED]},
+        {"type": "vllm", "prefixCaching": True, "args": [REPORTS_CACHED]},
         True,
         ("--enable-prefix-caching",),
     ),

@@ -87,8 +87,8 @@ class Autoscaling(Spec):
         "are added. Absent: 0.99. Not with `by: hpa`.",
         examples=[0.99],
     )
-    scale_up: ScaleUp = Field(default=ScaleUp(), description="How hastily replicas are added.")
-    scale_down: ScaleDown = Field(default=ScaleDown(), description="How hastily replicas are removed.")
+    scale_up: ScaleUp = Field(default=ScaleUp(), description="How fast replicas are added.")
+    scale_down: ScaleDown = Field(default=ScaleDown(), description="How fast replicas are removed.")
     idle_timeout_s: Duration = Field(
         default=600.0,
         description="With minReplicas 0: the last replica is removed after this long without requests.",
@@ -101,8 +101,8 @@ class Autoscaling(Spec):
     )
     by: Literal["penstock", "hpa", "keda"] = Field(
         default="penstock",
-        description="Who scales: `penstock` on what admission knows; or a HorizontalPodAutoscaler (`hpa`) or "
-        "a ScaledObject (`keda`), which the operator makes, on Penstock's metrics.",
+        description="The autoscaler: `penstock`, by admission's figures; or a HorizontalPodAutoscaler "
+        "(`hpa`) or a ScaledObject (`keda`), which the operator makes, on Penstock's metrics.",
         examples=["penstock"],
     )
     prometheus_url: Url | None = Field(

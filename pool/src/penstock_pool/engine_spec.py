@@ -23,7 +23,7 @@ GPU = "nvidia.com/gpu"
 CACHE_ARGUMENTS = r"^--(no[-_])?enable[-_]prefix[-_]caching"
 """vLLM's arguments for what `prefixCaching` says."""
 
-TELLS_CACHED = "--enable-prompt-tokens-details"
+REPORTS_CACHED = "--enable-prompt-tokens-details"
 """vLLM's argument for `usage.prompt_tokens_details` in answers."""
 
 SAID_TWICE = "says what an argument in args says too; leave one of them out"
@@ -199,10 +199,10 @@ class EngineSpec(Spec):
     )
     prefix_isolation: Literal["application", "none"] | None = Field(
         default=None,
-        description="Who shares cached prefixes. `application`: requests of one application, so that none "
-        "learns from a fast first token what another has sent; bodies get a `cache_salt`. `none`: the whole "
-        "pool, except where clients write a `cache_salt`. Absent: `application`; for type `openai` `none`, "
-        "because such an engine may refuse the field. Without `applications` nothing is separated.",
+        description="Which requests share cached prefixes. `application`: those of one application, so that "
+        "no other learns from a fast first token what it has sent; bodies get a `cache_salt`. `none`: the "
+        "whole pool, except where clients write a `cache_salt`. Absent: `application`; for type `openai` "
+        "`none`, because such an engine may refuse the field. Without `applications` nothing is separated.",
         examples=["application"],
     )
     answer_path: Literal["sidecar", "direct"] = Field(
@@ -295,5 +295,5 @@ def cache_arguments(spec: EngineSpec) -> tuple[str, ...]:
         return ()
     if not spec.prefix_caching:
         return ("--no-enable-prefix-caching",)
-    told = () if TELLS_CACHED in spec.args else (TELLS_CACHED,)
-    return ("--enable-prefix-caching", *told)
+    reporting = () if REPORTS_CACHED in spec.args else (REPORTS_CACHED,)
+    return ("--enable-prefix-caching", *reporting)

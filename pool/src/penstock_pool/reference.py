@@ -39,7 +39,7 @@ cluster" local tools check and then leave alone. Beyond what holds everywhere, a
 
 Its schema language cannot see how long a `ttft` given as a duration is, nor the names of labels, annotations
 and resources. A pool that is wrong there is applied, and its condition `Degraded`, reason `SpecInvalid`, says
-what is wrong and where. `penstock validate` says it before.
+what is wrong and where. `penstock validate` reports this without a cluster.
 """
 
 

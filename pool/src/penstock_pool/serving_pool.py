@@ -92,7 +92,7 @@ class PoolSpec(Spec):
     )
     applications: Annotated[tuple[Application, ...], Field(max_length=128)] = Field(
         default=(),
-        description="Who may use the pool. Once given, a key that none has is answered 401.",
+        description="Clients by API key. With any, a request without a valid key is answered 401.",
         json_schema_extra=KEYED_BY_NAME,
     )
     requests: Requests = Field(default=Requests(), description="What clients' requests may hold.")

@@ -39,7 +39,7 @@ class PoolCondition(Observed):
     """One fact about the pool, with its reason."""
 
     type: Annotated[str, Field(max_length=316)] = Field(description="What it is about.", examples=["Ready"])
-    status: ConditionStatus = Field(description="Whether it is so.", examples=["True"])
+    status: ConditionStatus = Field(description="`True`, `False` or `Unknown`.", examples=["True"])
     reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)] = (
         Field(description="Why, in one word for programs.", examples=["ReplicasStarting"])
     )
