@@ -23,7 +23,7 @@ from penstock_vllm.plan import with_a_lora_in_use, within_loras
 from penstock_vllm.repeated_plan import RepeatedPlan, further, steps_to_first_end
 from penstock_vllm.settings import PluginSettings
 from penstock_vllm.under_way import UnderWay, brought_one_each, decoded, under_way
-from penstock_vllm.view import Ahead, KvMemory, StepBounds, can_go_on, foreseen, view_of
+from penstock_vllm.view import Ahead, KvMemory, StepBounds, foreseen, may_continue, view_of
 
 MODEL = TimeModel("round", (Term(1e-3, 0.010),), 1e-5, 1e-8)
 
@@ -139,7 +139,7 @@ def test_a_plan_stands_while_the_same_are_there_with_blocks_and_steps_enough() -
 
 def test_each_step_of_a_repeated_plan_reads_one_more_token_of_each_request() -> None:
     plan = repeated(steps_left=9)
-    plan.go_on()
+    plan.advance()
     assert (plan.steps_left, plan.work, plan.seconds) == (8, BatchWork(2, 52), 0.75)
     assert further(BatchWork(3, 10, 5.0, 1), 3) == BatchWork(3, 13)
 
@@ -253,15 +253,15 @@ def asked(**other: int) -> Any:
 
 
 def test_a_request_goes_on_unless_its_last_token_is_under_way_or_it_waits_for_its_turn() -> None:
-    assert can_go_on(asked(), 200, 3)
-    assert can_go_on(asked(num_computed_tokens=104), 200, 3)
+    assert may_continue(asked(), 200, 3)
+    assert may_continue(asked(num_computed_tokens=104), 200, 3)
     last = asked(num_computed_tokens=104, num_output_placeholders=1)
-    assert not can_go_on(last, 200, 3)
-    assert can_go_on(asked(num_computed_tokens=103, num_output_placeholders=1), 200, 3)
-    assert not can_go_on(asked(num_computed_tokens=105, num_output_placeholders=2), 200, 3)
-    assert can_go_on(asked(), 101, 3) and not can_go_on(asked(), 100, 3)
-    assert can_go_on(asked(next_decode_eligible_step=3), 200, 3)
-    assert not can_go_on(asked(next_decode_eligible_step=4), 200, 3)
+    assert not may_continue(last, 200, 3)
+    assert may_continue(asked(num_computed_tokens=103, num_output_placeholders=1), 200, 3)
+    assert not may_continue(asked(num_computed_tokens=105, num_output_placeholders=2), 200, 3)
+    assert may_continue(asked(), 101, 3) and not may_continue(asked(), 100, 3)
+    assert may_continue(asked(next_decode_eligible_step=3), 200, 3)
+    assert not may_continue(asked(next_decode_eligible_step=4), 200, 3)
 
 
 def test_a_running_job_is_foreseen_with_every_draft_refused() -> None:

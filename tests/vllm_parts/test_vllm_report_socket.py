@@ -304,16 +304,16 @@ def test_a_boundary_that_goes_on_is_the_one_before_but_for_what_it_says(
 def test_a_boundary_goes_on_only_while_nothing_else_has_happened(path: Path) -> None:
     reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | Further | None]()
     teller, further = BoundaryRecorder(reports, queue), Further(None, KvMemory(100, 60, 16), 0.04, 5)
-    assert not teller.go_on(MOVING.turns, further, 0.0), "nothing was reported before"
+    assert not teller.repeat(MOVING.turns, further, 0.0), "nothing was reported before"
     teller.record(MOVING, 0.0)
-    assert teller.go_on(MOVING.turns, further, WHOLE_EVERY_S / 2)
-    assert not teller.go_on(MOVING.turns + 1, further, WHOLE_EVERY_S / 2)
-    assert not teller.go_on(MOVING.turns, further, WHOLE_EVERY_S)
+    assert teller.repeat(MOVING.turns, further, WHOLE_EVERY_S / 2)
+    assert not teller.repeat(MOVING.turns + 1, further, WHOLE_EVERY_S / 2)
+    assert not teller.repeat(MOVING.turns, further, WHOLE_EVERY_S)
     for _ in range(MOST_QUEUED):
-        teller.go_on(MOVING.turns, further, WHOLE_EVERY_S / 2)
+        teller.repeat(MOVING.turns, further, WHOLE_EVERY_S / 2)
     assert queue.qsize() == MOST_QUEUED
     reports.broken = True
-    assert not teller.go_on(MOVING.turns, further, WHOLE_EVERY_S / 2)
+    assert not teller.repeat(MOVING.turns, further, WHOLE_EVERY_S / 2)
 
 
 def test_further_tokens_are_told_only_after_a_report_that_was_taken(path: Path) -> None:

@@ -182,7 +182,7 @@ def test_what_was_told_says_it_all_for_some_seconds_while_only_tokens_come(
     reported, reports, queue = teller()
     reports.broken = broken
     assert reported.knows(turns, (), 1000.0 + later_s) is goes_on
-    assert reported.go_on(turns, GOES_ON, 1000.0 + later_s) is goes_on
+    assert reported.repeat(turns, GOES_ON, 1000.0 + later_s) is goes_on
     assert queue.qsize() == (2 if goes_on else 1)
     chunk: Any = SimpleNamespace(chunks={"a": 5})
     assert not reported.knows(5, (chunk,), 1000.0)
@@ -191,14 +191,14 @@ def test_what_was_told_says_it_all_for_some_seconds_while_only_tokens_come(
 def test_nothing_is_known_before_anything_was_told() -> None:
     reports = Reports(Wire())
     assert not BoundaryRecorder(reports, SimpleQueue()).knows(0, (), 0.0)
-    assert not BoundaryRecorder(reports, SimpleQueue()).go_on(0, GOES_ON, 0.0)
+    assert not BoundaryRecorder(reports, SimpleQueue()).repeat(0, GOES_ON, 0.0)
 
 
 def test_boundaries_past_those_that_may_wait_are_counted() -> None:
     reported, _, queue = teller()
     for _ in range(MOST_QUEUED - 1):
-        assert reported.go_on(5, GOES_ON, 1000.0)
-    assert not reported.go_on(5, GOES_ON, 1000.0)
+        assert reported.repeat(5, GOES_ON, 1000.0)
+    assert not reported.repeat(5, GOES_ON, 1000.0)
     assert (queue.qsize(), reported.skipped) == (MOST_QUEUED, 0)
     reported.record(NOW, 1000.0)
     assert (queue.qsize(), reported.skipped) == (MOST_QUEUED, 1)

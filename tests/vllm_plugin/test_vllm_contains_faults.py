@@ -30,7 +30,7 @@ OURS = [
     *[f"{HERE}{name}" for name in ("Pipeline.begin", "Pipeline.take", "Pipeline.end", "Pipeline.free_s")],
     *[
         f"{HERE}{name}"
-        for name in ("EngineEstimates.step", "RepeatedPlan.go_on", "RepeatedPlan.holds", "Planning.plan")
+        for name in ("EngineEstimates.step", "RepeatedPlan.advance", "RepeatedPlan.holds", "Planning.plan")
     ],
     "penstock_vllm.plan_execution.cut_drafts",
     "penstock_vllm.plan_execution.PlanExecution._held_running",

@@ -51,7 +51,7 @@ class PluginReports:
         measured = None if ended is None else MeasuredStep(*ended)
         cache = _cache(state)
         further = Further(measured, memory, next_duration_s, self._moves, cache)
-        if not running or waiting or chunks or not self._recorder.go_on(self._turns, further, now_s):
+        if not running or waiting or chunks or not self._recorder.repeat(self._turns, further, now_s):
             rows = ReportRows(
                 (*running, *waiting),
                 {row: chunks[job.request.id] for row, job in enumerate(running) if job.request.id in chunks},

@@ -106,7 +106,7 @@ class CacheLookup:
     def _look_up(self, request: EngineRequest) -> tuple[int, int]:
         """Return a waiting request's cached tokens, and how many of their blocks nobody holds.
 
-        Who holds a block holds all before it, except where vLLM has computed equal prompts at once.
+        A holder of a block holds all blocks before it, unless vLLM computed equal prompts at once.
         """
         blocks, hashes = self._cached_blocks(request), request.block_hashes
         held = bisect_left(range(blocks), True, key=lambda at: self._block(hashes[at]).ref_cnt == 0)

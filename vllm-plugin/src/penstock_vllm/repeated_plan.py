@@ -38,7 +38,7 @@ class RepeatedPlan:
         free_blocks = memory.free_blocks // memory.groups
         return self.roster == roster and free_blocks >= self.least_blocks and self.steps_left > 0
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         """Advance by one step."""
         self.steps_left -= 1
         self.work = further(self.work, self.running)

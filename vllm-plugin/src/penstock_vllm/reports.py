@@ -217,7 +217,7 @@ class BoundaryRecorder:
             return False
         return not any([step.chunks for step in steps])
 
-    def go_on(self, turns: int, now: Further, now_s: float) -> bool:
+    def repeat(self, turns: int, now: Further, now_s: float) -> bool:
         """Queue such a boundary. Returns False if a complete one is needed."""
         due = turns != self._turns or now_s - self._reported_s >= WHOLE_EVERY_S or self._reports.broken
         if due or self._queue.qsize() >= MOST_QUEUED:

@@ -231,7 +231,7 @@ class Steering(PlanExecution):
         self.planning = Planning(policy, settings.planning_s, time.perf_counter, self.faults)
 
     def _reading_fields(self, settings: PluginSettings) -> ReadFields:
-        """Return what reads a request's SLO fields."""
+        """Return a function that reads a request's SLO fields."""
         if settings.tickets and settings.telemetry is not None:
             return TicketFields(settings.telemetry, self.clock)
         return unchecked
@@ -355,7 +355,7 @@ class Steering(PlanExecution):
         """Record the step that vLLM has made, planned or not."""
         try:
             if repeated is not None:
-                self._go_on(output, repeated, now_s)
+                self._repeat(output, repeated, now_s)
             else:
                 self._begin(output, planned, now_s)
         except Exception as error:
@@ -368,19 +368,19 @@ class Steering(PlanExecution):
             self._contain(error)
             return ()
 
-    def _go_on(self, output: StepOutput, repeated: RepeatedPlan, now_s: float) -> None:
+    def _repeat(self, output: StepOutput, repeated: RepeatedPlan, now_s: float) -> None:
         """Record a step that vLLM made by itself: the repeated plan's, or another."""
         if not len(output.num_scheduled_tokens) == repeated.running == output.total_num_scheduled_tokens:
             self._begin(output, None, now_s)
             return
-        repeated.go_on()
+        repeated.advance()
         step = UnderWay(output, now_s, repeated.work, repeated.seconds, NO_CHUNKS, repeated.roster)
         self._computes(step)
         memory, before = self._memory_now(), self._memory
         cache = None if memory.free_blocks == before.free_blocks else self._report_of_cache()
         self._memory = memory
         further = Further(self._ended, memory, self._pipeline.left_s(now_s), self.ledger.moves, cache)
-        if self._recorder is not None and self._recorder.go_on(self.ledger.turns, further, now_s):
+        if self._recorder is not None and self._recorder.repeat(self.ledger.turns, further, now_s):
             self._ended = None
         else:
             self._report(now_s)

@@ -84,7 +84,7 @@ def _running_jobs(
     if ahead is Ahead.OF_NOTHING:
         return tuple([held.job for held in running if held.planned])
     going = [
-        held for held in running if held.planned and can_go_on(held.request, bounds.longest_tokens, step)
+        held for held in running if held.planned and may_continue(held.request, bounds.longest_tokens, step)
     ]
     if ahead is Ahead.OF_ONE_EACH:
         return tuple(after_each([held.job for held in going], [begins_s]))
@@ -92,7 +92,7 @@ def _running_jobs(
     return tuple([job for job in seen if job.pending_tokens > 0])
 
 
-def can_go_on(request: EngineRequest, longest_tokens: int, step: int) -> bool:
+def may_continue(request: EngineRequest, longest_tokens: int, step: int) -> bool:
     """Return whether vLLM can compute this running request in this step."""
     coming, computed = request.num_output_placeholders, request.num_computed_tokens
     ends = coming > 0 and computed + 2 - coming >= request.num_prompt_tokens + request.max_tokens
