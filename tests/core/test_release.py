@@ -47,7 +47,7 @@ def view(held: Sequence[Job], now_s: float = 0.0, blocks: int = 1000, limits: Li
     return ReplicaView(now_s, now_s, (), tuple(held), KvCache(blocks, blocks, 16), limits, MODEL)
 
 
-def let_in(
+def released(
     held: Sequence[Job],
     inside: EngineJobs = EngineJobs(),  # noqa: B008
     *,
@@ -63,87 +63,89 @@ def let_in(
 
 def test_an_idle_engine_gets_what_one_step_of_the_policy_computes() -> None:
     due = [job("loose", 5, ttft_s=5.0), job("tight", 5, ttft_s=0.3), job("next", 5, ttft_s=0.9)]
-    assert let_in(due).let_in == ("tight", "next", "loose")
-    assert let_in(due, policy="vllm").let_in == ("loose", "tight", "next")
+    assert released(due).released == ("tight", "next", "loose")
+    assert released(due, policy="vllm").released == ("loose", "tight", "next")
 
 
 def test_without_held_requests_the_policy_is_not_called() -> None:
     def never(_: ReplicaView, memory: None) -> tuple[Step, None]:
         raise AssertionError
 
-    assert release(never, view([]), EngineJobs(), None, WINDOW).let_in == ()
+    assert release(never, view([]), EngineJobs(), None, WINDOW).released == ()
 
 
 def test_an_engine_that_has_enough_to_compute_gets_nothing_more() -> None:
     inside = EngineJobs((), (job("a", prompt=150),), since_s=0.0)
-    assert let_in([job("b")], inside, now_s=0.01).let_in == ()
-    assert let_in([job("b")], inside, now_s=0.155).let_in == ("b",)  # done at 0.16
+    assert released([job("b")], inside, now_s=0.01).released == ()
+    assert released([job("b")], inside, now_s=0.155).released == ("b",)  # done at 0.16
 
 
 def test_an_engine_that_is_later_than_foreseen_gets_the_next() -> None:
     inside = EngineJobs((), (job("a", prompt=150),), since_s=0.0)
-    assert let_in([job("b")], inside, now_s=9.0).let_in == ("b",)
+    assert released([job("b")], inside, now_s=9.0).released == ("b",)
 
 
 def test_each_released_request_has_a_slot() -> None:
     inside = EngineJobs(tuple(decode(f"d{i}", 0.0, ahead_s=9.0) for i in range(6)))
     held = [job(f"h{i}", prompt=10) for i in range(4)]
-    assert len(let_in(held, inside).let_in) == 2
+    assert len(released(held, inside).released) == 2
 
 
 def test_there_is_memory_for_all_of_them_at_their_peak() -> None:
     inside = EngineJobs((decode("d", 0.0, ahead_s=9.0, prompt=100, out=60),))
-    assert let_in([job("h", prompt=100, out=60)], inside, blocks=20, policy="vllm").let_in == ("h",)
-    assert let_in([job("h", prompt=100, out=61)], inside, blocks=19, policy="vllm").let_in == ()
+    assert released([job("h", prompt=100, out=60)], inside, blocks=20, policy="vllm").released == ("h",)
+    assert released([job("h", prompt=100, out=61)], inside, blocks=19, policy="vllm").released == ()
 
 
 def test_a_long_prompt_waits_until_decodes_inside_are_ahead_of_their_tpot() -> None:
     long = job("long", prompt=190, ttft_s=5.0)
-    assert let_in([long], EngineJobs((decode("d", 0.0),)), policy="vllm").let_in == ()
-    assert let_in([long], EngineJobs((decode("d", 0.0, ahead_s=0.3),)), policy="vllm").let_in == ("long",)
+    assert released([long], EngineJobs((decode("d", 0.0),)), policy="vllm").released == ()
+    assert released([long], EngineJobs((decode("d", 0.0, ahead_s=0.3),)), policy="vllm").released == ("long",)
 
 
 def test_a_prompt_of_many_iterations_lets_each_of_them_bring_its_token() -> None:
     """Four iterations of about 0.1 s: the pace is kept, so nobody has to be ahead."""
     limits = Limits(batch_tokens=90, running=8)
     long = job("long", prompt=350, ttft_s=5.0)
-    assert let_in([long], EngineJobs((decode("d", 0.0),)), policy="vllm", limits=limits).let_in == ("long",)
+    assert released([long], EngineJobs((decode("d", 0.0),)), policy="vllm", limits=limits).released == (
+        "long",
+    )
     slower = EngineJobs((decode("d", 0.0, tpot_s=0.07),))
-    assert let_in([long], slower, policy="vllm", limits=limits).let_in == ()
+    assert released([long], slower, policy="vllm", limits=limits).released == ()
 
 
 def test_a_request_that_can_only_just_be_in_time_is_released_whatever_it_costs_others() -> None:
     inside = EngineJobs((decode("d", 0.0),))
-    assert let_in([job("long", prompt=190, ttft_s=0.22)], inside, policy="vllm").let_in == ("long",)
+    assert released([job("long", prompt=190, ttft_s=0.22)], inside, policy="vllm").released == ("long",)
     lost = job("long", prompt=190, ttft_s=0.1)
-    assert let_in([lost], inside, policy="vllm").let_in == ()
+    assert released([lost], inside, policy="vllm").released == ()
     impatient = replace(WINDOW, patience_s=0.0)
-    assert let_in([lost], inside, policy="vllm", window=impatient).let_in == ("long",)
+    assert released([lost], inside, policy="vllm", window=impatient).released == ("long",)
 
 
 def test_a_decode_that_cannot_meet_its_tpot_in_any_case_delays_no_request() -> None:
     late = decode("d", 0.0, tpot_s=0.005)
-    assert let_in([job("long", prompt=190)], EngineJobs((late,)), policy="vllm").let_in == ("long",)
+    assert released([job("long", prompt=190)], EngineJobs((late,)), policy="vllm").released == ("long",)
 
 
 def test_a_decode_without_a_tpot_delays_no_request() -> None:
     unpaced = decode("d", 0.0, tpot_s=None)
-    assert let_in([job("long", prompt=190)], EngineJobs((unpaced,)), policy="vllm").let_in == ("long",)
+    assert released([job("long", prompt=190)], EngineJobs((unpaced,)), policy="vllm").released == ("long",)
 
 
 def test_no_admitted_request_is_overtaken_for_lack_of_capacity() -> None:
     inside = EngineJobs((decode("d", 0.0),))
     held = [job("long", prompt=150, ttft_s=5.0), job("short", prompt=10, ttft_s=5.0)]
-    assert let_in(held, inside, policy="vllm").let_in == ()
-    assert let_in(held[1:], inside, policy="vllm").let_in == ("short",)
+    assert released(held, inside, policy="vllm").released == ()
+    assert released(held[1:], inside, policy="vllm").released == ("short",)
 
 
 def test_best_effort_gets_its_share_and_is_passed_over_beyond() -> None:
     inside = EngineJobs(tuple(decode(f"b{i}", 0.0, offline=True) for i in range(4)))
     held = [job("more", prompt=10, offline=True), job("short", prompt=10)]
-    assert let_in(held, inside, policy="vllm").let_in == ("short",)
+    assert released(held, inside, policy="vllm").released == ("short",)
     none = replace(WINDOW, best_effort_share=0.0)
-    assert let_in(held, EngineJobs((decode("d", 0.0),)), policy="vllm", window=none).let_in == (
+    assert released(held, EngineJobs((decode("d", 0.0),)), policy="vllm", window=none).released == (
         "more",
         "short",
     )
@@ -151,12 +153,12 @@ def test_best_effort_gets_its_share_and_is_passed_over_beyond() -> None:
 
 def test_best_effort_that_would_exceed_a_tpot_is_skipped() -> None:
     held = [job("more", prompt=150, offline=True), job("short", prompt=10)]
-    assert let_in(held, EngineJobs((decode("d", 0.0),)), policy="vllm").let_in == ("short",)
+    assert released(held, EngineJobs((decode("d", 0.0),)), policy="vllm").released == ("short",)
 
 
 def test_best_effort_comes_last() -> None:
     held = [job("offline", prompt=10, offline=True), job("short", prompt=10)]
-    assert let_in(held).let_in == ("short", "offline")
+    assert released(held).released == ("short", "offline")
 
 
 def test_a_promoted_request_counts_as_admitted() -> None:
@@ -168,7 +170,7 @@ def test_a_promoted_request_counts_as_admitted() -> None:
 
     held = [job("a", prompt=1), job("b", prompt=1, offline=True)]
     decided = release(promoting, view(held), EngineJobs(), 0, replace(WINDOW, lead_s=0.02))
-    assert (decided.let_in, decided.promote, decided.memory) == (("a", "b"), ("b",), 2)
+    assert (decided.released, decided.promote, decided.memory) == (("a", "b"), ("b",), 2)
 
 
 def test_an_idle_engine_gets_a_request_whatever_the_policy_decides() -> None:
@@ -176,14 +178,14 @@ def test_an_idle_engine_gets_a_request_whatever_the_policy_decides() -> None:
         return Step(), memory
 
     held = [job("a"), job("b")]
-    assert release(nobody, view(held), EngineJobs(), None, WINDOW).let_in == ("a",)
+    assert release(nobody, view(held), EngineJobs(), None, WINDOW).released == ("a",)
     busy = EngineJobs((decode("d", 0.0, ahead_s=9.0),))
-    assert release(nobody, view(held), busy, None, WINDOW).let_in == ()
+    assert release(nobody, view(held), busy, None, WINDOW).released == ()
 
 
 def test_where_the_policy_fails_the_order_is_that_of_arrival() -> None:
     held = [job("a", ttft_s=5.0), job("b", ttft_s=0.5)]
-    assert release(in_order_of_arrival, view(held), EngineJobs(), None, WINDOW).let_in == ("a", "b")
+    assert release(in_order_of_arrival, view(held), EngineJobs(), None, WINDOW).released == ("a", "b")
 
 
 def test_the_outlook_is_the_moment_when_the_prompts_inside_are_done() -> None:
@@ -291,12 +293,12 @@ def test_each_request_is_released_once_within_bounds_and_in_the_policy_s_order(
         given = {one.request.id: one for one in held}
         order = [id for step in steps for id in step.tokens if id in given]
         if order:
-            assert list(decided.let_in) == [id for id in dict.fromkeys(order) if id in decided.let_in]
-        for id in decided.let_in:
+            assert list(decided.released) == [id for id in dict.fromkeys(order) if id in decided.released]
+        for id in decided.released:
             engine.take(given[id], now_s)
-        held = [one for one in held if one.request.id not in decided.let_in]
-        came_in += decided.let_in
-        assert busy or decided.let_in or not given
+        held = [one for one in held if one.request.id not in decided.released]
+        came_in += decided.released
+        assert busy or decided.released or not given
         assert len(engine.inside.jobs) <= LIMITS.running
         if engine.inside.jobs:
             now_s, gone = engine.iterate(now_s)

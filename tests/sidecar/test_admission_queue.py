@@ -12,7 +12,7 @@ BOUNDS = replace(Bounds(), admitted_together=2, deciding_s=1.0, requests=7)
 
 
 @dataclass
-class Newcomer:
+class Candidate:
     """As much of a carried request as the queue looks at."""
 
     name: str
@@ -32,16 +32,16 @@ class Planner:
         self.now_s += self.plan_s
         if self.breaks:
             raise ArithmeticError
-        self.plans.append("".join(cast(Newcomer, one).name for one in new))
+        self.plans.append("".join(cast(Candidate, one).name for one in new))
 
-    def add(self, *candidates: Newcomer) -> None:
+    def add(self, *candidates: Candidate) -> None:
         for one in candidates:
             self.queue.add(cast(ReplicaRequest, one))
 
 
 async def test_a_burst_is_decided_in_groups_and_in_order() -> None:
     planner = Planner(plan_s=0.0)
-    planner.add(*map(Newcomer, "abcde"))
+    planner.add(*map(Candidate, "abcde"))
     assert planner.plans == []
     await asyncio.sleep(0)
     assert planner.plans == ["ab", "cd", "e"]
@@ -49,17 +49,17 @@ async def test_a_burst_is_decided_in_groups_and_in_order() -> None:
 
 async def test_a_burst_lets_others_have_a_turn_when_its_own_is_over() -> None:
     planner = Planner(plan_s=0.5)
-    planner.add(*map(Newcomer, "abcde"))
+    planner.add(*map(Candidate, "abcde"))
     await asyncio.sleep(0)
     assert planner.plans == ["ab", "cd"]
-    planner.add(Newcomer("f"))
+    planner.add(Candidate("f"))
     await asyncio.sleep(0)
     assert planner.plans == ["ab", "cd", "ef"]
 
 
 async def test_whoever_was_cancelled_is_not_planned_for() -> None:
     planner = Planner(plan_s=0.0)
-    planner.add(Newcomer("a"), Newcomer("b", State.CANCELLED), Newcomer("c", State.CANCELLED))
+    planner.add(Candidate("a"), Candidate("b", State.CANCELLED), Candidate("c", State.CANCELLED))
     await asyncio.sleep(0)
     assert planner.plans == ["a"]
 
@@ -69,7 +69,7 @@ async def test_a_planner_that_raises_leaves_nobody_behind_it_waiting() -> None:
     planner.breaks = True
     broken: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
-    planner.add(*map(Newcomer, "abc"))
+    planner.add(*map(Candidate, "abc"))
     await asyncio.sleep(0)
     planner.breaks = False
     await asyncio.sleep(0)
@@ -78,5 +78,5 @@ async def test_a_planner_that_raises_leaves_nobody_behind_it_waiting() -> None:
 
 async def test_the_queue_tells_how_many_wait() -> None:
     planner = Planner(plan_s=0.0)
-    planner.add(*map(Newcomer, "abcdef"))
+    planner.add(*map(Candidate, "abcdef"))
     assert len(planner.queue) == 6

@@ -29,12 +29,12 @@ def accept(held: HoldingMirror, name: str, random: Random) -> None:
 
 
 def happen(held: HoldingMirror, names: list[str], random: Random) -> None:
-    """Let something happen. names: requests held or let in."""
+    """Let something happen. names: requests held or released."""
     inside = [job.request.id for job in (*held.inside.decodes, *held.inside.prefills)]
     outside = [name for name in names if name not in inside]
-    match random.choice(("accept", "let in", "passed", "forget", "promote", "full", "load", "no load")):
-        case "let in" if outside:
-            held.let_in(random.choice(outside), NOW_S)
+    match random.choice(("accept", "released", "passed", "forget", "promote", "full", "load", "no load")):
+        case "released" if outside:
+            held.released(random.choice(outside), NOW_S)
         case "passed" if inside:
             held.passed(random.choice(inside), random.randint(1, 3), NOW_S)
         case "forget" if names:
@@ -90,7 +90,7 @@ def test_what_answers_have_shown_to_be_cached_counts_as_computed_until_the_engin
     assert seen.unheld_blocks == seen.computed_tokens // 16
     assert 250 <= seen.computed_tokens <= 288
     held.accept(seen, NOW_S)
-    held.let_in("d", NOW_S)
+    held.released("d", NOW_S)
     [inside] = held.inside.prefills
     assert (inside.computed_tokens, inside.unheld_blocks) == (seen.computed_tokens, None)
     held.lose_reports()

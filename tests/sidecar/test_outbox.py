@@ -139,12 +139,12 @@ async def test_a_frame_carries_how_the_replica_stands() -> None:
 
 async def test_a_changed_state_is_told_by_itself_and_an_unchanged_one_is_not() -> None:
     desk = await opened()
-    desk.box.tell_changes()
+    desk.box.send_changes()
     taking = asyncio.ensure_future(desk.frame())
     await skip(1e6)
     assert not taking.done()
     desk.state = wire.Snapshot(running=2)
-    desk.box.tell_changes()
+    desk.box.send_changes()
     frame = await taking
     assert (len(frame.events), frame.snapshot.running) == (0, 2)
 
@@ -152,14 +152,14 @@ async def test_a_changed_state_is_told_by_itself_and_an_unchanged_one_is_not() -
 async def test_news_go_by_themselves_within_their_time() -> None:
     desk = await opened()
     desk.state = wire.Snapshot(running=2)
-    desk.box.tell_within(0.001)
+    desk.box.send_within(0.001)
     frame = await desk.frame()
     assert (len(frame.events), frame.snapshot.running) == (0, 2)
 
 
 async def test_news_travel_with_what_goes_before_and_need_no_frame_of_their_own() -> None:
     desk = await opened()
-    desk.box.tell_within(60)
+    desk.box.send_within(60)
     desk.put(1, hurry=Hurry.AT_ONCE)
     assert await desk.ids() == [1]
     taking = asyncio.ensure_future(desk.frame())
@@ -202,7 +202,7 @@ async def test_output_joins_a_frame_that_waits_whatever_was_added_to_it_since() 
 
 async def test_a_closed_box_still_sends_the_snapshot_that_was_due_then() -> None:
     desk = await opened()
-    desk.box.tell_within(60)
+    desk.box.send_within(60)
     desk.box.close()
     assert (await desk.frame()).HasField("snapshot")
     assert await desk.box.frame() is None
@@ -213,9 +213,9 @@ async def test_a_change_that_is_to_be_sent_goes_before_the_end(within: bool) -> 
     desk = await opened()
     desk.state = wire.Snapshot(running=2)
     if within:
-        desk.box.tell_within(1e6)
+        desk.box.send_within(1e6)
     else:
-        desk.box.tell_changes()
+        desk.box.send_changes()
     desk.box.close()
     assert (await desk.frame()).snapshot.running == 2
     assert await desk.box.frame() is None

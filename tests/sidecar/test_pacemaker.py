@@ -25,7 +25,7 @@ class Engine:
 
     def goes_in(self, key: str, now_s: float) -> None:
         self.mirror.accept(new_job(Request(key, "chat", 0.0, 100, 5000), 4000, False), now_s)
-        self.mirror.let_in(key, now_s)
+        self.mirror.released(key, now_s)
 
     def iterates(self, now_s: float, tokens: int = 1) -> None:
         for key in self.keys:

@@ -263,7 +263,7 @@ async def test_all_routers_hear_of_a_request_that_one_has_brought(monkeypatch: p
         desk.sessions += [desk.replica.open_session() for _ in range(2)]
         reported: list[float] = []
         for session in desk.sessions:
-            monkeypatch.setattr(session.outbox, "tell_within", reported.append)
+            monkeypatch.setattr(session.outbox, "send_within", reported.append)
         await desk.submitted()
         assert reported == [3 * Bounds().spread_s] * 3
         desk.policy.answers = lambda job: Rejected(Reason.KV_MEMORY)

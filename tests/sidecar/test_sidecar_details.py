@@ -94,7 +94,7 @@ def test_requests_that_came_or_went_while_the_engine_was_asked_are_not_others() 
 def test_a_job_in_the_engine_takes_the_blocks_of_its_prompt_and_its_answer() -> None:
     mirror = HoldingMirror(KvCache(100, 100, 16), Limits(running=8), lambda _: 400)
     mirror.accept(new_job(Request("a", "chat", 0.0, 100, 500), 400, False), 0.0)
-    mirror.let_in("a", 0.0)
+    mirror.released("a", 0.0)
     mirror.passed("a", 13, 1.0)
     assert mirror.count == Count(1, 8)
 

@@ -210,7 +210,7 @@ async def test_the_slots_that_an_engine_turns_out_to_have_are_a_metric(engine: E
 async def test_an_engine_is_measured_by_the_tokens_that_pass_the_gate(rig: Rig) -> None:
     assert rig.gate is not None and isinstance(rig.mirror, HoldingMirror)
     rig.mirror.accept(new_job(Request("a", "chat", 0.0, 100, 5000), 4000, False), 0.0)
-    rig.mirror.let_in("a", 0.0)
+    rig.mirror.released("a", 0.0)
     for now_s in range(1, 7):
         rig.mirror.passed("a", 1, float(now_s))
         rig.gate.passed("a", 1, float(now_s))

@@ -33,7 +33,7 @@ def inspection_app(
     }
     if demand is not None:
         pages["/penstock/v1/demand"] = Page(
-            "what is asked of the pool through gateways, for autoscaling",
+            "demand on the pool through gateways, for autoscaling",
             lambda: demand.page(
                 0, [replica_row(name, _state(each.state), each.load, 0) for each in replicas]
             ),

@@ -137,7 +137,7 @@ def build_api(
 
 
 def _ticket_key(options: argparse.Namespace) -> Callable[[], bytes]:
-    """Return what reads the key of tickets. Without a sidecar's socket there is none."""
+    """Return a function that reads the key of tickets; None without a sidecar's socket."""
     return TicketKeyFile(Path(ticket_key_file(str(options.telemetry)))).key
 
 

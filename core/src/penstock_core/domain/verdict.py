@@ -40,7 +40,7 @@ class BestEffort:
 class Rejected:
     """Not accepted by this replica now.
 
-    earliest_s: seconds until it could be admitted, as far as the planner can tell; becomes Retry-After.
+    earliest_s: the planner's estimate of the seconds until it could be admitted; becomes Retry-After.
     """
 
     reason: Reason

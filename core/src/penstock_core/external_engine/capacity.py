@@ -11,7 +11,7 @@ Four conditions are checked:
 - For best effort, a share of slots and memory: a request inside cannot be paused when one with an SLO
   arrives.
 
-The third condition yields to time. A request whose own first token can only just be in time is let in,
+The third condition yields to time. A request whose own first token can only just be in time is released,
 because its SLO counts as much. So is a request that has waited for `patience_s`.
 """
 

@@ -32,12 +32,12 @@ NextStep = Callable[[ReplicaView, Memory], tuple[Step, Memory]]
 class Release(NamedTuple, Generic[Memory]):
     """Result of a decision.
 
-    let_in: held jobs to send, in this order.
+    released: held jobs to send, in this order.
     promote: best-effort jobs that are admitted from now on.
     memory: the policy's memory.
     """
 
-    let_in: tuple[RequestId, ...]
+    released: tuple[RequestId, ...]
     promote: tuple[RequestId, ...]
     memory: Memory
 
@@ -46,7 +46,7 @@ def release(
     next_step: NextStep[Memory], view: ReplicaView, inside: EngineJobs, memory: Memory, window: ReleaseWindow
 ) -> Release[Memory]:
     """Return the jobs to release now. `view` has the held requests, `inside` those that were sent."""
-    let_in: list[RequestId] = []
+    released: list[RequestId] = []
     promote: list[RequestId] = []
     while view.waiting and len(inside.jobs) < view.limits.running:
         ahead = planning_view(view, inside)
@@ -62,8 +62,8 @@ def release(
             inside = inside.joined_by(job, view.now_s)
         ids = [job.request.id for job in chosen]
         view = replace(view, waiting=tuple(job for job in view.waiting if job.request.id not in ids))
-        let_in += ids
-    return Release(tuple(let_in), tuple(promote), memory)
+        released += ids
+    return Release(tuple(released), tuple(promote), memory)
 
 
 def in_order_of_arrival(view: ReplicaView, memory: Memory) -> tuple[Step, Memory]:

@@ -25,7 +25,7 @@ from penstock_core.policies.unconditional_admission import admit_all
 from penstock_core.timing.time_model import BatchWork
 
 USUAL_TOKENS = 1024
-"""Tokens of the batch whose time per token stands for the cost of the remaining work of a prompt."""
+"""Size of the batch from whose time per token the remaining work of a prompt is estimated."""
 
 
 @dataclass(frozen=True, slots=True)

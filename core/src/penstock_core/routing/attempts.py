@@ -210,7 +210,7 @@ def _backup_replica(attempts: Attempts, loads: Sequence[ReplicaLoad]) -> str | N
 
 
 def _best_effort_work(request: RoutingRequest, load: ReplicaLoad) -> int:
-    """Return what of the prompt has to be computed there, times the requests that share what is left over."""
+    """Return the prompt tokens to compute there, times the requests that share the remaining capacity."""
     return request.uncached_tokens(load.name) * (load.snapshot.best_effort + 1)
 
 

@@ -76,7 +76,7 @@ class ReplicaLoad:
         return uncached_tokens / tokens_s if tokens_s > 0 else inf
 
     def _left_s(self, duration_s: float, now_s: float) -> float:
-        """Return what is left of a duration in the snapshot, plus the prefills sent since."""
+        """Return the rest of a duration in the snapshot, plus the prefills sent since."""
         left_s = duration_s - (now_s - self.snapshot_s)
         return (left_s if left_s > 0 else 0.0) + self.prefill_s(self.sent_tokens)
 

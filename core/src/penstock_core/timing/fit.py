@@ -167,7 +167,7 @@ def _columns(points: Sequence[Point]) -> tuple[Floats, Floats, Floats, Floats, F
 
 
 def _solved(table: Floats, seconds: Floats, free: tuple[int, ...]) -> list[float]:
-    """Return the coefficients of least relative error, non-negative but for the columns in `free`.
+    """Return the coefficients of least relative error, non-negative except for the columns in `free`.
 
     Least absolute errors by iteratively reweighted least squares.
     """

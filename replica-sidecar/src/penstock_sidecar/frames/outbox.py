@@ -38,7 +38,7 @@ class Outbox:
 
     snapshot: makes the snapshot for a frame. prefixes: returns how the cached prefixes have changed since
     it was last called, where they have.
-    sharing: how many requests the session has, which tells whether waiting can gain anything.
+    sharing: how many requests the session has; with one, waiting gains nothing.
     behind: set once the bound has been reached; what was held is gone, and nothing more is taken.
     """
 
@@ -83,13 +83,13 @@ class Outbox:
             self._open.events.append(event)
             self._added(data_bytes, hurry)
 
-    def tell_changes(self) -> None:
+    def send_changes(self) -> None:
         """Send the replica's snapshot, with or without events, if it has changed since the last one."""
         if self._snapshot().SerializeToString(deterministic=True) != self._sent:
             self._asked = True
             self._due.set()
 
-    def tell_within(self, within_s: float) -> None:
+    def send_within(self, within_s: float) -> None:
         """Send the replica's snapshot within this time, by a frame of its own if no other goes."""
         if not self._due.is_set():
             self._asked = True

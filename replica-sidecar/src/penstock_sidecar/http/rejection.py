@@ -1,7 +1,7 @@
 """A replica's rejection as an HTTP response, on which the gateway tries the next endpoint.
 
 The gateway reacts to the header, whatever the status. The client gets the response of the last replica tried,
-so each one has the reason, and a Retry-After as far as that replica can tell.
+so each one has the reason, and a Retry-After as that replica estimates it.
 """
 
 from penstock_core.domain.verdict import Reason, Rejected

@@ -51,14 +51,14 @@ class HoldingMirror(ReplicaMirror):
         super().__init__(kv, limits, longer, speculation=speculation)
         self.slots = EngineSlots(limits.running, limits.running)
         self._learned = LearnedPrefixes(self.prefixes, lambda: self.kv_tokens_total)
-        self._let_in: dict[RequestId, MirroredJob] = {}
+        self._released: dict[RequestId, MirroredJob] = {}
         self._since_s = 0.0
         self._others = Count(0, 0)
 
     @property
     def inside(self) -> EngineJobs:
         """Requests that the engine has, and that have not ended."""
-        jobs = [found.job for found in self._let_in.values()]
+        jobs = [found.job for found in self._released.values()]
         return EngineJobs(
             tuple(job for job in jobs if job.generated_tokens),
             tuple(job for job in jobs if not job.generated_tokens),
@@ -76,11 +76,11 @@ class HoldingMirror(ReplicaMirror):
         sizes = [job.request.prompt_tokens + job.generated_tokens for job in self.inside.jobs]
         return Count(len(sizes), sum(map(self._kv.blocks_for, sizes)))
 
-    def let_in(self, request_id: RequestId, now_s: float) -> None:
+    def released(self, request_id: RequestId, now_s: float) -> None:
         """Note that a job goes to the engine."""
-        if all(found.job.generated_tokens for found in self._let_in.values()):
+        if all(found.job.generated_tokens for found in self._released.values()):
             self._since_s = now_s
-        found = self._let_in[request_id] = self._accepted[request_id]
+        found = self._released[request_id] = self._accepted[request_id]
         found.job = holding_cached(found.job)
         found.progressed_s = now_s
         self._snapshot = None
@@ -109,7 +109,7 @@ class HoldingMirror(ReplicaMirror):
 
     def forget(self, request_id: RequestId) -> Job | None:
         """Drop a job that has ended. Returns it as last known."""
-        self._let_in.pop(request_id, None)
+        self._released.pop(request_id, None)
         self._learned.ended(request_id)
         return super().forget(request_id)
 
@@ -122,7 +122,7 @@ class HoldingMirror(ReplicaMirror):
 
     def passed(self, request_id: RequestId, tokens: int, now_s: float) -> None:
         """Note tokens of a job. The first show that its prompt is computed."""
-        found = self._let_in.get(request_id)
+        found = self._released.get(request_id)
         first = found is not None and not found.job.generated_tokens
         super().passed(request_id, tokens, now_s)
         if first and tokens:
@@ -130,7 +130,7 @@ class HoldingMirror(ReplicaMirror):
 
     def engine_full(self) -> None:
         """Note that the engine had no room for one more request beside those it has."""
-        self.slots = self.slots.refused(len(self._let_in))
+        self.slots = self.slots.refused(len(self._released))
 
     def engine_load(self, load: EngineLoad | None, before: Count, after: Count) -> None:
         """Take in the engine's load, and how many requests it had from here before and after it was asked."""
@@ -150,7 +150,7 @@ class HoldingMirror(ReplicaMirror):
         """Return the held requests as waiting, before an engine whose own requests are `inside`."""
         others, blocks = self._others
         total = max(self._kv.total_blocks - blocks, 0)
-        waiting = tuple(found.job for key, found in self._accepted.items() if key not in self._let_in)
+        waiting = tuple(found.job for key, found in self._accepted.items() if key not in self._released)
         return ReplicaView(
             now_s=now_s,
             busy_until_s=self._busy_until(now_s, self.inside.decodes, model),

@@ -59,7 +59,7 @@ class ExpectedHit(NamedTuple):
 
 @dataclass(slots=True)
 class _Share:
-    """The share that is found of what is there: its mean, and mean absolute deviation."""
+    """The share of cached prefixes that is found: its mean, and mean absolute deviation."""
 
     mean: float = 1.0
     deviation: float = 0.0

@@ -103,7 +103,7 @@ class PrefixIndex:
         if cached_tokens and not known.cached_tokens:
             self._find_by_marks(request_id, known)
         known.prompt_tokens, known.cached_tokens = prompt_tokens, cached_tokens
-        self._tell(request_id, known)
+        self._report(request_id, known)
 
     def learn(self, request_id: RequestId, prompt_tokens: int, cached_tokens: int) -> None:
         """Note what is likely cached of a served prompt. It is found although nothing of it is."""
@@ -112,7 +112,7 @@ class PrefixIndex:
             self._find_by_marks(request_id, known)
         if known is not None:
             known.prompt_tokens, known.cached_tokens = prompt_tokens, min(cached_tokens, prompt_tokens)
-            self._tell(request_id, known)
+            self._report(request_id, known)
 
     def _find_by_marks(self, request_id: RequestId, known: _Known) -> None:
         self._by_key.update({mark.key: request_id for mark in known.marks.marks})
@@ -122,10 +122,10 @@ class PrefixIndex:
         """Count nothing as cached until it is reported again."""
         for request_id, known in self._known.items():
             known.cached_tokens = 0
-            self._tell(request_id, known)
+            self._report(request_id, known)
 
-    def _tell(self, request_id: RequestId, known: _Known) -> None:
-        """Tell routers what is cached of a prompt: a whole block fewer than its tokens is all of it."""
+    def _report(self, request_id: RequestId, known: _Known) -> None:
+        """Report to routers what is cached of a prompt; all of it, if less than one block is missing."""
         there_tokens = known.cached_tokens + max(self._block_tokens, 1) if known.cached_tokens else 0
         marks = known.marks.marks
         sized = [(marks[at].key, _tokens_within(known, marks[at].size)) for at in reported_marks(known.marks)]

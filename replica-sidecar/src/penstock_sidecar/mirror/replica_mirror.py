@@ -105,7 +105,7 @@ class ReplicaMirror:
         self._running: list[MirroredJob] = []
         self._waiting: list[MirroredJob] = []
         self._chunks: dict[RequestId, int] = {}
-        self._decodes: DecodeRows | None = None  # of the last report, where the next may only go on
+        self._decodes: DecodeRows | None = None  # of the last report, if the next may only continue it
         self._ends_s: list[float] = []  # of steps that only decoded, not yet in the jobs
         self.heard_s = float("-inf")
         self._in_step_s = float("-inf")  # when the engine was last known to be in step with us
@@ -130,7 +130,7 @@ class ReplicaMirror:
         prompt_known: its prompt was counted, not estimated. timed: `token_times_s` will be called.
         """
         if not self._accepted:
-            self._in_step_s = max(self._in_step_s, now_s)  # an idle engine owes no report
+            self._in_step_s = max(self._in_step_s, now_s)  # an idle engine sends no report
         times_s: list[float] | None = [] if timed else None
         self._accepted[job.request.id] = MirroredJob(
             job, prompt_known=prompt_known, times_s=times_s, progressed_s=now_s
@@ -157,7 +157,7 @@ class ReplicaMirror:
         self.prefixes.add(request_id, marks)
 
     def answered(self, request_id: RequestId, usage: EngineUsage) -> None:
-        """Note the engine's counts of a whole answer. An engine that reports tells more by that."""
+        """Note the engine's counts of a whole answer. They are ignored here: reports contain more."""
 
     def forget(self, request_id: RequestId) -> Job | None:
         """Drop a job that has ended. Returns it as last known."""
@@ -269,7 +269,7 @@ class ReplicaMirror:
         if report.HasField("drafting"):
             self._speculation = speculation_of(report.drafting)
         decodes = DecodeRows.of(report)
-        if self._goes_on(decodes):
+        if self._only_decoded(decodes):
             self._decodes = decodes
             self._ends_s.append(now_s)
             return []
@@ -329,7 +329,7 @@ class ReplicaMirror:
             self._snapshot = snapshot(self.view(now_s, model))
         return self._snapshot
 
-    def _goes_on(self, decodes: DecodeRows | None) -> bool:
+    def _only_decoded(self, decodes: DecodeRows | None) -> bool:
         """Return whether a report's rows are those of the last one, after a step that only decoded."""
         last = self._decodes
         if last is None or decodes is None or len(self._ends_s) >= MOST_STEPS:

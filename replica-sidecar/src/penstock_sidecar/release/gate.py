@@ -103,9 +103,9 @@ class ReleaseGate:
                 return
             self._asking.cancel()
         self._asking_at_s = at_s
-        self._asking = asyncio.get_running_loop().call_later(max(at_s - monotonic(), 0.0), self._let_in)
+        self._asking = asyncio.get_running_loop().call_later(max(at_s - monotonic(), 0.0), self._decide)
 
-    def _let_in(self) -> None:
+    def _decide(self) -> None:
         self._asking = None
         if not self._turns:
             return
@@ -123,12 +123,12 @@ class ReleaseGate:
         decided = self._decided(now_s)
         self._memory = decided.memory
         self._mirror.promote(decided.promote)
-        for key in decided.let_in:
+        for key in decided.released:
             if (keys := self._together.get(key)) is None:  # it entered with another answer of its request
                 continue
             for one in keys:
                 del self._together[one]
-                self._mirror.let_in(one, now_s)
+                self._mirror.released(one, now_s)
             self._turns.pop(keys[0]).set_result(None)
 
     def _decided(self, now_s: float) -> Release[Any]:

@@ -61,7 +61,7 @@ class AdmissionController:
         """Queue a request that has been planned."""
         self._queue.add(request)
 
-    def tell(self, request: ReplicaRequest, verdict: Verdict) -> None:
+    def give_verdict(self, request: ReplicaRequest, verdict: Verdict) -> None:
         """Give a request its verdict. An accepted one is added to the mirror.
 
         It is forwarded, unless its router gets a ticket and sends it to the engine itself.
@@ -106,7 +106,7 @@ class AdmissionController:
             return
         for request, verdict in zip(candidates, verdicts, strict=True):
             with self._faults.of(request, "verdict"):
-                self.tell(request, verdict)
+                self.give_verdict(request, verdict)
 
     def _see_cached(self, request: ReplicaRequest) -> None:
         """Count what the engine has cached of a prompt, which may have changed since it was read."""

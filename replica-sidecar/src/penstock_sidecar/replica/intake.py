@@ -44,7 +44,7 @@ class SubmitIntake:
         """Take a request in. It has ended on return where it cannot be served at all."""
         with self._faults.of(request, "submit"):
             if self._admission.waiting + len(self._reading) >= self._bounds.requests:
-                self._admission.tell(request, Rejected(Reason.QUEUE_FULL))
+                self._admission.give_verdict(request, Rejected(Reason.QUEUE_FULL))
             elif len(submit.body) > self._bounds.read_at_once_bytes:
                 task = asyncio.create_task(self._take_long(request, submit))
                 self._reading.add(task)

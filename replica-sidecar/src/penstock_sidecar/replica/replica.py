@@ -211,18 +211,18 @@ class Replica:
             self.report_prefixes()
         self._metrics.load(self._load(now_s), self.unfinished, self.state.engine_ready, self.state.draining)
         for session in self._sessions:
-            session.outbox.tell_changes()
+            session.outbox.send_changes()
 
     def report_prefixes(self) -> None:
         """Report changed prefixes to all routers soon."""
         for session in self._sessions:
-            session.outbox.tell_within(self._bounds.prefixes_s)
+            session.outbox.send_within(self._bounds.prefixes_s)
 
     def reported(self) -> None:
-        """Tell routers that read answers at the engine how far it is: they get no frames with output."""
+        """Send progress to routers that read answers at the engine, which get no frames with output."""
         for session in self._sessions:
             if session.direct:
-                session.outbox.tell_within(self._bounds.direct_snapshot_s)
+                session.outbox.send_within(self._bounds.direct_snapshot_s)
 
     def _ended(self, request: ReplicaRequest) -> None:
         """Count a request that has ended, and free what it held."""
@@ -240,12 +240,12 @@ class Replica:
         return self._mirror.snapshot(now_s, self._learned.admission_model(now_s))
 
     def _spread(self) -> None:
-        """Tell all routers of new requests, before they decide by an old snapshot."""
+        """Send all routers a snapshot with the new requests, before they decide by an old one."""
         within_s = self._bounds.spread_s * len(self._sessions)
         for session in self._sessions:
-            session.outbox.tell_within(within_s)
+            session.outbox.send_within(within_s)
 
     def _changed(self) -> None:
         self._serves_changed(self.state.serves)
         for session in self._sessions:
-            session.outbox.tell_changes()
+            session.outbox.send_changes()

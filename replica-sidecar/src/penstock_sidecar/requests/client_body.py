@@ -34,8 +34,8 @@ XARGS_BYTES = 1 << 16
 """Longest `vllm_xargs`."""
 
 REWRITTEN_BYTES = 1 << 20
-"""Longest body that is written anew for its `stream_options`. A longer one goes on as it is, and its answer's
-tokens are counted by events."""
+"""Longest body that is written anew for its `stream_options`. A longer one is sent unchanged, and its
+answer's tokens are counted by events."""
 
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 _PART = re.compile(r"(?<=content)\[.*")

@@ -35,7 +35,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 """Request ids that a header and a log line can hold; routers send no others."""
 
 LONGEST_GAP_US = 2**32 - 1
-"""Longest gap between tokens that an event can tell: 71 minutes."""
+"""Longest gap between tokens that an event can carry: 71 minutes."""
 
 
 class Sink(Protocol):
@@ -68,7 +68,7 @@ class ReplicaRequest:
     body, job: None until `planned`.
     verdict: None until `decided`.
     first_s, last_s: times of its first and its latest output; of an answer that is not streamed, of its first
-        and last token, where reports tell.
+        and last token, if reports have it.
     tokens: generated so far.
     usage: the engine's own counts, once the answer is whole.
     prompt_reported: whether the engine has reported how long the prompt is.
@@ -171,7 +171,7 @@ class ReplicaRequest:
         self._fail(Event.INVALID, wire.FAILURE_BAD_REQUEST, error)
 
     def decided(self, verdict: Verdict, engine_fields: bytes = b"") -> None:
-        """Tell its router the verdict. engine_fields: with which the router sends it to the engine itself."""
+        """Send its router the verdict. engine_fields: with which the router sends it to the engine itself."""
         self.verdict = verdict
         rejected = isinstance(verdict, Rejected)
         event = verdict_event(self.id, verdict)
@@ -193,7 +193,7 @@ class ReplicaRequest:
         """Pass on bytes of the answer. Returns how many tokens are new with them.
 
         tokens: in these bytes, as far as they show. reported_tokens: of the whole answer so far, by the
-        engine's reports; 0 where they do not tell.
+        engine's reports; 0 if they do not have it.
         """
         first = self.state is not State.STREAMING
         if first:
@@ -271,7 +271,7 @@ class ReplicaRequest:
         data_bytes: int = 0,
         hurry: Hurry = Hurry.AT_ONCE,
     ) -> None:
-        """Move to the next state and tell the router `answer`. Raises ImpossibleEvent."""
+        """Move to the next state and send the router `answer`. Raises ImpossibleEvent."""
         before = self.state
         self.state, _ = after(before, event)
         if answer is not None:

@@ -129,7 +129,7 @@ class EngineState:
     def view(
         self, now_s: float, busy_until_s: float, model: TimeModel, speculation: Speculation | None = None
     ) -> ReplicaView:
-        """Return what a policy may read."""
+        """Return the replica as its policy sees it."""
         running, waiting = self.running, self.waiting
         return ReplicaView(now_s, busy_until_s, running, waiting, self._kv, self.limits, model, speculation)
 

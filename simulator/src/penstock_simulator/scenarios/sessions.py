@@ -20,7 +20,7 @@ GOLDEN = 0.6180339887498949
 class RecordedSessions:
     """Sessions of a recording.
 
-    count: of one sample. hash_id_tokens: tokens that a hash id stands for.
+    count: of one sample. hash_id_tokens: tokens per hash id.
     """
 
     recording: str

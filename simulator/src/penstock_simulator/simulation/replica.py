@@ -60,7 +60,7 @@ class SimulatedReplica:
         self.busy = self.replanning = self.draining = False
 
     def view(self, now_s: float) -> ReplicaView:
-        """Return what its policy may read."""
+        """Return the replica as its policy sees it."""
         busy_until_s = self._timer.busy_until_s(now_s)
         return self._engine.view(now_s, busy_until_s, self._timer.model, self._speculation.measured)
 

@@ -26,7 +26,7 @@ Cost = Callable[[Job], float]
 
 
 class UsualCosts(NamedTuple):
-    """What admitted requests cost on average; infinite where there are too few to tell."""
+    """Return the mean cost of admitted requests; infinite if there are too few."""
 
     memory: float
     work: float
@@ -41,7 +41,7 @@ class CommittedShares(NamedTuple):
 
 
 def usual_costs(admitted: Sequence[Job]) -> UsualCosts:
-    """Return what these requests cost on average."""
+    """Return the mean cost of these requests."""
     if len(admitted) < FEW_REQUESTS:
         return UsualCosts(inf, inf)
     memory_cost, work_cost = (sum([cost(job) for job in admitted]) for cost in (memory, work))
