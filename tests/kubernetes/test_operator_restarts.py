@@ -139,7 +139,7 @@ def test_leader_that_was_frozen_at_work_writes_nothing_once_another_leads(
         world.ready(pool)
     before = {kind: versions(world, kind) for kind in ("StatefulSet", "Deployment", "ConfigMap", "Service")}
     frozen.thaw()
-    eventually(lambda: "reconcile broken off" in frozen.said())
+    eventually(lambda: "reconcile aborted" in frozen.said())
     assert frozen.metric("penstock_operator_leading") == 0
     assert {kind: versions(world, kind) for kind in before} == before
 

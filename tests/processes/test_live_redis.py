@@ -78,5 +78,5 @@ async def test_a_redis_killed_under_traffic_costs_no_request(pool: LivePool, red
         await asyncio.gather(*clients)
     assert set(answers) == {"length"}
     output = "".join(text for _, text in pool.logs())
-    assert "redis is away" in output
+    assert "redis unavailable" in output
     assert "secret-of-redis" not in output

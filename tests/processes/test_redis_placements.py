@@ -106,7 +106,7 @@ async def test_a_redis_that_is_killed_is_missed_once_and_comes_back(redis: Redis
             await until(lambda: a.shared.connected and b.shared.connected)
             assert len(b.heard) == received
             await tell_until_heard(a, b)
-    assert len([line for line in output if line["event"] == "redis is away"]) == 2  # one for each router
+    assert len([line for line in output if line["event"] == "redis unavailable"]) == 2  # one for each router
 
 
 async def test_a_redis_that_stands_still_is_as_good_as_gone(
@@ -149,7 +149,7 @@ async def test_a_password_that_was_renewed_is_read_again(tmp_path: Path) -> None
     router = Router(url.read_text)
     with capture_logs() as output:
         task = asyncio.create_task(router.run())
-        await until(lambda: any(line["event"] == "redis is away" for line in output))
+        await until(lambda: any(line["event"] == "redis unavailable" for line in output))
         url.write_text(server.url)
         await until(lambda: router.shared.connected)
         task.cancel()

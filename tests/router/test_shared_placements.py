@@ -140,7 +140,7 @@ async def test_a_connection_that_brings_nothing_is_dead(redis: ScriptedRedis) ->
             redis.answering.set()
             await turns()
         assert router.shared.connected
-    assert [line["event"] for line in output] == ["redis is away", "redis"]
+    assert [line["event"] for line in output] == ["redis unavailable", "redis"]
     assert output[0]["why"] == "TimeoutError: nothing was heard for 6 s"
 
 
@@ -158,7 +158,7 @@ async def test_an_outage_is_logged_once_and_the_way_back_too(redis: ScriptedRedi
                 await turns()
                 assert router.shared.connected
     assert len(redis.urls) > 4
-    assert [line["event"] for line in output] == ["redis", *["redis is away", "redis"] * 2]
+    assert [line["event"] for line in output] == ["redis", *["redis unavailable", "redis"] * 2]
     assert {line["why"] for line in output if "why" in line} == {"ConnectionError: gone"}
     assert redis.subscriptions == []
     assert redis.open_connections == 0

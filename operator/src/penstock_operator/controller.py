@@ -173,7 +173,7 @@ class Operator:
             try:
                 again_s = await self.reconciler.reconcile(key)
             except LeaseLost as lost:
-                log.warning("reconcile broken off", pool=str(key), error=str(lost))
+                log.warning("reconcile aborted", pool=str(key), error=str(lost))
                 self.queue.add(key)
             except (ApiRefused, ApiUnreachable) as error:
                 self._failed(key, type(error).__name__, str(error))

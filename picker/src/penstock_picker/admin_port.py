@@ -22,7 +22,7 @@ def admin_app(
 
     pages = {
         "/metrics": Page("metrics for Prometheus", picker.metrics.page, PROMETHEUS),
-        "/penstock/v1/demand": Page("what is asked of the pool", picker.demand_page),
+        "/penstock/v1/demand": Page("demand on the pool", picker.demand_page),
         "/health": Page("200 while the process runs", lambda: b'{"status":"ok"}'),
         "/ready": Page("200 while a replica takes requests", ready),
     }

@@ -118,5 +118,5 @@ def _add_envoy(parser: argparse.ArgumentParser) -> None:
         "--lame-duck-s",
         type=seconds,
         default=0.0,
-        help="when stopped, first go on for so long while readiness fails (default: %(default)s)",
+        help="when stopped, first keep serving for so long while readiness fails (default: %(default)s)",
     )

@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 
 class Call(NamedTuple):
-    """A request as a gateway tells it.
+    """A request as a gateway describes it.
 
     path: without a query. body: None where the gateway does not send it. subset: the only endpoints allowed.
     """
@@ -181,7 +181,7 @@ class Picker:
             return self._endpoints(request, call.subset)
 
     def demand_page(self) -> bytes:
-        """Describe what is asked of the pool."""
+        """Describe the demand on the pool."""
         with self._lock:
             return self.metrics.demand.page(0, linked_replicas(self._replica_set.links))
 

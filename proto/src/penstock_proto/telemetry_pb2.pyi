@@ -62,7 +62,7 @@ class StepReport(_message.Message):
     CACHE_RESETS_FIELD_NUMBER: _builtins.int
     CHECKS_TICKETS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """gaps tell how many reports were lost"""
+    """gaps show how many reports were lost"""
     engine_instance: _builtins.str
     """changes when the engine restarts"""
     duration_s: _builtins.float
@@ -84,7 +84,7 @@ class StepReport(_message.Message):
     kv_blocks_free: _builtins.int
     block_tokens: _builtins.int
     most_batch_tokens: _builtins.int
-    """Bounds of an iteration, where the engine tells: a pool's own may be higher."""
+    """Bounds of an iteration, if the engine reports them: a pool's own may be higher."""
     most_running: _builtins.int
     running: _builtins.int
     """Requests, running first (those that hold KV), then waiting.
@@ -116,7 +116,7 @@ class StepReport(_message.Message):
 
     @_builtins.property
     def drafting(self) -> Global___Drafting:
-        """What its drafter does; absent where it has none, or does not tell."""
+        """Its drafter; absent if it has none, or does not report it."""
 
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "--lame-duck-s",
         type=seconds,
         default=0.0,
-        help="when stopped, first go on serving for so long while /ready says no (default: %(default)s)",
+        help="when stopped, first keep serving for so long while /ready answers 503 (default: %(default)s)",
     )
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     add("--log-json", action="store_true", help="one JSON object a line")

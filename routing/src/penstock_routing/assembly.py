@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the Redis client is imported only where there is a Redis
 
 
 def link_maker(options: PoolAccess, random: Random, placements: "SharedPlacements | None") -> MakeLink:
-    """Return what makes a link to each replica."""
+    """Return a function that makes a replica's link."""
     connect = connect_by(options.replica_tls)
     placed = (lambda replica, tokens: None) if placements is None else placements.placed
 

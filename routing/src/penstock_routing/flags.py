@@ -118,7 +118,7 @@ def add_tls(parser: argparse.ArgumentParser, served: str) -> None:
     add(
         "--replica-tls-server-name",
         metavar="NAME",
-        help="whose certificate replicas show, whatever their address",
+        help="DNS name in replicas' certificates, whatever their address",
     )
 
 
@@ -137,7 +137,7 @@ def replica_tls(given: argparse.Namespace) -> Tls | None:
 
 
 def problem(given: argparse.Namespace, redis_url: Callable[[], str] | None) -> str | None:
-    """Return what is wrong with the flags together."""
+    """Return the first contradiction between flags."""
     return _inconsistency(given) or (redis_url and _redis_problem(redis_url)) or None
 
 

@@ -22,7 +22,7 @@ from penstock_routing.flags import FrontOptions
 
 
 class Configuration(NamedTuple):
-    """What the process serves with. source: where the set of replicas comes from."""
+    """The inputs of serving. source: where the set of replicas comes from."""
 
     pool: Pool
     keys: Keys

@@ -103,7 +103,7 @@ class Cache:
     ) -> None:
         """Replace all objects of a kind by a list. namespace None: all namespaces. version: the list's."""
         for manifest in listed:
-            self._believe(manifest, asked)
+            self._store_listed(manifest, asked)
         there = {ref_of(manifest) for manifest in listed}
         for ref, known in list(self._objects.items()):
             of_kind = (ref.api_version, ref.kind) == (kind.api_version, kind.kind)
@@ -113,7 +113,7 @@ class Cache:
         self._highest[kind] = max(version, self._highest[kind])
         self._behind = self._behind - {kind} | ({kind} if version < asked.version else set())
 
-    def _believe(self, manifest: Manifest, asked: CacheState) -> None:
+    def _store_listed(self, manifest: Manifest, asked: CacheState) -> None:
         """Store a listed object, unless a watch has reported it since the list was requested."""
         ref, uid = ref_of(manifest), manifest["metadata"]["uid"]
         if self._deleted.get(uid, 0) > asked.updates:

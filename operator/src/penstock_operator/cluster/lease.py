@@ -168,7 +168,7 @@ class Leadership:
     def _become(self, leads: bool) -> None:
         if leads != self._leads:
             self._leads = leads
-            log.info("leads" if leads else "stands by", lease=str(self._ref))
+            log.info("leads" if leads else "on standby", lease=str(self._ref))
             self._changed(leads)
 
     async def _give_back(self) -> None:

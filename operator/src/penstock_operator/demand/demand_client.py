@@ -40,7 +40,7 @@ class DemandClient:
         answers = await asyncio.gather(*(self._ask(pod, port) for pod in pods if is_ready(pod)))
         return tuple(answer for answer in answers if answer is not None)
 
-    def _tell(self, uid: str, name: str, trouble: str | None) -> None:
+    def _log_change(self, uid: str, name: str, trouble: str | None) -> None:
         """Log once when a pod stops answering, and once when it answers again."""
         if trouble is None and uid in self._silent:
             self._silent.discard(uid)
@@ -61,7 +61,7 @@ class DemandClient:
             trouble = str(error).partition("\n")[0] or type(error).__name__
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             trouble = f"its demand page is invalid: {error!r}"
-        self._tell(metadata["uid"], metadata["name"], trouble)
+        self._log_change(metadata["uid"], metadata["name"], trouble)
         return reading
 
     async def _read(self, url: str) -> dict[str, object]:

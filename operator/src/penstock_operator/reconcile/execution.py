@@ -118,7 +118,7 @@ def _refusal(action: Action, refused: ApiRefused) -> PoolProblem:
 
 
 def _advice(action: Action, refused: ApiRefused) -> str:
-    """Return what is to be done about a kind that the cluster does not know."""
+    """Return how to install a kind that the cluster does not have."""
     kind = kind_of(ref_in(action))
     unknown = kind.optional and refused.code == 404 and isinstance(action, Apply)
     return f"; install the CustomResourceDefinition of {kind.plural}.{kind.group}" if unknown else ""

@@ -15,7 +15,7 @@ def admin_app(router: RouterApp, pool: str) -> App:
     pages = {
         "/metrics": Page("metrics for Prometheus", router.metrics.page, PROMETHEUS),
         "/penstock/v1/pool": Page("tiers, targets, time model and replicas", router.pool_page),
-        "/penstock/v1/demand": Page("what is asked of the pool, for autoscaling", router.demand_page),
+        "/penstock/v1/demand": Page("demand on the pool, for autoscaling", router.demand_page),
         "/health": Page("200 while the process runs", router.health_page),
         "/ready": Page("200 while the router takes requests", router.ready_page),
     }

@@ -199,5 +199,5 @@ class RouterApp:
         return pages.pool_page(self._pool, self._replica_set, self._time_model())
 
     def demand_page(self) -> bytes:
-        """Describe what is asked of the pool."""
+        """Describe the demand on the pool."""
         return self.metrics.demand.page(self._room.held, linked_replicas(self._replica_set.links))

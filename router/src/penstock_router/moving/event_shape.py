@@ -1,6 +1,6 @@
 """What the token events of one stream have in common, so that most of them need no parsing.
 
-An engine writes a token's event like the one before it, but for the text and the ids of its tokens:
+An engine writes a token's event like the one before it, except for the text and the ids of its tokens:
 
     data: {"id":"x","choices":[{"delta":{"content":" a"},"finish_reason":null,"token_ids":[7]}]}\\n\\n
                                |before_text          |  |before_ids                        | |after_ids
@@ -35,7 +35,7 @@ SHAPES = 256
 
 
 class Notes(Protocol):
-    """What notes the events that pass. relay: takes them. ids: their tokens', in what separated them."""
+    """The record of a stream's events. relay: writes them to the client. ids: text of their token ids."""
 
     relay: Relay
     ids: bytearray

@@ -136,7 +136,7 @@ class MovableAnswer:
         self._placed.upstream.release()
 
     def _through(self, relay: Relay) -> Relay | None:
-        """Return what passes ordinary events on, and leaves all else to `take`."""
+        """Return a function that passes ordinary events on, and leaves all others to `take`."""
         events = self._events
         if self._transcript.opaque:
             return relay

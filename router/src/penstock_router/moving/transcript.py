@@ -80,7 +80,7 @@ class Transcript:
         return ids
 
     def relaying(self, relay: Relay) -> Relay | None:
-        """Return what passes ordinary events on, until `read` is next called; None where none can be.
+        """Return a function that passes ordinary events on until the next `read`; None if there is none.
 
         An ordinary event differs from the last one that was read by the text and ids of its tokens only.
         """

@@ -9,7 +9,7 @@ SILENCE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0
 
 
 class MoveCause(StrEnum):
-    """Why a stream has to go on elsewhere."""
+    """Why a stream is moved to another replica."""
 
     REPLICA_LOST = "replica_lost"  # its sidecar, its machine, or the way there
     ENGINE_LOST = "engine_lost"

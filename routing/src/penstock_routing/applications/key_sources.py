@@ -77,7 +77,7 @@ class KeySecrets:
                 found[application] = await self._secret(secret)
         except (httpx2.HTTPError, httpx2.InvalidURL, AccessError) as error:
             await self.close()
-            away = Unreadable(f"the API server is away: {type(error).__name__}: {error}")
+            away = Unreadable(f"the API server does not answer: {type(error).__name__}: {error}")
             return {application: found.get(application, away) for application in self._secrets}
         return found
 

@@ -95,7 +95,7 @@ class SharedLimits:
         self._away = False
 
     async def ask(self, application: str, tokens: int) -> LimitDecision | None:
-        """Ask whether there is room for a request of about so many tokens. None where Redis is away.
+        """Ask whether there is room for a request of about so many tokens. None if Redis is unavailable.
 
         Unless it is refused, `ended` has to follow.
         """
@@ -127,7 +127,7 @@ class SharedLimits:
             self.ended(application, verdict, 0)
 
     async def run(self) -> None:
-        """Keep it up until cancelled."""
+        """Send reports and queries until cancelled."""
         while True:
             try:
                 await self._connection()

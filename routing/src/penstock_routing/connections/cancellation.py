@@ -4,7 +4,7 @@ import asyncio
 
 
 def heed_cancellation() -> None:
-    """Raise CancelledError if the running task was cancelled and went on all the same."""
+    """Raise CancelledError if the running task was cancelled and still runs."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

@@ -37,7 +37,7 @@ class Tls:
 
 
 def connect_by(tls: Tls | None) -> Connect:
-    """Return what connects to replicas."""
+    """Return a function that connects to replicas."""
     if tls is None:
         return lambda address: grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
     options: tuple[tuple[str, int | str], ...] = CLIENT_OPTIONS

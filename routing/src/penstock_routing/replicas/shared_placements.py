@@ -89,7 +89,7 @@ class SharedPlacements:
                 self._gathered.clear()
             heed_cancellation()
             if not self._away:  # once for each time that it goes, not for each attempt
-                log.warning("redis is away", why=why, meanwhile="routers share nothing, and work on")
+                log.warning("redis unavailable", why=why, meanwhile="each router uses its own placements")
                 self._away = True
             await asyncio.sleep(self._backoff.wait_s())
 

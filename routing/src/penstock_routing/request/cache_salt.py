@@ -12,7 +12,7 @@ SALT_BYTES = 16
 
 
 def with_application_salt(body: bytes, application: str, own: bytes) -> bytes:
-    """Return a JSON object with the application's salt. own: the body's `cache_salt` as it stands there."""
+    """Return a JSON object with the application's salt. own: the body's `cache_salt` as written there."""
     salt = blake2b(f"{application}\0".encode() + own, digest_size=SALT_BYTES).hexdigest()
     end = memoryview(body)[: len(body.rstrip()) - 1]
     return b"".join((end, b',"cache_salt":"', salt.encode(), b'"}'))

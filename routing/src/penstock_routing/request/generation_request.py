@@ -20,7 +20,7 @@ class GenerationRequest(NamedTuple):
     """The input of routing decisions, and of every replica that the request is sent to.
 
     id: the client's x-request-id, or a new one.
-    body: the client's JSON; untouched but for what `movable` says.
+    body: the client's JSON; unchanged except for what `movable` says.
     arrival_s: when it had been read, on the event loop's clock.
     targets: its own TTFT and TPOT, in place of its tier's; None where it brought none.
     turn: one more than that of the request before it.

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class _Routed(msgspec.Struct):
-    """The fields as they stand in the body, each still JSON."""
+    """The fields as written in the body, each still JSON."""
 
     model: Raw = NULL
     stream: Raw = NULL
@@ -58,7 +58,7 @@ class BodyFields:
     sequences: answers that the engine generates for it: its prompts, times the larger of `n` and `best_of`.
     max_tokens: most tokens of each answer, where the client says so; replicas refuse a wrong value.
     prompt_cache_key: OpenAI's name for requests that share a prefix; None where it is no text.
-    cache_salt: the client's own, as it stands in the body.
+    cache_salt: the client's own, as written in the body.
     """
 
     model: str
@@ -161,7 +161,7 @@ class BodyReader:
 
 
 def _key_text(given: Raw) -> bytes | None:
-    """Return a text as it stands in the body, cut at its bound; None for anything else. It is a hint."""
+    """Return a text as written in the body, cut at its bound; None for anything else. It is a hint."""
     text = bytes(memoryview(given)[:LONGEST_SESSION])
     return text if text.startswith(b'"') else None
 

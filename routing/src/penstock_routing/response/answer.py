@@ -53,7 +53,7 @@ async def write_answer(
 
 
 def answer_headers(request_id: str, outcome: Outcome, replica: str) -> list[Header]:
-    """Return the headers of an answer that tell how its request was served."""
+    """Return the headers that describe how a request was served."""
     return [
         (b"x-request-id", request_id.encode()),
         (b"x-penstock-tier", outcome.tier.name.encode()),
@@ -99,7 +99,7 @@ async def _stream(
 
 
 def _relay(write: Callable[[bytes], bool], times_s: list[float]) -> Callable[[bytes, int], bool]:
-    """Return what writes output as it comes, unless it ends the stream or the client is behind."""
+    """Return a function that writes output as it comes, unless it ends the stream or the client is slow."""
 
     def relay(data: bytes, tokens: int) -> bool:
         if data.removesuffix(LAST_EVENT) is not data or not write(data):  # a third of the time of endswith

@@ -185,7 +185,7 @@ class EngineConnection(asyncio.Protocol):
         self._settle(self._error)
 
     def _settle(self, error: Exception | None) -> None:
-        """Wake who waits, once."""
+        """Wake the waiting task, once."""
         waiter = self._waiter
         if waiter is None or waiter.done():
             return

@@ -208,7 +208,7 @@ def _replicas(settings: EnvoySettings, namespace: str) -> Json:
 
 
 def _override(namespace: str) -> Json:
-    """Return where the picker's endpoints stand; another is chosen only where none of them is known."""
+    """Return the policy that takes the picker's endpoints, and others only if none of them is known."""
     source = {"metadata": {"key": namespace, "path": [{"key": DESTINATION}]}}
     return {"override_host_sources": [source], "fallback_policy": _policies("round_robin", "RoundRobin")}
 

@@ -26,7 +26,7 @@ def ext_proc(settings: EnvoySettings, answer_s: float = ANSWER_S, mode: str = DU
     """Return the filter. mode: how the picker gets the body.
 
     answer_s: longest wait for the picker. While a body is streamed, pings that go unanswered for so long
-        tell that it is mute.
+        report that it does not answer.
     """
     filter = extension(
         "envoy.filters.http.ext_proc",
