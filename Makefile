@@ -125,10 +125,10 @@ bench-ablations: setup ## what each part of slos-serve is worth: one removed at 
 bench-pace: setup ## admitted requests that keep their SLO on a machine that slows down or has slow steps, in every scenario
 	@$(BIN)/python bench/pace.py
 
-bench-capacity: setup ## how much every policy carries in every scenario, rivals at their best (hours; goes on where it was stopped)
+bench-capacity: setup ## how much every policy carries in every scenario, rivals at their best (hours; resumes where it was stopped)
 	@$(BIN)/python bench/capacity.py && $(BIN)/python bench/capacity_docs.py
 
-bench-prefix: setup ## capacity with prefix caches under each system's routing, all tuned (days; goes on where it was stopped): CELL=NAME:REPLICAS, JOBS
+bench-prefix: setup ## capacity with prefix caches under each system's routing, all tuned (days; resumes where it was stopped): CELL=NAME:REPLICAS, JOBS
 	@$(BIN)/python bench/prefix.py $(if $(CELL),--cell $(CELL)) $(if $(JOBS),--jobs $(JOBS))
 
 bench-gpu: setup ## vLLM's own scheduler beside Penstock's on a real GPU, two hours; says so where there is none

@@ -7,10 +7,11 @@ takes requests a minute after it was decided on. `azure` is twenty minutes of Az
 code, as recorded: a steady stream beside bursts that are over before a replica has started. `day` is the same
 requests thinned to one wave, from a tenth of the load up to all of it and back: a day's swing, far faster.
 
-Who scales, between 1 and 8 replicas, looking every 15 s: `penstock` (the production decision, for 95 %); the
-Kubernetes autoscaler's algorithm on requests waiting, or waiting and running, by replica, each at all targets
-of a range; and nobody, with so many replicas all the time. GPU hours count from the first arrival to the
-last, starting and draining replicas with them. Writes bench/results/autoscaling.{json,md} and pictures.
+Autoscalers, between 1 and 8 replicas, with a decision every 15 s: `penstock` (the production decision, for
+95 %); the Kubernetes autoscaler's algorithm on requests waiting, or waiting and running, by replica, each
+at all targets of a range; and none, with a fixed number of replicas. GPU hours count from the first arrival
+to the last, starting and draining replicas with them. Writes bench/results/autoscaling.{json,md} and
+pictures.
 """
 
 import argparse

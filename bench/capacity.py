@@ -5,7 +5,7 @@
 
 Searches what has no row in `bench/results/capacity.json` yet, then what has one that was found with other
 code, and adds each row as it is found; then writes the page `capacity.md` and the picture of the lead.
-Simulations are remembered in `.venv/capacity.jsonl`. So a run that was stopped goes on. Each search begins
+Simulations are remembered in `.venv/capacity.jsonl`. So a stopped run can be resumed. Each search begins
 where the row before has it, and goes as far from there as it takes. `--missing` leaves rows of other code as
 they are, `--page` all of them.
 

@@ -42,7 +42,7 @@ LEADING = ("best", "predicted-best", "kernels")
 """Tables that compare slos-serve with rivals at their best."""
 
 AHEAD = 1.05
-"""Ratio under which a lead is no lead: searches of the same question end up to a few percent apart."""
+"""Ratio below which a lead is not counted: searches of the same question differ by a few percent."""
 
 Lines = Sequence[str]
 

@@ -100,7 +100,7 @@ def step(policy: SlosServe | Vllm, decodes: int, prefills: int, drafts: int = 0)
     return make
 
 
-def telling(decodes: int, prefills: int) -> Case:
+def snapshot_of(decodes: int, prefills: int) -> Case:
     def make(random: Random) -> Act:
         view = replica(random, decodes, prefills, 3.0)
         return lambda: snapshot(view)
@@ -124,7 +124,7 @@ CASES = {
     "step, 200 decodes, drafts": step(SlosServe(), 200, 0, 5),
     "step, 200 decodes and 6 prefills, drafts": step(SlosServe(), 200, 6, 5),
     "step vllm, 256 decodes": step(Vllm(), 256, 0),
-    "snapshot, 250 decodes and 6 prefills": telling(250, 6),
+    "snapshot, 250 decodes and 6 prefills": snapshot_of(250, 6),
 }
 
 

@@ -8,7 +8,7 @@
 Searches the capacity of every contender of `prefix_cells.py`, each tuned over its token budgets and over its
 rule's thresholds, in every cell: first what has no row in `bench/results/prefix.json`, then what has one that
 was found with other code. Each row is added as it is found, and simulations are remembered in
-`.venv/prefix.jsonl`, so a run that was stopped goes on. Then it writes `bench/results/prefix.md` and the
+`.venv/prefix.jsonl`, so a stopped run can be resumed. Then it writes `bench/results/prefix.md` and the
 summary in `docs/results-prefix.md`. `--missing` leaves rows of other code as they are, `--page` all of them.
 
 `--rate` searches nothing: it simulates each contender of the cells once at this rate, with its first rule and

@@ -49,9 +49,9 @@ def main() -> None:
     index, prefixes = PrefixIndex(), CachedPrefixes()
     for session in range(SESSIONS):
         serve(index, str(session), prompt_marks(body(session, 200 if session < 4 else 20)))
-    told = [change.key for change in index.reported.all()]
+    reported = [change.key for change in index.reported.all()]
     for number in range(REPLICAS):
-        prefixes.holder(f"r{number}").update(wire.CachedPrefixes(added=told, anew=True))
+        prefixes.holder(f"r{number}").update(wire.CachedPrefixes(added=reported, anew=True))
     raw = body(1, 201)
     marks = prompt_marks(raw)
     parts: dict[str, Callable[[int], object]] = {

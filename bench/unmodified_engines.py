@@ -6,7 +6,7 @@
 One engine at a time, with a small random model on the CPU. It is asked first how fast it is: a lone answer's
 pace and a lone long prompt give the targets, many clients at once its capacity. Then the same arrivals, some
 beyond that, go to it directly and through a pool of one replica, type `openai`, with one policy after the
-other. Attainment counts everybody who arrived; a refusal is a miss.
+other. Attainment is over all requests; a rejected one is a miss.
 """
 
 import argparse

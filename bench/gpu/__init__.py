@@ -2,6 +2,6 @@
 
 `__main__` goes from one way of serving to the next, as `asked` on the command line; `search` says which rate
 to try, `load` makes a scenario's requests at it and sends them, `ways` starts what serves, `journal`
-remembers trials, `page` writes what was found. `device` looks for the GPU, `cpu` is what stands in for one
+remembers trials, `page` writes what was found. `device` looks for the GPU, `cpu` replaces it
 where only the program itself is tried.
 """

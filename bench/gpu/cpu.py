@@ -1,4 +1,4 @@
-"""What stands in for a GPU and its model where the program is tried: vLLM on the CPU, random weights."""
+"""A substitute for a GPU and its model, to try the program: vLLM on the CPU, random weights."""
 
 import subprocess
 from pathlib import Path

@@ -177,8 +177,8 @@ def _replica_flags(behind: Sequence[Replica]) -> tuple[str, ...]:
     return tuple(word for each in behind for word in ("--replica", f"{each.name}={each.grpc}"))
 
 
-def _address(told: str) -> SocketAddress:
-    host, _, port = told.rpartition(":")
+def _address(text: str) -> SocketAddress:
+    host, _, port = text.rpartition(":")
     return SocketAddress(host, int(port))
 
 

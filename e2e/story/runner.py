@@ -23,21 +23,21 @@ BEFORE_AND_AFTER = 4
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. traffic: clients go on asking meanwhile. own_cluster: it kills processes of nodes."""
+    """One step. traffic: clients send requests meanwhile. own_cluster: it kills processes of nodes."""
 
-    tell: Callable[[World], None]
+    run: Callable[[World], None]
     traffic: bool = False
     own_cluster: bool = False
 
     @property
     def name(self) -> str:
         """For the command line and figures: kills.engine."""
-        return f"{self.tell.__module__.rpartition('.')[2]}.{self.tell.__name__}"
+        return f"{self.run.__module__.rpartition('.')[2]}.{self.run.__name__}"
 
     @property
     def title(self) -> str:
         """For people: the first line of what it says of itself."""
-        return (self.tell.__doc__ or self.name).splitlines()[0].rstrip(".")
+        return (self.run.__doc__ or self.name).splitlines()[0].rstrip(".")
 
 
 class Lost(AssertionError):
@@ -49,7 +49,7 @@ class Lost(AssertionError):
 
 
 def run_story(steps: Sequence[Step], results: Path, keep: bool) -> int:
-    """Tell it all. Returns the exit code: 0 if every step held."""
+    """Run all steps. Returns the exit code: 0 if every step held."""
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
     world = World(place(), results)
@@ -89,7 +89,7 @@ def _take(step: Step, world: World, running: ExitStack) -> None:
     began_s = monotonic()
     if not step.traffic:
         _quiet(world, running)
-        step.tell(world)
+        step.run(world)
         toll = Toll()
     else:
         toll = _under_traffic(step, world, running)
@@ -105,7 +105,7 @@ def _under_traffic(step: Step, world: World, running: ExitStack) -> Toll:
         world.traffic_or_none = running.enter_context(Traffic(world.url, MODEL))
     traffic = world.traffic
     traffic.more_requests(BEFORE_AND_AFTER)
-    step.tell(world)
+    step.run(world)
     traffic.more_requests(BEFORE_AND_AFTER)
     return traffic.toll()
 

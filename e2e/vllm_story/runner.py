@@ -12,7 +12,7 @@ from time import monotonic
 from vllm_story.world import World
 
 Step = Callable[[World], str]
-"""Tells one step. Returns the evidence, in words; raises AssertionError where it does not hold."""
+"""Runs one step. Returns the evidence as a sentence; raises AssertionError where it does not hold."""
 
 
 def name_of(step: Step) -> str:
@@ -26,7 +26,7 @@ def title_of(step: Step) -> str:
 
 
 def run_story(steps: Sequence[Step], results: Path) -> int:
-    """Tell it all. Returns the exit code: 0 if every step held."""
+    """Run all steps. Returns the exit code: 0 if every step held."""
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
     began_s = monotonic()

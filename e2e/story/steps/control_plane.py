@@ -10,7 +10,7 @@ from story.waiting import until
 from story.world import World
 
 MEANWHILE = 30
-"""Requests that begin while a process stands still: ten seconds of them."""
+"""Requests that begin while a process is stopped: ten seconds of them."""
 
 OPERATOR = "app.kubernetes.io/component=operator"
 
@@ -40,7 +40,7 @@ def api_server(world: World) -> None:
 
 
 def etcd(world: World) -> None:
-    """etcd stands still: the API server cannot answer, and requests go on."""
+    """etcd is stopped: the API server cannot answer, and requests are served."""
     with world.node.stopped("etcd"):
         until(lambda: not _answers(world), "the API server waits for etcd")
         world.traffic.more_requests(MEANWHILE)
@@ -52,7 +52,7 @@ def etcd(world: World) -> None:
 
 
 def kubelet(world: World) -> None:
-    """The kubelet stands still while an engine is killed: streams move, and it starts later."""
+    """The kubelet is stopped while an engine is killed: streams move, and the engine starts later."""
     pod = world.pods("replica")[0]
     name = pod["metadata"]["name"]
     with world.node.stopped("kubelet"):

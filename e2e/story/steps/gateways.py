@@ -1,4 +1,4 @@
-"""Envoys take the routers' place and give it back, while clients go on asking."""
+"""Envoys replace the routers, and routers the Envoys, while clients send requests."""
 
 from story.pool import NAME, NAMESPACE, REPLICAS
 from story.steps.kills import kill
