@@ -74,25 +74,25 @@ class Lengths(NamedTuple):
     """A distribution of lengths.
 
     longer: share of answers longer than each edge of the bins, 1 at the first and 0 at the last.
+    not_longer: their negatives, which ascend: a list, because single numbers of an array are slow to read.
     """
 
     longer: Floats
+    not_longer: list[float]
 
     def quantile(self, share: float, generated_tokens: int) -> float:
         """Return the length that this share of the answers longer than `generated_tokens` does not exceed."""
         target = (1 - share) * self._longer_than(generated_tokens)
-        above = min(int(np.searchsorted(-self.longer, -target, side="right")), BINS)
-        low, high = float(self.longer[above - 1]), float(self.longer[above])
+        above = min(bisect_right(self.not_longer, -target), BINS)
+        low, high = -self.not_longer[above - 1], -self.not_longer[above]
         within = (low - target) / (low - high) if low > high else 1.0
         return EDGES[above - 1] + within * (EDGES[above] - EDGES[above - 1])
 
     def _longer_than(self, tokens: int) -> float:
         above = _bin_above(tokens)
         low, high = EDGES[above - 1], EDGES[above]
-        return float(
-            self.longer[above]
-            + (self.longer[above - 1] - self.longer[above]) * max((high - tokens) / (high - low), 0.0)
-        )
+        longer, longer_below = -self.not_longer[above], -self.not_longer[above - 1]
+        return longer + (longer_below - longer) * max((high - tokens) / (high - low), 0.0)
 
 
 def _bin_above(tokens: float) -> int:
@@ -103,8 +103,8 @@ def _bin_above(tokens: float) -> int:
 def _lengths(shares: Floats) -> Lengths:
     """Return the distribution with these shares of answers in its bins."""
     above = np.zeros(BINS + 1)
-    np.cumsum(shares[::-1], out=above[1:])
-    return Lengths(above[::-1])
+    shares[::-1].cumsum(out=above[1:])
+    return Lengths(above[::-1], (-above[::-1]).tolist())
 
 
 @dataclass(slots=True)
@@ -150,9 +150,12 @@ class LengthPredictor:
 
     def observe(self, tier: str, prompt_tokens: int, output_tokens: int, *, cut_short: bool = False) -> None:
         """Count a finished answer. cut_short: its token limit ended it."""
-        known = self._tiers.setdefault(tier, _Tier())
-        bucket = _prompt_bucket(prompt_tokens)
-        counts = known.buckets.setdefault(bucket, _Counts())
+        known, bucket = self._tiers.get(tier), _prompt_bucket(prompt_tokens)
+        if known is None:
+            known = self._tiers[tier] = _Tier()
+        counts = known.buckets.get(bucket)
+        if counts is None:
+            counts = known.buckets[bucket] = _Counts()
         index = _bin_above(max(output_tokens, 1) - 0.5) - 1
         shares = self._beyond(tier, prompt_tokens, index) if cut_short else WHOLE
         known.counts.add(index, shares, known.answer)
