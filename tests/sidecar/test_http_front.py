@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import orjson
 import pytest
-from penstock_core.domain.verdict import Reason, Rejected
+from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas.upstream_request import UpstreamRequest
 from penstock_runtime.http_request import HttpRequest
@@ -153,12 +153,12 @@ async def test_what_no_page_answers_is_an_error_with_the_requests_id(
 
 
 def test_events_of_a_request_reach_its_own_reader() -> None:
-    upstream = UpstreamRequest(1)
-    owner = HttpOwner(upstream)
+    upstream, accepted = UpstreamRequest(1), list[Admitted | BestEffort]()
+    owner = HttpOwner(upstream, accepted.append)
     owner.outbox.put(wire.Event(id=1))
-    assert (upstream.verdict, upstream.end) == (None, None)
+    assert (accepted, upstream.end) == ([], None)
     owner.outbox.put(wire.Event(id=1, best_effort=wire.BestEffort()), 0, Hurry.STEP)
-    assert upstream.verdict is not None and upstream.end is None
+    assert accepted == [BestEffort()] and upstream.end is None
     owner.outbox.output(1, b"one", 1, Hurry.STEP)
     assert upstream.brought
     owner.outbox.put(wire.Event(id=1, finished=wire.Finished(completion_tokens=7)))

@@ -143,6 +143,16 @@ async def test_an_answer_that_is_not_streamed_comes_whole(gateway: Gateway, engi
     assert response.headers["x-penstock-verdict"] == "admitted"
 
 
+async def test_an_acceptance_is_counted_before_the_engine_answers(gateway: Gateway, engine: Engine) -> None:
+    asking = gateway.begin(WHOLE)
+    exchange = await engine.asked()
+    assert gateway.demand() == {"arrived": 1, "admitted": 1, "hops": 1}
+    await exchange.begin(content_type="application/json")
+    await exchange.send(ANSWER)
+    await exchange.end()
+    assert (await asking).status_code == 200
+
+
 async def test_a_rejection_is_a_429_that_hops_with_reason_and_time(gateway: Gateway, engine: Engine) -> None:
     rejects(gateway.rig)
     response = await gateway.ask(x_penstock_max_hops="1", x_penstock_tier="chat")

@@ -1,9 +1,13 @@
 """The owner of a request that came over HTTP: its events go to the client's own connection.
 
 A session batches events into frames for its router. Here each event has one reader, so output is written to
-the client immediately, and buffered in `UpstreamRequest`, within its bounds, while the client is slower.
+the client immediately, and buffered in `UpstreamRequest`, within its bounds, while the client is slower. An
+acceptance is only counted: nothing can be written yet, so the request's task is not woken for it.
 """
 
+from collections.abc import Callable
+
+from penstock_core.domain.verdict import Admitted, BestEffort
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas import wire_conversion
 from penstock_routing.replicas.upstream_request import UpstreamRequest
@@ -13,10 +17,10 @@ from penstock_sidecar.requests.replica_request import ReplicaRequest
 
 
 class HttpOwner:
-    """Of one request. outbox: itself."""
+    """Of one request. outbox: itself. accepted: called with the verdict of a request that is accepted."""
 
-    def __init__(self, upstream: UpstreamRequest) -> None:
-        self._upstream = upstream
+    def __init__(self, upstream: UpstreamRequest, accepted: Callable[[Admitted | BestEffort], None]) -> None:
+        self._upstream, self._accepted = upstream, accepted
         self.outbox = self
 
     def output(self, id: int, data: bytes, tokens: int, hurry: Hurry) -> None:
@@ -27,7 +31,7 @@ class HttpOwner:
         """Take a verdict or an end."""
         kind = event.WhichOneof("kind")
         if kind in ("admitted", "best_effort"):
-            self._upstream.accepted(wire_conversion.accepted(event))
+            self._accepted(wire_conversion.accepted(event))
         elif kind is not None:
             self._upstream.finish(wire_conversion.end(event, kind))
 

@@ -7,7 +7,7 @@ and the first bytes of its answer: a rejection is a response that the gateway ta
 from random import Random
 
 import structlog
-from penstock_core.domain.verdict import Admitted, Reason, Rejected
+from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.demand import ADMITTED, BEST_EFFORT
 from penstock_routing.replicas.session_writer import submit_fields
@@ -89,7 +89,8 @@ class HttpRequestPath:
         upstream = UpstreamRequest(1, bound_bytes, call.http.break_slow)
         upstream.hold_within(self._budget)
         submit = wire.Submit(**submit_fields(1, taken.attempt, monotonic()))
-        request = self._replica.submit(submit, HttpOwner(upstream))
+        owner = HttpOwner(upstream, lambda verdict: self._note_accepted(verdict, outcome))
+        request = self._replica.submit(submit, owner)
         try:
             await self._begun(upstream, outcome)
             headers = answer_headers(call.request_id, outcome, self._name)
@@ -102,11 +103,9 @@ class HttpRequestPath:
         """Wait for something to write: a stream's first bytes, or the whole answer. Raises its refusal."""
         while upstream.end is None and not (outcome.stream and upstream.brought):
             await upstream.changed()
-            self._note_verdict(upstream, outcome)
         if isinstance(end := upstream.end, Rejected):
             outcome.verdict, outcome.reason, outcome.ending = "rejected", end.reason.value, Ending.REJECTED
             raise rejection(outcome.tier.name, self._name, end, self._random.random())
-        self._note_verdict(upstream, outcome)
         if isinstance(end, wire.Failed):
             if end.failure == wire.FAILURE_RETURNED:
                 outcome.reason, outcome.ending = Reason.DRAINING.value, Ending.REJECTED
@@ -114,11 +113,10 @@ class HttpRequestPath:
                 raise out_of_service(message, Reason.DRAINING, self._random.random())
             raise upstream_error(end)
 
-    def _note_verdict(self, upstream: UpstreamRequest, outcome: Outcome) -> None:
-        """Count its verdict as soon as there is one."""
-        if upstream.verdict is not None and not outcome.decided:
-            outcome.verdict = ADMITTED if isinstance(upstream.verdict, Admitted) else BEST_EFFORT
-            self._metrics.demand.decided(outcome)
+    def _note_accepted(self, verdict: Admitted | BestEffort, outcome: Outcome) -> None:
+        """Count its verdict."""
+        outcome.verdict = ADMITTED if isinstance(verdict, Admitted) else BEST_EFFORT
+        self._metrics.demand.decided(outcome)
 
     def _count(self, outcome: Outcome, last: bool) -> None:
         """Count it, unless another replica decides on it."""
