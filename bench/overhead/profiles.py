@@ -1,4 +1,8 @@
-"""Where a process spends its time, sampled from outside by py-spy."""
+"""Where a process spends its time, sampled from outside by py-spy.
+
+Samples are of wall time. The processes of a way share a core, so a system call that wakes another of them has
+that one's time too: such a call looks several times as expensive as it is.
+"""
 
 import asyncio
 import itertools
@@ -59,7 +63,10 @@ def largest_costs(stacks: str) -> list[str]:
     own: Counter[str] = Counter()
     for line in stacks.splitlines():
         frames, _, samples = line.rpartition(" ")
-        own[_function(frames.split(";")[-1])] += int(samples)
+        if (
+            samples.isdigit()
+        ):  # py-spy does not stop the process, so a name may have been read while it changed
+            own[_function(frames.split(";")[-1])] += int(samples)
     total = own.total() or 1
     return [f"{100 * samples / total:4.1f} %  {name}" for name, samples in own.most_common(LARGEST)]
 
