@@ -1,10 +1,15 @@
 """With `answerPath: direct`, and only then, routers reach engines, and engines require tickets."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from penstock_operator.manifests.manifest import Manifest
+from penstock_operator.settings import OperatorSettings
+from penstock_router.options import parse as parse_router
+from penstock_sidecar.options import parse as parse_sidecar
+from penstock_simulator.main import parser as engine_parser
 
 Want = Callable[..., dict[str, Manifest]]
 
@@ -19,10 +24,15 @@ def ports_for_routers(objects: dict[str, Manifest]) -> list[int]:
     return [port["port"] for port in routers["ports"]]
 
 
-def environment(objects: dict[str, Manifest], workload: str, container: str) -> dict[str, Any]:
+def container_of(objects: dict[str, Manifest], workload: str, container: str) -> Any:
     pod = objects[workload]["spec"]["template"]["spec"]
     containers = [*pod.get("initContainers", ()), *pod["containers"]]
     (found,) = [one for one in containers if one["name"] == container]
+    return found
+
+
+def environment(objects: dict[str, Manifest], workload: str, container: str) -> dict[str, Any]:
+    found = container_of(objects, workload, container)
     return {variable["name"]: variable.get("value") for variable in found.get("env", ())}
 
 
@@ -58,3 +68,61 @@ def test_all_processes_read_the_same_answer_path(want: Want) -> None:
     objects = want(engine=DIRECT)
     for name in ("ConfigMap/llama-replica", "ConfigMap/llama-router"):
         assert "answerPath: direct" in objects[name]["data"]["pool.yaml"]
+
+
+ENGINE = ("StatefulSet/llama-replica", "engine")
+SIDECAR = ("StatefulSet/llama-replica", "sidecar")
+ROUTER = ("Deployment/llama-router", "router")
+NAME = "engine.llama-replicas.apps.svc"
+
+
+@pytest.mark.parametrize("kind", ["vllm", "simulated"])
+def test_engines_whose_answers_leave_the_pod_serve_tls_with_a_certificate_of_their_own(
+    want: Want, kind: str
+) -> None:
+    objects = want(engine=DIRECT | {"type": kind})
+    engine = container_of(objects, *ENGINE)
+    folder = "/etc/penstock-tls"
+    flags = [f"--ssl-certfile={folder}/engine.crt", f"--ssl-keyfile={folder}/engine.key"]
+    assert {*flags, "--enable-ssl-refresh"} <= set(engine["args"])
+    (mount,) = [mount for mount in engine["volumeMounts"] if mount["mountPath"] == folder]
+    volumes = objects["StatefulSet/llama-replica"]["spec"]["template"]["spec"]["volumes"]
+    (secret,) = [volume["secret"] for volume in volumes if volume["name"] == mount["name"]]
+    assert secret["secretName"] == "llama-tls"
+    assert [item["key"] for item in secret["items"]] == ["engine.crt", "engine.key"]
+    assert {"engine.crt", "engine.key"} <= objects["Secret/llama-tls"]["data"].keys()
+    assert [engine[probe]["httpGet"]["scheme"] for probe in ("startupProbe", "livenessProbe")] == [
+        "HTTPS"
+    ] * 2
+
+
+def test_a_simulated_engine_understands_its_arguments(want: Want) -> None:
+    args = container_of(want(engine=DIRECT | {"type": "simulated"}), *ENGINE)["args"]
+    assert str(engine_parser().parse_args(args).ssl_certfile) == "/etc/penstock-tls/engine.crt"
+
+
+def test_sidecars_and_routers_verify_an_engine_by_its_own_name(
+    want: Want, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pathlib.Path.is_file", lambda path: True)
+    objects = want(engine=DIRECT)
+    sidecar = parse_sidecar(container_of(objects, *SIDECAR)["args"])
+    assert sidecar.engine == "https://127.0.0.1:8000"
+    assert sidecar.engine_tls is not None
+    assert (str(sidecar.engine_tls.ca), sidecar.engine_tls.server_name) == ("/etc/penstock-tls/ca.crt", NAME)
+    router = parse_router(container_of(objects, *ROUTER)["args"])
+    assert router.engine_server_name == NAME
+
+
+@pytest.mark.parametrize(("engine", "tls"), [(VLLM, True), (DIRECT, False)], ids=["by the sidecar", "no TLS"])
+def test_other_engines_are_reached_in_the_clear(
+    want: Want, settings: OperatorSettings, engine: dict[str, Any], tls: bool
+) -> None:
+    objects = want(engine=engine, settings=dataclasses.replace(settings, tls=tls))
+    found = container_of(objects, *ENGINE)
+    assert not any("ssl" in word for word in found["args"])
+    assert "scheme" not in found["livenessProbe"]["httpGet"]
+    assert "--engine=http://127.0.0.1:8000" in container_of(objects, *SIDECAR)["args"]
+    assert not any(
+        "engine-tls" in word for kind in (SIDECAR, ROUTER) for word in container_of(objects, *kind)["args"]
+    )

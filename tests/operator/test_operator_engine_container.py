@@ -294,7 +294,9 @@ def test_without_tls_engines_are_the_same(pod_of: PodOf, want: Want, settings: O
 
 
 def test_the_engine_never_sees_the_sidecars_key(pod_of: PodOf) -> None:
-    assert all(mount["name"] != "tls" for mount in engine_of(pod_of("simulated"))["volumeMounts"])
+    for path in ("sidecar", "direct"):
+        engine = engine_of(pod_of("simulated", answerPath=path))
+        assert all(mount["name"] != "tls" for mount in engine["volumeMounts"])
 
 
 def engine_of(pod: Any) -> Any:

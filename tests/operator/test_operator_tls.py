@@ -77,6 +77,7 @@ def test_routers_and_replicas_trust_each_other(make_key: MakeKey) -> None:
     held = renewed(StoredCredentials(), NAME, START, make_key)
     assert works(held, held, START)
     assert trusts(held.authorities, held.picker, START, name=f"picker.{NAME}")
+    assert trusts(held.authorities, held.engine, START, name=f"engine.{NAME}")
     assert works(held, held, START + CERTIFICATE_LIFE - DAY)
     assert not works(held, held, START + CERTIFICATE_LIFE + DAY)
 
@@ -93,6 +94,8 @@ def test_a_replicas_certificate_makes_no_client_and_a_routers_no_server(make_key
     assert not trusts(held.authorities, held.server, START, name=None)
     assert not trusts(held.authorities, held.picker, START, name=None)
     assert not trusts(held.authorities, held.picker, START, name=NAME)
+    assert not trusts(held.authorities, held.engine, START, name=None)
+    assert not trusts(held.authorities, held.engine, START, name=NAME)
     assert not trusts(held.authorities, held.client, START, name=f"router.{NAME}")
 
 
@@ -141,6 +144,7 @@ def test_a_certificate_is_for_one_name_and_one_use(make_key: MakeKey) -> None:
         (held.server, NAME, ExtendedKeyUsageOID.SERVER_AUTH),
         (held.client, f"router.{NAME}", ExtendedKeyUsageOID.CLIENT_AUTH),
         (held.picker, f"picker.{NAME}", ExtendedKeyUsageOID.SERVER_AUTH),
+        (held.engine, f"engine.{NAME}", ExtendedKeyUsageOID.SERVER_AUTH),
     ):
         certificate = parsed(pair)
         found = extensions(certificate)
@@ -155,8 +159,8 @@ def test_a_certificate_is_for_one_name_and_one_use(make_key: MakeKey) -> None:
         assert certificate.issuer == authority.subject
         assert certificate.not_valid_before_utc == START - CLOCK_SKEW
         assert certificate.not_valid_after_utc == START + CERTIFICATE_LIFE
-    pairs = (*held.authorities, held.server, held.client, held.picker)
-    assert len({parsed(pair).serial_number for pair in pairs}) == 4
+    pairs = (*held.authorities, held.server, held.client, held.picker, held.engine)
+    assert len({parsed(pair).serial_number for pair in pairs}) == 5
 
 
 def test_the_same_keys_make_the_same_certificates() -> None:
@@ -237,7 +241,9 @@ def test_a_name_that_is_no_longer_the_services_is_replaced(make_key: MakeKey) ->
 
 def test_a_certificate_of_an_authority_that_is_gone_is_replaced(make_key: MakeKey) -> None:
     one, other = (renewed(StoredCredentials(), NAME, START, make_key) for _ in range(2))
-    new = renewed(Credentials(one.authorities, other.server, one.client, one.picker), NAME, START, make_key)
+    new = renewed(
+        Credentials(one.authorities, other.server, one.client, one.picker, one.engine), NAME, START, make_key
+    )
     assert (new.client, new.authorities) == (one.client, one.authorities)
     assert works(new, new, START)
 
@@ -256,9 +262,11 @@ Want = Callable[..., dict[str, Manifest]]
 def test_what_was_published_reads_back(want: Want, credentials: Credentials) -> None:
     objects = want()
     held = read_credentials(objects["Secret/llama-ca"], objects["Secret/llama-tls"])
-    assert held == StoredCredentials(
-        credentials.authorities, credentials.server, credentials.client, credentials.picker
-    )
+    assert held == stored(credentials)
+
+
+def stored(given: Credentials) -> StoredCredentials:
+    return StoredCredentials(given.authorities, given.server, given.client, given.picker, given.engine)
 
 
 def test_two_authorities_read_back_in_their_order(make_key: MakeKey) -> None:
@@ -290,11 +298,12 @@ def _mixed(data: Any) -> None:
         ("ca", _without("ca.key"), "authorities"),
         ("ca", _saying("ca.key", ""), "authorities"),
         ("tls", _without("client.key"), "client"),
+        ("tls", _without("engine.crt"), "engine"),
         ("tls", _saying("tls.crt", b64encode(b"not a certificate").decode()), "server"),
         ("tls", _saying("tls.key", "?"), "server"),
         ("tls", _mixed, "server"),
     ],
-    ids=["no key", "no authority", "no client", "no certificate", "no base64", "another's key"],
+    ids=["no key", "no authority", "no client", "no engine", "no certificate", "no base64", "another's key"],
 )
 def test_what_somebody_spoiled_is_lost_and_nothing_else(
     want: Want, credentials: Credentials, name: str, spoil: Callable[[Any], None], lost: str
@@ -302,10 +311,7 @@ def test_what_somebody_spoiled_is_lost_and_nothing_else(
     secrets = {each: deepcopy(want()[f"Secret/llama-{each}"]) for each in ("ca", "tls")}
     spoil(secrets[name]["data"])
     held = read_credentials(secrets["ca"], secrets["tls"])
-    whole = StoredCredentials(
-        credentials.authorities, credentials.server, credentials.client, credentials.picker
-    )
-    assert held == replace(whole, **{lost: getattr(StoredCredentials(), lost)})
+    assert held == replace(stored(credentials), **{lost: getattr(StoredCredentials(), lost)})
 
 
 def test_secrets_that_are_not_there_hold_nothing() -> None:

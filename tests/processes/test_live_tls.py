@@ -1,17 +1,20 @@
 """Router and sidecar under mutual TLS: who has none of our certificates gets no session; renewals count."""
 
+import re
 import ssl
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
 import openai
 import pytest
+from authority import make_certificates
 from live.pool_file import MODEL, write_pool
 from live.process import Process
 from patience import until
+from penstock_profiler import EngineError
+from penstock_profiler import connected as measured
+from penstock_runtime.client_tls import client_contexts
 
 Start = Callable[..., Process]
 
@@ -31,20 +34,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start
     for process in processes:
         process.kill()
-
-
-def make_certificates(folder: Path, name: str = "IP:127.0.0.1") -> None:
-    """A CA, and one identity that it has signed for a name; in place of what was there, in one move."""
-    new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        for command in (
-            f"{new} -subj /CN=ca -keyout ca.key -out ca.pem",
-            f"{new} -subj /CN=node -addext subjectAltName={name} -CA ca.pem -CAkey ca.key "
-            "-keyout node.key -out node.pem",
-        ):
-            subprocess.run(["openssl", *command.split()], cwd=made, check=True, capture_output=True)
-        for file in Path(made).iterdir():
-            file.rename(folder / file.name)
 
 
 def complete(router: Process, status: int = 200) -> httpx2.Response:
@@ -102,6 +91,65 @@ def test_replicas_are_known_by_their_services_name_and_renewed_certificates_are_
     start("sidecar", *beside, "--listen", sidecar.address, *identity, "--tls-client-ca", ca)
     connected(by_name)  # the router trusts it
     complete(by_name)
+
+
+def test_answers_that_pass_no_sidecar_are_read_from_the_engine_under_tls(
+    start: Start, tmp_path: Path
+) -> None:
+    write_pool(tmp_path / "pool.yaml", replicas=1, engine={"answerPath": "direct"})
+    engine_name, service = "engine.llama3.svc", "llama3.svc"
+    make_certificates(tmp_path, f"DNS:{service},DNS:{engine_name}")
+    ca, cert, key = (str(tmp_path / name) for name in ("ca.pem", "node.pem", "node.key"))
+    reports = ["--telemetry", str(tmp_path / "steps.sock")]
+    engine = start("engine", "--port", "0", *reports, "--ssl-certfile", cert, "--ssl-keyfile", key)
+    beside = ["--name", "r0", "--listen", "127.0.0.1:0", "--engine", f"https://{engine.address}", *reports]
+    beside += ["--engine-tls-ca", ca, "--engine-tls-server-name", engine_name, "--metrics-port", "0"]
+    sidecar = start("sidecar", *beside, "--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca)
+    (metrics,) = re.findall(r"metrics=(\S+)", sidecar.said)
+    there = ["--port", "0", "--admin-port", "0", f"--replica=r0={sidecar.address}", "--replica-tls-ca", ca]
+    there += ["--replica-tls-cert", cert, "--replica-tls-key", key, "--replica-tls-server-name", service]
+    router = start("router", *there, "--engine-tls-server-name", engine_name)
+    stranger = start("router", *there, "--engine-tls-server-name", "other.svc")
+
+    def counted() -> dict[str, float]:
+        """Requests that routers sent to the engine, by their outcome."""
+        page = httpx2.get(f"http://{metrics}/metrics").text
+        line = re.compile(r'penstock_replica_direct_answers_total{outcome="(\w+)"} (\S+)')
+        return {outcome: float(number) for outcome, number in line.findall(page) if float(number)}
+
+    connected(router)
+    connected(stranger)
+    complete(router)
+    until(lambda: counted() == {"whole": 1}, "an answer past the sidecar")
+    complete(stranger)  # it does not trust the engine by that name: its answer passes the sidecar
+    until(lambda: counted() == {"whole": 1, "unreachable": 1}, "an engine that is not trusted")
+    make_certificates(tmp_path, f"DNS:{service},DNS:{engine_name}")  # of a new authority
+    engine.kill()
+    start(
+        "engine",
+        "--port",
+        engine.address.rpartition(":")[2],
+        *reports,
+        "--ssl-certfile",
+        cert,
+        "--ssl-keyfile",
+        key,
+    )
+    connected(router)
+    complete(router)
+    until(lambda: counted() == {"whole": 2, "unreachable": 1}, "the new certificate is trusted by all")
+
+
+async def test_an_engine_is_measured_under_tls(start: Start, tmp_path: Path) -> None:
+    name = "engine.llama3.svc"
+    make_certificates(tmp_path, f"DNS:{name}")
+    cert, key = (str(tmp_path / file) for file in ("node.pem", "node.key"))
+    url = f"https://{start('engine', '--port', '0', '--ssl-certfile', cert, '--ssl-keyfile', key).address}"
+    async with measured(url, tls=client_contexts(tmp_path / "ca.pem", server_name=name)) as engine:
+        assert engine.model == MODEL
+    with pytest.raises(EngineError, match="CERTIFICATE_VERIFY_FAILED"):
+        async with measured(url, tls=client_contexts(tmp_path / "ca.pem", server_name="other.svc")):
+            pass
 
 
 def test_clients_reach_the_api_under_tls_and_see_a_renewed_certificate(start: Start, tmp_path: Path) -> None:

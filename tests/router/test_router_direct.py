@@ -1,6 +1,7 @@
 """Answers that a router reads at engines, with tickets: what engine, sidecar and client see of them."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -338,6 +339,18 @@ async def test_the_engine_s_key_goes_along() -> None:
             assert answer.status == 200
         assert engine.exchanges[0].headers["authorization"] == "Bearer secret"
         access.close()
+
+
+async def test_an_engine_under_tls_is_reached_only_by_a_router_that_can_verify_it() -> None:
+    replica = ScriptedReplica("r0")
+    replica.engine_tls_port = 4711
+    async with house(replica, pool=pool_with(**DIRECT)) as router:
+        link = router.replica_set.links[0]
+        assert link.engine_endpoint == "127.0.0.1:4711"
+        assert not EngineAccess(router.replica_set, "").reaches(link)
+        assert EngineAccess(router.replica_set, "", ssl.create_default_context).reaches(link)
+        assert await words(router) == ["hel", "lo"]
+    assert not replica.parts[0].submit.direct
 
 
 async def test_engines_of_replicas_that_are_gone_are_forgotten() -> None:

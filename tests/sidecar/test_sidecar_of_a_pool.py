@@ -12,7 +12,7 @@ from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.facts import named
 from penstock_sidecar.options import parse
 from penstock_sidecar.requests.learned import Learned
-from penstock_sidecar.sidecar import identity_of, mirror_of, plain_port, tickets_of
+from penstock_sidecar.sidecar import identity_of, mirror_of, root_port, tickets_of
 from penstock_sidecar.warm_up import warm_up
 
 from tests.sidecar.conftest import TIERS, Everybody
@@ -62,17 +62,19 @@ def test_a_policy_has_decided_about_every_tier_before_anybody_comes(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("url", "port"),
+    ("url", "plain", "tls"),
     [
-        ("http://127.0.0.1:8000", 8000),
-        ("http://127.0.0.1", 80),
-        ("http://127.0.0.1:8000/", 8000),
-        ("http://127.0.0.1:8000/under", 0),
-        ("https://127.0.0.1:8000", 0),
+        ("http://127.0.0.1:8000", 8000, 0),
+        ("http://127.0.0.1", 80, 0),
+        ("http://127.0.0.1:8000/", 8000, 0),
+        ("http://127.0.0.1:8000/under", 0, 0),
+        ("https://127.0.0.1:8000", 0, 8000),
+        ("https://127.0.0.1", 0, 443),
+        ("https://127.0.0.1/under", 0, 0),
     ],
 )
-def test_routers_reach_an_engine_in_the_clear_and_at_its_root(url: str, port: int) -> None:
-    assert plain_port(url) == port
+def test_routers_reach_an_engine_at_its_root(url: str, plain: int, tls: int) -> None:
+    assert (root_port(url, "http"), root_port(url, "https")) == (plain, tls)
 
 
 @pytest.mark.parametrize(

@@ -93,3 +93,20 @@ def test_a_pool_it_cannot_run_is_told_and_exit_2(pool: Path, change: tuple[str, 
     assert ended.returncode == 2
     assert f"{pool}: {words}" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--ssl-certfile", "a.pem"], "--ssl-certfile and --ssl-keyfile belong together"),
+        (["--ssl-cert-reqs", "2"], "--ssl-cert-reqs 2 needs --ssl-ca-certs"),
+        (["--ssl-certfile", "a.pem", "--ssl-keyfile", "b.pem"], "a.pem: No such file or directory"),
+    ],
+)
+async def test_a_certificate_that_it_cannot_serve_with_is_one_line_and_exit_1(
+    pool: Path, flags: list[str], words: str
+) -> None:
+    async with started("-f", pool, "--port", "0", *flags) as process:
+        _, told = await process.communicate()
+    assert process.returncode == 1
+    assert told.decode().startswith(words) and told.count(b"\n") == 1

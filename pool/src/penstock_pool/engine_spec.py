@@ -209,8 +209,8 @@ class EngineSpec(Spec):
         default="sidecar",
         description="How answers reach routers. `sidecar`: through it, with TLS where routers and replicas "
         "have it. `direct`: the sidecar admits a request and gives the router a ticket; with it the router "
-        "sends the request to the engine's own port, and reads the answer there, in plain HTTP. For engines "
-        "of type `vllm` and `simulated`.",
+        "sends the request to the engine's own port, and reads the answer there; the operator gives the "
+        "engine TLS too. For engines of type `vllm` and `simulated`.",
         examples=["direct"],
     )
     max_model_len: Count = Field(

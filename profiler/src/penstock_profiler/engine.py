@@ -6,7 +6,8 @@ text only, they are words, and its usage reports their length. Answers have the 
 """
 
 import re
-from collections.abc import AsyncIterator, Mapping
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -143,16 +144,21 @@ MORE = {
 
 
 @asynccontextmanager
-async def connected(url: str, headers: Mapping[str, str] | None = None) -> AsyncIterator[MeasuredEngine]:
+async def connected(
+    url: str,
+    headers: Mapping[str, str] | None = None,
+    tls: Callable[[], ssl.SSLContext] | None = None,
+) -> AsyncIterator[MeasuredEngine]:
     """Connect to the engine at this URL while the block runs. Raises EngineError if none answers.
 
     headers: sent with every request, such as an API key.
+    tls: of a URL with https; None for the authorities that this machine trusts.
     """
     base = url.rstrip("/").removesuffix("/v1")
     if urlsplit(base).scheme not in {"http", "https"} or not urlsplit(base).netloc:
         raise EngineError(f'"{url}" is no URL; write for example http://127.0.0.1:8000')
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWERS_WITHIN_S)
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, ssl=True if tls is None else tls())
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
         model, context_tokens = await _card(session, base)
         for kind in product((True, False), repeat=2):

@@ -682,6 +682,7 @@ class DescribeReply(_message.Message):
     METRICS_URL_FIELD_NUMBER: _builtins.int
     HTTP_PORT_FIELD_NUMBER: _builtins.int
     ENGINE_PORT_FIELD_NUMBER: _builtins.int
+    ENGINE_TLS_PORT_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     model: _builtins.str
     max_model_len: _builtins.int
@@ -698,6 +699,8 @@ class DescribeReply(_message.Message):
     """where gateways send requests, on the host of this service; 0: it takes none over HTTP"""
     engine_port: _builtins.int
     """where routers send `direct` requests, on the host of this service; 0: nowhere"""
+    engine_tls_port: _builtins.int
+    """the same, where the engine serves TLS; at most one of both is set"""
     def __init__(
         self,
         *,
@@ -712,10 +715,11 @@ class DescribeReply(_message.Message):
         metrics_url: _builtins.str = ...,
         http_port: _builtins.int = ...,
         engine_port: _builtins.int = ...,
+        engine_tls_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_port", b"engine_port", "engine_ready", b"engine_ready", "http_port", b"http_port", "kv_tokens_total", b"kv_tokens_total", "max_model_len", b"max_model_len", "metrics_url", b"metrics_url", "model", b"model", "policy", b"policy", "replica", b"replica", "time_model_json", b"time_model_json", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_port", b"engine_port", "engine_ready", b"engine_ready", "engine_tls_port", b"engine_tls_port", "http_port", b"http_port", "kv_tokens_total", b"kv_tokens_total", "max_model_len", b"max_model_len", "metrics_url", b"metrics_url", "model", b"model", "policy", b"policy", "replica", b"replica", "time_model_json", b"time_model_json", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,11 +38,20 @@ class SidecarTls:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineTls:
+    """ca: signs the engine's certificate. server_name: the name in it; None for the URL's host."""
+
+    ca: Path
+    server_name: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """One sidecar's settings. metrics: None serves no pages. drain_s: None takes the pool's.
 
     http: where gateways send requests; None takes none over HTTP. http_tls: of that port; None in the clear.
     engine_key: the engine's API key, empty where it has none.
+    engine_tls: of an engine with https; None for the authorities that this machine trusts.
     """
 
     pool: Path
@@ -58,6 +67,7 @@ class Options:
     engine_key: str = field(default="", repr=False)
     http: Address | None = None
     http_tls: SidecarTls | None = None
+    engine_tls: EngineTls | None = None
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -84,6 +94,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         engine_key=engine_key(os.environ),
         http=None if given.http_port is None else Address(given.listen.host, given.http_port),
         http_tls=None if given.http_insecure else tls,
+        engine_tls=EngineTls(given.engine_tls_ca, given.engine_tls_server_name)
+        if given.engine_tls_ca
+        else None,
     )
 
 
@@ -104,6 +117,17 @@ def _parser() -> argparse.ArgumentParser:
         help="address for routers; port 0 takes any",
     )
     flag("--engine", type=_url, required=True, metavar="URL", help="the engine, like http://127.0.0.1:8000")
+    flag(
+        "--engine-tls-ca",
+        type=Path,
+        metavar="PEM",
+        help="authorities that sign the engine's certificate; default: those that this machine trusts",
+    )
+    flag(
+        "--engine-tls-server-name",
+        metavar="NAME",
+        help="whose certificate the engine shows; default: the host of --engine",
+    )
     flag("--telemetry", type=Path, metavar="PATH", help="Unix socket for the engine's step reports")
     flag("--metrics-port", type=port, metavar="PORT", help="serve /metrics, /health and /ready; 0 takes any")
     flag(
@@ -139,7 +163,11 @@ def _check(given: argparse.Namespace) -> None:
         raise ValueError(
             f"--listen {given.listen} is reachable from other machines: give --tls-cert, or --insecure"
         )
-    for path in (given.tls_cert, given.tls_key, given.tls_client_ca):
+    if given.engine_tls_ca and not given.engine.startswith("https:"):
+        raise ValueError("--engine-tls-ca needs an --engine with https")
+    if given.engine_tls_server_name and not given.engine_tls_ca:
+        raise ValueError("--engine-tls-server-name needs --engine-tls-ca")
+    for path in (given.tls_cert, given.tls_key, given.tls_client_ca, given.engine_tls_ca):
         if path and not path.is_file():
             raise ValueError(f"{path}: no such file")
 

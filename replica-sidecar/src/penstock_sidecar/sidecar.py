@@ -16,6 +16,8 @@ from penstock_core.timing.speculation import Speculation
 from penstock_pool import Pool
 from penstock_proto.ticket_key import write_new_key
 from penstock_routing.demand import Demand
+from penstock_runtime.client_tls import Contexts, client_contexts
+from penstock_runtime.engine.connections import PORTS
 from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
 from penstock_runtime.serving import Server, StartError, address_of, listen, serving
 from prometheus_client import CollectorRegistry
@@ -68,10 +70,17 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
     async with contextlib.AsyncExitStack() as stack:
         demand = None if options.http is None else Demand(pool.tiers())
         metrics_address = await stack.enter_async_context(_pages(options, registry, replicas, demand))
-        client = EngineClient(options.engine, bounds, pool.spec.model.name, options.engine_key)
+        tls = engine_tls(options)
+        client = EngineClient(options.engine, bounds, pool.spec.model.name, options.engine_key, tls)
         engine = await stack.enter_async_context(client)
         facts = await facts_of(
-            pool, options.engine, engine.probe, stop, _model_file(options), api_key=options.engine_key
+            pool,
+            options.engine,
+            engine.probe,
+            stop,
+            _model_file(options),
+            api_key=options.engine_key,
+            tls=tls,
         )
         if facts is None:
             return
@@ -197,14 +206,24 @@ def identity_of(
     metrics_url = "" if metrics_address is None else f"http://{metrics_address}/metrics"
     http_port = 0 if http is None else http.getsockname()[1]
     policy, direct = pool.spec.scheduling.policy, pool.spec.engine.direct
-    engine_port = plain_port(options.engine) if direct and options.telemetry is not None else 0
-    return Identity(options.name, pool.spec.model.name, policy, metrics_url, http_port, engine_port)
+    tickets = direct and options.telemetry is not None
+    plain, tls = (root_port(options.engine, scheme) if tickets else 0 for scheme in ("http", "https"))
+    return Identity(options.name, pool.spec.model.name, policy, metrics_url, http_port, plain, tls)
 
 
-def plain_port(engine: str) -> int:
-    """Return the port of an engine that routers can reach without TLS and without a path; else 0."""
+def root_port(engine: str, scheme: str) -> int:
+    """Return the port of an engine with this scheme that routers can reach without a path; else 0."""
     parts = urlsplit(engine)
-    return (parts.port or 80) if parts.scheme == "http" and not parts.path.strip("/") else 0
+    return (parts.port or PORTS[scheme]) if parts.scheme == scheme and not parts.path.strip("/") else 0
+
+
+def engine_tls(options: Options) -> Contexts | None:
+    """Return the TLS of connections to the engine, where the flags say it. Raises StartError."""
+    tls = options.engine_tls
+    try:
+        return None if tls is None else client_contexts(tls.ca, server_name=tls.server_name)
+    except OSError as error:
+        raise StartError(f"--engine-tls-ca: {error.filename}: {error.strerror}") from None
 
 
 def bounds_of(pool: Pool) -> Bounds:

@@ -14,10 +14,11 @@ from penstock_routing import assembly
 from penstock_routing.front_process import Configuration, run_front, served_tls
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
+from penstock_runtime.client_tls import Contexts, client_contexts
 from penstock_runtime.engine_key import engine_key
 from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
-from penstock_runtime.serving import address_of, is_loopback, listen, serving
+from penstock_runtime.serving import StartError, address_of, is_loopback, listen, serving
 
 from penstock_router.http.admin_port import admin_app
 from penstock_router.http.app import RouterApp
@@ -53,6 +54,7 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
         admin_url=f"http://{address_of(admin)}" if is_loopback(options.admin_host) else None,
         shared_limits=limits,
         engine_key=engine_key(os.environ),
+        engine_tls=engine_tls(options),
     )
     bounds = HttpBounds(
         head_bytes=pool.spec.router.max_header_bytes, write_s=pool.spec.router.write_timeout_s
@@ -87,6 +89,17 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
         await asyncio.wait(beside)
         app.close()
     log.info("stopped")
+
+
+def engine_tls(options: Options) -> Contexts | None:
+    """Return the TLS of connections to engines, as to their sidecars; None without. Raises StartError."""
+    tls = options.replica_tls
+    if tls is None:
+        return None
+    try:
+        return client_contexts(tls.ca, tls.cert, tls.key, options.engine_server_name or tls.server_name)
+    except OSError as error:
+        raise StartError(f"{error.filename}: {error.strerror}") from None
 
 
 if __name__ == "__main__":

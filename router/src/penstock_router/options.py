@@ -16,6 +16,7 @@ class Options(FrontOptions):
 
     host, port: of the API. admin_host, admin_port: of metrics and the state of the pool.
     drain_s: None takes the pool's.
+    engine_server_name: in engines' certificates; None for the name in replicas'.
     """
 
     host: str
@@ -24,6 +25,7 @@ class Options(FrontOptions):
     admin_port: int
     drain_s: float | None
     lame_duck_s: float
+    engine_server_name: str | None = None
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -44,6 +46,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         kubeconfig=given.kubeconfig,
         drain_s=given.drain_s,
         lame_duck_s=given.lame_duck_s,
+        engine_server_name=given.engine_tls_server_name,
         certificate=flags.certificate(given),
         replica_tls=flags.replica_tls(given),
         key_secrets=dict(given.key_secret),
@@ -80,4 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     flags.add_sharing(parser)
     flags.add_replicas(parser)
     flags.add_tls(parser, "the API")
+    add(
+        "--engine-tls-server-name",
+        metavar="NAME",
+        help="whose certificate engines show that serve TLS (default: that of --replica-tls-server-name)",
+    )
     return parser

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+import ssl
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,8 @@ from penstock_proto.ticket_key import TicketKeyFile
 from penstock_runtime.engine_key import VARIABLE, engine_key
 from penstock_runtime.flags import port
 from penstock_runtime.logs import configure_logs
-from penstock_runtime.serving import address_of, listen, run_process, serving
+from penstock_runtime.serving import StartError, address_of, listen, run_process, serving
+from penstock_runtime.tls import server_context
 
 from penstock_simulator.engine.drafter import Drafter
 from penstock_simulator.engine.engine_state import EngineState
@@ -64,15 +66,36 @@ async def serve_engine(
     pool: Pool, truth: GroundTruth, options: argparse.Namespace, stop: asyncio.Event
 ) -> None:
     """Serve until `stop` is set, then drain."""
+    tls = served_tls(options)
     listener = listen(options.host, options.port)
     loop = build_loop(pool, truth, options)
     stepping = asyncio.create_task(loop.run())
     try:
-        async with serving(build_api(pool, loop, options, _ticket_key(options)), listener, options.drain_s):
+        api = build_api(pool, loop, options, _ticket_key(options))
+        async with serving(api, listener, options.drain_s, tls=tls):
             log.info("ready", process="penstock-engine", address=address_of(listener))
             await _either(stepping, stop)
     finally:
         stepping.cancel()
+
+
+def served_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
+    """Return the TLS that vLLM's flags ask for; None without a certificate. Raises StartError."""
+    cert, key, required = (
+        options.ssl_certfile,
+        options.ssl_keyfile,
+        options.ssl_cert_reqs == ssl.CERT_REQUIRED,
+    )
+    if bool(cert) != bool(key):
+        raise StartError("--ssl-certfile and --ssl-keyfile belong together")
+    if required and not (cert and options.ssl_ca_certs):
+        raise StartError("--ssl-cert-reqs 2 needs --ssl-ca-certs, --ssl-certfile and --ssl-keyfile")
+    if not cert:
+        return None
+    try:
+        return server_context(cert, key, options.ssl_ca_certs if required else None)
+    except OSError as error:
+        raise StartError(f"{error.filename}: {error.strerror}") from None
 
 
 async def _either(stepping: asyncio.Task[None], stop: asyncio.Event) -> None:
@@ -185,6 +208,20 @@ def parser() -> argparse.ArgumentParser:
         metavar="KEY",
         help=f"key that requests to /v1 must carry; prefer {VARIABLE}, because process lists show flags",
     )
+    tls = flags.add_argument_group(
+        "TLS, by vLLM's flags", "Files that are renewed are read again, also without --enable-ssl-refresh."
+    )
+    tls.add_argument("--ssl-certfile", type=Path, metavar="PEM", help="serve TLS with this certificate")
+    tls.add_argument("--ssl-keyfile", type=Path, metavar="PEM", help="and this key")
+    tls.add_argument("--ssl-ca-certs", type=Path, metavar="PEM", help="authorities that sign clients")
+    tls.add_argument(
+        "--ssl-cert-reqs",
+        type=int,
+        choices=[int(ssl.CERT_NONE), int(ssl.CERT_REQUIRED)],
+        default=int(ssl.CERT_NONE),
+        help="2 requires a client's certificate (default: %(default)s)",
+    )
+    tls.add_argument("--enable-ssl-refresh", action="store_true", help="accepted, because vLLM needs it")
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     return flags
 

@@ -143,7 +143,7 @@ class ScriptedReplica(ReplicaServicer):
         self.describes_once = False
         self.texts: Callable[[list[int]], str] | None = None  # of tokens, where its engine tells
         self.hangs = False  # sends nothing, over open connections
-        self.port = self.engine_port = 0
+        self.port = self.engine_port = self.engine_tls_port = 0
         self._frames: list[asyncio.Queue[wire.ReplicaFrame]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -196,6 +196,7 @@ class ScriptedReplica(ReplicaServicer):
             time_model_json=self.time_model_json,
             engine_ready=True,
             engine_port=self.engine_port,
+            engine_tls_port=self.engine_tls_port,
         )
 
     async def Detokenize(

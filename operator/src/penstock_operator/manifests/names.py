@@ -95,6 +95,11 @@ def tls_server_name(pool: str, namespace: str) -> str:
     return f"{replicas_service_name(pool)}.{namespace}.svc"
 
 
+def engine_server_name(pool: str, namespace: str) -> str:
+    """Return the DNS name in engines' certificates, which routers and sidecars verify."""
+    return f"engine.{tls_server_name(pool, namespace)}"
+
+
 def pool_labels(pool: str) -> dict[str, str]:
     """Return the labels of every object that a pool owns, which also select them."""
     return {

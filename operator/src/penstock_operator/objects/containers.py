@@ -67,10 +67,13 @@ def resources(given: Resources, default: Json) -> Json:
     }
 
 
-def probe(path: str, port: str, period_s: int, failures: int) -> Json:
-    """Return an HTTP probe. Its timeout is five seconds, because a busy process is slow but not dead."""
+def probe(path: str, port: str, period_s: int, failures: int, *, tls: bool = False) -> Json:
+    """Return an HTTP probe. Its timeout is five seconds, because a busy process is slow but not dead.
+
+    tls: whether the port serves TLS. The kubelet shows no certificate, and verifies none.
+    """
     return {
-        "httpGet": {"path": path, "port": port},
+        "httpGet": {"path": path, "port": port, **({"scheme": "HTTPS"} if tls else {})},
         "periodSeconds": period_s,
         "timeoutSeconds": 5,
         "failureThreshold": failures,
@@ -97,8 +100,8 @@ def time_model_source(context: RenderContext) -> tuple[Json, ...]:
     return ({"configMap": {"name": named.removesuffix(SUFFIX), "items": items}},)
 
 
-def tls_volume(secret: str, entries: tuple[str, ...]) -> Json:
-    """Return a volume with only these entries of the TLS Secret."""
+def tls_volume(secret: str, entries: tuple[str, ...], mount: Json = TLS_MOUNT) -> Json:
+    """Return a volume with only these entries of the TLS Secret. mount: of that volume."""
     items = [{"key": entry, "path": entry} for entry in entries]
     shown = {"secretName": secret, "items": items, "defaultMode": READABLE}
-    return {"name": TLS_MOUNT["name"], "secret": shown}
+    return {"name": mount["name"], "secret": shown}

@@ -6,7 +6,7 @@ termination it drains while the engine still works, whatever the engine's image 
 the last init container, because those that a `podTemplate` adds may prepare it, by fetching weights for
 example. It listens on the pod's address for the kubelet's probes. A NetworkPolicy blocks all other clients,
 whose requests would bypass admission; with `answerPath: direct` it lets routers in, and the engine requires a
-ticket for an SLO.
+ticket for an SLO and serves TLS with a certificate of its own.
 
 `vllm` gets Penstock's scheduler without a change to vLLM's image: an init container copies the plug-in into a
 shared folder that PYTHONPATH names. `openai` gets its arguments and nothing else. `simulated` is Penstock's
@@ -14,13 +14,13 @@ own image.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock_pool.engine_spec import GPU, EngineSpec, cache_arguments
 from penstock_pool.pod_spec import Resources
 
-from penstock_operator.manifests.names import ENGINE_PORT
+from penstock_operator.manifests.names import ENGINE_PORT, tls_name
 from penstock_operator.objects.containers import (
     CONFIG_FOLDER,
     CONFIG_MOUNT,
@@ -29,12 +29,14 @@ from penstock_operator.objects.containers import (
     POOL_FILE,
     TELEMETRY_MOUNT,
     TELEMETRY_SOCKET,
+    TLS_FOLDER,
     container,
     empty_folder,
     engine_key,
     probe,
     resources,
     time_model_source,
+    tls_volume,
 )
 from penstock_operator.objects.render_context import RenderContext, UnsupportedPool
 from penstock_operator.objects.rollout import ENGINE_STOP_S
@@ -66,6 +68,11 @@ pod's grace period.
 MODEL_LOAD_S = 1800
 """Longest start of an engine in seconds: download, load and compile the model."""
 
+TLS_ENTRIES = ("engine.crt", "engine.key")
+"""Entries of the TLS Secret that an engine needs."""
+
+ENGINE_TLS_MOUNT: Json = {"name": "engine-tls", "mountPath": TLS_FOLDER, "readOnly": True}
+
 SIMULATED_RESOURCES: Json = {"requests": {"cpu": "50m", "memory": "192Mi"}}
 
 
@@ -83,7 +90,16 @@ def engine(context: RenderContext) -> EngineContainer:
     made = _TYPES[context.pool.spec.engine.type](context)
     if key := engine_key(context, ENGINE_KEY, "VLLM_API_KEY"):
         made.container["env"] = [*key, *made.container.get("env", [])]
-    return made
+    return _with_tls(context, made) if context.engine_tls else made
+
+
+def _with_tls(context: RenderContext, made: EngineContainer) -> EngineContainer:
+    """Return the engine with TLS. It requires no certificate of clients, because the kubelet has none."""
+    engine = made.container
+    engine["args"] = [*_TLS, *engine["args"]]
+    engine["volumeMounts"] = [*engine["volumeMounts"], ENGINE_TLS_MOUNT]
+    volume = tls_volume(tls_name(context.name), TLS_ENTRIES, ENGINE_TLS_MOUNT)
+    return replace(made, volumes=(*made.volumes, volume))
 
 
 def engine_last(template: Json) -> Json:
@@ -110,8 +126,8 @@ def _simulated(context: RenderContext) -> EngineContainer:
         command=["penstock-engine"],
         args=["-f", POOL_FILE, *listen, "--telemetry", TELEMETRY_SOCKET, *stop, *spec.args],
         ports=[_PORT],
-        startupProbe=probe("/health", ENGINE, period_s=1, failures=120),
-        livenessProbe=_LIVENESS,
+        startupProbe=probe("/health", ENGINE, period_s=1, failures=120, tls=context.engine_tls),
+        livenessProbe=_liveness(context),
         resources=resources(spec.resources, SIMULATED_RESOURCES),
         volumeMounts=[
             CONFIG_MOUNT,
@@ -219,12 +235,16 @@ def _others(context: RenderContext, image: str, **started: Any) -> EngineContain
         restartPolicy="Always",
         env=[{"name": name, "value": value} for name, value in _HOME.items()],
         ports=[_PORT],
-        startupProbe=probe("/health", ENGINE, period_s=5, failures=MODEL_LOAD_S // 5),
-        livenessProbe=_LIVENESS,
+        startupProbe=probe("/health", ENGINE, period_s=5, failures=MODEL_LOAD_S // 5, tls=context.engine_tls),
+        livenessProbe=_liveness(context),
         volumeMounts=[cache_mount, shared_mount, its_mount, *([_MODEL_MOUNT] if weights else [])],
         **started,
     )
     return EngineContainer(made, volumes=(cache, shared, temporary, *weights))
+
+
+def _liveness(context: RenderContext) -> Json:
+    return probe("/health", ENGINE, period_s=10, failures=6, tls=context.engine_tls)
 
 
 def _weights(context: RenderContext) -> tuple[Json, ...]:
@@ -248,8 +268,12 @@ def _model(context: RenderContext) -> str:
 
 
 _PORT = {"name": ENGINE, "containerPort": ENGINE_PORT}
+_TLS = [
+    f"--ssl-certfile={TLS_FOLDER}/engine.crt",
+    f"--ssl-keyfile={TLS_FOLDER}/engine.key",
+    "--enable-ssl-refresh",
+]
 _MODEL_MOUNT = {"name": "model", "mountPath": MODEL_FOLDER, "readOnly": True}
-_LIVENESS = probe("/health", ENGINE, period_s=10, failures=6)
 _HOME = {
     "HOME": CACHE_FOLDER,
     "HF_HOME": f"{CACHE_FOLDER}/huggingface",

@@ -62,6 +62,11 @@ class RenderContext:
         return self.owner.name
 
     @property
+    def engine_tls(self) -> bool:
+        """Return whether engines serve TLS: their answers leave the pod."""
+        return self.settings.tls and self.pool.spec.engine.direct
+
+    @property
     def gateway(self) -> GatewayNow:
         """Return what is in front of the replicas now."""
         wanted = self.pool.spec.gateway

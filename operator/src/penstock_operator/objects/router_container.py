@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock_operator.manifests.names import ROUTER_PORT
+from penstock_operator.manifests.names import ROUTER_PORT, engine_server_name
 from penstock_operator.objects.containers import ENGINE_KEY, engine_key
 from penstock_operator.objects.front_container import (
     CERTIFICATE_FOLDER,
@@ -28,6 +28,12 @@ def router(context: RenderContext) -> Json:
         ["--host=0.0.0.0", f"--port={ROUTER_PORT}"],
         ports=[{"name": api_port(context).name, "containerPort": ROUTER_PORT}],
         mounts=[CERTIFICATE_MOUNT] if tls else [],
-        arguments=certificate if tls else [],
+        arguments=[*(certificate if tls else []), *_engine_arguments(context)],
         environment=engine_key(context, ENGINE_KEY) if context.pool.spec.engine.direct else [],
     )
+
+
+def _engine_arguments(context: RenderContext) -> list[str]:
+    if not context.engine_tls:
+        return []
+    return [f"--engine-tls-server-name={engine_server_name(context.name, context.owner.namespace)}"]

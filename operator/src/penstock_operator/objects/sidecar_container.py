@@ -8,7 +8,13 @@ from typing import Any
 
 from penstock_pool.engine_spec import AUTO
 
-from penstock_operator.manifests.names import ENGINE_PORT, METRICS_PORT, REPLICA_HTTP_PORT, REPLICA_PORT
+from penstock_operator.manifests.names import (
+    ENGINE_PORT,
+    METRICS_PORT,
+    REPLICA_HTTP_PORT,
+    REPLICA_PORT,
+    engine_server_name,
+)
 from penstock_operator.objects.containers import (
     CONFIG_MOUNT,
     ENGINE_KEY,
@@ -80,13 +86,23 @@ def _arguments(context: RenderContext) -> list[str]:
         POOL_FILE,
         "--name=$(POD_NAME)",
         f"--listen=0.0.0.0:{REPLICA_PORT}",
-        f"--engine=http://127.0.0.1:{ENGINE_PORT}",
+        *_engine_arguments(context),
         f"--telemetry={TELEMETRY_SOCKET}",
         "--metrics-host=0.0.0.0",
         f"--metrics-port={METRICS_PORT}",
         f"--drain-s={replica_drain_s(context.pool):g}",
         "--log-json",
         *_http_arguments(context),
+    ]
+
+
+def _engine_arguments(context: RenderContext) -> list[str]:
+    if not context.engine_tls:
+        return [f"--engine=http://127.0.0.1:{ENGINE_PORT}"]
+    return [
+        f"--engine=https://127.0.0.1:{ENGINE_PORT}",
+        f"--engine-tls-ca={TLS_FOLDER}/ca.crt",
+        f"--engine-tls-server-name={engine_server_name(context.name, context.owner.namespace)}",
     ]
 
 

@@ -27,6 +27,8 @@ def tls_secrets(context: RenderContext) -> tuple[Manifest, ...]:
         "client.key": held.client.key,
         "picker.crt": held.picker.certificate,
         "picker.key": held.picker.key,
+        "engine.crt": held.engine.certificate,
+        "engine.key": held.engine.key,
     }
     return (
         _secret(context, authority_name(context.name), signing),

@@ -1,8 +1,9 @@
-"""Keys and certificates for mutual TLS between a pool's routers and replicas.
+"""Keys and certificates for mutual TLS between a pool's routers and replicas, and for TLS of engines.
 
 Each pool has its own authority. It signs one server certificate for replicas (for the name of their headless
-Service), one for pickers (`picker.` before that name) and one client certificate for routers; a pod has only
-its own key. Nothing outside the pool's namespace is trusted, and cert-manager is not needed.
+Service), one for engines and one for pickers (`engine.` and `picker.` before that name) and one client
+certificate for routers; a container has only its own key. Nothing outside the pool's namespace is trusted,
+and cert-manager is not needed.
 
 Certificates are valid for a year and renewed when a third of it is left; authorities for ten years, with a
 successor when two are left. Rotation causes no failures, because trust comes before use: a new authority is
@@ -55,6 +56,7 @@ class Credentials:
     server: CertificateAndKey
     client: CertificateAndKey
     picker: CertificateAndKey
+    engine: CertificateAndKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class StoredCredentials:
     server: CertificateAndKey | None = None
     client: CertificateAndKey | None = None
     picker: CertificateAndKey | None = None
+    engine: CertificateAndKey | None = None
 
 
 def read_credentials(signing: Manifest | None, published: Manifest | None) -> StoredCredentials:
@@ -76,6 +79,7 @@ def read_credentials(signing: Manifest | None, published: Manifest | None) -> St
         _whole(shown, "tls"),
         _whole(shown, "client"),
         _whole(shown, "picker"),
+        _whole(shown, "engine"),
     )
 
 
@@ -97,11 +101,13 @@ def renewed(
     server = Subject(server_name, ExtendedKeyUsageOID.SERVER_AUTH)
     client = Subject(f"router.{server_name}", ExtendedKeyUsageOID.CLIENT_AUTH)
     picker = Subject(f"picker.{server_name}", ExtendedKeyUsageOID.SERVER_AUTH)
+    engine = Subject(f"engine.{server_name}", ExtendedKeyUsageOID.SERVER_AUTH)
     return Credentials(
         authorities,
         good_or_new(held.server, server),
         good_or_new(held.client, client),
         good_or_new(held.picker, picker),
+        good_or_new(held.engine, engine),
     )
 
 

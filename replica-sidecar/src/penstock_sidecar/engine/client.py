@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import orjson
 from penstock_proto import replica_pb2 as wire
+from penstock_runtime.client_tls import Contexts
 from penstock_runtime.engine.connection import EngineGone
 from penstock_runtime.engine.http_client import AnswerTooLong, EngineHttp, EngineResponse
 from penstock_runtime.engine_key import VARIABLE
@@ -49,6 +50,7 @@ class EngineClient:
     """Connections to one engine.
 
     api_key: the engine's; empty without one.
+    tls: of an engine with https; None for the authorities that this machine trusts.
     served: name of the model that it must serve; empty for any.
     takes_stream_options: False once it has refused a body for `stream_options` that the sidecar had added.
     takes_token_ids: False once it has refused one for `return_token_ids`, which routers add.
@@ -56,9 +58,11 @@ class EngineClient:
 
     takes_stream_options = takes_token_ids = True
 
-    def __init__(self, url: str, bounds: Bounds, served: str = "", api_key: str = "") -> None:
+    def __init__(
+        self, url: str, bounds: Bounds, served: str = "", api_key: str = "", tls: Contexts | None = None
+    ) -> None:
         self._served, self._bounds = served, bounds
-        self._http = EngineHttp(url, AGENT, api_key=api_key, connect_s=bounds.connect_s)
+        self._http = EngineHttp(url, AGENT, api_key=api_key, connect_s=bounds.connect_s, tls=tls)
 
     async def __aenter__(self) -> Self:
         return self

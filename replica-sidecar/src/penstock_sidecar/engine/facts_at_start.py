@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 from penstock_core.timing.builtin_models import BUILTINS
 from penstock_pool import Pool
+from penstock_runtime.client_tls import Contexts
 
 from penstock_sidecar.engine.client import Probe
 from penstock_sidecar.engine.facts import Facts, named
@@ -30,17 +31,18 @@ async def facts_of(
     model_file: Path | None = None,
     *,
     api_key: str = "",
+    tls: Contexts | None = None,
 ) -> Facts | None:
     """Return what the pool names, else what is measured; None where `stop` is set first.
 
-    api_key: the engine's, empty without one.
+    api_key: the engine's, empty without one. tls: of an engine with https.
     model_file: where a measured model is left for an engine that plans by it. Raises StartError where neither
         the pool nor the engine has a fact.
     """
     if pool.spec.engine.time_model in BUILTINS:
         return named(pool)
     stopping = asyncio.create_task(stop.wait())
-    measuring = asyncio.create_task(_measured(pool, url, probe, model_file, api_key))
+    measuring = asyncio.create_task(_measured(pool, url, probe, model_file, api_key=api_key, tls=tls))
     try:
         await asyncio.wait({stopping, measuring}, return_when=asyncio.FIRST_COMPLETED)
         return measuring.result() if measuring.done() else None
@@ -51,13 +53,19 @@ async def facts_of(
 
 
 async def _measured(
-    pool: Pool, url: str, probe: Callable[[], Awaitable[Probe]], model_file: Path | None, api_key: str
+    pool: Pool,
+    url: str,
+    probe: Callable[[], Awaitable[Probe]],
+    model_file: Path | None,
+    *,
+    api_key: str,
+    tls: Contexts | None,
 ) -> Facts:
     """Wait for the engine. The profiler is imported on use: with its HTTP client it takes 7 MiB."""
     from penstock_sidecar.engine.measured_facts import measured_facts
 
     found = await until_ready(probe)
-    return await measured_facts(pool, url, found.max_model_len, model_file, api_key)
+    return await measured_facts(pool, url, found.max_model_len, model_file, api_key=api_key, tls=tls)
 
 
 async def until_ready(probe: Callable[[], Awaitable[Probe]]) -> Probe:

@@ -8,6 +8,7 @@ from penstock_core.domain.replica_view import KvCache
 from penstock_core.timing.time_model import TimeModel, to_json
 from penstock_pool import Pool, named_time_model
 from penstock_profiler import EngineError, MeasuredEngine, ProfileLimits, TooLittle, connected, profile
+from penstock_runtime.client_tls import Contexts
 from penstock_runtime.engine_key import bearer
 from penstock_runtime.serving import StartError
 
@@ -17,10 +18,16 @@ log = structlog.get_logger()
 
 
 async def measured_facts(
-    pool: Pool, url: str, max_model_len: int | None, model_file: Path | None, api_key: str
+    pool: Pool,
+    url: str,
+    max_model_len: int | None,
+    model_file: Path | None,
+    *,
+    api_key: str,
+    tls: Contexts | None = None,
 ) -> Facts:
     """Return the facts of the engine at `url`, as `facts_from` does."""
-    async with connected(url, bearer(api_key)) as engine:
+    async with connected(url, bearer(api_key), tls) as engine:
         return await facts_from(engine, pool, max_model_len, model_file)
 
 

@@ -36,7 +36,7 @@ class Identity:
     """How a replica describes itself.
 
     http_port: where gateways send requests; 0: it takes none over HTTP.
-    engine_port: where routers send requests with a ticket; 0: nowhere.
+    engine_port: where routers send requests with a ticket; 0: nowhere. engine_tls_port: the same, over TLS.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Identity:
     metrics_url: str = ""
     http_port: int = 0
     engine_port: int = 0
+    engine_tls_port: int = 0
 
 
 class ReplicaService(replica_pb2_grpc.ReplicaServicer):
@@ -96,6 +97,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
             metrics_url=self._identity.metrics_url,
             http_port=self._identity.http_port,
             engine_port=self._identity.engine_port,
+            engine_tls_port=self._identity.engine_tls_port,
         )
 
     async def Detokenize(

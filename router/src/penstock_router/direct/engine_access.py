@@ -1,8 +1,8 @@
 """HTTP connections of a router to its replicas' engines, and which of them it can reach.
 
 An engine may be closed to this router: by a network policy that is not there yet, by an engine that listens
-on its own machine only, by another API key. Its requests then go through the sidecar, and the router tries
-again later.
+on its own machine only, by another API key, by a certificate that the router does not trust. Its requests
+then go through the sidecar, and the router tries again later.
 """
 
 from math import inf
@@ -10,6 +10,7 @@ from math import inf
 import structlog
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
+from penstock_runtime.client_tls import Contexts
 from penstock_runtime.clock import monotonic
 from penstock_runtime.engine.http_client import EngineHttp
 
@@ -26,25 +27,31 @@ log = structlog.get_logger()
 
 
 class EngineAccess:
-    """One router's. api_key: the engines'; empty without one."""
+    """One router's.
 
-    def __init__(self, replica_set: ReplicaSet, api_key: str) -> None:
-        self._replica_set, self._api_key = replica_set, api_key
+    api_key: the engines'; empty without one. tls: to engines that serve TLS; None reaches none of them.
+    """
+
+    def __init__(self, replica_set: ReplicaSet, api_key: str, tls: Contexts | None = None) -> None:
+        self._replica_set, self._api_key, self._tls = replica_set, api_key, tls
         self._engines: dict[str, EngineHttp] = {}
         self._again_s: dict[str, float] = {}
 
     def reaches(self, link: ReplicaLink) -> bool:
         """Return whether a request may be sent to a replica's engine, as far as is known."""
         endpoint = link.engine_endpoint
-        return endpoint is not None and monotonic() >= self._again_s.get(endpoint, -inf)
+        if endpoint is None or (link.engine_tls and self._tls is None):
+            return False
+        return monotonic() >= self._again_s.get(endpoint, -inf)
 
-    def engine(self, endpoint: str) -> EngineHttp:
-        """Return the connections to an engine."""
-        engine = self._engines.get(endpoint)
+    def engine(self, endpoint: str, tls: bool = False) -> EngineHttp:
+        """Return the connections to an engine. tls: whether it serves TLS."""
+        url = f"{'https' if tls else 'http'}://{endpoint}"
+        engine = self._engines.get(url)
         if engine is None:
             self._forget_others()
-            engine = self._engines[endpoint] = EngineHttp(
-                f"http://{endpoint}", AGENT, api_key=self._api_key, connect_s=CONNECT_S
+            engine = self._engines[url] = EngineHttp(
+                url, AGENT, api_key=self._api_key, connect_s=CONNECT_S, tls=self._tls
             )
         return engine
 
@@ -61,6 +68,6 @@ class EngineAccess:
     def _forget_others(self) -> None:
         """Forget engines of replicas that are gone."""
         there = {link.engine_endpoint for link in self._replica_set.links}
-        for endpoint in [endpoint for endpoint in self._engines if endpoint not in there]:
-            self._engines.pop(endpoint).close()
+        for url in [url for url in self._engines if url.partition("://")[2] not in there]:
+            self._engines.pop(url).close()
         self._again_s = {endpoint: at_s for endpoint, at_s in self._again_s.items() if endpoint in there}

@@ -22,6 +22,7 @@ from penstock_routing.request.generation_request import GENERATES
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.response.error_answers import ErrorAnswers
 from penstock_routing.settings import Settings
+from penstock_runtime.client_tls import Contexts
 from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import is_loopback
@@ -63,6 +64,7 @@ class RouterApp:
         admin_url: str | None = None,
         shared_limits: PoolLimits | None = None,
         engine_key: str = "",
+        engine_tls: Contexts | None = None,
     ) -> None:
         self._pool, self._settings, self._replica_set = pool, settings, replica_set
         self.keys = keys
@@ -78,7 +80,7 @@ class RouterApp:
         usage = Usage(pool.spec.applications, settings.max_model_len, metrics.usage)
         limits = RateLimits(limits_of(pool.spec.applications), metrics.limits, shared_limits)
         reader = BodyReader(settings.max_sequences, pool.spec.requests)
-        self._access = EngineAccess(replica_set, engine_key)
+        self._access = EngineAccess(replica_set, engine_key, engine_tls)
         placement = Placement(
             settings,
             replica_set,

@@ -98,6 +98,7 @@ class ReplicaLink:
     time_model: the one in it.
     http_endpoint: where gateways reach it over HTTP; None where they cannot.
     engine_endpoint: where routers reach its engine with a ticket; None where they cannot.
+    engine_tls: whether the engine serves TLS there.
     heard_s: when the last frame came.
     malformed: how many of its messages could not be used.
     ejection: whether it gets no requests for a while. stalled: requests ended for lack of progress.
@@ -123,6 +124,7 @@ class ReplicaLink:
         self.time_model: TimeModel | None = None
         self.http_endpoint: str | None = None
         self.engine_endpoint: str | None = None
+        self.engine_tls = False
         self._longest_answer_tokens = LONGEST_ANSWER_TOKENS
         self.heard_s = float("-inf")
         self.malformed = self.stalled = 0
@@ -325,6 +327,7 @@ class ReplicaLink:
         self.description = description
         self.http_endpoint = wire_conversion.http_endpoint(self.address, description)
         self.engine_endpoint = wire_conversion.engine_endpoint(self.address, description)
+        self.engine_tls = description.engine_tls_port > 0
         self._longest_answer_tokens = description.max_model_len or LONGEST_ANSWER_TOKENS
 
     def _count_malformed(self, why: str) -> None:

@@ -91,7 +91,7 @@ def http_endpoint(address: str, description: wire.DescribeReply) -> str | None:
 
 def engine_endpoint(address: str, description: wire.DescribeReply) -> str | None:
     """Return where routers send requests with a ticket: at its engine's port, on the same host."""
-    return _beside(address, description.engine_port)
+    return _beside(address, description.engine_tls_port or description.engine_port)
 
 
 def _beside(address: str, port: int) -> str | None:

@@ -9,6 +9,7 @@ import socket
 import ssl
 from urllib.parse import quote, urlsplit
 
+from penstock_runtime.client_tls import Contexts
 from penstock_runtime.engine.connection import EngineConnection, EngineUnreachable
 
 PORTS = {"http": 80, "https": 443}
@@ -19,12 +20,13 @@ class EngineConnections:
 
     connect_s: timeout for a new one, with its name's resolution and its TLS handshake.
     idle_s: an unused one is closed after it.
+    tls: for a URL with https; None for the authorities that this machine trusts.
     """
 
-    def __init__(self, url: str, connect_s: float, idle_s: float) -> None:
+    def __init__(self, url: str, connect_s: float, idle_s: float, tls: Contexts | None = None) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or PORTS[parts.scheme]
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = (tls or _trusted()) if parts.scheme == "https" else None
         self._connect_s, self._idle_s = connect_s, idle_s
         self._idle: dict[EngineConnection, asyncio.TimerHandle] = {}
         self._closed = False
@@ -71,14 +73,14 @@ class EngineConnections:
     async def _open(self) -> EngineConnection:
         """Connect to the first of the host's addresses that takes connections."""
         loop = asyncio.get_running_loop()
-        name = self._host if self._tls else None
+        tls, name = (self._tls(), self._host) if self._tls else (None, None)
         failed: OSError = ConnectionError(f"{self._host} has no address")
         for *_, address in await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM):
             try:
                 _, connection = await loop.create_connection(
                     lambda: EngineConnection(self._forget),
                     *address[:2],
-                    ssl=self._tls,
+                    ssl=tls,
                     server_hostname=name,
                 )
                 return connection
@@ -90,3 +92,9 @@ class EngineConnections:
         timer = self._idle.pop(connection, None)
         if timer is not None:
             timer.cancel()
+
+
+def _trusted() -> Contexts:
+    """Return the context with the authorities that this machine trusts."""
+    context = ssl.create_default_context()
+    return lambda: context

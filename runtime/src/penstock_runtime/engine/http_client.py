@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from penstock_runtime.client_tls import Contexts
 from penstock_runtime.engine.connection import EngineConnection, Receive
 from penstock_runtime.engine.connections import EngineConnections
 from penstock_runtime.engine_key import bearer
@@ -55,12 +56,20 @@ class EngineHttp:
 
     agent: the name of this process. api_key: the engine's; empty without one.
     connect_s: timeout for a connection. idle_s: an unused one is closed after it.
+    tls: for a URL with https; None for the authorities that this machine trusts.
     """
 
     def __init__(
-        self, url: str, agent: str, *, api_key: str, connect_s: float, idle_s: float = IDLE_CONNECTION_S
+        self,
+        url: str,
+        agent: str,
+        *,
+        api_key: str,
+        connect_s: float,
+        idle_s: float = IDLE_CONNECTION_S,
+        tls: Contexts | None = None,
     ) -> None:
-        self._connections = EngineConnections(url, connect_s, idle_s)
+        self._connections = EngineConnections(url, connect_s, idle_s, tls)
         headers = {"host": self._connections.authority, **HEADERS, "user-agent": agent, **bearer(api_key)}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._heads: dict[tuple[str, str], bytes] = {}
