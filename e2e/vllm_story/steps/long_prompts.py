@@ -51,29 +51,29 @@ def gaps_of_a_stream(world: World) -> str:
         urls |= {f"vllm {budget or 'default'}": url for budget, url in world.plain.items()}
         rounds: dict[str, list[Round]] = {name: [] for name in urls}
         alone_s = median(asyncio.run(_alone(router.url)) for _ in range(ROUNDS))
-        promised_s = max(PACES * world.pace_s, NOISES * alone_s, LEAST_S)
+        target_s = max(PACES * world.pace_s, NOISES * alone_s, LEAST_S)
         for _ in range(ROUNDS):
             for name, url in urls.items():
-                rounds[name].append(asyncio.run(_round(url, promised_s, SPACING * world.prompt_s)))
+                rounds[name].append(asyncio.run(_round(url, target_s, SPACING * world.prompt_s)))
     world.plain_running.close()  # nobody needs them any more
-    return _judged(world, {name: _median(of) for name, of in rounds.items()}, promised_s, alone_s)
+    return _judged(world, {name: _median(of) for name, of in rounds.items()}, target_s, alone_s)
 
 
-def _judged(world: World, found: dict[str, Round], promised_s: float, alone_s: float) -> str:
+def _judged(world: World, found: dict[str, Round], target_s: float, alone_s: float) -> str:
     world.figures["gaps"] = {name: of._asdict() for name, of in found.items()} | {
-        "promised_s": promised_s,
+        "target_s": target_s,
         "alone_s": alone_s,
     }
     ours, default = found["penstock"], found["vllm default"]
     best_name = min((name for name in found if name != "penstock"), key=lambda name: found[name].gap_s)
     best = found[best_name]
     output = (
-        f"p99 gap {_ms(ours.gap_s)} (target {_ms(promised_s)}, alone {_ms(alone_s)}); "
+        f"p99 gap {_ms(ours.gap_s)} (target {_ms(target_s)}, alone {_ms(alone_s)}); "
         f"{default.gap_s / ours.gap_s:.1f} times shorter than vLLM's default ({_ms(default.gap_s)}), "
         f"{best.gap_s / ours.gap_s:.1f} times {best_name}'s, its best ({_ms(best.gap_s)}); "
         f"prompts: {_ms(ours.ttft_s)}, {_ms(default.ttft_s)}, {_ms(best.ttft_s)}"
     )
-    assert ours.gap_s <= LONGER * promised_s, output
+    assert ours.gap_s <= LONGER * target_s, output
     assert default.gap_s >= SHORTER * ours.gap_s, output
     return output
 
@@ -86,9 +86,9 @@ async def _alone(url: str) -> float:
     return p99_gap_s([at_s for at_s in seen.times_s if at_s <= until_s])
 
 
-async def _round(url: str, promised_s: float, spacing_s: float) -> Round:
+async def _round(url: str, target_s: float, spacing_s: float) -> Round:
     """The stream's gaps from the first prompt's arrival to the last one's first token."""
-    async with _stream(url, {"x-slo-tpot-ms": f"{1e3 * promised_s:.0f}"}) as (http, seen, began_s):
+    async with _stream(url, {"x-slo-tpot-ms": f"{1e3 * target_s:.0f}"}) as (http, seen, began_s):
         from_s = perf_counter()
 
         async def prompt(number: int) -> Seen:

@@ -1,7 +1,7 @@
 """Picks the replicas to which a gateway sends one request, in order. Pure.
 
 The list is what the router would do if every replica rejected the request: the first `maxHops` replicas of
-the pool's order, then the backup's replica once more. It is advice: each replica decides when the request
+the pool's order, then the backup's replica again. It is advice: each replica decides when the request
 reaches it, and the gateway tries the next endpoint when a replica rejects.
 """
 

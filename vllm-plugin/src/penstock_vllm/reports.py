@@ -209,7 +209,7 @@ class BoundaryRecorder:
         self.skipped = 0
 
     def knows(self, turns: int, steps: Iterable[UnderWay], now_s: float) -> bool:
-        """Return whether the last reported requests are still correct but for one token each per step.
+        """Return whether the last reported requests are still correct, apart from one token each per step.
 
         turns: the ledger's count. steps: in progress.
         """

@@ -2,7 +2,7 @@
 
 lightkube finds the server and its credentials (in a pod the service account's, otherwise a kubeconfig), and
 reads a rotated token again when the server refuses the old one. This module handles a rotated certificate
-authority: after a TLS failure it connects once more, with the files as they are now.
+authority: after a TLS failure it connects again, with the files as they are now.
 
 Every write is a server-side apply under the operator's field manager with strict validation, so the server
 rejects unknown fields instead of dropping them. If several operators share a Lease, `fence` is called when
