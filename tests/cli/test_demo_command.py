@@ -52,7 +52,7 @@ class Pools:
         self, options: LocalPoolOptions, sink: FileSink, drain_s: float, on_progress: Callable[..., None]
     ) -> AsyncIterator[Layout]:
         spec = load_pool(options.pool_file).spec
-        self.started.append((spec.scheduling.policy, spec.routing.order, options, drain_s))
+        self.started.append((spec.scheduling.policy, spec.routing_order, options, drain_s))
         on_progress(1, 2)
         sink.line("router", "up")
         yield Layout((), "http://127.0.0.1:1", "http://127.0.0.1:2", (), (), ())
@@ -78,7 +78,7 @@ def penstock(*flags: str) -> int:
 def test_the_same_trace_is_sent_to_two_pools_that_differ_in_policy_and_order(pools: Pools) -> None:
     assert penstock("--seed", "7") == 0
     orders = [(policy, order) for policy, order, *_ in pools.started]
-    assert orders == [("slos-serve", load_pool(POOL).spec.routing.order), ("vllm", "round-robin")]
+    assert orders == [("slos-serve", load_pool(POOL).spec.routing_order), ("vllm", "round-robin")]
     for _, _, options, drain_s in pools.started:
         assert (options.replicas, options.host, options.port, options.seed) == (2, "127.0.0.1", 0, 7)
         assert drain_s == 5.0

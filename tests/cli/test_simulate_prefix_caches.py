@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from penstock_cli.failure import Failure
 from penstock_cli.main import app
+from penstock_cli.simulate.fleet import SimulationOptions, fleet_of
 from penstock_core.timing.builtin_models import time_model
+from penstock_pool import load_pool
 from typer.testing import CliRunner
 
 POOL = """
@@ -57,6 +59,23 @@ def test_the_second_prompt_finds_what_it_shares_and_the_third_all_but_its_last_b
     words = simulated(files, "--prefix-caching", "--block-tokens", "64")
     assert "49.2 % of prompt tokens were found in prefix caches" in words
     assert json.loads(Path(files[2]).read_text())["cached_share"] == (320 + 624) / (3 * 640)
+
+
+@pytest.mark.parametrize(
+    ("caching", "routing", "order"),
+    [
+        (True, "", "best-fit"),
+        (False, "", "round-robin"),
+        (None, "", "round-robin"),
+        (True, "  routing: {order: prefix}\n", "prefix"),
+    ],
+)
+def test_a_pool_that_names_no_order_is_routed_by_what_its_engines_cache(
+    tmp_path: Path, caching: bool | None, routing: str, order: str
+) -> None:
+    pool = tmp_path / "pool.yaml"
+    pool.write_text(POOL + routing)
+    assert fleet_of(load_pool(pool), pool, SimulationOptions(prefix_caching=caching)).order == order
 
 
 def session(*lines: tuple[int, dict[str, object]]) -> str:

@@ -217,7 +217,7 @@ DIFFERENCES: dict[str, tuple[str, object, bool]] = {
         {"limits": {"no name": 1}},
         False,
     ),
-    "null is as good as absent there, where there is a default": ("spec/routing/order", None, False),
+    "null is as good as absent there, where there is a default": ("spec/routing/backup", None, False),
     "a whole number may be written with a point there": ("spec/routing/maxHops", 2.0, False),
     "time is counted in nanoseconds there": ("spec/tiers/0/slo/tpot", "0.1ns", True),
 }

@@ -59,6 +59,16 @@ def test_routers_read_their_part_as_it_was_written(read: Read, make_pool: Callab
     assert (application.name, application.tier, application.allow) == ("ide", "chat", ("batch",))
 
 
+@pytest.mark.parametrize(
+    ("args", "order"), [([], "best-fit"), (["--no-enable-prefix-caching"], "round-robin")]
+)
+def test_routers_get_the_order_that_the_engines_arguments_imply(
+    read: Read, args: list[str], order: str
+) -> None:
+    engine = {"type": "vllm", "args": args}
+    assert read("router", **{**SPEC, "engine": engine, "routing": {"maxHops": 2}}).spec.routing.order == order
+
+
 def test_replicas_that_take_http_know_what_requests_are_checked_by(
     read: Read, make_pool: Callable[..., Pool]
 ) -> None:

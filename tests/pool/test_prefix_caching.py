@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from penstock_pool.engine_spec import REPORTS_CACHED, EngineSpec, cache_arguments
+from penstock_pool.serving_pool import PoolSpec
 
 SWITCHED: list[tuple[dict[str, Any], bool, tuple[str, ...]]] = [
     ({"type": "vllm"}, True, ()),
@@ -31,3 +32,23 @@ def test_the_pool_says_it_or_the_type(
     assert spec.caches_prefixes is caches
     if spec.type == "vllm":
         assert cache_arguments(spec) == arguments
+
+
+@pytest.mark.parametrize(("engine", "caches", "_arguments"), SWITCHED)
+def test_a_pool_that_names_no_order_weighs_prefixes_where_the_engine_caches_them(
+    engine: dict[str, Any], caches: bool, _arguments: tuple[str, ...]
+) -> None:
+    assert pool_spec(engine, {}).routing_order == ("best-fit" if caches else "round-robin")
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_an_order_that_a_pool_names_stays(prefix_caching: bool) -> None:
+    engine = {"type": "vllm", "prefixCaching": prefix_caching}
+    assert pool_spec(engine, {"order": "least-loaded"}).routing_order == "least-loaded"
+
+
+def pool_spec(engine: dict[str, Any], routing: dict[str, Any]) -> PoolSpec:
+    tiers = [{"name": "chat", "slo": {"ttft": "800ms"}}]
+    return PoolSpec.model_validate(
+        {"model": {"name": "m"}, "engine": engine, "tiers": tiers, "routing": routing}
+    )

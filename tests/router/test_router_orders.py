@@ -171,3 +171,18 @@ async def test_equal_system_prompts_stay_together_where_replicas_tell_nothing() 
         for system in ("you are kind", "you are brief", "you are both"):
             asked = [await router.chat(**turn(system, f"question {number}")) for number in range(3)]
             assert len({reply.headers["x-penstock-replica"] for reply in asked}) == 1
+
+
+@pytest.mark.parametrize(("caching", "first"), [(True, {"r1"}), (False, {"r0", "r1"})])
+async def test_a_pool_of_engines_that_cache_asks_for_prefixes_though_it_names_no_order(
+    caching: bool, first: set[str]
+) -> None:
+    engine = {**PREFIX["engine"], "prefixCaching": caching}
+    long = "word " * 4000
+    r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
+    r0.snapshot = r1.snapshot = standing()
+    async with house(r0, r1, pool=pool_with(engine=engine, routing={"backup": "reject"})) as router:
+        r1.tell_cached(added=[key_of(long)], anew=True)
+        await until(lambda: len(router.replica_set.prefixes) == 1)
+        asked = [await router.chat(**turn(long, f"question {number}")) for number in range(4)]
+        assert {reply.headers["x-penstock-replica"] for reply in asked} == first

@@ -118,6 +118,11 @@ class PoolSpec(Spec):
         """Return the number of replicas before an autoscaler's first decision."""
         return max(self.replicas, self.autoscaling.min_replicas if self.autoscaling else 0)
 
+    @property
+    def routing_order(self) -> str:
+        """Return the name of the order in which replicas are tried."""
+        return self.routing.order_with(self.engine.caches_prefixes)
+
     @model_validator(mode="after")
     def _starts_within_the_bounds(self) -> Self:
         bounds = self.autoscaling

@@ -20,6 +20,12 @@ It is sent to its replica in one message of 64 MiB, with other fields.
 MOST_MOVES = 8
 """Upper limit of the replicas on which one answer is continued."""
 
+ORDER_WITH_CACHES = "best-fit"
+"""Order of a pool that names none and whose engines cache prefixes (`docs/adr/0045`)."""
+
+ORDER_WITHOUT_CACHES = "round-robin"
+"""Order of a pool that names none, else."""
+
 _TOO_LONG = f"is longer than one message between router and replica carries; at most {MOST_BODY_BYTES}"
 
 
@@ -81,10 +87,12 @@ class Scheduling(Spec):
 class Routing(Spec):
     """Which replica, and which next."""
 
-    order: OrderName = Field(
-        default="round-robin",
-        description="Order in which replicas are tried, by name.",
-        examples=["best-fit"],
+    order: OrderName | None = Field(
+        default=None,
+        description="Order in which replicas are tried, by name. Absent: `best-fit` where the engine caches "
+        "prefixes, by `engine.prefixCaching`, or by its default for the type and `engine.args`; else "
+        "`round-robin`.",
+        examples=["prefix"],
     )
     max_hops: Count = Field(default=3, description="Most replicas tried before the backup.", examples=[3])
     backup: Annotated[Literal["best-effort", "reject"], BeforeValidator(_no_offload)] = Field(
@@ -99,6 +107,12 @@ class Routing(Spec):
         "with an error event.",
         examples=[2],
     )
+
+    def order_with(self, caches_prefixes: bool) -> str:
+        """Return the order's name where engines have a prefix cache, or have none."""
+        if self.order is not None:
+            return self.order
+        return ORDER_WITH_CACHES if caches_prefixes else ORDER_WITHOUT_CACHES
 
 
 class RouterTls(Spec):

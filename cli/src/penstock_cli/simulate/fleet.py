@@ -33,7 +33,8 @@ def fleet_of(pool: Pool, file: Path, conditions: SimulationOptions) -> Fleet:
     _check(pool, file, conditions)
     spec = pool.spec
     engine, scheduling, routing = spec.engine, spec.scheduling, spec.routing
-    drafts, caching = engine.speculation, conditions.prefix_caching
+    drafts = engine.speculation
+    caching = engine.caches_prefixes if conditions.prefix_caching is None else conditions.prefix_caching
     return Fleet(
         policy=scheduling.policy,
         model=time_model(engine.time_model),
@@ -49,11 +50,11 @@ def fleet_of(pool: Pool, file: Path, conditions: SimulationOptions) -> Fleet:
         max_waiting=scheduling.max_waiting,
         max_model_len=engine.max_model_len,
         speculation=None if drafts is None else Speculation(drafts.max_tokens, drafts.acceptance),
-        order=routing.order,
+        order=routing.order_with(caching),
         max_hops=routing.max_hops,
         backup=Backup(routing.backup),
         routers=spec.router.replicas,
-        prefix_caching=engine.caches_prefixes if caching is None else caching,
+        prefix_caching=caching,
     )
 
 
