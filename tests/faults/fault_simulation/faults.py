@@ -8,17 +8,25 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
 
+from fault_simulation.grpc_calls import Call
 from fault_simulation.hosts import Host, Severable
 from fault_simulation.processes import RouterProcess, address_of, sidecar_of
 from fault_simulation.world import World
 from penstock_routing.discovery.endpoints import Condition
 from penstock_runtime.serving import FINAL_WRITE_S
+from penstock_sidecar.replica.replica import Replica
 
 MOST_TURNS = 12
 """Turns of the loop that a fault may wait for beyond its time."""
 
 MOST_JUMP_S = 60.0
 """Longest jump of a clock."""
+
+READ_EACH_S = 0.05
+"""A slow reader reads no more often than this."""
+
+EVICT_EACH_S = 0.02
+"""Between two bursts of evictions there is this at least."""
 
 Fault = Callable[[World, Random, str, float], Awaitable[None]]
 """Happens to a replica, or to a router or picker, and is over after so many seconds."""
@@ -142,8 +150,12 @@ async def _drain(world: World, random: Random, replica: str, lasts_s: float) -> 
         draining = sidecar.host.spawn(sidecar.replica.drain(random.choice((None, lasts_s))))
         await asyncio.sleep(lasts_s)
         if sidecar.host.alive:
-            sidecar.host.context.copy().run(sidecar.replica.resume)
-            await asyncio.wait({draining})
+            await asyncio.wait({draining, sidecar.host.spawn(_resume(sidecar.replica))})
+
+
+async def _resume(replica: Replica) -> None:
+    """As a task, which a process that is stopped begins after the drain that it was asked for before."""
+    replica.resume()
 
 
 async def _replace(world: World, random: Random, replica: str, lasts_s: float) -> None:
@@ -168,6 +180,37 @@ async def _withdraw(world: World, random: Random, replica: str, lasts_s: float) 
     await asyncio.sleep(lasts_s)
     if replica in world.replicas:
         world.cluster.publish(replica, sidecar_of(replica))
+
+
+async def _read_slowly(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    """One end of a session reads now and then only: a router's, or the sidecar's."""
+    sidecar, _ = world.hosts_of(replica)
+    sessions = [each for each in sidecar.connections if isinstance(each, Call) and each.server is sidecar]
+    if not sessions:
+        return
+    call, of_router = random.choice(sessions), random.random() < 0.7
+    until_s = asyncio.get_running_loop().time() + lasts_s
+    while (left_s := until_s - asyncio.get_running_loop().time()) > 0:
+        call.pause_reading(of_router=of_router, paused=True)
+        await asyncio.sleep(random.random() * left_s + READ_EACH_S)
+        call.pause_reading(of_router=of_router, paused=False)
+        await asyncio.sleep(0)
+
+
+async def _evict(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    """Free blocks are taken for something else, in bursts: what they had cached is evicted."""
+    until_s = asyncio.get_running_loop().time() + lasts_s
+    while True:
+        engine = world.engines.get(replica)
+        cached = None if engine is None else engine.loop.state.cached
+        if cached is None:
+            return
+        pool = cached.cache.pool
+        pool.release(pool.take(random.randint(0, pool.free_blocks)))
+        left_s = until_s - asyncio.get_running_loop().time()
+        if left_s <= 0:
+            return
+        await asyncio.sleep(random.random() * left_s + EVICT_EACH_S)
 
 
 async def _empty_cache(world: World, random: Random, replica: str, lasts_s: float) -> None:
@@ -251,6 +294,8 @@ OF_REPLICAS: dict[str, Fault] = {
     "replica replaced": _replace,
     "endpoint not ready": _not_ready,
     "endpoint gone": _withdraw,
+    "session read slowly": _read_slowly,
+    "cache evicted": _evict,
     "cache emptied": _empty_cache,
 }
 OF_FRONTS: dict[str, Fault] = {
@@ -264,7 +309,7 @@ OF_REDIS = {
     "redis stopped": _stop_redis,
     "redis cut off": _partition_redis,
 }
-HARMLESS = frozenset({"cache emptied"})
+HARMLESS = frozenset({"cache emptied", "cache evicted"})
 """Faults after which promises hold."""
 
 KINDS = (*OF_FRONTS, *OF_REDIS, *[kind for kind in OF_REPLICAS] * 3)

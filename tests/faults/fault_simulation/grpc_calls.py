@@ -15,7 +15,6 @@ import grpc
 from fault_simulation.hosts import HOST, Host
 from fault_simulation.network import SILENT_S, Network, Pipe
 
-WINDOW_BYTES = 64 << 10
 UNKNOWN_FIELD = b"\xfa\x7f\x03new"
 """Field 2047, a string: what a later version sends."""
 
@@ -135,6 +134,7 @@ class Stream:
 
     def __init__(self, network: Network, source: Host, sink: Host, ended: Callable[[], None]) -> None:
         self.pipe = Pipe(network, source, sink, self._take, self._drained)
+        self._window_bytes = network.weather.window_bytes
         self._received: deque[Any] = deque()
         self._received_bytes = 0
         self._reader: asyncio.Future[None] | None = None
@@ -146,7 +146,7 @@ class Stream:
         """Send a message once the window has room."""
         await self._writable.wait()
         self.pipe.put(data, len(data))
-        if self.pipe.held + self._received_bytes > WINDOW_BYTES:
+        if self.pipe.held + self._received_bytes > self._window_bytes:
             self._writable.clear()
             await self._writable.wait()
 
@@ -181,7 +181,7 @@ class Stream:
             self._reader.set_result(None)
 
     def _drained(self) -> None:
-        if self.pipe.held + self._received_bytes <= WINDOW_BYTES:
+        if self.pipe.held + self._received_bytes <= self._window_bytes:
             self._writable.set()
 
 
@@ -263,6 +263,12 @@ class Call:
             self._down.break_off(None)
             self._up.end(None)
         return True
+
+    def pause_reading(self, *, of_router: bool, paused: bool) -> None:
+        """Let the client, which is the router, or else the server take what comes, or not."""
+        stream = self._down if of_router else self._up
+        if stream is not None:
+            stream.pipe.pause(paused)
 
     def sever(self, *, silent: bool = False) -> None:
         """Break it for both ends."""

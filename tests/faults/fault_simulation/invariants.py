@@ -3,7 +3,7 @@ docs/invariants.md.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -52,7 +52,7 @@ def broken_service(answer: Answer, well: list[str], pool: Pool) -> Iterator[str]
     if not answer.whole or (answer.status == 200 and not error_of(answer)):
         return
     message = str(error_of(answer).get("message"))
-    if error_of(answer).get("code") == "rate_limit_exceeded":
+    if error_of(answer).get("code") in ("rate_limit_exceeded", "router_full"):
         return
     most = settings_of(pool).max_moves
     spent = f"has been moved {most} times" in message or "replicas were lost" in message
@@ -121,6 +121,36 @@ def broken_limits(fronts: Iterable[Front], most: int) -> Iterator[str]:
     limits = [front.limits for front in fronts if isinstance(front, RouterProcess)]
     if (open := sum(use.open for each in limits if each is not None for use in each._uses.values())) > most:
         yield f"12 {open} requests of an application at once, of {most}"
+
+
+def broken_minute(answers: Iterable[Answer], most: int) -> Iterator[str]:
+    """Yield where more requests than these of a minute were let in."""
+    served = [answer for answer in answers if answer.status not in (0, 429)]
+    if len(served) > most:
+        yield f"12 {len(served)} requests of an application in a minute, of {most}"
+
+
+def broken_caches(
+    fronts: Iterable[Front], sidecars: Mapping[str, SidecarProcess], engines: Mapping[str, EngineProcess]
+) -> Iterator[str]:
+    """Yield where, at rest, somebody takes for cached what is not."""
+    for front in fronts:
+        for link in front.replica_set.links:
+            sidecar = sidecars.get(link.name)
+            if sidecar is not None:
+                reported = set(sidecar.replica._mirror.prefixes.reported._prompts)
+                if differing := len(link.cached._keys ^ reported):
+                    yield f"13 {front.host.name} and {link.name} differ in {differing} cached prefixes"
+    for name, sidecar in sidecars.items():
+        index, cached = sidecar.replica._mirror.prefixes, engines[name].loop.state.cached
+        if not index.used or cached is None:
+            continue
+        for id, known in index._known.items():
+            served = cached.served._served.get(id)
+            blocks = 0 if served is None else len(cached.cache.pool.find(served.keys))
+            counted, tokens = known.cached_tokens, blocks * cached.cache.block_tokens
+            if counted > tokens:
+                yield f"13 {sidecar.host.name} counts {counted} cached tokens of {id}, and there are {tokens}"
 
 
 def error_of(answer: Answer) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Weather:
     cut_share: of writes that arrive in two pieces.
     lost, doubled, late, torn: shares of datagrams.
     kernel_bytes: what a connection takes while its other end does not read: the buffers of both kernels.
+    window_bytes: what a stream of a gRPC call takes meanwhile.
     """
 
     delay_s: float = 0.0005
@@ -54,6 +55,7 @@ class Weather:
     late: float = 0.0
     torn: float = 0.0
     kernel_bytes: int = 64 << 10
+    window_bytes: int = 64 << 10
 
 
 class Network:

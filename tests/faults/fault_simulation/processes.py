@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -201,11 +201,14 @@ def start_engine(network: Network, host: Host, replica: str, pool: Pool, *, as_p
     return engine
 
 
-def start_sidecar(network: Network, host: Host, replica: str, pool: Pool, *, skew: int = 0) -> SidecarProcess:
-    """Start a replica's sidecar."""
+def start_sidecar(
+    network: Network, host: Host, replica: str, pool: Pool, *, outbox_bytes: int, skew: int = 0
+) -> SidecarProcess:
+    """Start a replica's sidecar. outbox_bytes: that it holds for a router that reads slowly."""
 
     def assemble() -> tuple[SidecarProcess, Any]:
-        bounds, metrics = bounds_of(pool), Metrics(CollectorRegistry())
+        bounds = replace(bounds_of(pool), outbox_bytes=outbox_bytes)
+        metrics = Metrics(CollectorRegistry())
         client = EngineClient(f"http://{engine_of(replica)}", bounds, pool.spec.model.name, "")
         facts = named(pool)
         learned, serves = Learned(facts.model), serving_of(pool)

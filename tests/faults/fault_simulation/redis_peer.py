@@ -1,7 +1,7 @@
 """A Redis of a few commands: publish, subscribe, and the script of applications' limits for one of them.
 
-The script (`shared_limits.lua`) is read as what it decides about requests at once: the requests that each
-router has reported, until they expire, and those that it has let in since.
+The script (`shared_limits.lua`) is read as what it decides about requests: those at once, which are what each
+router has reported, until that expires, and what it has let in since; and those of the last minute.
 """
 
 import asyncio
@@ -13,30 +13,42 @@ from fault_simulation.hosts import Host
 from fault_simulation.network import Network
 
 REDIS = "redis:6379"
+MINUTE_MS = 60_000
 
 
 @dataclass(slots=True)
 class RedisProcess:
-    """A Redis. open: requests under way, and until when that is believed, by router."""
+    """A Redis.
+
+    open: requests under way, and until when that is believed, by router.
+    let_in_ms: when each request was let in.
+    """
 
     host: Host
     subscribers: "dict[RedisConnection, bytes]" = field(default_factory=dict)
     open: dict[bytes, tuple[int, float]] = field(default_factory=dict)
+    let_in_ms: list[float] = field(default_factory=list)
 
     def decide(self, arguments: list[bytes], now_ms: float) -> list[int]:
         """Return what the script does: see there."""
-        router, (open, lease_ms, most) = arguments[0], map(int, arguments[1:4])
+        router, (open, lease_ms, most, most_in_minute) = arguments[0], map(int, arguments[1:5])
         asked = arguments[8 + 2 * int(arguments[7]) :]
         elsewhere = sum(
             count for name, (count, until_ms) in self.open.items() if name != router and until_ms > now_ms
         )
+        in_minute = sum(at_ms > now_ms - MINUTE_MS for at_ms in self.let_in_ms)
         verdicts: list[int] = []
         for _ in asked:
-            full = elsewhere + open >= most >= 0
-            open += not full
-            verdicts += [1, 1000] if full else [0, 0]
+            if elsewhere + open >= most >= 0:
+                verdicts += [1, 1000]
+            elif in_minute >= most_in_minute >= 0:
+                verdicts += [2, 1000]
+            else:
+                open, in_minute = open + 1, in_minute + 1
+                self.let_in_ms.append(now_ms)
+                verdicts += [0, 0]
         self.open[router] = open, now_ms + lease_ms
-        return [int(now_ms / 1000), 0, 0, 0, 0, *verdicts]
+        return [int(now_ms / 1000), in_minute, MINUTE_MS, 0, 0, *verdicts]
 
 
 def start_redis(network: Network, host: Host) -> RedisProcess:

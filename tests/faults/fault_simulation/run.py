@@ -13,7 +13,9 @@ from fault_simulation.hosts import HOST, Host, follow_tasks
 from fault_simulation.invariants import (
     broken_answer,
     broken_bounds,
+    broken_caches,
     broken_limits,
+    broken_minute,
     broken_promise,
     broken_rest,
     broken_service,
@@ -110,7 +112,7 @@ async def _serve(world: World, answer: Answer, broken: list[str]) -> None:
     since_s = answer.ended_s - 1.0
     if world.gateway is not None:  # it asks the endpoints that it was told at first, and moves no stream
         since_s = answer.sent_s
-        if answer.status in (200, 502):
+        if answer.status in (200, 502) or world.scenario.tight:  # sidecars have the bound, and drop answers
             return
     broken += broken_service(answer, world.well(since_s), world.scenario.pool)
 
@@ -155,6 +157,9 @@ def _shares_well(world: World) -> bool:
 def _broken(world: World, answers: list[Answer]) -> Iterator[str]:
     yield from (f"8 {crash}" for crash in world.crashes)
     yield from (f"9 {line}" for line in world.unordered)
+    most = world.scenario.per_minute
+    if most is not None and _shares_well(world) and not world.spells:
+        yield from broken_minute(answers, most)
     for answer in answers:
         yield from broken_answer(answer, may_be_cut=_may_be_cut(world, answer))
         if _is_kept(world, answer):
@@ -162,8 +167,11 @@ def _broken(world: World, answers: list[Answer]) -> Iterator[str]:
 
 
 def _may_be_cut(world: World, answer: Answer) -> bool:
-    """Return whether an answer may have no end: its router was lost, or its client read too slowly."""
-    if not answer.sent_s:  # it could not connect
+    """Return whether an answer may have no end.
+
+    Its router was lost or held too many bytes, or its client could not connect or read too slowly.
+    """
+    if not answer.sent_s or world.scenario.tight:
         return True
     spells = world.spells_of(answer.plan.address, answer.sent_s, answer.ended_s)
     if any(spell.lost for spell in spells) or answer.plan.reads_after_s:
@@ -180,6 +188,7 @@ async def _left_at_rest(world: World) -> list[str]:
     while True:
         await asyncio.sleep(SETTLE_EACH_S)
         left = list(broken_rest(world.fronts.values(), world.sidecars.values(), world.engines.values()))
+        left += broken_caches(world.fronts.values(), world.sidecars, world.engines)
         if world.gateway is not None and world.gateway.connections:
             left.append(f"6 gateway: {len(world.gateway.connections)} connections at rest")
         if not left or asyncio.get_running_loop().time() >= give_up_s:

@@ -28,9 +28,12 @@ class Scenario:
         themselves.
     replicas, routers: how many at first. gateway: whether clients come through one beside a picker.
     shares: whether there is a Redis, through which routers share an application's limits and placements.
+    per_minute: most requests of the application in a minute, where that is limited.
+    tight: whether routers hold few bytes over all requests.
     busy: whether clients come in a burst, with long prompts, over a network without long delays.
     families: of prompts that begin alike.
     as_plugin: whether engines report as the plug-in in vLLM does.
+    outbox_bytes: that a sidecar holds for a router that reads its session slowly.
     skew: versions of the other side of each session: of sidecars and of routers, -1 earlier, 1 later.
     """
 
@@ -40,10 +43,13 @@ class Scenario:
     routers: int
     gateway: bool
     shares: bool
+    per_minute: int | None
+    tight: bool
     busy: bool
     families: int
     as_plugin: bool
     skew: tuple[int, int]
+    outbox_bytes: int
     weather: Weather
 
 
@@ -59,6 +65,8 @@ def scenario_of(random: Random) -> Scenario:
     gateway = random.random() < 0.2
     shares = not gateway and not busy and random.random() < 0.25
     stream_bytes = random.choice((2_048, 256 << 10, 256 << 10))
+    tight = not busy and random.random() < 0.15
+    per_minute = random.choice((None, None, 3, 6)) if shares else None
     common: dict[str, Any] = {
         "max_moves": max_moves,
         "kv_tokens": kv_tokens,
@@ -69,7 +77,9 @@ def scenario_of(random: Random) -> Scenario:
         "openai" if own_scheduling else "simulated",
         policy,
         stream_bytes=stream_bytes,
+        buffer_bytes=random.choice((1_536, 4_096)) if tight else 256 << 20,
         shares=shares,
+        per_minute=per_minute,
         **common,
     )
     return Scenario(
@@ -79,10 +89,13 @@ def scenario_of(random: Random) -> Scenario:
         routers=random.choice((1, 1, 2, 3)),
         gateway=gateway,
         shares=shares,
+        per_minute=per_minute,
+        tight=tight,
         busy=busy,
         families=random.choice((1, 2, 4)) if caching else 0,
         as_plugin=random.random() < 0.4,
         skew=(random.choice((0 if gateway else -1, 0, 0, 0, 1)), random.choice((-1, 0, 0, 0, 1))),
+        outbox_bytes=random.choice((64 << 10, 64 << 20)),
         weather=replace(_weather(random), slow_share=0.0) if busy else _weather(random),
     )
 
@@ -96,9 +109,13 @@ def _pool(
     caching: bool,
     direct: bool,
     stream_bytes: int = 256 << 10,
+    buffer_bytes: int = 256 << 20,
     shares: bool = False,
+    per_minute: int | None = None,
 ) -> Pool:
     limits = {"concurrentRequests": MOST_AT_ONCE}
+    if per_minute is not None:
+        limits["requestsPerMinute"] = per_minute
     tiers = {"tier": "chat", "allow": ["tight", "batch"]}
     application = {"name": "team", **tiers, "keys": {"file": "keys"}, "limits": limits}
     document = {
@@ -119,7 +136,7 @@ def _pool(
             "scheduling": {"policy": policy},
             "tiers": TIERS,
             "routing": {"backup": "best-effort", "maxMoves": max_moves},
-            "router": {"streamBufferBytes": stream_bytes},
+            "router": {"streamBufferBytes": stream_bytes, "bufferBytes": buffer_bytes},
             "applications": [application] if shares else [],
         },
     }
@@ -143,4 +160,5 @@ def _weather(random: Random) -> Weather:
         late=share(0.3),
         torn=share(0.1),
         kernel_bytes=random.choice((4 << 10, 64 << 10)),
+        window_bytes=random.choice((4 << 10, 64 << 10)),
     )

@@ -133,8 +133,15 @@ class World:
     def start_sidecar(self, replica: str) -> None:
         """Start a replica's sidecar, again where there was one, unless the replica is gone."""
         if replica in self.replicas:
-            host, skew = self._beside(f"{replica}-sidecar", replica), self.scenario.skew[0]
-            self.sidecars[replica] = start_sidecar(self.network, host, replica, self.scenario.pool, skew=skew)
+            host, scenario = self._beside(f"{replica}-sidecar", replica), self.scenario
+            self.sidecars[replica] = start_sidecar(
+                self.network,
+                host,
+                replica,
+                scenario.pool,
+                outbox_bytes=scenario.outbox_bytes,
+                skew=scenario.skew[0],
+            )
 
     def hosts_of(self, replica: str) -> tuple[Host, Host]:
         """Return the hosts of a replica's sidecar and engine."""
