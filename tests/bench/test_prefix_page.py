@@ -1,0 +1,106 @@
+"""What `bench/prefix.py` searches next, and what its pages say of the rows that there are."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from capacity_rows import Rows
+from penstock_cli.capacity.search import CapacityResult, RateProbe
+from penstock_cli.capacity.setting import PolicySetting
+from prefix import RESULTS, questions, start
+from prefix_cells import CELLS, CONTENDERS, OURS, Contender
+from prefix_page import RESEARCH, found_in, missing, ours_and_best_rival, rate, summary
+
+CELL, OTHER = CELLS[0], CELLS[1]
+BY_NAME = {contender.name: contender for contender in CONTENDERS}
+DYNAMO = BY_NAME["vllm, dynamo"]
+LMETRIC = BY_NAME["vllm, lmetric"]
+
+
+def row(contender: Contender, rule: int, low_rps: float, kept: float = 1.0) -> CapacityResult:
+    question = CELL.question(contender, contender.orders[rule])
+    setting = PolicySetting(512)
+    return CapacityResult(question, setting, low_rps, low_rps * 1.02, 1200, 120, 0, 0.03, kept, 1.1)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Rows:
+    return Rows(tmp_path / "prefix.json")
+
+
+def asked(rows: Rows, *, missing: bool) -> list[tuple[str, str]]:
+    options = argparse.Namespace(cell=[CELL.name], missing=missing)
+    return [(question.policy, question.conditions.order) for _, question in questions(options, rows)]
+
+
+def test_the_best_rule_of_a_contender_counts_and_the_number_searched_is_kept(rows: Rows) -> None:
+    rows.add(row(DYNAMO, 0, 0.5))
+    rows.add(row(DYNAMO, 2, 0.8))
+    (found,) = found_in(CELL, rows)
+    assert (found.contender, found.best.low_rps, found.searched) == (DYNAMO, 0.8, 2)
+    assert found_in(OTHER, rows) == []
+
+
+def test_the_best_rival_is_the_one_with_the_highest_capacity(rows: Rows) -> None:
+    for one in (row(BY_NAME[OURS], 0, 1.6), row(DYNAMO, 0, 0.8), row(LMETRIC, 0, 1.0)):
+        rows.add(one)
+    pair = ours_and_best_rival(found_in(CELL, rows))
+    assert pair is not None
+    assert (pair[0].low_rps, pair[1].contender) == (1.6, LMETRIC)
+
+
+def test_a_cell_without_a_rival_that_attains_anywhere_is_no_comparison(rows: Rows) -> None:
+    rows.add(row(BY_NAME[OURS], 0, 1.6))
+    rows.add(row(LMETRIC, 0, 0.0))
+    assert ours_and_best_rival(found_in(CELL, rows)) is None
+    assert summary(rows)[0] == "No cell was searched yet."
+
+
+def test_a_summary_has_the_ratio_and_the_share_of_cells(rows: Rows) -> None:
+    rows.add(row(BY_NAME[OURS], 0, 1.5, kept=0.9934))
+    rows.add(row(LMETRIC, 0, 1.0))
+    lines = summary(rows)
+    assert "| **1.50×** | 99.34 |" in lines[2]
+    mean = f"Geometric mean of 1 of {len(CELLS)} cells: 1.50×"
+    assert f"{mean}; fewest admitted requests that kept their SLO: 99.34 %." in lines
+
+
+def test_a_capacity_without_an_upper_end_is_marked() -> None:
+    found = row(LMETRIC, 0, 1.0)
+    assert (rate(found), rate(replace(found, high_rps=1.0))) == ("1", "≥ 1")
+
+
+def test_contenders_without_a_row_are_named(rows: Rows) -> None:
+    for contender in CONTENDERS:
+        if contender is not LMETRIC:
+            rows.add(row(contender, 0, 1.0))
+    assert f"- {CELL.title}: {LMETRIC.name}" in missing(rows)
+    assert f"- {OTHER.title}: all" in missing(rows)
+
+
+def test_a_search_with_a_row_of_this_code_is_not_made_again(rows: Rows) -> None:
+    every = asked(rows, missing=False)
+    rows.add(row(LMETRIC, 0, 1.0))
+    assert asked(rows, missing=False) == [each for each in every if each != ("vllm", "lmetric")]
+
+
+def test_rows_of_other_code_are_searched_last_or_left(
+    rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows.add(row(BY_NAME[OURS], 0, 1.6))
+    monkeypatch.setattr("capacity_rows.code_digest", lambda: "of other code")
+    later = Rows(tmp_path / "prefix.json")
+    assert asked(later, missing=False)[-1] == (OURS, "prefix")
+    assert (OURS, "prefix") not in asked(later, missing=True)
+
+
+def test_a_search_begins_where_another_rule_of_the_policy_ended(rows: Rows) -> None:
+    question = CELL.question(DYNAMO, DYNAMO.orders[0])
+    assert start(rows, CELL, question).rate_rps == CELL.start_rps
+    rows.add(row(LMETRIC, 0, 1.25))
+    assert start(rows, CELL, question) == RateProbe(PolicySetting(512), 1.25)
+
+
+def test_the_research_page_has_the_summary_of_the_rows() -> None:
+    assert "\n".join(summary(Rows(RESULTS / "prefix.json"))) in RESEARCH.read_text()
