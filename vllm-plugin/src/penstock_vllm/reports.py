@@ -58,7 +58,7 @@ class CacheReport(NamedTuple):
     """The prefix cache at a step boundary.
 
     resets: since the engine started. prompts: those that may have changed.
-    waiting: cached tokens of the first waiting requests, and how many of their blocks nobody holds.
+    waiting: cached tokens of the first waiting requests, and how many of their blocks no request holds.
     """
 
     resets: int

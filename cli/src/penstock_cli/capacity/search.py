@@ -72,7 +72,7 @@ class CapacityResult:
 
     low_rps: the highest rate found to attain; 0 where none did.
     high_rps: the lowest found not to.
-    requests, missed, promoted: at `low_rps`, in all samples together; promoted ones are None where nobody
+    requests, missed, promoted: at `low_rps`, in all samples together; promoted ones are None if none
         counted them.
     cached_share: of the prompt tokens of served requests, found in prefix caches; None without any.
     admitted_attainment: share of admitted requests that met every target. imbalance: tokens that the busiest

@@ -1,4 +1,4 @@
-"""Margin of admission, closed on the share of admitted requests that keep their SLO.
+"""Margin of admission, controlled by the share of admitted requests that meet their SLO.
 
 A correction learns how long iterations take (`correction`). Whether that is enough shows in one figure: of
 the requests that were admitted, how many kept their SLO. Where fewer do than `TARGET_SHARE`, admission plans
@@ -19,7 +19,7 @@ from math import isfinite
 from penstock_core.timing.time_model import TimeModel
 
 TARGET_SHARE = 0.98
-"""Share of admitted requests that should keep their SLO. On a steady machine 99 % and more do, where the
+"""Share of admitted requests that should meet their SLO. On a steady machine 99 % and more do, where the
 margin rests at 1 (`bench/pace.py`)."""
 
 WIDENING = 0.15

@@ -42,7 +42,7 @@ class Learned:
         self._margin = judged(self._margin, met, now_s)
 
     def admission_model(self, now_s: float) -> TimeModel:
-        """Return the time model to admit with: slower where too few admitted requests keep their SLO."""
+        """Return the time model to admit with: slower if too few admitted requests meet their SLO."""
         return widened(self.model, self._margin, now_s)
 
     def rest(self, seconds: float) -> None:

@@ -164,7 +164,7 @@ class EngineConnection(asyncio.Protocol):
             self._complete, self._keep_alive = True, self._parser.should_keep_alive()
 
     def _pass_on(self) -> None:
-        """Pass on what has come of the body, unless nobody waits for it any more."""
+        """Pass on the received part of the body, unless its reader has left."""
         pieces, waiter = self._pieces, self._waiter
         if not pieces or self._receive is None or waiter is None or waiter.done():
             return
