@@ -66,7 +66,7 @@ def test_routers_get_the_order_that_the_engines_arguments_imply(
     read: Read, args: list[str], order: str
 ) -> None:
     engine = {"type": "vllm", "args": args}
-    assert read("router", **{**SPEC, "engine": engine, "routing": {"maxHops": 2}}).spec.routing.order == order
+    assert read("router", **{**SPEC, "engine": engine, "routing": {"maxHops": 2}}).spec.routing_order == order
 
 
 def test_replicas_that_take_http_know_what_requests_are_checked_by(

@@ -183,7 +183,7 @@ def test_tracing_rolls_the_envoys_alone(want: Want, tracing: dict[str, Any]) -> 
         {"tiers": [{"name": "chat", "slo": {"ttft": "0.8s", "tpot": "0.05s", "judge": "mean"}}, BATCH]},
         {"scheduling": {"policy": "slos-serve", "maxRunning": 256}},
         {"defaultTier": "chat"},
-        {"routing": {"maxHops": 3, "order": "best-fit"}},
+        {"routing": {"maxHops": 3, "backup": "best-effort"}},
         {"engine": {"speculation": {"maxTokens": 4}, "blockTokens": 16}},
     ],
     ids=["units", "defaults", "the first tier", "routing", "engine"],

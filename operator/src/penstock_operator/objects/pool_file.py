@@ -102,7 +102,7 @@ ROUTER_READS: Reads = {
     ),
 }
 """Fields that a router reads unchanged; `autoscaling` and `applications` are rewritten for it, and
-`routing.order` is always written, because it may depend on arguments of the engine."""
+`routing.order` is written where it depends on arguments of the engine."""
 
 
 def replica_file(pool: Pool, http: bool) -> str:
@@ -111,12 +111,14 @@ def replica_file(pool: Pool, http: bool) -> str:
 
 
 def router_file(pool: Pool) -> str:
-    """Return the pool file of routers, with the order that the pool has, named or by its engine.
+    """Return the pool file of routers.
 
     Raises UnsupportedPool if API keys are in a file, which clusters lack.
     """
     document = _part(pool, ROUTER_READS)
-    document["spec"].setdefault("routing", {})["order"] = pool.spec.routing_order
+    engine = pool.spec.engine
+    if engine.caches_prefixes != engine.model_copy(update={"args": ()}).caches_prefixes:
+        document["spec"].setdefault("routing", {})["order"] = pool.spec.routing_order
     if pool.spec.autoscaling is not None:
         document["spec"]["autoscaling"] = _holding(pool)
     return write_document(document)
