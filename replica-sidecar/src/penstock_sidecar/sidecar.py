@@ -73,15 +73,8 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         tls = engine_tls(options)
         client = EngineClient(options.engine, bounds, pool.spec.model.name, options.engine_key, tls)
         engine = await stack.enter_async_context(client)
-        facts = await facts_of(
-            pool,
-            options.engine,
-            engine.probe,
-            stop,
-            _model_file(options),
-            api_key=options.engine_key,
-            tls=tls,
-        )
+        key, model_file = options.engine_key, _model_file(options)
+        facts = await facts_of(pool, options.engine, engine.probe, stop, model_file, api_key=key, tls=tls)
         if facts is None:
             return
         parts = _assembled(options, pool, facts, engine, metrics=metrics, bounds=bounds)
