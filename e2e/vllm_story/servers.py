@@ -126,10 +126,10 @@ class LocalPool:
         return self._child("penstock-sidecar", replica.name)
 
     def _child(self, *words: str) -> int:
-        """The process whose command has these words."""
+        """The process whose command has these words; a program's is its name without folders."""
         for process in children(self._process.pid):
             command = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
-            if set(words) <= set(command):
+            if set(words) <= {Path(word).name for word in command}:
                 return process
         raise AssertionError(f"{' '.join(words)} does not run")
 
