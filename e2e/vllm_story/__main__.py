@@ -21,6 +21,7 @@ from vllm_story.steps import (
     killing,
     long_prompts,
     overload,
+    prefixes,
     streams,
 )
 
@@ -43,6 +44,9 @@ STORY: Sequence[Step] = (
     ending.pool_stops,
     greedy.small_pool_is_up,
     greedy.same_tokens,
+    ending.pool_stops,
+    prefixes.pool_is_up,
+    prefixes.turns,
     ending.pool_stops,
 )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from vllm_story.servers import BATCH_TOKENS, COMMON, CONTEXT, MODEL, ROOMY, SLOTS
+from vllm_story.servers import BATCH_TOKENS, COMMON, CONTEXT, MODEL, PLAIN, ROOMY, SLOTS
 from vllm_story.world import World
 
 OWN_TARGETS = {"allowRequestTargets": True}
@@ -45,6 +45,18 @@ def small(world: World) -> Path:
     tiers = [{"name": "chat", "slo": {"ttft": "30s", "tpot": "2s"}}, {"name": "batch", "bestEffort": True}]
     spec = {"tiers": tiers, "scheduling": {"maxRunning": 8, "maxBatchTokens": 512}}
     return _write(world.file("pool-small.yaml"), engine, spec)
+
+
+def caching(world: World) -> Path:
+    """Engines with prefix caches, asked in the order of what they have cached. No turn misses its target."""
+    engine = {"timeModel": "measured.json", "maxModelLen": CONTEXT, "args": [*PLAIN, *ROOMY]}
+    tiers = [{"name": "chat", "slo": {"ttft": "30s", "tpot": "2s"}}]
+    spec = {
+        "tiers": tiers,
+        "scheduling": {"maxRunning": SLOTS, "maxBatchTokens": BATCH_TOKENS},
+        "routing": {"order": "prefix"},
+    }
+    return _write(world.file("pool-caching.yaml"), engine | {"prefixCaching": True}, spec)
 
 
 def ms(seconds: float) -> str:

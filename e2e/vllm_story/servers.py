@@ -26,14 +26,15 @@ START_S = 600.0
 STOP_S = 60.0
 
 MODEL = "tiny"
-COMMON: Sequence[str] = (
+PLAIN: Sequence[str] = (
     "--enforce-eager",
-    "--no-enable-prefix-caching",
     "--disable-uvicorn-access-log",
     *("--distributed-executor-backend", "uni"),
     *("--dtype", "float32"),
 )
 """Flags of every vLLM here. float32: see `greedy.py`."""
+COMMON: Sequence[str] = ("--no-enable-prefix-caching", *PLAIN)
+"""Those of engines without a prefix cache, so that the same prompts take the same work again."""
 ROOMY = ("--num-gpu-blocks-override", "512")
 """KV blocks, of 128 tokens: more than any load here takes."""
 CONTEXT, SLOTS, BATCH_TOKENS = 4096, 16, 2048
