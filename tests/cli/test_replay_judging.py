@@ -85,7 +85,7 @@ def test_a_slowdown_is_of_the_prompts_idle_prefill() -> None:
 
 
 def test_a_slowdown_without_a_time_model_cannot_be_judged() -> None:
-    with pytest.raises(ValueError, match="tier chat has a slowdown, and no time model"):
+    with pytest.raises(ValueError, match="tier chat has a slowdown, which needs a time model"):
         TierSlos({"chat": Slo(ttft_slowdown=5.0)}, "chat").targets("chat", 190)
 
 

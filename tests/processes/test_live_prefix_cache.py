@@ -27,7 +27,7 @@ prompt is cached is nearly two early, whatever else the machine does."""
 
 @pytest.fixture(scope="module")
 def caching(open_module_pool: OpenPool) -> LivePool:
-    return open_module_pool(tiers=TIERS, engine=ENGINE)
+    return open_module_pool(tiers=TIERS, engine=ENGINE, routing={"order": "prefix"})
 
 
 def ask(pool: LivePool, tier: str, *contents: str) -> tuple[str, Any]:
@@ -77,6 +77,7 @@ def test_turns_find_their_prefix_among_three_replicas_by_two_routers(
 
 def test_a_turn_is_admitted_for_what_is_cached_of_it(caching: LivePool) -> None:
     assert ask(caching, "batch", LONG)[0] == "best-effort"
+    until(partial(knows, caching, "main", 1), "the sidecar has passed on that the prompt is cached")
     verdict, usage = ask(caching, "chat", LONG, "and now?")
     assert (verdict, usage.prompt_tokens_details.cached_tokens) == ("admitted", 16000)
     assert ask(caching, "chat", "another " + LONG)[0] == "best-effort"
