@@ -335,7 +335,9 @@ async def test_the_engine_s_key_goes_along() -> None:
         access = EngineAccess(router.replica_set, "secret")
         link = router.replica_set.links[0]
         assert access.reaches(link) and link.engine_endpoint is not None
-        async with access.engine(link.engine_endpoint).post("/v1/completions", b"{}", "r") as answer:
+        async with access.engine(link.engine_endpoint, tls=False).post(
+            "/v1/completions", b"{}", "r"
+        ) as answer:
             assert answer.status == 200
         assert engine.exchanges[0].headers["authorization"] == "Bearer secret"
         access.close()
@@ -356,10 +358,10 @@ async def test_an_engine_under_tls_is_reached_only_by_a_router_that_can_verify_i
 async def test_engines_of_replicas_that_are_gone_are_forgotten() -> None:
     async with pool() as (router, _, _):
         access = EngineAccess(router.replica_set, "")
-        gone = access.engine("10.0.0.1:8000")
-        assert access.engine("10.0.0.1:8000") is gone
-        access.engine(router.replica_set.links[0].engine_endpoint or "")
-        assert access.engine("10.0.0.1:8000") is not gone
+        gone = access.engine("10.0.0.1:8000", tls=False)
+        assert access.engine("10.0.0.1:8000", tls=False) is gone
+        access.engine(router.replica_set.links[0].engine_endpoint or "", tls=False)
+        assert access.engine("10.0.0.1:8000", tls=False) is not gone
 
 
 @pytest.mark.parametrize(

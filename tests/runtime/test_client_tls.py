@@ -1,4 +1,4 @@
-"""Connections to an engine that serves TLS: whom they trust, what they show, and renewed files."""
+"""Connections to an engine that serves TLS: trusted authorities, client certificates and renewed files."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

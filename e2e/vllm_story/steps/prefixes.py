@@ -5,23 +5,23 @@ their replica by what that one reports as cached.
 """
 
 import asyncio
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import openai
 from story.waiting import until
 
 from vllm_story import pools
 from vllm_story.figures import total
-from vllm_story.servers import MODEL, START_S, LocalPool
+from vllm_story.servers import MODEL, START_S, LocalPool, Router
 from vllm_story.steps.beginning import start
 from vllm_story.world import World
 
 SESSIONS, TURNS = 6, 4
 ANSWER_TOKENS = 16
-THINK_S = 1.0
-"""Between an answer and the next turn: longer than a report of what is cached takes to the router."""
 COUNTS = ("planned", "found", "missing")
 """Of `penstock_replica_cached_tokens_…_total`."""
+PREFIXES = "penstock_router_cached_prefixes"
 
 
 class Turn(NamedTuple):
@@ -39,7 +39,7 @@ def pool_is_up(world: World) -> str:
 
 def turns(world: World) -> str:
     """Turns of a chat find their prefix: clients and sidecars count the same cached tokens"""
-    sessions = asyncio.run(_sessions(f"{world.up.router.url}/v1"))
+    sessions = asyncio.run(_sessions(world.up.router))
     later = [turn for session in sessions for turn in session[1:]]
     cached = sum(turn.cached_tokens for session in sessions for turn in session)
     until(lambda: _counted(world)["found"] == cached, f"sidecars have found {cached} cached tokens")
@@ -58,7 +58,7 @@ def turns(world: World) -> str:
 
 
 def _counted(world: World) -> dict[str, float]:
-    """The tokens that both sidecars have counted, by kind."""
+    """The tokens that all sidecars have counted, by kind."""
     return {
         kind: sum(
             total(replica.metrics, f"penstock_replica_cached_tokens_{kind}_total")
@@ -68,29 +68,36 @@ def _counted(world: World) -> dict[str, float]:
     }
 
 
-async def _sessions(url: str) -> list[list[Turn]]:
+async def _sessions(router: Router) -> list[list[Turn]]:
+    """The turns of each session; the next ones begin once the router knows what is cached of the last."""
+    chats: list[list[Any]] = [[] for _ in range(SESSIONS)]
+    seen: list[list[Turn]] = [[] for _ in range(SESSIONS)]
+    url = f"{router.url}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=START_S) as client:
-        return await asyncio.gather(*(_session(client, number) for number in range(SESSIONS)))
-
-
-async def _session(client: openai.AsyncOpenAI, number: int) -> list[Turn]:
-    """One chat, turn after turn."""
-    messages: list[dict[str, str]] = []
-    seen: list[Turn] = []
-    for turn in range(TURNS):
-        text = f"session {number}, turn {turn}: " + f"{number} times {turn} " * 30
-        messages.append({"role": "user", "content": text})
-        raw = await client.chat.completions.with_raw_response.create(
-            model=MODEL,
-            messages=messages,  # type: ignore[arg-type]
-            max_tokens=ANSWER_TOKENS,
-            temperature=0,
-        )
-        answer = raw.parse()
-        assert answer.usage is not None
-        details = answer.usage.prompt_tokens_details
-        cached = 0 if details is None else details.cached_tokens or 0
-        seen.append(Turn(raw.headers["x-penstock-replica"], answer.usage.prompt_tokens, cached))
-        messages.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
-        await asyncio.sleep(THINK_S)
+        for turn in range(TURNS):
+            known = total(router.admin_url, PREFIXES)
+            found = await asyncio.gather(*(_turn(client, n, turn, chat) for n, chat in enumerate(chats)))
+            for session, one in zip(seen, found, strict=True):
+                session.append(one)
+            knows = partial(_knows, router, known + SESSIONS)
+            await asyncio.to_thread(until, knows, f"the router knows the prompts of turn {turn}")
     return seen
+
+
+def _knows(router: Router, prefixes: float) -> bool:
+    return total(router.admin_url, PREFIXES) >= prefixes
+
+
+async def _turn(client: openai.AsyncOpenAI, session: int, turn: int, messages: list[Any]) -> Turn:
+    """One turn of a chat, whose messages grow by it."""
+    text = f"session {session}, turn {turn}: " + f"{session} times {turn} " * 30
+    messages.append({"role": "user", "content": text})
+    raw = await client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=messages, max_tokens=ANSWER_TOKENS, temperature=0
+    )
+    answer = raw.parse()
+    assert answer.usage is not None
+    details = answer.usage.prompt_tokens_details
+    cached = 0 if details is None else details.cached_tokens or 0
+    messages.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
+    return Turn(raw.headers["x-penstock-replica"], answer.usage.prompt_tokens, cached)

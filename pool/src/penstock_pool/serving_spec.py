@@ -24,7 +24,7 @@ ORDER_WITH_CACHES = "best-fit"
 """Order of a pool that names none and whose engines cache prefixes (`docs/adr/0045`)."""
 
 ORDER_WITHOUT_CACHES = "round-robin"
-"""Order of a pool that names none, else."""
+"""Order of a pool that names none and whose engines have no prefix cache."""
 
 _TOO_LONG = f"is longer than one message between router and replica carries; at most {MOST_BODY_BYTES}"
 

@@ -491,7 +491,7 @@ class Output(_message.Message):
     data: _builtins.bytes
     """ready to be written to the client"""
     tokens: _builtins.int
-    """tokens in it; 0 if the engine did not report it"""
+    """tokens in it; 0 if the engine did not report their number"""
     def __init__(
         self,
         *,
@@ -526,7 +526,7 @@ class Finished(_message.Message):
     thinking_tokens: _builtins.int
     """of the completion's, before the answer proper; 0 where none is known of"""
     cached_tokens: _builtins.int
-    """of the prompt's, taken from the engine's prefix cache; 0 if it does not report it"""
+    """of the prompt's, taken from the engine's prefix cache; 0 if it does not report them"""
     @_builtins.property
     def token_gaps_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of an answer that is not streamed: when its tokens came out of the engine, in microseconds. The first is from

@@ -79,7 +79,7 @@ class ReplicaServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """The text of some tokens, by the engine. UNAVAILABLE if it does not report it.
+        """The engine's text of some tokens. UNAVAILABLE if the engine does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ class ReplicaStub:
     Describe: _aio.UnaryUnaryMultiCallable[_replica_pb2.DescribeRequest, _replica_pb2.DescribeReply]
     """What this replica is: asked after connecting, and again now and then, since the engine may change."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_replica_pb2.DetokenizeRequest, _replica_pb2.DetokenizeReply]
-    """The text of some tokens, by the engine. UNAVAILABLE if it does not report it."""
+    """The engine's text of some tokens. UNAVAILABLE if the engine does not answer."""
     Drain: _aio.UnaryUnaryMultiCallable[_replica_pb2.DrainRequest, _replica_pb2.DrainReply]
     """Admit nothing more and hand back what has not begun; answers when the rest has ended, the deadline has passed,
     or Resume was called. Taken from the replica's own machine only.
@@ -57,7 +57,7 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request: _replica_pb2.DetokenizeRequest,
         context: _aio.ServicerContext[_replica_pb2.DetokenizeRequest, _abc.Awaitable[_replica_pb2.DetokenizeReply]],
     ) -> _abc.Awaitable[_replica_pb2.DetokenizeReply]:
-        """The text of some tokens, by the engine. UNAVAILABLE if it does not report it."""
+        """The engine's text of some tokens. UNAVAILABLE if the engine does not answer."""
 
     @_abc_1.abstractmethod
     def Drain(

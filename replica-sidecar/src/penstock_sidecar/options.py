@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     flag(
         "--engine-tls-server-name",
         metavar="NAME",
-        help="whose certificate the engine shows; default: the host of --engine",
+        help="DNS name in the engine's certificate; default: the host of --engine",
     )
     flag("--telemetry", type=Path, metavar="PATH", help="Unix socket for the engine's step reports")
     flag("--metrics-port", type=port, metavar="PORT", help="serve /metrics, /health and /ready; 0 takes any")

@@ -5,6 +5,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -50,7 +51,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class Parts:
     """The parts of one replica, before it serves."""
 
     replica: Replica
@@ -77,7 +78,8 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         facts = await facts_of(pool, options.engine, engine.probe, stop, model_file, api_key=key, tls=tls)
         if facts is None:
             return
-        parts = _assembled(options, pool, facts, engine, metrics=metrics, bounds=bounds)
+        tickets = partial(tickets_of, pool, options)
+        parts = assembled(pool, facts, engine, tickets, metrics=metrics, bounds=bounds)
         replicas.append(parts.replica)
         ticks = [parts.replica.tick, *stack.enter_context(_receiving(options.telemetry, parts, metrics))]
         listener = http_listener(options.http)
@@ -120,10 +122,16 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         await stop_serving(parts.replica, http, drain_s)
 
 
-def _assembled(
-    options: Options, pool: Pool, facts: Facts, engine: EngineClient, *, metrics: Metrics, bounds: Bounds
-) -> _Parts:
-    """Return the parts of a replica, whose policy is warm. Raises StartError."""
+def assembled(
+    pool: Pool,
+    facts: Facts,
+    engine: EngineClient,
+    tickets: Callable[[ReplicaMirror], Tickets],
+    *,
+    metrics: Metrics,
+    bounds: Bounds,
+) -> Parts:
+    """Return the parts of a replica, whose policy is warm. Raises what `tickets` raises."""
     learned = Learned(facts.model)
     mirror, serves = mirror_of(pool, facts.kv, learned, bounds), serving_of(pool)
     warm_up(serves.policy, mirror.view(0.0, learned.model), serves.tiers.values())
@@ -137,32 +145,36 @@ def _assembled(
         metrics=metrics,
         bounds=bounds,
         gate=gate,
-        tickets=tickets_of(pool, options, mirror),
+        tickets=tickets(mirror),
         engine_lost=watch.suspect,
         serves_changed=health.set_serving,
     )
-    return _Parts(replica, mirror, learned, gate, watch, health)
+    return Parts(replica, mirror, learned, gate, watch, health)
 
 
 @contextlib.contextmanager
-def _receiving(path: Path | None, parts: _Parts, metrics: Metrics) -> Iterator[list[Callable[[], None]]]:
+def _receiving(path: Path | None, parts: Parts, metrics: Metrics) -> Iterator[list[Callable[[], None]]]:
     """Receive step reports within the block, if there is a socket. Yields what is to be called every tick."""
     if path is None:
         yield []
         return
-    replica = parts.replica
-    reports = StepReports(
+    reports = step_reports(parts, metrics, str(path))
+    telemetry = TelemetrySocket(path, reports.receive)
+    with contextlib.closing(telemetry):
+        yield [telemetry.renew, lambda: reports.check_silence(parts.replica.state.engine_ready)]
+
+
+def step_reports(parts: Parts, metrics: Metrics, source: str) -> StepReports:
+    """Return the receiver of the engine's step reports. source: for logs."""
+    return StepReports(
         parts.mirror,
         parts.learned,
         metrics,
-        replica.accepted.prompt_known,
-        str(path),
-        prefixes_changed=replica.report_prefixes,
-        applied=replica.reported,
+        parts.replica.accepted.prompt_known,
+        source,
+        prefixes_changed=parts.replica.report_prefixes,
+        applied=parts.replica.reported,
     )
-    telemetry = TelemetrySocket(path, reports.receive)
-    with contextlib.closing(telemetry):
-        yield [telemetry.renew, lambda: reports.check_silence(replica.state.engine_ready)]
 
 
 def _log_ready(

@@ -86,6 +86,6 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--engine-tls-server-name",
         metavar="NAME",
-        help="whose certificate engines show that serve TLS (default: that of --replica-tls-server-name)",
+        help="DNS name in the certificates of engines (default: that of --replica-tls-server-name)",
     )
     return parser

@@ -18,7 +18,7 @@ Contexts = Callable[[], ssl.SSLContext]
 def client_contexts(
     ca: Path, cert: Path | None = None, key: Path | None = None, server_name: str | None = None
 ) -> Contexts:
-    """Return what gives contexts for TLS 1.2 or later.
+    """Return a function that gives contexts for TLS 1.2 or later.
 
     ca: signs servers. cert, key: shown to servers that request a certificate.
     server_name: the name in servers' certificates; None for the host that is connected to.

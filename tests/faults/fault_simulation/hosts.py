@@ -21,7 +21,7 @@ ENDING_TURNS = 200
 """Turns of the loop within which the tasks of a killed host have ended."""
 
 CANCEL_EACH_TURNS = 20
-"""They are cancelled so often: whoever closes what it had open is let finish, or that is never closed."""
+"""Turns between two cancellations of them: one in each turn would interrupt tasks that close connections."""
 
 
 class Severable(Protocol):

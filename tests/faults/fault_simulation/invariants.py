@@ -124,7 +124,7 @@ def broken_limits(fronts: Iterable[Front], most: int) -> Iterator[str]:
 
 
 def broken_minute(answers: Iterable[Answer], most: int) -> Iterator[str]:
-    """Yield where more requests than these of a minute were let in."""
+    """Yield where more requests were accepted than the limit of a minute."""
     served = [answer for answer in answers if answer.status not in (0, 429)]
     if len(served) > most:
         yield f"12 {len(served)} requests of an application in a minute, of {most}"

@@ -8,6 +8,7 @@ import contextlib
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -42,17 +43,14 @@ from penstock_runtime.http_protocol import HttpBounds
 from penstock_runtime.serving import Server
 from penstock_sidecar.engine.client import EngineClient
 from penstock_sidecar.engine.facts import named
-from penstock_sidecar.engine.watch import EngineWatch
 from penstock_sidecar.http.http_serving import http_app
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.requests.faults import Faults
-from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.requests.tickets import Tickets
-from penstock_sidecar.service.health import Health
 from penstock_sidecar.service.replica_service import Identity, ReplicaService
-from penstock_sidecar.sidecar import background, bounds_of, gate_of, mirror_of, serving_of
+from penstock_sidecar.sidecar import assembled, background, bounds_of, step_reports
 from penstock_sidecar.telemetry.step_reports import StepReports
 from penstock_simulator.engine.drafter import Drafter
 from penstock_simulator.engine.engine_state import EngineState
@@ -210,34 +208,12 @@ def start_sidecar(
         bounds = replace(bounds_of(pool), outbox_bytes=outbox_bytes)
         metrics = Metrics(CollectorRegistry())
         client = EngineClient(f"http://{engine_of(replica)}", bounds, pool.spec.model.name, "")
-        facts = named(pool)
-        learned, serves = Learned(facts.model), serving_of(pool)
-        mirror = mirror_of(pool, facts.kv, learned, bounds)
-        gate = gate_of(serves, mirror, learned, bounds, metrics)
-        watch, health = EngineWatch(client.probe, heard_s=lambda: mirror.heard_s, bounds=bounds), Health()
-        served = Replica(
-            serves,
-            mirror,
-            learned,
-            client,
-            metrics=metrics,
-            bounds=bounds,
-            gate=gate,
-            tickets=_tickets(network, replica, pool, mirror),
-            engine_lost=watch.suspect,
-            serves_changed=health.set_serving,
-        )
+        tickets = partial(_tickets, network, replica, pool)
+        parts = assembled(pool, named(pool), client, tickets, metrics=metrics, bounds=bounds)
+        served = parts.replica
         ticks = [served.tick]
-        if gate is None:
-            reports = StepReports(
-                mirror,
-                learned,
-                metrics,
-                served.accepted.prompt_known,
-                "steps",
-                prefixes_changed=served.report_prefixes,
-                applied=served.reported,
-            )
+        if parts.gate is None:
+            reports = step_reports(parts, metrics, "steps")
             network.receive_datagrams(host, f"{replica}-steps", _receiver(reports))
             ticks.append(lambda: reports.check_silence(served.state.engine_ready))
         identity = Identity(
@@ -247,13 +223,15 @@ def start_sidecar(
             http_port=_port(http_of(replica)),
             engine_port=_port(directly_of(replica)) if pool.spec.engine.direct else 0,
         )
-        service = ReplicaService(identity, served, mirror, learned, metrics, detokenize=client.detokenize)
+        service = ReplicaService(
+            identity, served, parts.mirror, parts.learned, metrics, detokenize=client.detokenize
+        )
         network.listen(host, sidecar_of(replica), Servicer(service, FORMATS, skew=skew))
         app = http_app(
             replica,
             pool,
             served,
-            learned,
+            parts.learned,
             demand=Demand(pool.tiers()),
             registry=CollectorRegistry(),
             faults=Faults(metrics.faults),
@@ -261,7 +239,7 @@ def start_sidecar(
         http = Server(app, HttpBounds(), None)
         network.listen(host, http_of(replica), http.connection)
         beside = background(
-            watch, served, client, gate, bounds=bounds, ticks=ticks, faults=Faults(metrics.faults)
+            parts.watch, served, client, parts.gate, bounds=bounds, ticks=ticks, faults=Faults(metrics.faults)
         )
         return SidecarProcess(host, served, metrics, client, http), beside
 

@@ -1,7 +1,7 @@
 """A Redis of a few commands: publish, subscribe, and the script of applications' limits for one of them.
 
 The script (`shared_limits.lua`) is read as what it decides about requests: those at once, which are what each
-router has reported, until that expires, and what it has let in since; and those of the last minute.
+router has reported, until that expires, and what it has accepted since; and those of the last minute.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ class RedisProcess:
     """A Redis.
 
     open: requests under way, and until when that is believed, by router.
-    let_in_ms: when each request was let in.
+    accepted_ms: when each request was accepted.
     """
 
     host: Host
     subscribers: "dict[RedisConnection, bytes]" = field(default_factory=dict)
     open: dict[bytes, tuple[int, float]] = field(default_factory=dict)
-    let_in_ms: list[float] = field(default_factory=list)
+    accepted_ms: list[float] = field(default_factory=list)
 
     def decide(self, arguments: list[bytes], now_ms: float) -> list[int]:
         """Return what the script does: see there."""
@@ -36,7 +36,7 @@ class RedisProcess:
         elsewhere = sum(
             count for name, (count, until_ms) in self.open.items() if name != router and until_ms > now_ms
         )
-        in_minute = sum(at_ms > now_ms - MINUTE_MS for at_ms in self.let_in_ms)
+        in_minute = sum(at_ms > now_ms - MINUTE_MS for at_ms in self.accepted_ms)
         verdicts: list[int] = []
         for _ in asked:
             if elsewhere + open >= most >= 0:
@@ -45,7 +45,7 @@ class RedisProcess:
                 verdicts += [2, 1000]
             else:
                 open, in_minute = open + 1, in_minute + 1
-                self.let_in_ms.append(now_ms)
+                self.accepted_ms.append(now_ms)
                 verdicts += [0, 0]
         self.open[router] = open, now_ms + lease_ms
         return [int(now_ms / 1000), in_minute, MINUTE_MS, 0, 0, *verdicts]

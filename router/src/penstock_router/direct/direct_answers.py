@@ -100,7 +100,7 @@ class _Exchange:
     async def _exchange(self, endpoint: str) -> None:
         request = self._request
         body = body_with(request.body, self._upstream.engine_fields)
-        engine = self._access.engine(endpoint, self._link.engine_tls)
+        engine = self._access.engine(endpoint, tls=self._link.engine_tls)
         async with engine.post(PATHS[request.endpoint], body, request.id) as answer:
             if answer.status in CLOSED:
                 self._not_let_in(f"it answers {answer.status}")

@@ -44,7 +44,7 @@ class EngineAccess:
             return False
         return monotonic() >= self._again_s.get(endpoint, -inf)
 
-    def engine(self, endpoint: str, tls: bool = False) -> EngineHttp:
+    def engine(self, endpoint: str, *, tls: bool) -> EngineHttp:
         """Return the connections to an engine. tls: whether it serves TLS."""
         url = f"{'https' if tls else 'http'}://{endpoint}"
         engine = self._engines.get(url)

@@ -25,8 +25,8 @@ DUPLEX = "FULL_DUPLEX_STREAMED"
 def ext_proc(settings: EnvoySettings, answer_s: float = ANSWER_S, mode: str = DUPLEX) -> PickerFilter:
     """Return the filter. mode: how the picker gets the body.
 
-    answer_s: longest wait for the picker. While a body is streamed, pings that go unanswered for so long
-        report that it does not answer.
+    answer_s: longest wait for the picker. While a body is streamed, the picker fails if it
+        answers no ping for so long.
     """
     filter = extension(
         "envoy.filters.http.ext_proc",

@@ -26,7 +26,7 @@ Cost = Callable[[Job], float]
 
 
 class UsualCosts(NamedTuple):
-    """Return the mean cost of admitted requests; infinite if there are too few."""
+    """Mean costs of admitted requests; infinite if there are too few."""
 
     memory: float
     work: float
