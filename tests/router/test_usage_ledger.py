@@ -88,7 +88,8 @@ async def test_a_client_that_goes_away_makes_room() -> None:
     async with house(replica, **limited(concurrentRequests=1)) as router:
         body = {"model": MODEL, "messages": [], "stream": True}
         async with router.http.stream("POST", "/v1/chat/completions", json=body, headers=KEY) as reply:
-            await anext(reply.aiter_lines())
+            lines = reply.aiter_lines()  # held: collecting it would end the stream
+            await anext(lines)
             assert (await router.chat(KEY)).status_code == 429
         await router.counted("penstock_router_open_requests", 0)
         replica.script = answers

@@ -251,7 +251,8 @@ async def test_a_client_that_goes_away_frees_its_memory(real_time: RealTime, str
             request = http.build_request("POST", "/v1/completions", json=body)
             if stream:
                 reply = await http.send(request, stream=True)
-                await anext(reply.aiter_lines())
+                lines = reply.aiter_lines()  # held: collecting it would end the stream
+                await anext(lines)
                 assert engine.loop.state.running_count == 1
                 await reply.aclose()
             else:
