@@ -85,6 +85,7 @@ def test_engines_whose_answers_leave_the_pod_serve_tls_with_a_certificate_of_the
     folder = "/etc/penstock-tls"
     flags = [f"--ssl-certfile={folder}/engine.crt", f"--ssl-keyfile={folder}/engine.key"]
     assert {*flags, "--enable-ssl-refresh"} <= set(engine["args"])
+    assert {"name": "WATCHFILES_FORCE_POLLING", "value": "true"} in engine["env"]
     (mount,) = [mount for mount in engine["volumeMounts"] if mount["mountPath"] == folder]
     volumes = objects["StatefulSet/llama-replica"]["spec"]["template"]["spec"]["volumes"]
     (secret,) = [volume["secret"] for volume in volumes if volume["name"] == mount["name"]]
@@ -121,6 +122,7 @@ def test_other_engines_are_reached_in_the_clear(
     objects = want(engine=engine, settings=dataclasses.replace(settings, tls=tls))
     found = container_of(objects, *ENGINE)
     assert not any("ssl" in word for word in found["args"])
+    assert not any(variable["name"] == "WATCHFILES_FORCE_POLLING" for variable in found["env"])
     assert "scheme" not in found["livenessProbe"]["httpGet"]
     assert "--engine=http://127.0.0.1:8000" in container_of(objects, *SIDECAR)["args"]
     assert not any(

@@ -13,7 +13,7 @@ shared folder that PYTHONPATH names. `openai` gets its arguments and nothing els
 own image.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,6 +71,12 @@ MODEL_LOAD_S = 1800
 TLS_ENTRIES = ("engine.crt", "engine.key")
 """Entries of the TLS Secret that an engine needs."""
 
+TLS_ENVIRONMENT = {"WATCHFILES_FORCE_POLLING": "true"}
+"""With which vLLM's `--enable-ssl-refresh` takes up every renewal.
+
+By default its watch ends when the first version of a file is removed, as Kubernetes does at each renewal.
+"""
+
 ENGINE_TLS_MOUNT: Json = {"name": "engine-tls", "mountPath": TLS_FOLDER, "readOnly": True}
 
 SIMULATED_RESOURCES: Json = {"requests": {"cpu": "50m", "memory": "192Mi"}}
@@ -97,6 +103,7 @@ def _with_tls(context: RenderContext, made: EngineContainer) -> EngineContainer:
     """Return the engine with TLS. It requires no certificate of clients, because the kubelet has none."""
     engine = made.container
     engine["args"] = [*_TLS, *engine["args"]]
+    engine["env"] = [*engine.get("env", []), *_env(TLS_ENVIRONMENT)]
     engine["volumeMounts"] = [*engine["volumeMounts"], ENGINE_TLS_MOUNT]
     volume = tls_volume(tls_name(context.name), TLS_ENTRIES, ENGINE_TLS_MOUNT)
     return replace(made, volumes=(*made.volumes, volume))
@@ -167,7 +174,7 @@ def _vllm(context: RenderContext) -> EngineContainer:
         resources=resources(_with_gpus(spec), {}),
         lifecycle={"preStop": {"exec": {"command": ["sh", "-c", UNTIL_IT_LISTENS]}}},
     )
-    made.container["env"] += [{"name": "PYTHONPATH", "value": PLUGIN_FOLDER}, *_plugin_environment(context)]
+    made.container["env"] += _env({"PYTHONPATH": PLUGIN_FOLDER, **_plugin_environment(context)})
     made.container["volumeMounts"] += [{**plugin_mount, "readOnly": True}, TELEMETRY_MOUNT, CONFIG_MOUNT]
     return EngineContainer(made.container, (copy,), (*made.volumes, plugin))
 
@@ -190,7 +197,7 @@ def uses_gpus(container: Json) -> bool:
     return any(name.startswith(f"{vendor}/") and str(number) != "0" for name, number in limits.items())
 
 
-def _plugin_environment(context: RenderContext) -> list[Json]:
+def _plugin_environment(context: RenderContext) -> dict[str, str]:
     spec, scheduling = context.pool.spec.engine, context.pool.spec.scheduling
     variables = {
         "PENSTOCK_POLICY": scheduling.policy,
@@ -203,6 +210,10 @@ def _plugin_environment(context: RenderContext) -> list[Json]:
         variables["PENSTOCK_TICKETS"] = "required"
     if spec.speculation is not None:
         variables["PENSTOCK_ACCEPTANCE"] = f"{spec.speculation.acceptance:g}"
+    return variables
+
+
+def _env(variables: Mapping[str, str]) -> list[Json]:
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
@@ -233,7 +244,7 @@ def _others(context: RenderContext, image: str, **started: Any) -> EngineContain
         image,
         securityContext=ENGINE_SECURITY,
         restartPolicy="Always",
-        env=[{"name": name, "value": value} for name, value in _HOME.items()],
+        env=_env(_HOME),
         ports=[_PORT],
         startupProbe=probe("/health", ENGINE, period_s=5, failures=MODEL_LOAD_S // 5, tls=context.engine_tls),
         livenessProbe=_liveness(context),
