@@ -4,7 +4,9 @@ import asyncio
 import re
 from typing import NamedTuple
 
-from penstock_runtime.http_protocol import HttpBounds, HttpProtocol, ServerState
+from penstock_runtime.http_connection.bounds import HttpBounds
+from penstock_runtime.http_connection.protocol import HttpProtocol
+from penstock_runtime.http_connection.server_state import ServerState
 from penstock_runtime.http_request import App, HttpRequest
 
 

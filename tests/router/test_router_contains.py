@@ -12,7 +12,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_router.observability.access_log import AccessLog
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.response import answer
-from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.http_connection.bounds import HttpBounds
 from scripted.house import MODEL, House, house, pool_with, until
 from scripted.replica import DONE, Part, ScriptedReplica, chat_answer, chat_chunk
 

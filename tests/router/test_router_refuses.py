@@ -10,7 +10,7 @@ import pytest
 from openai import AuthenticationError, PermissionDeniedError
 from openai.types.chat import ChatCompletionUserMessageParam
 from penstock_pool import load_keys
-from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.http_connection.bounds import HttpBounds
 from scripted.house import MODEL, House, house, pool_with
 from scripted.replica import ScriptedReplica
 

@@ -10,7 +10,8 @@ import pytest
 from http_by_hand import Wire
 from loop_time import skip, turns
 from penstock_pool.serving_spec import RouterSpec
-from penstock_runtime.http_protocol import HttpBounds, HttpProtocol
+from penstock_runtime.http_connection.bounds import HttpBounds
+from penstock_runtime.http_connection.protocol import HttpProtocol
 from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import Server, listen, serving

@@ -13,7 +13,8 @@ import openai
 import pytest
 import uvloop
 from http_by_hand import Wire
-from penstock_runtime.http_protocol import HttpBounds, HttpProtocol
+from penstock_runtime.http_connection.bounds import HttpBounds
+from penstock_runtime.http_connection.protocol import HttpProtocol
 from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import Server, listen, serving

@@ -10,7 +10,7 @@ from http_by_hand import Wire, connected
 from hypothesis import given
 from hypothesis import strategies as st
 from loop_time import turns
-from penstock_runtime.http_protocol import MOST_UNANSWERED, HttpProtocol
+from penstock_runtime.http_connection.protocol import MOST_UNANSWERED, HttpProtocol
 from penstock_runtime.http_request import HttpRequest
 
 MANY_BYTES = 100_000

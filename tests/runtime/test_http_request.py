@@ -7,7 +7,8 @@ import orjson
 import pytest
 from http_by_hand import Wire, asked, connected, read, request_in_hand
 from loop_time import skip, turns
-from penstock_runtime.http_protocol import HttpBounds, HttpProtocol
+from penstock_runtime.http_connection.bounds import HttpBounds
+from penstock_runtime.http_connection.protocol import HttpProtocol
 from penstock_runtime.http_request import PIECE_BYTES, App, ClientGone, HttpRequest
 from penstock_runtime.openai_errors import ApiError
 

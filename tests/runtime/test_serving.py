@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import orjson
 import pytest
-from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.http_connection.bounds import HttpBounds
 from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import (

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 import uvloop
-from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.http_connection.bounds import HttpBounds
 from penstock_runtime.http_request import PIECE_BYTES, HttpRequest
 from penstock_runtime.serving import listen, serving
 from penstock_runtime.tls import server_context

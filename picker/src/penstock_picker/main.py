@@ -15,7 +15,7 @@ from penstock_routing import assembly
 from penstock_routing.front_process import Configuration, run_front, served_tls
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
-from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.http_connection.bounds import HttpBounds
 from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
 from penstock_runtime.serving import address_of, listen, serving
 

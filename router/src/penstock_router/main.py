@@ -16,7 +16,7 @@ from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
 from penstock_runtime.client_tls import Contexts, client_contexts
 from penstock_runtime.engine_key import engine_key
-from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.http_connection.bounds import HttpBounds
 from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
 from penstock_runtime.serving import StartError, address_of, is_loopback, listen, serving
 

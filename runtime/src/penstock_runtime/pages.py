@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.http_connection.bounds import HttpBounds
 from penstock_runtime.http_request import JSON, App, HttpRequest
 from penstock_runtime.openai_errors import ApiError
 

@@ -29,7 +29,9 @@ from typing import Any
 
 import uvloop
 
-from penstock_runtime.http_protocol import HttpBounds, HttpProtocol, ServerState
+from penstock_runtime.http_connection.bounds import HttpBounds
+from penstock_runtime.http_connection.protocol import HttpProtocol
+from penstock_runtime.http_connection.server_state import ServerState
 from penstock_runtime.http_request import App
 from penstock_runtime.tls_server import TlsServer
 

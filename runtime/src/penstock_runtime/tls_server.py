@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Sized
 from contextlib import suppress
 
-from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.http_connection.bounds import HttpBounds
 
 GOODBYE_S = 1.0
 """Seconds for a client to answer the end of TLS; then its connection is closed."""

@@ -39,7 +39,7 @@ from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.replicas.shared_placements import SharedPlacements
 from penstock_routing.settings import settings_of
-from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.http_connection.bounds import HttpBounds
 from penstock_runtime.serving import Server
 from penstock_sidecar.engine.client import EngineClient
 from penstock_sidecar.engine.facts import named

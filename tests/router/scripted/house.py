@@ -20,7 +20,7 @@ from penstock_routing.replicas.replica_link import LinkState, ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
 from penstock_runtime.grpc_options import CLIENT_OPTIONS
-from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.http_connection.bounds import HttpBounds
 from penstock_runtime.pages import PAGES_DRAIN_S
 from penstock_runtime.serving import address_of, listen, serving
 from scripted.replica import ScriptedReplica

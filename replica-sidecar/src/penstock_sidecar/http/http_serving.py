@@ -8,7 +8,7 @@ from penstock_pool import Pool
 from penstock_routing.demand import Demand
 from penstock_routing.request.byte_budget import ByteBudget
 from penstock_routing.settings import settings_of
-from penstock_runtime.http_protocol import HttpBounds
+from penstock_runtime.http_connection.bounds import HttpBounds
 from penstock_runtime.serving import Server, listen, serving
 from penstock_runtime.tls import server_context
 from prometheus_client import CollectorRegistry
