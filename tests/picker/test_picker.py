@@ -263,7 +263,8 @@ async def test_a_gateways_subset_bounds_the_choice(allowed: set[str]) -> None:
 async def test_a_replica_without_an_http_side_is_no_endpoint() -> None:
     r0, r1 = replicas()
     async with picker_of((r0, r1)) as picker:
-        picker._replica_set["r0"].http_endpoint = None
+        link = picker._replica_set["r0"]
+        link.description = replace(link.description, http_endpoint=None)
         assert picker.pick(call()).endpoints == (r1.endpoint, r1.endpoint)
 
 

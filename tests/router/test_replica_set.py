@@ -11,8 +11,8 @@ from penstock_core.routing.outlier_detection import CONSECUTIVE
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.connections.backoff import Backoff
 from penstock_routing.discovery.endpoints import Condition, Endpoint, Endpoints
+from penstock_routing.replicas.link_state import LinkState
 from penstock_routing.replicas.peer_placements import PeerLoad
-from penstock_routing.replicas.replica_link import LinkState
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.replicas.session_writer import Attempt
 from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest

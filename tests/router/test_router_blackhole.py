@@ -10,7 +10,8 @@ import pytest
 from penstock_core.domain.slo import Tier
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.connections.backoff import Backoff
-from penstock_routing.replicas.replica_link import LinkState, ReplicaLink
+from penstock_routing.replicas.link_state import LinkState
+from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.session_writer import Attempt
 from penstock_routing.replicas.upstream_request import Lost
 from penstock_routing.request.generation_request import GenerationRequest

@@ -334,8 +334,8 @@ async def test_the_engine_s_key_goes_along() -> None:
     async with pool() as (router, _, (engine,)):
         access = EngineAccess(router.replica_set, "secret")
         link = router.replica_set.links[0]
-        assert access.reaches(link) and link.engine_endpoint is not None
-        async with access.engine(link.engine_endpoint, tls=False).post(
+        assert access.reaches(link) and link.description.engine_endpoint is not None
+        async with access.engine(link.description.engine_endpoint, tls=False).post(
             "/v1/completions", b"{}", "r"
         ) as answer:
             assert answer.status == 200
@@ -348,7 +348,7 @@ async def test_an_engine_under_tls_is_reached_only_by_a_router_that_can_verify_i
     replica.engine_tls_port = 4711
     async with house(replica, pool=pool_with(**DIRECT)) as router:
         link = router.replica_set.links[0]
-        assert link.engine_endpoint == "127.0.0.1:4711"
+        assert link.description.engine_endpoint == "127.0.0.1:4711"
         assert not EngineAccess(router.replica_set, "").reaches(link)
         assert EngineAccess(router.replica_set, "", ssl.create_default_context).reaches(link)
         assert await words(router) == ["hel", "lo"]
@@ -360,7 +360,7 @@ async def test_engines_of_replicas_that_are_gone_are_forgotten() -> None:
         access = EngineAccess(router.replica_set, "")
         gone = access.engine("10.0.0.1:8000", tls=False)
         assert access.engine("10.0.0.1:8000", tls=False) is gone
-        access.engine(router.replica_set.links[0].engine_endpoint or "", tls=False)
+        access.engine(router.replica_set.links[0].description.engine_endpoint or "", tls=False)
         assert access.engine("10.0.0.1:8000", tls=False) is not gone
 
 

@@ -9,7 +9,7 @@ from penstock_core.routing import outlier_detection, progress
 from penstock_core.routing.retry_budget import RetryBudget
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas import ejection, replica_link, replica_set
-from penstock_routing.replicas.replica_link import LinkState
+from penstock_routing.replicas.link_state import LinkState
 from scripted.house import House, house, until
 from scripted.replica import (
     VERDICT_TIMEOUT_S,

@@ -16,7 +16,7 @@ from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import to_json
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas import wire_conversion
-from penstock_routing.replicas.replica_link import LinkState
+from penstock_routing.replicas.link_state import LinkState
 from scripted.house import House, house, until
 from scripted.replica import Part, ScriptedReplica, answers, chat_answer, chat_chunk
 from structlog.testing import capture_logs
@@ -76,7 +76,7 @@ async def test_a_description_that_becomes_malformed_costs_nothing_that_is_under_
         replica.time_model_json = "{"
         await until(lambda: router.replica_set["r0"].malformed > 2)
         assert await serves(router)
-        assert router.replica_set["r0"].time_model == time_model("llama-3-8b-a100")
+        assert router.replica_set["r0"].description.time_model == time_model("llama-3-8b-a100")
         assert replica.sessions == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 from openai import APIError
 from openai.types.chat import ChatCompletionUserMessageParam
 from penstock_proto import replica_pb2 as wire
-from penstock_routing.replicas.replica_link import LinkState
+from penstock_routing.replicas.link_state import LinkState
 from scripted.house import MODEL, house, pool_with, until
 from scripted.replica import (
     Part,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 from penstock_routing.front_metrics import FrontMetrics
-from penstock_routing.replicas.replica_link import LinkState
+from penstock_routing.replicas.link_state import LinkState
 from penstock_routing.replicas.replica_set import ReplicaSet
 from prometheus_client import Counter, Gauge, Histogram
 

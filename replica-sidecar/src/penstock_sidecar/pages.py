@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from penstock_routing.demand import Demand, replica_row
-from penstock_routing.replicas.replica_link import LinkState
+from penstock_routing.replicas.link_state import LinkState
 from penstock_runtime.http_request import App
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.pages import PROMETHEUS, Page, pages_app

@@ -15,7 +15,8 @@ from penstock_runtime.clock import monotonic
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock_routing.replicas.replica_link import LinkState, ReplicaLink
+from penstock_routing.replicas.link_state import LinkState
+from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.request.outcome import Outcome
 
 ReplicaRow = Mapping[str, Any]

@@ -308,9 +308,9 @@ def _left_at_front(front: Front) -> Iterator[str]:
         yield from _left(
             f"{front.host.name}'s link to {link.name}",
             carried=len(link._carried),
-            unanswered=len(link._unanswered),
-            sent=link._own_load.sent,
-            sent_tokens=link._own_load.sent_tokens,
+            unanswered=len(link._known_load.unanswered),
+            sent=link._known_load.own.sent,
+            sent_tokens=link._known_load.own.sent_tokens,
             unwritten=len(link._writer._attempts) + len(link._writer._cancels),
             not_idle=not link._idle.is_set(),
         )

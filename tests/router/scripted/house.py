@@ -16,7 +16,8 @@ from penstock_router.http.app import RouterApp
 from penstock_routing.applications.api_keys import Keys
 from penstock_routing.connections.backoff import Backoff
 from penstock_routing.discovery.endpoints import Fixed
-from penstock_routing.replicas.replica_link import LinkState, ReplicaLink
+from penstock_routing.replicas.link_state import LinkState
+from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
 from penstock_runtime.grpc_options import CLIENT_OPTIONS

@@ -82,7 +82,7 @@ class _Exchange:
     async def run(self) -> None:
         """Send the request and pass the answer on. A fault ends this request only."""
         try:
-            await self._exchange(self._link.engine_endpoint or "")
+            await self._exchange(self._link.description.engine_endpoint or "")
         except EngineUnreachable as error:
             self._not_let_in(str(error))
         except EngineGone as error:
@@ -100,7 +100,7 @@ class _Exchange:
     async def _exchange(self, endpoint: str) -> None:
         request = self._request
         body = body_with(request.body, self._upstream.engine_fields)
-        engine = self._access.engine(endpoint, tls=self._link.engine_tls)
+        engine = self._access.engine(endpoint, tls=self._link.description.engine_tls)
         async with engine.post(PATHS[request.endpoint], body, request.id) as answer:
             if answer.status in CLOSED:
                 self._not_let_in(f"it answers {answer.status}")
@@ -167,7 +167,7 @@ class _Exchange:
 
     def _not_let_in(self, cause: str) -> None:
         """Leave the request to the sidecar. Nothing of its answer has come."""
-        self._access.not_reached(self._link.engine_endpoint or "", cause)
+        self._access.not_reached(self._link.description.engine_endpoint or "", cause)
         self._tell(wire.ANSWER_STATE_UNREACHABLE)
 
     def _end(self, state: "wire.AnswerState.ValueType", end: End) -> None:

@@ -39,8 +39,8 @@ class EngineAccess:
 
     def reaches(self, link: ReplicaLink) -> bool:
         """Return whether a request may be sent to a replica's engine, as far as is known."""
-        endpoint = link.engine_endpoint
-        if endpoint is None or (link.engine_tls and self._tls is None):
+        endpoint = link.description.engine_endpoint
+        if endpoint is None or (link.description.engine_tls and self._tls is None):
             return False
         return monotonic() >= self._again_s.get(endpoint, -inf)
 
@@ -67,7 +67,7 @@ class EngineAccess:
 
     def _forget_others(self) -> None:
         """Forget engines of replicas that are gone."""
-        there = {link.engine_endpoint for link in self._replica_set.links}
+        there = {link.description.engine_endpoint for link in self._replica_set.links}
         for url in [url for url in self._engines if url.partition("://")[2] not in there]:
             self._engines.pop(url).close()
         self._again_s = {endpoint: at_s for endpoint, at_s in self._again_s.items() if endpoint in there}

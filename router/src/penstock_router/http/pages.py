@@ -68,7 +68,7 @@ def ready_page(replica_set: ReplicaSet, draining: bool, may_hold: bool) -> bytes
 
 def max_model_len(replica_set: ReplicaSet, pool: Pool) -> int:
     """Return the engines' own bound, else the pool's."""
-    lengths = [link.description.max_model_len for link in replica_set.links if link.description is not None]
+    lengths = [link.description.max_model_len for link in replica_set.links]
     return min((length for length in lengths if length), default=pool.spec.engine.max_model_len)
 
 
@@ -95,5 +95,5 @@ def _replica(link: ReplicaLink) -> dict[str, object]:
         "best_effort": snapshot.best_effort,
         "kv_tokens_free": snapshot.kv_tokens_free,
         "kv_tokens_total": snapshot.kv_tokens_total,
-        "metrics_url": (link.description.metrics_url if link.description is not None else "") or None,
+        "metrics_url": link.description.metrics_url or None,
     }

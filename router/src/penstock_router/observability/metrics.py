@@ -7,7 +7,7 @@ from penstock_core.timing.time_model import TimeModel
 from penstock_routing.applications.token_usage import UsageMetrics
 from penstock_routing.demand import VerdictCounters
 from penstock_routing.front_metrics import FrontMetrics
-from penstock_routing.replicas.replica_link import LinkState
+from penstock_routing.replicas.link_state import LinkState
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.request.outcome import Outcome
 from penstock_routing.tier_metrics import TierMetrics

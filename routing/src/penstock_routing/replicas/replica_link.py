@@ -15,7 +15,6 @@ without any message for far longer than forecast is ended, even if the replica s
 
 import asyncio
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from itertools import count
 from math import inf
 
@@ -25,7 +24,6 @@ from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_core.forecast.snapshot import makes_sense
 from penstock_core.routing.progress import longest_silence_s
 from penstock_core.routing.replica_load import ReplicaLoad, tokens_about
-from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.replica_pb2_grpc import ReplicaStub
 from penstock_runtime.clock import monotonic
@@ -36,7 +34,10 @@ from penstock_routing.discovery.endpoints import Condition
 from penstock_routing.replicas import wire_conversion
 from penstock_routing.replicas.cached_prefixes import CachedPrefixes
 from penstock_routing.replicas.ejection import Ejection
+from penstock_routing.replicas.known_load import KnownLoad
+from penstock_routing.replicas.link_state import SET_ASIDE, LinkState, reported_state
 from penstock_routing.replicas.peer_placements import PeerPlacements
+from penstock_routing.replicas.replica_description import ReplicaDescription, description_of
 from penstock_routing.replicas.session_writer import Attempt, SessionWriter
 from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
 
@@ -63,26 +64,6 @@ Session = grpc.aio.StreamStreamCall[wire.RouterFrame, wire.ReplicaFrame]
 log = structlog.get_logger()
 
 
-class LinkState(StrEnum):
-    """Whether a replica takes work, as far as this router knows."""
-
-    CONNECTING = "connecting"  # no session yet
-    READY = "ready"
-    ENGINE_DOWN = "engine_down"  # there is a session, and no engine behind it
-    MALFORMED = "malformed"  # its snapshot makes no sense
-    DRAINING = "draining"  # it finishes what it has
-    NOT_READY = "not_ready"  # it would take work, and its endpoint is not ready
-    TERMINATING = "terminating"  # it would take work, and its endpoint is terminating
-    LOST = "lost"  # there was a session
-
-
-SET_ASIDE = {
-    Condition.NOT_READY: LinkState.NOT_READY,
-    Condition.TERMINATING: LinkState.TERMINATING,
-}
-"""States of replicas that would take work and get none."""
-
-
 class Silent(Exception):
     """The connection is open, and nothing comes."""
 
@@ -93,12 +74,7 @@ class ReplicaLink:
     changed: called when its state changes. placed: called with each request's estimated prompt tokens.
     draw: returns a number in [0, 1), to spread ejections.
     cached: the prefixes that it reports as cached.
-    peers: what other routers have just sent there.
-    description: its last one; None before the first.
-    time_model: the one in it.
-    http_endpoint: where gateways reach it over HTTP; None where they cannot.
-    engine_endpoint: where routers reach its engine with a ticket; None where they cannot.
-    engine_tls: whether the engine serves TLS there.
+    description: the last one that it sent.
     heard_s: when the last frame came.
     malformed: how many of its messages could not be used.
     ejection: whether it gets no requests for a while. stalled: requests ended for lack of progress.
@@ -119,19 +95,12 @@ class ReplicaLink:
         self._aside: LinkState | None = None
         self._changed, self._placed = changed, placed
         self.cached = CachedPrefixes().holder(name)
-        self.peers = PeerPlacements()
-        self.description: wire.DescribeReply | None = None
-        self.time_model: TimeModel | None = None
-        self.http_endpoint: str | None = None
-        self.engine_endpoint: str | None = None
-        self.engine_tls = False
-        self._longest_answer_tokens = LONGEST_ANSWER_TOKENS
+        self.description = ReplicaDescription()
         self.heard_s = float("-inf")
         self.malformed = self.stalled = 0
         self.ejection = Ejection(name, draw)
         self._connect, self._backoff = connect, backoff
-        self._own_load = ReplicaLoad(name)  # without what other routers have sent
-        self._unanswered: dict[int, int] = {}  # uncached prompt tokens, about, of requests without a verdict
+        self._known_load = KnownLoad(name)
         self._state = LinkState.CONNECTING
         self._carried: dict[int, UpstreamRequest] = {}
         self._last_why = ""
@@ -153,16 +122,14 @@ class ReplicaLink:
 
     @property
     def load(self) -> ReplicaLoad:
-        """Its last snapshot, and the requests sent since, as far as this router knows.
+        """Its last snapshot, and the requests sent since, as far as this router knows."""
+        known = self._known_load
+        return known.with_peers(monotonic()) if known.peers.placements else known.own
 
-        It knows its own exactly: a verdict comes with the snapshot that includes the request.
-        """
-        own = self._own_load
-        if not self.peers.placements:
-            return own
-        others = self.peers.not_in_snapshot(own.snapshot_s, monotonic())
-        requests, tokens = own.sent + others.requests, own.sent_tokens + others.prompt_tokens
-        return ReplicaLoad(own.name, own.snapshot, own.snapshot_s, requests, tokens)
+    @property
+    def peers(self) -> PeerPlacements:
+        """What other routers have just sent there."""
+        return self._known_load.peers
 
     def submit(
         self,
@@ -177,10 +144,8 @@ class ReplicaLink:
             upstream.finish(Lost(self.name, "no connection", reached=False))
             return upstream
         self._carried[upstream.id] = upstream
-        tokens = self._unanswered[upstream.id] = max(
-            tokens_about(len(attempt.request.body)) - attempt.cached_tokens, 1
-        )
-        self._note_sent(1, tokens)
+        tokens = max(tokens_about(len(attempt.request.body)) - attempt.cached_tokens, 1)
+        self._known_load.sent(upstream.id, tokens)
         self._placed(self.name, tokens)
         self._idle.clear()
         self._writer.submit(upstream.id, attempt)
@@ -322,13 +287,8 @@ class ReplicaLink:
 
     async def _describe(self, stub: ReplicaStub) -> None:
         async with asyncio.timeout(CONNECT_S):
-            description = await stub.Describe(wire.DescribeRequest())
-        self.time_model = wire_conversion.time_model(description)
-        self.description = description
-        self.http_endpoint = wire_conversion.http_endpoint(self.address, description)
-        self.engine_endpoint = wire_conversion.engine_endpoint(self.address, description)
-        self.engine_tls = description.engine_tls_port > 0
-        self._longest_answer_tokens = description.max_model_len or LONGEST_ANSWER_TOKENS
+            reply = await stub.Describe(wire.DescribeRequest())
+        self.description = description_of(self.address, reply)
 
     def _count_malformed(self, why: str) -> None:
         """Count it, and log it unless the last line was the same."""
@@ -365,7 +325,7 @@ class ReplicaLink:
         """Note a verdict or an end."""
         kind = event.WhichOneof("kind")
         if kind in ("admitted", "best_effort"):
-            self._answered(event.id)
+            self._known_load.answered(event.id)
             self.ejection.answered(self.heard_s)
             upstream.engine_fields = event.engine_fields
             self._accepted(upstream, wire_conversion.accepted(event))
@@ -375,16 +335,15 @@ class ReplicaLink:
             upstream.finish(wire_conversion.end(event, kind))
 
     def _accepted(self, upstream: UpstreamRequest, verdict: Admitted | BestEffort) -> None:
-        silent_tokens = 1 if upstream.streamed else self._longest_answer_tokens
+        silent_tokens = 1 if upstream.streamed else self.description.max_model_len or LONGEST_ANSWER_TOKENS
         upstream.longest_silence_s = longest_silence_s(verdict, silent_tokens)
         upstream.accepted(verdict)
 
     def _observe(self, message: wire.Snapshot) -> None:
         snapshot = wire_conversion.snapshot(message)
         if makes_sense(snapshot):
-            own = self._own_load
-            self._own_load = ReplicaLoad(self.name, snapshot, self.heard_s, own.sent, own.sent_tokens)
-            state = _state_of(message)
+            self._known_load.observe(snapshot, self.heard_s)
+            state = reported_state(message)
         else:
             self.malformed += 1
             state = LinkState.MALFORMED
@@ -396,22 +355,9 @@ class ReplicaLink:
 
     def _forget(self, id: int) -> None:
         del self._carried[id]
-        self._answered(id)
+        self._known_load.answered(id)
         if not self._carried:
             self._idle.set()
-
-    def _answered(self, id: int) -> None:
-        """Note that the snapshot includes a request, or that it has ended."""
-        tokens = self._unanswered.pop(id, None)
-        if tokens is not None:
-            self._note_sent(-1, -tokens)
-
-    def _note_sent(self, requests: int, tokens: int) -> None:
-        """Keep the load as orders read it, with so many more requests that are not in the snapshot."""
-        own = self._own_load
-        self._own_load = ReplicaLoad(
-            self.name, own.snapshot, own.snapshot_s, own.sent + requests, own.sent_tokens + tokens
-        )
 
     def _lose(self, why: str) -> None:
         self.cached.forget()
@@ -419,19 +365,12 @@ class ReplicaLink:
         if self._state is not LinkState.CONNECTING:
             self._state = LinkState.LOST
             self._changed()
-        if self._unanswered:
+        if self._known_load.unanswered:
             self.ejection.failed()
         lost, self._carried = self._carried, {}
         unsent, self._writer = self._writer, SessionWriter(monotonic)
-        self._note_sent(-len(self._unanswered), -sum(self._unanswered.values()))
-        self._unanswered.clear()
+        self._known_load.forget_sent()
         self._idle.set()
         for upstream in lost.values():
             reached = not unsent.holds(upstream.id)
             upstream.finish(Lost(self.name, why, reached, drained))
-
-
-def _state_of(snapshot: wire.Snapshot) -> LinkState:
-    if snapshot.draining:
-        return LinkState.DRAINING
-    return LinkState.READY if snapshot.engine_ready else LinkState.ENGINE_DOWN

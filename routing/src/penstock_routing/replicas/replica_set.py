@@ -17,8 +17,9 @@ from penstock_runtime.clock import monotonic
 
 from penstock_routing.discovery.endpoints import Condition, Endpoint, Endpoints, Source
 from penstock_routing.replicas.cached_prefixes import CachedPrefixes
+from penstock_routing.replicas.link_state import LinkState
 from penstock_routing.replicas.peer_placements import PeerLoad
-from penstock_routing.replicas.replica_link import LinkState, ReplicaLink
+from penstock_routing.replicas.replica_link import ReplicaLink
 
 MakeLink = Callable[[str, str, Callable[[], None]], ReplicaLink]
 """From a replica's name, its address, and what to call when its state changes."""
@@ -55,8 +56,8 @@ class ReplicaSet:
     def time_model(self) -> TimeModel | None:
         """The time model of the first replica, by name, that has sent one."""
         for link in self._links.values():
-            if link.time_model is not None:
-                return link.time_model
+            if link.description.time_model is not None:
+                return link.description.time_model
         return None
 
     def placed_by_peer(self, name: str, placed: PeerLoad) -> None:
@@ -74,9 +75,8 @@ class ReplicaSet:
 
     def http_endpoints(self) -> dict[str, str]:
         """Return where gateways reach replicas over HTTP, by name, of those that they can reach."""
-        return {
-            name: link.http_endpoint for name, link in self._links.items() if link.http_endpoint is not None
-        }
+        endpoints = {name: link.description.http_endpoint for name, link in self._links.items()}
+        return {name: endpoint for name, endpoint in endpoints.items() if endpoint is not None}
 
     def arrived(self) -> None:
         """Note a new request."""
