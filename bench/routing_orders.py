@@ -7,7 +7,7 @@
 `orders` serves the same requests under every order and prints Markdown, one row an order: attainment, how
 far that is from round-robin on the same samples (mean and standard error over seeds), hops a request, and how
 many were admitted by the first replica asked. `scaling` finds by bisection the highest rate per replica at
-which 90 % of all sessions keep every target, for one replica and for many, with as many hops as replicas.
+which 90 % of all sessions meet every target, for one replica and for many, with as many hops as replicas.
 
 Policy slos-serve, predicted lengths, measured truth. Rates are per replica, requests (or sessions) a second.
 """

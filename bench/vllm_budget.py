@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def attained(fleet: Fleet, trace: Sequence[Arrival], budget_tokens: int) -> float:
-    """Share of the trace's requests that keep every target with this budget."""
+    """Share of the trace's requests that meet every target with this budget."""
     limits = Limits(budget_tokens, fleet.limits.running)
     outcomes = list(simulate(replace(fleet, limits=limits), trace, seed=0))
     return sum(outcome.met for outcome in outcomes) / len(outcomes)

@@ -3,7 +3,7 @@
   make bench-gpu                              on a machine with an NVIDIA GPU and vLLM
   make bench-gpu GPU="--minutes 60 ..."       PYTHONPATH=bench .venv/bin/python -m gpu --help: all of them
 
-Capacity is the highest rate at which 90 % of all requests keep every target, refused and failed ones counted
+Capacity is the highest rate at which 90 % of all requests meet every target, refused and failed ones counted
 as misses. vLLM is asked directly, at several token budgets, and the best of them counts; Penstock is a whole
 pool on this machine: router, sidecar and vLLM with the plug-in. All get the same requests of the same
 scenarios, judged alike, with slowdowns by a time model that is measured first.

@@ -54,7 +54,7 @@ def test_the_title_says_what_was_asked_of_how_many() -> None:
         requested = SearchConditions(replicas, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 1, "round-robin")
         return str(table(ANSWERS, requested).title)
 
-    output = "Highest rates at which 90 % of requests keep every target: {}, known lengths, exact timing"
+    output = "Highest rates at which 90 % of requests meet every target: {}, known lengths, exact timing"
     assert title(1) == output.format("1 replica")
     assert title(2) == output.format("2 replicas")
 

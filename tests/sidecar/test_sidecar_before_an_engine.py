@@ -61,7 +61,7 @@ async def test_the_policys_order_holds_before_an_engine_that_has_none(tmp_path: 
                 assert (await router.first(3)).HasField("best_effort")
                 assert (await router.first(4)).HasField("admitted")
                 reported = (await http.get(f"http://{metrics}/metrics")).text
-                assert "penstock_replica_engine_seats 2.0" in reported
+                assert "penstock_replica_engine_slots 2.0" in reported
                 assert await most_inside(http, at, lambda: all_ended(router)) == 2
                 assert began(router, 4) < began(router, 3)
                 usage = [(await router.ended(id)).finished.completion_tokens for id in (1, 2, 3, 4)]

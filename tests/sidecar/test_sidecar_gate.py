@@ -199,12 +199,12 @@ async def test_what_the_engine_says_of_others_takes_slots(engine: Engine, rig: R
 
 
 async def test_the_slots_that_an_engine_turns_out_to_have_are_a_metric(engine: Engine, rig: Rig) -> None:
-    assert rig.metric("engine_seats") == SLOTS
+    assert rig.metric("engine_slots") == SLOTS
     engine.metrics_page = b"vllm:num_requests_running 1.0\nvllm:num_requests_waiting 3.0\n"
     assert rig.gate is not None
     for _ in range(2):
         await rig.gate.refresh_load(rig.client.load)
-    assert rig.metric("engine_seats") == 1
+    assert rig.metric("engine_slots") == 1
 
 
 async def test_an_engine_is_measured_by_the_tokens_that_pass_the_gate(rig: Rig) -> None:

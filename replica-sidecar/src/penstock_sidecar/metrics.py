@@ -127,7 +127,7 @@ class Metrics:
     def _add_release(self, make: _Makers) -> None:
         """Those of an engine of type `openai`."""
         self.held = make.gauge("held", "Accepted requests held before an engine of type openai.")
-        self.engine_slots = make.gauge("engine_seats", "Most requests that such an engine is given at once.")
+        self.engine_slots = make.gauge("engine_slots", "Most requests in such an engine at once.")
         self.release = make.histogram(
             "release_seconds", "One decision about which requests enter it.", _PLANNING
         )

@@ -5,10 +5,11 @@ looked up here, without a side effect: a block is cached only if its predecessor
 the prompt's block hashes finds where the cached part ends, in 8 µs for 32,768 tokens. That holds for models
 whose layers all attend to everything, in one group, without a connector; for others nothing is looked up.
 
-Cached blocks that nobody holds are evicted when others need memory. A request that was admitted because of
-them holds them (`pin`) from its arrival until vLLM has started it and holds them itself; so does each request
-that a plan starts, for that step. A pin is a reference in vLLM's own count, as `BlockPool.touch` makes it for
-a running request. All pins are released where vLLM would otherwise preempt, or could start nothing.
+Cached blocks that no request holds are evicted when others need memory. A request that was admitted because
+of them holds them (`pin`) from its arrival until vLLM has started it and holds them itself; so does each
+request that a plan starts, for that step. A pin is a reference in vLLM's own count, as `BlockPool.touch`
+makes it for a running request. All pins are released where vLLM would otherwise preempt, or could start
+nothing.
 """
 
 from bisect import bisect_left
@@ -104,7 +105,7 @@ class CacheLookup:
         self._served = ServedPrompts(self._cached_of, self._block_tokens)
 
     def _look_up(self, request: EngineRequest) -> tuple[int, int]:
-        """Return a waiting request's cached tokens, and how many of their blocks nobody holds.
+        """Return a waiting request's cached tokens, and how many of their blocks no request holds.
 
         A holder of a block holds all blocks before it, unless vLLM computed equal prompts at once.
         """

@@ -122,7 +122,7 @@ def table(answers: Sequence[CapacityResult], conditions: SearchConditions) -> Ta
     replicas = f"{conditions.replicas} replica{'s' if conditions.replicas > 1 else ''}"
     share = number(conditions.attainment, 100, 0)
     title = (
-        f"Highest rates at which {share} % of requests keep every target: {replicas}, "
+        f"Highest rates at which {share} % of requests meet every target: {replicas}, "
         f"{conditions.lengths.value} lengths, {conditions.truth.value} timing"
     )
     return aligned(title, HEADS, lines, left=2)

@@ -59,8 +59,8 @@ class Job(NamedTuple):
     came_s: time of its last token, if its thinking has its own TPOT target and may have ended with that
         token.
     unheld_blocks: None, except for a job that holds no KV and whose prefix is in the engine's prefix cache.
-        Then `computed_tokens` are those cached, and this is how many of their blocks nobody holds: starting
-        the job takes them from the free blocks. It computes at least one token.
+        Then `computed_tokens` are those cached, and this is how many of their blocks no request holds:
+        starting the job takes them from the free blocks. It computes at least one token.
     """
 
     request: Request

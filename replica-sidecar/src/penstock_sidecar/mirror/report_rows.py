@@ -13,7 +13,8 @@ from penstock_proto.telemetry_pb2 import Drafting, StepReport
 class Row(NamedTuple):
     """One request in a report.
 
-    cached_tokens: of one that waits, in the prefix cache. unheld_blocks: of their blocks, that nobody holds.
+    cached_tokens: of one that waits, in the prefix cache. unheld_blocks: those of their blocks that no
+        request holds.
     """
 
     request_id: RequestId

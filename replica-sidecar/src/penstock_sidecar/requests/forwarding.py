@@ -96,7 +96,7 @@ class Forwarder:
             assert request.body is not None
             await self._gate.turn(request.key)
             try:
-                await self._exchange(request, request.body)
+                await self._send_and_read(request, request.body)
             except EngineGone as gone:
                 request.engine_lost()
                 log.warning("engine lost", request=request.request_id, cause=str(gone))
@@ -108,7 +108,7 @@ class Forwarder:
                 log.error("answer too long", request=request.request_id, error=str(error))
                 request.broke()
 
-    async def _exchange(self, request: ReplicaRequest, body: ClientBody) -> None:
+    async def _send_and_read(self, request: ReplicaRequest, body: ClientBody) -> None:
         """Send the body that the engine needs, or the client's own where that one is not understood."""
         if self._reads_fields:
             now_s = self._now_s()

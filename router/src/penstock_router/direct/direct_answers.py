@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 
 class _Over(Exception):
-    """Nobody reads the answer any more."""
+    """The client no longer reads the answer."""
 
 
 class DirectAnswers:
@@ -64,13 +64,13 @@ class DirectAnswers:
 
     def start(self, link: ReplicaLink, upstream: UpstreamRequest, request: GenerationRequest) -> None:
         """Send a request with the `engine_fields` of its verdict, in a task of its own."""
-        task = asyncio.create_task(_Exchange(self._access, link, upstream, request).run())
+        task = asyncio.create_task(_EngineRequest(self._access, link, upstream, request).run())
         upstream.on_end = task.cancel
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-class _Exchange:
+class _EngineRequest:
     """One request at an engine."""
 
     def __init__(
@@ -82,9 +82,9 @@ class _Exchange:
     async def run(self) -> None:
         """Send the request and pass the answer on. A fault ends this request only."""
         try:
-            await self._exchange(self._link.description.engine_endpoint or "")
+            await self._send(self._link.description.engine_endpoint or "")
         except EngineUnreachable as error:
-            self._not_let_in(str(error))
+            self._unreachable(str(error))
         except EngineGone as error:
             log.warning("engine lost", request=self._request.id, cause=str(error))
             self._end(wire.ANSWER_STATE_LOST, ENGINE_LOST)
@@ -97,13 +97,13 @@ class _Exchange:
             log.exception("answer not read", request=self._request.id)
             self._end(wire.ANSWER_STATE_LOST, INTERNAL)
 
-    async def _exchange(self, endpoint: str) -> None:
+    async def _send(self, endpoint: str) -> None:
         request = self._request
         body = body_with(request.body, self._upstream.engine_fields)
         engine = self._access.engine(endpoint, tls=self._link.description.engine_tls)
         async with engine.post(PATHS[request.endpoint], body, request.id) as answer:
             if answer.status in CLOSED:
-                self._not_let_in(f"it answers {answer.status}")
+                self._unreachable(f"it answers {answer.status}")
             elif answer.status in FULL:
                 self._end(wire.ANSWER_STATE_FULL, Rejected(Reason.QUEUE_FULL))
             elif answer.status != 200:
@@ -129,17 +129,17 @@ class _Exchange:
                     raise _Over
             if not begun:
                 begun = True
-                self._tell(wire.ANSWER_STATE_BEGUN)
+                self._report(wire.ANSWER_STATE_BEGUN)
             if thinks and count.thinking_tokens:
                 thinks = False
-                self._tell(wire.ANSWER_STATE_BEGUN, thinking_tokens=count.thinking_tokens)
+                self._report(wire.ANSWER_STATE_BEGUN, thinking_tokens=count.thinking_tokens)
 
         await answer.each(receive)
         if not count.done:
             if not count.finished:
                 raise EngineGone(ConnectionError("the answer was cut short"))
             upstream.put(DONE + b"\n\n", 0)  # clients wait for it
-        self._whole_told(count.tokens, count.usage)
+        self._report_whole(count.tokens, count.usage)
 
     async def _whole(self, answer: EngineResponse) -> None:
         body = await answer.whole(ANSWER_BYTES)
@@ -150,14 +150,14 @@ class _Exchange:
         self._upstream.heard_s = monotonic()
         if not self._upstream.put(body, tokens):
             raise _Over
-        self._whole_told(tokens, usage)
+        self._report_whole(tokens, usage)
 
-    def _whole_told(self, tokens: int, usage: EngineUsage | None) -> None:
-        """Tell the sidecar that the answer is whole. It answers with the request's figures."""
+    def _report_whole(self, tokens: int, usage: EngineUsage | None) -> None:
+        """Report to the sidecar that the answer is whole. It answers with the request's figures."""
         if usage is None:
-            self._tell(wire.ANSWER_STATE_WHOLE, tokens=tokens)
+            self._report(wire.ANSWER_STATE_WHOLE, tokens=tokens)
             return
-        self._tell(
+        self._report(
             wire.ANSWER_STATE_WHOLE,
             tokens=tokens,
             prompt_tokens=usage.prompt_tokens,
@@ -165,18 +165,18 @@ class _Exchange:
             **({} if usage.cached_tokens is None else {"cached_tokens": usage.cached_tokens}),
         )
 
-    def _not_let_in(self, cause: str) -> None:
+    def _unreachable(self, cause: str) -> None:
         """Leave the request to the sidecar. Nothing of its answer has come."""
         self._access.not_reached(self._link.description.engine_endpoint or "", cause)
-        self._tell(wire.ANSWER_STATE_UNREACHABLE)
+        self._report(wire.ANSWER_STATE_UNREACHABLE)
 
     def _end(self, state: "wire.AnswerState.ValueType", end: End) -> None:
         """End the request here and at the sidecar."""
-        self._tell(state)
+        self._report(state)
         self._upstream.on_end = None  # this task ends by itself
         self._upstream.finish(end)
 
-    def _tell(self, state: "wire.AnswerState.ValueType", **counts: int) -> None:
+    def _report(self, state: "wire.AnswerState.ValueType", **counts: int) -> None:
         self._link.answered(self._upstream, wire.EngineAnswer(state=state, **counts))
 
 

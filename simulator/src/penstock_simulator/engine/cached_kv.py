@@ -1,8 +1,8 @@
 """The KV blocks of an engine's requests where the engine has a prefix cache.
 
 What policies see of it: a waiting request's cached tokens count as computed, and how many of their blocks
-nobody holds (`Job.unheld_blocks`). It is looked up for every view, as vLLM does in every step, but only for
-the first requests in the queue: no others can start in the next step.
+no request holds (`Job.unheld_blocks`). It is looked up for every view, as vLLM does in every step, but only
+for the first requests in the queue: no others can start in the next step.
 
 A request that was admitted because of its cached prefix holds those blocks from its admission on (`pin`), so
 they cannot be evicted before its prefill. Pins are released if running requests need the blocks, which

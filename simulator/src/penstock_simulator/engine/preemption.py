@@ -12,7 +12,7 @@ from penstock_simulator.engine.iteration import ActiveRequest, Iteration
 
 
 def growth_blocks(entry: ActiveRequest, kv_tokens: int, kv: KvCache) -> int:
-    """Return the free blocks that a request needs for `kv_tokens`, cached ones that nobody holds included."""
+    """Return the free blocks needed for `kv_tokens`, including cached ones that no request holds."""
     job = entry.job
     if job.unheld_blocks is None:
         return max(kv.blocks_for(kv_tokens) - entry.blocks, 0)
