@@ -56,7 +56,7 @@ def test_a_rival_that_beats_the_bar_is_searched_on() -> None:
     assert bracket_of(tried(9.0, guess_rps=1.0, bar_rps=4.0)).low_rps == pytest.approx(9.0, rel=0.05)
 
 
-def test_a_lucky_rate_above_one_that_failed_counts_for_nothing() -> None:
+def test_a_passed_rate_above_a_failed_one_does_not_count() -> None:
     assert bracket_of({1.0: True, 2.0: False, 3.0: True}) == Bracket(1.0, 2.0)
 
 
@@ -149,7 +149,7 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_gpus_are_those_that_the_driver_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_those_that_the_driver_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06\n"
     monkeypatch.setattr(device, "QUERY", ["printf", "%s", reported])
     assert device.gpus() == [reported.strip()]

@@ -100,7 +100,7 @@ def changes(source: str) -> list[str]:
         ("ü = 'ß'; x = a + 1", ["a + 1 -> (a - 1)", "1 -> (2)"]),
     ],
 )
-def test_a_place_and_what_could_stand_there(source: str, found: list[str]) -> None:
+def test_a_place_and_its_possible_mutations(source: str, found: list[str]) -> None:
     assert changes(source) == found
 
 
@@ -120,7 +120,7 @@ def test_a_place_and_what_could_stand_there(source: str, found: list[str]) -> No
         'BOUNDS = Bounds(3, seconds=4.0)\n"""Settings."""',
     ],
 )
-def test_what_nobody_relies_on_is_left_alone(source: str) -> None:
+def test_code_without_an_observable_effect_is_left_alone(source: str) -> None:
     assert changes(source) == []
 
 

@@ -42,7 +42,7 @@ def test_a_row_says_what_was_tuned_and_what_was_not_searched(tmp_path: Path) -> 
     assert text.count(HEADING) == 1
 
 
-def test_slots_are_told_where_they_are_tuned(tmp_path: Path) -> None:
+def test_slots_are_named_where_they_are_tuned(tmp_path: Path) -> None:
     page, found = tmp_path / "orca.md", Rows(tmp_path / "capacity.json")
     page.write_text("# orca\n")
     found.add(answer("orca", ONE_SAMPLE, PolicySetting(2048, slots=16)))

@@ -40,7 +40,7 @@ def test_service_budget_and_policy_pick_the_operators_pods_and_no_pools(value_se
         assert picker["app.kubernetes.io/component"] == "operator"
 
 
-def test_the_operator_understands_what_it_is_told() -> None:
+def test_the_operator_accepts_the_chart_s_flags() -> None:
     settings = read_settings(environment(rendered("ha")))
     assert settings.router_image == "registry.example/mirror/penstock/router:0.1.0"
     assert settings.image_pull_secrets == ("mirror",)
@@ -84,7 +84,7 @@ def test_two_operators_have_a_budget_and_one_has_none() -> None:
     assert the(rendered("ha"), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
 
 
-def test_who_administers_one_namespace_can_install_the_chart() -> None:
+def test_an_administrator_of_one_namespace_can_install_the_chart() -> None:
     assert {m["kind"] for m in rendered("locked-down")} & CLUSTER_WIDE == set()
     assert {m["kind"] for m in rendered() if not is_test(m)} >= CLUSTER_WIDE
 

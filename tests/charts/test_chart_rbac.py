@@ -43,7 +43,7 @@ def told_in(name: str) -> set[Right]:
     return {right for group, resources, verbs, _ in rows(name) for right in reported(group, resources, verbs)}
 
 
-def test_the_page_tells_every_right_of_the_operator_and_no_other() -> None:
+def test_the_page_lists_every_permission_of_the_operator_and_no_other() -> None:
     assert told_in("operator") | told_in("cluster") == rights(operator_rules())
 
 
@@ -59,11 +59,11 @@ def test_in_watched_namespaces_it_has_the_same_rights_and_none_in_the_cluster() 
     assert bound == []
 
 
-def test_the_page_tells_what_it_may_do_with_its_lease() -> None:
+def test_the_page_lists_the_permissions_for_its_lease() -> None:
     assert told_in("lease") == rights(role(rendered(), "Role", "penstock-operator-lease"))
 
 
-def test_the_page_tells_what_people_may_do() -> None:
+def test_the_page_lists_the_roles_of_users() -> None:
     found: dict[str, set[Right]] = {}
     for name, group, resources, verbs, _ in rows("people"):
         found.setdefault(name.strip("`"), set()).update(reported(group, resources, verbs))

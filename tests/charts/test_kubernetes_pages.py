@@ -29,12 +29,12 @@ def camel(words: Iterable[str]) -> list[str]:
     ("name", "words"),
     [("reasons", list(ConditionReason)), ("causes", list(Cause)), ("autoscaling", camel(ScalingReason))],
 )
-def test_every_reason_is_told_in_its_order_and_no_other(name: str, words: list[str]) -> None:
+def test_every_reason_is_listed_in_its_order_and_no_other(name: str, words: list[str]) -> None:
     assert [row[0].strip("`") for row in rows(name)] == words
     assert [row for row in rows(name) if not all(row)] == []
 
 
-def test_conditions_are_told_as_kubectl_explain_tells_them() -> None:
+def test_conditions_are_described_as_in_kubectl_explain() -> None:
     assert {row[0].strip("`"): row[1] for row in rows("conditions")} == CONDITIONS
 
 

@@ -42,7 +42,7 @@ def two_a_second(trial: Trial) -> TrialResult:
     return TrialResult(requests, missed, missed <= trial.most_misses, (("coder", trial.rate_rps / 2, 0.9),))
 
 
-def test_the_json_is_a_list_with_the_promised_keys(penstock: Call) -> None:
+def test_the_json_is_a_list_with_the_documented_keys(penstock: Call) -> None:
     policies = "sola,vllm,oracle"
     assert (
         penstock("--scenario", "coder,toolllm", "--policy", policies, "--replicas", 2, "--json", "o.json")
@@ -136,7 +136,7 @@ def test_a_table_that_cannot_be_written_is_one_line(
     assert capfd.readouterr().err.splitlines()[-1] == "--json no/where.json: No such file or directory"
 
 
-def test_names_may_stand_apart_and_count_once(penstock: Call) -> None:
+def test_names_may_be_separated_by_spaces_and_count_once(penstock: Call) -> None:
     assert penstock("--scenario", " coder ,, coder", "--policy", "sola, oracle", "--json", "o.json") == 0
     rows = orjson.loads(Path("o.json").read_bytes())
     assert [(row["scenario"], row["policy"]) for row in rows] == [("coder", "sola"), ("coder", "oracle")]
@@ -212,7 +212,7 @@ def test_a_search_takes_all_cores_or_as_many_as_it_is_given(
     assert requested == [used]
 
 
-def test_how_far_a_search_is_is_told_on_standard_error(
+def test_progress_of_a_search_is_on_standard_error(
     penstock: Call, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
@@ -231,7 +231,7 @@ def test_the_share_that_is_done_grows_to_one() -> None:
     assert seen[-1] == 1.0
 
 
-def test_whoever_watches_no_terminal_is_told_lines(
+def test_without_a_terminal_progress_is_in_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)

@@ -127,7 +127,7 @@ def test_figures_of_prefix_caches_are_there_where_engines_have_them() -> None:
     assert answer_of(with_caches) == answer("vllm", 1.0, 1.02, **figures)
 
 
-def test_a_row_tells_the_sessions_of_its_samples() -> None:
+def test_a_row_has_the_sessions_of_its_samples() -> None:
     requested = replace(CONDITIONS, sessions=30)
     found = replace(answer("vllm", 1.0, 1.02), question=Question("swe", "vllm", requested))
     (row,) = as_json([found])

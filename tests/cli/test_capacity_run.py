@@ -146,7 +146,7 @@ def test_the_share_that_is_done_is_guessed_until_searches_have_ended() -> None:
     assert share(3, 4) == 1.0
 
 
-def test_a_line_is_told_at_intervals_with_the_time_that_is_left(
+def test_progress_is_printed_at_intervals_with_the_time_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = iter([0.0, 14.0, 15.0, 20.0, 29.5, 30.0])
@@ -161,7 +161,7 @@ def test_a_line_is_told_at_intervals_with_the_time_that_is_left(
     ]
 
 
-def test_before_anything_was_simulated_nothing_is_told(
+def test_before_the_first_simulation_no_progress_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = iter([0.0, 60.0])

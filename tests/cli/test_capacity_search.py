@@ -147,7 +147,7 @@ def test_a_setting_that_is_tried_no_more_is_no_beginning() -> None:
 
 @pytest.mark.parametrize("policy", ["slos-serve", "vllm-spec", "distserve", "orca"])
 @pytest.mark.parametrize("true_rps", [1.0, 0.0])
-def test_a_row_tells_the_answer_that_it_was_written_from(policy: str, true_rps: float) -> None:
+def test_a_row_has_the_answer_that_it_was_written_from(policy: str, true_rps: float) -> None:
     answer, _ = found(question(policy), wall(lambda trial: true_rps))
     answer = replace(answer, promoted=17 if true_rps else None)
     (row,) = as_json([answer])
@@ -425,7 +425,7 @@ def test_a_fleet_split_by_phase_takes_laps_for_the_gpus_of_its_largest_group() -
     assert (laps_of("vllm", 2), laps_of("distserve", 2)) == (2, 6)
 
 
-def test_an_unknown_policy_is_told_those_that_can_be_searched() -> None:
+def test_the_error_of_an_unknown_policy_lists_those_that_can_be_searched() -> None:
     with pytest.raises(UnknownPolicy, match=r"vllm.*distserve, oracle, vllm-spec, sarathi-spec"):
         grid_of("nonsense", scenario("coder"))
 

@@ -273,7 +273,7 @@ def test_an_admitted_request_that_misses_is_counted() -> None:
 
 
 @pytest.mark.usefixtures("few_sessions")
-def test_ids_can_stand_for_fewer_tokens_than_recorded() -> None:
+def test_ids_can_have_fewer_tokens_than_recorded() -> None:
     found = run_trial(replace(SWE, block_tokens=4))
     assert 0 < found.cached_tokens < 0.5 * found.prompt_tokens
 

@@ -268,7 +268,7 @@ def test_an_admin_port_that_was_asked_for_has_to_be_free() -> None:
             laid_out(admin_port=port)
 
 
-def test_engines_that_run_elsewhere_are_not_started() -> None:
+def test_external_engines_are_not_started() -> None:
     layout = plan_layout(
         LocalPoolOptions(DEMO, 1, LOOPBACK, port=0, engines=("http://gpu:8000",)), Path("/run/sockets")
     )
@@ -336,7 +336,7 @@ def test_without_overrides_the_users_own_file_is_read(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_vllm_is_started_with_the_plug_in_and_told_the_pools_policy() -> None:
+def test_vllm_is_started_with_the_plug_in_and_the_pools_policy() -> None:
     pool = load_pool(DEMO)
     options = LocalPoolOptions(
         DEMO, 1, LOOPBACK, port=0, vllm=VllmEngine(Path("/opt/vllm/bin/python"), "/models/tiny")
@@ -379,7 +379,7 @@ async def test_why_it_ended_is_known_while_the_next_one_runs(tmp_path: Path) -> 
     await one.stop(PATIENCE_S)
 
 
-async def test_who_ended_is_quoted() -> None:
+async def test_the_process_that_ended_is_quoted() -> None:
     assert await why("raise OSError(98, 'Address already in use')") == (
         "exit code 1: OSError: [Errno 98] Address already in use"
     )
@@ -393,7 +393,7 @@ async def test_who_ended_is_quoted() -> None:
         "raise RuntimeError(\"See root cause above. Failed core proc(s): {'EngineCore_DP0': -9}\")",
     ],
 )
-async def test_who_was_killed_may_have_had_no_memory(code: str) -> None:
+async def test_a_killed_process_may_have_run_out_of_memory(code: str) -> None:
     assert (await why(code)).endswith("run fewer replicas, or give engines less memory")
 
 

@@ -106,7 +106,7 @@ def test_a_pool_s_headline_says_how_many_replicas_there_are_to_be() -> None:
     assert "on 1 replica (" in headline(pool, 1)
 
 
-def test_an_answer_with_its_own_pace_is_shown(penstock: Penstock, tmp_path: Path) -> None:
+def test_an_answer_with_its_own_tpot_target_is_shown(penstock: Penstock, tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text(DEMO.read_text().replace("tpot: 50ms", "tpot: 50ms, answerTpot: 120ms"))
     assert "50, then 120" in penstock("validate", "-f", path).out

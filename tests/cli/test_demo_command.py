@@ -132,7 +132,7 @@ def test_requests_that_failed_make_the_demo_fail(pools: Pools, capfd: pytest.Cap
 
 
 @pytest.mark.parametrize(("flag", "missing"), [("-f", "none.yaml"), ("--trace", "none.csv")])
-def test_a_missing_file_is_told_before_anything_is_started(
+def test_a_missing_file_is_reported_before_anything_is_started(
     pools: Pools, capfd: pytest.CaptureFixture[str], flag: str, missing: str
 ) -> None:
     assert penstock(flag, missing) == 1

@@ -98,7 +98,7 @@ def test_no_two_processes_share_a_port(replicas: int) -> None:
     assert len(set(ports)) == len(ports) == 3 * replicas + 2
 
 
-def test_engines_that_run_elsewhere_are_not_started_and_report_to_no_socket() -> None:
+def test_external_engines_are_not_started_and_report_to_no_socket() -> None:
     layout = laid_out(engines=("http://10.0.0.5:8000", "http://10.0.0.6:8000"))
     assert [process.role for process in layout.processes] == [Role.SIDECAR, Role.SIDECAR, Role.ROUTER]
     assert [flag(sidecar, "--engine") for sidecar in layout.processes[:2]] == list(layout.engines)
@@ -200,7 +200,7 @@ def test_a_pool_whose_engines_are_measured_has_twice_that_time_more_to_start() -
     assert laid_out().start_s == START_TIMEOUT_S
 
 
-def test_a_port_is_free_where_nobody_listens() -> None:
+def test_a_port_is_free_where_no_process_listens() -> None:
     with taken_port() as port:
         assert not is_free(HERE, port)
         with pytest.raises(Failure, match=f"port {port} on {HERE} is taken; choose another with --port"):
@@ -343,7 +343,7 @@ def test_engines_that_are_named_by_their_type_have_no_urls() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH_9.6\r\n"], ids=["hangs up", "speaks no HTTP"])
-def test_what_listens_and_is_no_engine_is_told(answer: bytes) -> None:
+def test_a_listener_that_is_no_engine_is_reported(answer: bytes) -> None:
     with socket.create_server((HERE, 0)) as server:
 
         def serve() -> None:

@@ -43,7 +43,7 @@ def test_the_limit_is_raised_to_what_is_needed_and_never_lowered(
 
 
 @pytest.mark.parametrize(("hard", "wanted"), [(499, 500), (999, 5000)])
-def test_too_few_files_are_told_before_the_replay(
+def test_too_few_open_files_are_reported_before_the_replay(
     monkeypatch: pytest.MonkeyPatch, hard: int, wanted: int
 ) -> None:
     expected = rf"^only {hard} files may be open here \(ulimit -n\); --max-in-flight {wanted} needs more$"

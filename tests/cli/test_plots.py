@@ -137,7 +137,7 @@ def test_a_place_in_the_plane_is_counted_in_targets() -> None:
     assert spot(Slo(ttft_s=1.0), 0.1, 1.0, 0.05) is None
 
 
-def test_panels_say_what_was_promised() -> None:
+def test_panels_show_the_targets() -> None:
     tiers = {
         "a": Tier("a", Slo(ttft_s=0.8, tpot_s=0.05, answer_tpot_s=0.1)),
         "b": Tier("b", best_effort=True),
@@ -146,7 +146,7 @@ def test_panels_say_what_was_promised() -> None:
 
 
 @pytest.mark.parametrize(("titles", "columns", "rows"), [(1, 1, 1), (3, 3, 1), (4, 3, 2), (7, 3, 3)])
-def test_panels_stand_three_in_a_row_within_the_margins(titles: int, columns: int, rows: int) -> None:
+def test_panels_are_three_in_a_row_within_the_margins(titles: int, columns: int, rows: int) -> None:
     figure, axes = panels([f"panel {number}" for number in range(titles)])
     width, height = style.PANEL_INCHES
     assert figure.get_size_inches() == pytest.approx((width * columns, height * rows))

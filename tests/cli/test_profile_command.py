@@ -163,7 +163,7 @@ def test_an_engine_that_cannot_be_measured_is_one_line(
     assert capfd.readouterr().err == "--engine: no engine answers there\n"
 
 
-def test_a_folder_that_is_missing_is_told_before_anything_is_measured(
+def test_a_missing_folder_is_reported_before_anything_is_measured(
     engine: Engine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert penstock("--out", "no/tiny.json") == 2

@@ -64,14 +64,14 @@ def test_tokens_that_share_events_are_spread_over_them() -> None:
     assert answer.token_times_s() == [1.0, 1.0, 2.0, 2.0]
 
 
-def test_an_error_in_the_stream_is_told_by_its_code() -> None:
+def test_an_error_in_the_stream_is_named_by_its_code() -> None:
     with pytest.raises(StreamError, match=r"^engine_lost$"):
         answer_of((b'data: {"error":{"message":"m","type":"server_error","code":"engine_lost"}}\n\n', 1.0))
     with pytest.raises(StreamError, match="unreadable event"):
         answer_of((b"data: {nonsense\n\n", 1.0))
 
 
-def test_the_mean_pace_leaves_the_first_token_out() -> None:
+def test_the_mean_tpot_leaves_the_first_token_out() -> None:
     times_s = [10.0, 10.1, 10.3]  # 0.3 s for two tokens after the first
     assert judged_tpot_s(times_s, Judge.MEAN) == pytest.approx(0.15)
     assert judged_tpot_s(times_s, Judge.MAX) == pytest.approx(0.2)
@@ -273,7 +273,7 @@ def test_a_tier_that_only_says_how_it_is_judged_has_no_target() -> None:
     assert tier_slos.tiers_without_targets == {"a", "c"}
 
 
-def test_figures_stand_right_of_names_and_a_line_stays_one(capfd: pytest.CaptureFixture[str]) -> None:
+def test_figures_are_right_of_names_on_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     tally = ReplayTally()
     tally.add(outcome("a tier with a name", RequestEnding.ADMITTED, kept=True), late_s=0.0)
     shown = table(Report(None, None, span_s=1.0, tally=tally), "")

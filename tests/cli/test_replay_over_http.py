@@ -123,7 +123,7 @@ async def test_every_request_is_sent_once_with_the_traces_counts(serve: Any, tmp
     assert (report.policy, report.replicas) == ("slos-serve", 2)
 
 
-async def test_a_tiers_promise_decides(serve: Any, tmp_path: Path) -> None:
+async def test_a_tiers_targets_decide(serve: Any, tmp_path: Path) -> None:
     server = Server(answered, pool=POOL)
     rows = tmp_path / "rows.csv"
     report = await replayed(
@@ -380,7 +380,7 @@ async def test_the_json_has_exactly_the_keys_that_are_agreed(serve: Any, tmp_pat
 
 
 @pytest.mark.parametrize("body", ["Bad Gateway", "[]", '{"error": "no"}', "{}"])
-async def test_an_error_of_another_kind_is_told_by_its_status(serve: Any, tmp_path: Path, body: str) -> None:
+async def test_an_error_of_another_kind_is_named_by_its_status(serve: Any, tmp_path: Path, body: str) -> None:
     async def refused(server: Server, request: web.Request, _: dict[str, Any]) -> web.Response:
         return web.Response(text=body, status=502)
 
@@ -458,7 +458,7 @@ async def test_any_name_of_a_session_can_be_sent(serve: Any, tmp_path: Path) -> 
     assert (name[:20], len(name), report.tally.all.met) == ("%C3%A9%0D%0AX%3A%20y", 256, 1)
 
 
-async def test_what_an_engine_tells_of_its_cache_is_reported_by_turn(serve: Any, tmp_path: Path) -> None:
+async def test_an_engine_s_cached_tokens_are_reported_by_turn(serve: Any, tmp_path: Path) -> None:
     async def cached(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         tokens = len(body["prompt"])
         found = {"cached_tokens": 32 if tokens == 40 else 0}

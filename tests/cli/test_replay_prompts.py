@@ -40,7 +40,7 @@ def test_equal_blocks_are_equal_prefixes() -> None:
 
 
 @pytest.mark.parametrize("block_tokens", [16, 20_000])
-def test_blocks_have_the_tokens_that_a_hash_id_stands_for(block_tokens: int) -> None:
+def test_blocks_have_the_tokens_of_their_hash_id(block_tokens: int) -> None:
     prompts = PromptGenerator(1, block_tokens)
     one, other = (
         json.loads(prompts.token_ids(2 * block_tokens + 5, blocks, own))
@@ -93,7 +93,7 @@ def body(endpoint: ReplayEndpoint, simulated: bool, prompt_tokens: int = 100) ->
     return found
 
 
-def test_a_real_engine_is_told_the_length() -> None:
+def test_a_real_engine_gets_the_length() -> None:
     reported = body(ReplayEndpoint.COMPLETIONS, simulated=False)
     assert (reported["max_tokens"], reported["ignore_eos"]) == (20, True)
     assert reported["stream_options"] == {"include_usage": True}
@@ -101,14 +101,14 @@ def test_a_real_engine_is_told_the_length() -> None:
     assert "vllm_xargs" not in reported
 
 
-def test_a_simulated_engine_is_told_where_the_planner_does_not_look() -> None:
+def test_a_simulated_engine_gets_the_length_in_a_field_that_the_planner_ignores() -> None:
     reported = body(ReplayEndpoint.COMPLETIONS, simulated=True)
     assert reported["max_tokens"] == 4096
     assert reported["vllm_xargs"] == {"simulated_output_tokens": 20}
     assert body(ReplayEndpoint.COMPLETIONS, simulated=True, prompt_tokens=8000)["max_tokens"] == 192
 
 
-def test_a_simulated_engine_is_told_how_much_of_the_answer_is_thinking() -> None:
+def test_a_simulated_engine_gets_the_length_of_thinking() -> None:
     bodies = RequestBodies(ReplayEndpoint.CHAT, "m", True, 8192, PROMPTS)
     reported = json.loads(bodies.body(TraceRequest(0.0, 100, 20, thinking_tokens=15), 3))
     assert reported["vllm_xargs"] == {"simulated_output_tokens": 20, "simulated_thinking_tokens": 15}

@@ -40,7 +40,7 @@ async def failure(url: str, model: str | None = None) -> Failure:
     return caught.value
 
 
-async def test_a_server_without_a_pool_tells_its_models_alone() -> None:
+async def test_a_server_without_a_pool_reports_only_its_models() -> None:
     async with answering(MODELS) as url:
         assert await inspected(url) == ReplayServer("a", False, 4096, None, None, TierSlos(), ())
         assert await inspected(url, "b") == ReplayServer("b", True, None, None, None, TierSlos(), ())
@@ -59,7 +59,7 @@ async def test_a_server_that_wants_a_key_says_so(status: int) -> None:
 
 
 @pytest.mark.parametrize(("body", "status"), [("gone", 404), ("{}", 201), ("[]", 200)])
-async def test_a_server_of_another_kind_is_told(body: str, status: int) -> None:
+async def test_a_server_of_another_kind_is_reported(body: str, status: int) -> None:
     async with answering(body, status) as url:
         assert str(await failure(url)) == (
             f"{url}: answers, but not as an OpenAI-compatible server: no /v1/models"
@@ -72,7 +72,7 @@ async def test_an_answer_that_is_no_json_is_one_line() -> None:
     assert output.startswith(f"{url}/v1/models: ") and "\n" not in output
 
 
-async def test_a_port_where_nobody_listens_is_one_line() -> None:
+async def test_a_closed_port_is_an_error_of_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     refused = await failure(url)
@@ -95,9 +95,7 @@ async def test_what_is_no_url_is_invalid_input() -> None:
         ("http://", False),
     ],
 )
-async def test_only_a_server_of_this_machine_is_believed_where_its_admin_port_is(
-    url: str, asked: bool
-) -> None:
+async def test_the_admin_port_of_a_remote_server_is_ignored(url: str, asked: bool) -> None:
     async with answering({"model": "m"}) as admin_url, aiohttp.ClientSession() as session:
         found = await AdminPages(session, None).pool(url, {"id": "m", "admin_url": admin_url})
     assert (found is not None) is asked

@@ -45,7 +45,7 @@ def test_a_pool_that_has_too_many_replicas_gives_one_away(files: tuple[str, str,
     assert found["gpu_hours"] * 3600 == pytest.approx(2 * 45 + 44, abs=2)
 
 
-def test_replicas_stay_where_they_are_told_to(files: tuple[str, str, str]) -> None:
+def test_fixed_replicas_are_not_scaled(files: tuple[str, str, str]) -> None:
     words, found = simulated(files, "--fixed")
     assert "Autoscaling" not in words
     assert "gpu_hours" not in found

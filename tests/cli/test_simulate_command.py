@@ -114,7 +114,7 @@ def test_the_json_has_the_keys_that_a_replay_has(simulate: Simulate) -> None:
     assert 0 < found["planner_ms"]["p50"] <= found["planner_ms"]["p99"] <= found["planner_ms"]["max"]
 
 
-def test_flags_stand_in_for_the_file(simulate: Simulate) -> None:
+def test_flags_replace_the_file(simulate: Simulate) -> None:
     done = simulate("--json", "-", "--policy", "vllm", "--replicas", 1, "--rate", 6, "--duration", 5)
     found = json.loads(done.out)
     assert done.code == 0
@@ -270,7 +270,7 @@ def test_a_policy_is_warmed_up_before_its_decisions_are_timed(
     assert done == ["warm-up"] * warmed_up + ["run"]
 
 
-def test_progress_tells_how_much_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_shows_how_much_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 1000, 6))
     monkeypatch.setattr("penstock_cli.simulate.progress.monotonic", lambda: float(next(clock)))
     console = Console(width=120, record=True, force_terminal=False, quiet=False, file=StringIO())

@@ -89,7 +89,7 @@ def session(*lines: tuple[int, dict[str, object]]) -> str:
     )
 
 
-def test_the_turns_of_a_session_are_told_apart(files: tuple[str, str, str]) -> None:
+def test_the_turns_of_a_session_are_reported_separately(files: tuple[str, str, str]) -> None:
     Path(files[1]).write_text(session((0, {}), (1, {"delay": 2000}), (2, {"delay": 3000})))
     words = simulated(files, "--prefix-caching", "--block-tokens", "64")
     turns = json.loads(Path(files[2]).read_text())["turns"]

@@ -92,7 +92,7 @@ def test_a_closed_loop_has_all_turns_at_its_start_with_their_think_times() -> No
     assert [request.stage for request in looped] == [0, 1, 0, 1, 0]
 
 
-def test_a_gap_is_an_answer_at_the_pace_of_the_shortest_gaps_and_then_thought() -> None:
+def test_a_gap_is_an_answer_at_the_speed_of_the_shortest_gaps_and_think_time() -> None:
     recorded = [
         TraceRequest(0.0, 1, 10, session="a"),
         TraceRequest(1.0, 1, 20, session="a"),  # a tenth of a second a token: the shortest gap
@@ -101,7 +101,7 @@ def test_a_gap_is_an_answer_at_the_pace_of_the_shortest_gaps_and_then_thought() 
     assert [request.think_s for request in in_closed_loops(recorded)] == [None, 0.0, pytest.approx(5.0)]
 
 
-def test_the_pace_is_the_hundredth_part_of_the_gaps_that_are_shortest() -> None:
+def test_the_speed_is_that_of_the_shortest_hundredth_of_gaps() -> None:
     recorded = [TraceRequest(0.0, 1, 1, session="a")]
     for gap_s in range(1, 201):
         recorded.append(TraceRequest(recorded[-1].arrival_s + gap_s, 1, 1, session="a"))

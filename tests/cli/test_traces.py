@@ -68,12 +68,12 @@ def test_a_length_of_zero_is_one_token(tmp_path: Path) -> None:
     assert list(read_trace(path)) == [TraceRequest(0.0, 1, 1)]
 
 
-def test_columns_may_stand_in_any_order_and_the_tier_may_be_absent(tmp_path: Path) -> None:
+def test_columns_may_be_in_any_order_and_the_tier_may_be_absent(tmp_path: Path) -> None:
     path = written(tmp_path, "output_tokens,arrival_s,prompt_tokens\n7,0,9\n\n")
     assert list(read_trace(path)) == [TraceRequest(0.0, 9, 7)]
 
 
-def test_a_summary_tells_the_rate(tmp_path: Path) -> None:
+def test_a_summary_has_the_rate(tmp_path: Path) -> None:
     summary = summarise(written(tmp_path, OURS))
     assert (summary.requests, summary.span_s, summary.tiers) == (2, 0.5, ("chat", "coder"))
     assert summary.rate_rps == 4.0

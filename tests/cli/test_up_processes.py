@@ -63,7 +63,7 @@ def test_a_killed_parent_takes_its_children_along(up: Up) -> None:
     until(lambda: not any(is_running(pid) for pid in everyone), "the end of its children")
 
 
-def test_a_process_that_cannot_start_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_a_process_that_cannot_start_is_reported_with_its_reason(tmp_path: Path) -> None:
     """192.0.2.1 is for documentation: no machine has it."""
     command = [PENSTOCK, "up", "-f", DEMO, "--port", "0", "--host", "192.0.2.1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
@@ -82,7 +82,7 @@ def test_the_api_is_served_over_tls_where_a_certificate_is_given(tmp_path: Path)
         assert complete(up.url, trusting)["usage"]["completion_tokens"] == 3
 
 
-def test_a_certificate_that_cannot_be_used_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_an_unusable_certificate_is_reported_before_anything_starts(tmp_path: Path) -> None:
     cert, key, other = tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "other.key"
     make_certificate(cert, other)
     make_certificate(cert, key)

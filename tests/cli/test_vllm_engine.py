@@ -130,7 +130,7 @@ def test_its_prefix_cache_is_as_the_pool_says(output: dict[str, bool], flags: li
     assert [word for word in words if word.endswith("prefix-caching")] == flags
 
 
-def test_the_plug_in_is_told_of_the_pool_by_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plug_in_gets_the_pool_by_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     reported = environment(pool_with(), "/run/telemetry")
     assert reported["PENSTOCK_TELEMETRY"] == "/run/telemetry"
@@ -158,7 +158,7 @@ def test_a_model_is_downloaded_by_its_hub_id_else_by_its_name(
     assert vllm_engine(pool_with(source), python, None).model == model
 
 
-def test_the_plug_in_is_told_how_often_drafts_are_accepted() -> None:
+def test_the_plug_in_gets_the_acceptance_rate() -> None:
     pool = pool_with(speculation={"maxTokens": 3, "acceptance": 0.75})
     assert environment(pool, "x")["PENSTOCK_ACCEPTANCE"] == "0.75"
 

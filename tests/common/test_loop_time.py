@@ -5,7 +5,7 @@ import asyncio
 from loop_time import freeze, skip, thaw, turns
 
 
-async def test_time_that_stands_still_goes_on_by_what_is_skipped_alone() -> None:
+async def test_stopped_time_advances_only_by_skips() -> None:
     loop = asyncio.get_running_loop()
     freeze()
     began_s = loop.time()

@@ -22,14 +22,14 @@ def test_the_same_lines_pass(file: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, TOGETHER, 2 * TOGETHER])
-def test_a_changed_line_is_told_with_those_beside_it(file: Path, number: int) -> None:
+def test_a_changed_line_is_shown_with_its_neighbours(file: Path, number: int) -> None:
     changed = [*LINES[:number], "changed", *LINES[number + 1 :]]
     with pytest.raises(AssertionError) as reported:
         assert_recorded(file, "a", changed)
     assert str(reported.value).splitlines()[:2] == ["a, from here on:", "changed"]
 
 
-def test_lines_more_and_lines_fewer_are_told(file: Path) -> None:
+def test_added_and_missing_lines_are_shown(file: Path) -> None:
     for lines in (LINES[:-1], [*LINES, *LINES]):
         with pytest.raises(AssertionError, match="a, from here on"):
             assert_recorded(file, "a", lines)

@@ -95,7 +95,7 @@ def test_what_no_idle_replica_can_do_is_never() -> None:
     assert [v.earliest_s for v in answer(replica(), *impossible) if isinstance(v, Rejected)] == [None] * 4
 
 
-def test_a_budget_spent_elsewhere_is_not_never() -> None:
+def test_a_budget_spent_at_other_replicas_is_not_never() -> None:
     """It came late, another like it need not."""
     view = replica(now_s=0.95)
     assert reason(answer(view, asks("a", 1500, at_s=0.0))[0]) is Reason.PREFILL_BUDGET

@@ -147,7 +147,7 @@ def test_late_best_effort_is_served_as_if_it_had_an_slo() -> None:
     assert policy.step(moving, memory)[0].preempt == ()
 
 
-def test_nobody_starts_in_a_step_that_preempts() -> None:
+def test_no_request_starts_in_a_step_that_preempts() -> None:
     full = [advance(prompt(name, tokens=96), 96, 1, 0.0) for name in "ab"]
     step = first_step(replica(full, [prompt("c", tokens=10)], free_blocks=0))
     assert (step.preempt, list(step.tokens)) == (("b",), ["a"])

@@ -160,7 +160,7 @@ def test_a_bound_is_named() -> None:
     )
 
 
-def test_what_fewer_replicas_refused_says_nothing_of_more() -> None:
+def test_rejections_of_fewer_replicas_are_no_evidence_for_more() -> None:
     old = Period(NOW_S - 15, 15.0, 1, 0.5, 60, 30, {"chat": Share(60, 30, 0, 0)})
     assert decided(POOL, seen(chat(60), HALF), remembering(2, periods=(old,))).replicas == 2
     same = old._replace(ready=2)

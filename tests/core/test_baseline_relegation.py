@@ -171,7 +171,7 @@ def test_a_new_request_takes_one_slot_and_no_more() -> None:
     assert set(step.tokens) == {"p", "first"}
 
 
-def test_without_blocks_for_the_whole_prompt_nobody_starts() -> None:
+def test_without_blocks_for_the_whole_prompt_no_request_starts() -> None:
     waiting = [prompt("large", 900), prompt("small", 16, due_in_s=9.0)]
     assert step_of(QoServe(), replica([decode("d")], waiting, free_blocks=9)).tokens == {"d": 1}
 

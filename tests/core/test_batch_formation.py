@@ -167,7 +167,7 @@ def window_decode(name: str, came: int, sure: int, due_in_s: float) -> Job:
     return job
 
 
-def test_a_window_lends_the_time_of_its_tokens_where_the_answer_surely_lasts() -> None:
+def test_a_window_averages_its_tokens_where_the_answer_surely_lasts() -> None:
     """Its next token is nearly due, but the window's end is what is judged: fast batches catch up."""
     hurried = prompt("p", 3000, due_in_s=0.25)
     assert batch([window_decode("w", 2, 100, 0.03)], [hurried]).tokens == {"w": 1, "p": 3000}

@@ -147,13 +147,13 @@ def test_a_late_decode_leaves_half_of_what_its_period_does() -> None:
     assert reported.limit_s == pytest.approx((STEP_S + 0.1) / 2, abs=1e-3)
 
 
-def test_a_tpot_that_no_batch_keeps_binds_nobody() -> None:
+def test_a_tpot_target_that_no_batch_meets_limits_no_batch() -> None:
     reported = foreseen([decode("d", tpot_s=0.02, due_in_s=0.02)], [prompt("p", 900, 5.0)])
     assert reported.in_time
     assert reported.sustainable
 
 
-def test_windows_lend_what_surely_comes() -> None:
+def test_windows_are_extended_by_tokens_that_surely_follow() -> None:
     def limit_s(came: int, sure: int) -> float:
         decodes = [decode("d", came=came, due_in_s=0.05, judge=Judge.WINDOW, sure=sure)]
         return foreseen(decodes, [prompt("p", 3000, 5.0)], BatchingRule(1.0)).limit_s
@@ -208,7 +208,7 @@ def test_thinking_may_have_ended_with_its_last_token_however_far_it_was_ahead() 
     assert limit_s(STEP_S / 2) > 0.4, "what decodes alone exceed binds nobody any more"
 
 
-def test_a_job_without_a_tpot_makes_nobody_late() -> None:
+def test_a_job_without_a_tpot_target_makes_no_other_late() -> None:
     """A decode is due just when a batch of its own ends: with any other request in the batch it is late."""
     due = decode("d", due_in_s=STEP_S + 1e-4)
     along = [decode(f"free{i}", tpot_s=None) for i in range(200)]

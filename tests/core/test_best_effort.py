@@ -66,13 +66,13 @@ def test_a_job_starts_only_where_all_of_it_has_blocks_beside_everyones_growth() 
     assert list(filled(running, [offline("p", 500)], free_blocks=33).tokens) == ["d", "p"]
 
 
-def test_nobody_overtakes_a_job_that_waits_for_blocks() -> None:
+def test_no_job_overtakes_one_that_waits_for_blocks() -> None:
     waiting = [offline("large", 1200, age_s=9), offline("small", 50, age_s=1)]
     running = [offline("d", generated=True)]
     assert list(filled(running, waiting, free_blocks=60).tokens) == ["d"]
 
 
-def test_a_job_that_can_never_fit_holds_nobody_up() -> None:
+def test_a_job_that_can_never_fit_delays_no_other() -> None:
     waiting = [offline("impossible", 99_000, age_s=9), offline("small", 50, age_s=1)]
     assert list(filled([], waiting, free_blocks=60).tokens) == ["small"]
 
@@ -152,7 +152,7 @@ def test_alone_a_chunk_may_take_twice_as_long_as_its_first_token(done: int, atte
     assert model.seconds(BatchWork(count + 1, 0, chunk_work(count + 1, done))) > most_s
 
 
-def test_nobody_overtakes_a_prompt_whose_next_token_would_end_too_late() -> None:
+def test_no_job_overtakes_a_prompt_whose_next_token_would_be_late() -> None:
     book = offline("book", 9000, done=8000)
     beside = BatchWork(1, 41)
     one_s = EXACT.seconds(BatchWork(2, 41, chunk_work(1, 8000)))
@@ -176,7 +176,7 @@ def test_the_last_slot_is_taken_and_a_running_request_needs_none() -> None:
 
 
 @pytest.mark.parametrize(("blocks", "served"), [(60, ["d"]), (61, ["d", "small"])])
-def test_a_job_of_the_whole_cache_waits_for_it_and_one_of_more_holds_nobody_up(
+def test_a_job_of_the_whole_cache_waits_for_it_and_a_larger_one_delays_no_other(
     blocks: int, served: list[str]
 ) -> None:
     resumed = offline("large", 16 * blocks - 40, age_s=9)._replace(generated_tokens=40)
@@ -205,7 +205,7 @@ def test_a_protected_job_that_decodes_has_no_deadline() -> None:
     assert (protected.due_s, protected.tpot_s) == (inf, None)
 
 
-def test_nobody_is_protected_before_that_nor_what_can_never_fit() -> None:
+def test_no_job_is_protected_earlier_nor_one_that_can_never_fit() -> None:
     assert oldest_waiting_too_long(view_of([], []), 30.0) is None
     assert oldest_waiting_too_long(view_of([], [offline("young", age_s=29)]), 30.0) is None
     assert oldest_waiting_too_long(view_of([], [offline("impossible", 99_000, age_s=99)]), 30.0) is None

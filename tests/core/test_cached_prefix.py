@@ -68,7 +68,7 @@ def test_a_job_that_has_begun_holds_its_blocks() -> None:
 
 
 @pytest.mark.parametrize("unheld", [0, 2, 4])
-def test_starting_takes_a_slot_the_rest_of_the_prompt_and_cached_blocks_that_nobody_holds(
+def test_starting_takes_a_slot_the_rest_of_the_prompt_and_unheld_cached_blocks(
     unheld: int,
 ) -> None:
     batch = OpenBatch(replica(free_blocks=100, limits=Limits(running=5)))
@@ -86,7 +86,7 @@ def test_a_prompt_of_which_a_part_is_cached_starts_only_if_all_of_it_fits() -> N
         assert batch.tokens == tokens
 
 
-def test_preempting_frees_only_the_blocks_that_nobody_else_holds() -> None:
+def test_preempting_frees_only_blocks_that_no_other_request_holds() -> None:
     view = replica((runs("a", 160), runs("b", 160)), free_blocks=0, shared={"a": 6})
     batch = OpenBatch(view)
     batch.preempt(view.running[0])

@@ -154,7 +154,7 @@ def test_the_program_is_drawn_from_the_replica() -> None:
     assert best_set(program) == [0, 1]
 
 
-def test_a_target_that_no_batch_meets_binds_nobody() -> None:
+def test_a_target_that_no_batch_meets_limits_no_request() -> None:
     program = program_of(replica(), [], [asks("hopeless", 0.001), asks("free", None)])
     assert program.period_s.shape == (3, 1)
 

@@ -132,7 +132,7 @@ def test_a_request_that_has_waited_for_its_patience_is_released(waited_s: float,
     assert (refusal(view(now_s=5.0 + waited_s), pressed, candidate, WINDOW) is not None) is refused
 
 
-def test_a_course_is_as_long_as_its_prompts_less_what_has_passed() -> None:
+def test_the_planned_time_is_that_of_its_prompts_less_the_time_passed() -> None:
     inside, once_s = EngineJobs((decode(),), (prompt(),), since_s=4.0), batch_s(50)
     done_s = 4.0 + 2 * once_s
     assert prefill_forecast(view(now_s=4.0, tokens=51), inside) == PrefillForecast(2, once_s, done_s)

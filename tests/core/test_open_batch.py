@@ -149,7 +149,7 @@ def test_an_empty_batch_gets_a_chunk_however_short_its_limit_is() -> None:
     assert batch.seconds(chunk, 0, chunk_work(chunk, 40)) <= 2 * one_s
 
 
-def test_nobody_is_preempted_twice_nor_out_of_the_batch() -> None:
+def test_no_job_is_preempted_twice_nor_out_of_the_batch() -> None:
     served, idle = decode("served"), decode("idle")
     batch = opened(served, idle, free_blocks=0, running=2)
     batch.add(served, 1)

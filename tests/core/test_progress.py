@@ -19,7 +19,7 @@ def test_a_stream_is_bounded_by_its_first_token() -> None:
     assert longest_silence_s(Admitted(20.0, 0.1), 1) == pytest.approx(TIMES_FORECAST * 20.1)
 
 
-def test_a_short_forecast_leaves_engines_time_to_stand_still() -> None:
+def test_a_short_forecast_leaves_engines_time_for_a_stall() -> None:
     assert longest_silence_s(Admitted(0.1, 0.01), 1) == SHORTEST_S
 
 

@@ -45,7 +45,7 @@ def test_a_prompt_without_text_teaches_nothing(text_bytes: int, messages: int, t
 
 
 @pytest.mark.parametrize(("tokens", "bytes_per_token"), [(1000, 16.0), (10_000_000, 0.5)])
-def test_no_report_is_believed_beyond_what_tokenizers_do(tokens: int, bytes_per_token: float) -> None:
+def test_reports_outside_the_range_of_tokenizers_are_ignored(tokens: int, bytes_per_token: float) -> None:
     seen = PromptLength().observe(1_000_000, 0, tokens)
     assert seen.bytes_per_token == pytest.approx(4.0 + LEARNING_RATE * (bytes_per_token - 4.0))
     assert seen.deviation == pytest.approx(LEARNING_RATE * abs(bytes_per_token - 4.0))

@@ -54,7 +54,7 @@ def test_token_without_a_tpot_is_never_due() -> None:
     assert next_token_due_s(Anchor(5, 1), 7, None) == NO_DEADLINE_S
 
 
-def test_mean_lends_the_lead_of_fast_tokens_but_not_that_of_the_first() -> None:
+def test_mean_lets_tokens_use_the_lead_of_earlier_ones_but_not_of_the_first() -> None:
     first = anchor_after(Judge.MEAN, None, 1, now_s=2.0)
     later = anchor_after(Judge.MEAN, first, 8, now_s=2.1)
     assert later == Anchor(2.0, 1)

@@ -38,7 +38,7 @@ def test_share_and_excess_of_slow_steps_are_learned(chance: float, factor: float
     assert tail.excess == pytest.approx(factor - 1)
 
 
-def test_a_steady_engine_has_none() -> None:
+def test_an_engine_of_constant_speed_has_none() -> None:
     assert after([SLOW, 1.0, 0.2] * 100) == StepTail()
 
 

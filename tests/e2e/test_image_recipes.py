@@ -32,7 +32,7 @@ def test_its_process_is_a_command_of_the_distribution_beside_it(dockerfile: Path
     assert command in project["scripts"]
 
 
-def test_it_runs_as_nobody_in_particular(dockerfile: Path) -> None:
+def test_it_runs_as_an_unprivileged_user(dockerfile: Path) -> None:
     assert read_recipe(dockerfile).user == "65532:65532"
 
 

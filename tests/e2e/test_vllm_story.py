@@ -49,9 +49,7 @@ def test_a_verdict_is_called_as_the_router_counts_it(
 
 
 @pytest.mark.parametrize(("off", "bound"), [(0.0, 0.9), (0.05, 0.9), (0.2, 0.6), (0.9, 0.3)])
-def test_the_less_predictable_the_machine_the_fewer_promises_have_to_be_kept(
-    off: float, bound: float
-) -> None:
+def test_the_less_predictable_the_machine_the_lower_the_required_share(off: float, bound: float) -> None:
     assert bound_of(off) == pytest.approx(bound)
 
 

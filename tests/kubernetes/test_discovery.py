@@ -249,7 +249,9 @@ async def tell_status(namespace: Namespace, *, ready: bool) -> None:
     )
 
 
-async def test_while_the_api_server_is_away_the_last_set_stands(server: Server, namespace: Namespace) -> None:
+async def test_while_the_api_server_is_unavailable_the_last_set_stays(
+    server: Server, namespace: Namespace
+) -> None:
     await namespace.write_slice("a", endpoint("p-0", 1))
     with capture_logs() as output:
         async with followed(watch_of(namespace, server.kubeconfig)) as seen:
@@ -291,9 +293,7 @@ async def test_a_watch_whose_time_is_over_goes_on_from_where_it_was(
         await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
 
 
-async def test_what_was_missed_too_long_ago_to_be_told_is_listed_anew(
-    server: Server, namespace: Namespace
-) -> None:
+async def test_events_too_old_for_a_watch_are_listed_again(server: Server, namespace: Namespace) -> None:
     """The server knows nothing of so old a version any more (410); what is gone since must go here too."""
     await namespace.write_slice("a", endpoint("p-0", 1))
     watch = watch_of(namespace, server.kubeconfig)

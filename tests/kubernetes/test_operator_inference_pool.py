@@ -45,7 +45,7 @@ def test_an_inference_pool_selects_the_replicas_and_names_the_pickers(world: Wor
     assert world.get("Service", "chat") is None
 
 
-def test_a_changed_inference_pool_is_mended_and_its_status_is_the_gateway_s(world: World) -> None:
+def test_a_changed_inference_pool_is_restored_and_its_status_is_the_gateway_s(world: World) -> None:
     world.make("ServingPool", pool_document(gateway="inferencePool"))
     world.ready()
     parent = {"parentRef": {"name": "public"}, "controllerName": "a.example/gateway"}

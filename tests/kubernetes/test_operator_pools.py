@@ -78,7 +78,7 @@ def test_pool_at_rest_is_looked_at_and_not_written(world: World, operator: Opera
         ("Role", "chat-router", {"rules": []}, "rules"),
     ],
 )
-def test_drift_is_mended(world: World, kind: str, name: str, harm: dict[str, Any], field: str) -> None:
+def test_drift_is_corrected(world: World, kind: str, name: str, harm: dict[str, Any], field: str) -> None:
     world.make("ServingPool", pool_document())
     world.ready()
     before = world.get(kind, name)

@@ -200,7 +200,7 @@ def test_a_mount_that_fails_names_what_is_missing_where_it_says_so(message: str,
     assert (problem.cause, problem.message) == (cause, f"chat-replica-0: {message}")
 
 
-def test_an_event_about_the_pod_that_had_the_name_before_says_nothing() -> None:
+def test_an_event_about_an_earlier_pod_of_the_same_name_is_ignored() -> None:
     reported = event("chat-replica-0", "FailedMount", "volume not there yet")
     reported["involvedObject"]["uid"] = "before"
     now = pod(phase="Pending")
@@ -297,7 +297,7 @@ def test_the_process_that_failed_is_quoted_and_not_the_one_that_waited_for_it() 
 
 
 @pytest.mark.parametrize(("exit_code", "words"), [(137, "no memory left"), (3, "no message")])
-def test_who_could_not_say_a_word(exit_code: int, words: str) -> None:
+def test_a_container_that_left_no_message(exit_code: int, words: str) -> None:
     problem = the_problem(crashed(exit_code))
     assert problem.cause is Cause.ENGINE_CRASHING
     assert f"exit code {exit_code}, 2 restarts: " in problem.message

@@ -44,7 +44,7 @@ def test_routers_reach_engines_only_where_the_pool_says_so(
 
 
 @pytest.mark.parametrize("gateway", ["envoy", "inferencePool"])
-def test_nobody_else_in_front_of_replicas_does(want: Want, gateway: str) -> None:
+def test_no_other_front_end_reaches_the_engine_s_port(want: Want, gateway: str) -> None:
     assert ENGINE_PORT not in ports_for_routers(want(engine=DIRECT, gateway=gateway))
 
 

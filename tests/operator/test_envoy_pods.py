@@ -109,7 +109,7 @@ def test_only_the_picker_has_the_accounts_token(want: Want) -> None:
 
 
 @pytest.mark.parametrize(("applications", "open_"), [([], True), ([IDE], False)])
-def test_a_pool_with_keys_is_closed_while_nobody_checks_them(
+def test_a_pool_with_keys_is_closed_while_no_picker_checks_them(
     want: Want, applications: list[Any], open_: bool
 ) -> None:
     text = _file(want(gateway="envoy", applications=applications), "envoy.json")
@@ -135,7 +135,7 @@ def test_the_processes_accept_their_arguments(want: Want, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_the_real_envoy_accepts_what_it_is_told(
+def test_the_real_envoy_accepts_its_configuration(
     want: Want, settings: OperatorSettings, tmp_path: Path, tls: bool
 ) -> None:
     """All folders of the pod are one of the test's."""

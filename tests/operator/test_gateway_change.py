@@ -76,6 +76,6 @@ def test_a_status_of_an_older_generation_does_not_count(workloads: Workloads) ->
     assert gateway_now("router", [replicas, with_status(fronts, 0, observedGeneration=1)]) == OPENED
 
 
-def test_a_pool_that_is_asleep_changes_at_once(workloads: Workloads) -> None:
+def test_a_pool_scaled_to_zero_changes_immediately(workloads: Workloads) -> None:
     replicas, fronts = workloads(OPENED)
     assert gateway_now("envoy", [with_status(replicas, 0, replicas=0, updatedReplicas=0), fronts]) == ENVOYS

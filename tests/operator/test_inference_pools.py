@@ -44,7 +44,7 @@ def test_the_route_leads_to_the_inference_pool(want: Want) -> None:
 
 
 @pytest.mark.parametrize(("applications", "mode"), [([], "FailOpen"), ([IDE], "FailClose")])
-def test_a_pool_with_keys_is_closed_while_nobody_checks_them(
+def test_a_pool_with_keys_is_closed_while_no_picker_checks_them(
     want: Want, applications: list[Any], mode: str
 ) -> None:
     objects = want(gateway="inferencePool", applications=applications)

@@ -146,7 +146,7 @@ def test_capacity_is_written_again_once_it_has_moved_by_a_tenth(
     assert Autoscaler(memory=AutoscalerState(capacity_rps=known)).capacity_rps(written) == kept
 
 
-def test_reason_without_another_number_is_told_once_a_minute_at_most() -> None:
+def test_a_reason_without_another_number_is_reported_once_a_minute_at_most() -> None:
     scaler = Autoscaler()
     status: dict[str, Any] = {"autoscaling": dict(scaler.decide_scaling(pool(), {}, quiet(2), now_s=1000.0))}
     before = status["autoscaling"]

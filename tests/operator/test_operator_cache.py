@@ -35,7 +35,7 @@ def test_children_are_their_pool_s() -> None:
     assert "managedFields" not in pool["metadata"]
 
 
-def test_older_version_is_no_news() -> None:
+def test_an_older_version_is_no_change() -> None:
     cache = Cache()
     assert cache.update(made(CONFIG_MAP, "chat-router", 9))
     assert not cache.update(made(CONFIG_MAP, "chat-router", 8))
@@ -43,7 +43,7 @@ def test_older_version_is_no_news() -> None:
     assert cache.children(KEY)[0]["metadata"]["resourceVersion"] == "9"
 
 
-def test_late_news_does_not_bring_back_what_is_gone() -> None:
+def test_a_late_event_does_not_restore_a_deleted_object() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "chat-router", 1))
     assert cache.remove(made(CONFIG_MAP, "chat-router", 3))
@@ -58,7 +58,7 @@ def test_namesake_made_since_is_not_forgotten_with_its_predecessor() -> None:
     assert len(cache.children(KEY)) == 1
 
 
-def test_list_tells_what_a_watch_has_lost() -> None:
+def test_a_list_has_what_a_watch_has_missed() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "gone", 1))
     requested = cache.state(CONFIG_MAP)
@@ -93,7 +93,7 @@ def restored() -> Cache:
     return cache
 
 
-def test_list_of_a_restored_server_is_believed() -> None:
+def test_the_list_of_a_restored_server_is_accepted() -> None:
     cache = restored()
     listed = [made(CONFIG_MAP, "changed-since", 600), made(CONFIG_MAP, "deleted-since", 500)]
     cache.replace(CONFIG_MAP, None, listed, 650, cache.state(CONFIG_MAP))
@@ -103,7 +103,7 @@ def test_list_of_a_restored_server_is_believed() -> None:
     assert cache.update(made(CONFIG_MAP, "deleted-since", 652))
 
 
-def test_list_of_a_restored_server_is_believed_even_if_it_has_overtaken_what_is_known() -> None:
+def test_the_list_of_a_restored_server_is_accepted_also_with_newer_versions() -> None:
     cache = restored()
     cache.replace(POOL, None, [made(POOL, "chat", 500)], 2000, cache.state(POOL))
     pool = cache.pool(KEY)
@@ -122,7 +122,7 @@ def names(cache: Cache) -> list[str]:
     return [child["metadata"]["name"] for child in cache.children(KEY)]
 
 
-def test_list_of_one_namespace_says_nothing_of_others() -> None:
+def test_a_list_of_one_namespace_changes_no_other() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "chat-router", 1))
     cache.replace(CONFIG_MAP, "elsewhere", [], 5, cache.state(CONFIG_MAP))
@@ -138,7 +138,7 @@ def test_what_is_gone_stays_gone_though_a_list_from_before_has_it() -> None:
     assert names(cache) == []
 
 
-def test_list_that_was_asked_for_after_the_last_news_is_believed() -> None:
+def test_a_list_requested_after_the_last_event_is_accepted() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "chat-router", 900))
     cache.replace(CONFIG_MAP, None, [made(CONFIG_MAP, "chat-router", 600)], 650, cache.state(CONFIG_MAP))
@@ -164,7 +164,7 @@ def test_object_whose_label_names_another_pool_is_that_pool_s() -> None:
     assert len(cache.children(PoolKey("team", "code"))) == 1
 
 
-def test_what_was_never_there_is_no_news_when_it_is_gone() -> None:
+def test_the_deletion_of_an_unknown_object_is_no_change() -> None:
     cache = Cache()
     assert not cache.remove(made(CONFIG_MAP, "chat-router", 1))
     cache.update(made(CONFIG_MAP, "another", 2))

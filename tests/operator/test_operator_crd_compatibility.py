@@ -17,7 +17,7 @@ def test_fields_are_named_as_people_write_them() -> None:
     assert {"spec.replicas", "spec.tiers[].slo.tpot", "status.conditions[].reason"} <= OURS
 
 
-def test_same_release_says_nothing() -> None:
+def test_the_same_release_logs_nothing() -> None:
     assert judge(OURS, OURS) == []
 
 

@@ -67,11 +67,11 @@ def test_vllm_is_left_as_it_is_and_its_scheduler_lies_beside_it(pod_of: PodOf) -
     assert shared(pod, "/run/penstock") == "telemetry"
 
 
-def test_a_pool_that_names_no_vllm_gets_the_one_that_the_operator_was_told(pod_of: PodOf) -> None:
+def test_a_pool_that_names_no_vllm_image_gets_the_operator_s(pod_of: PodOf) -> None:
     assert engine_of(pod_of("vllm"))["image"] == "vllm:1"
 
 
-def test_vllm_is_told_what_the_pool_says(want: Want) -> None:
+def test_vllm_has_flags_from_the_pool(want: Want) -> None:
     objects = want(
         model={"name": "served", "source": {"hub": "org/model"}},
         engine={
@@ -167,13 +167,13 @@ def test_an_engine_of_others_without_an_image_is_refused_by_its_field(pod_of: Po
         pod_of("openai")
 
 
-def test_vllm_is_told_to_wait_for_a_time_model_that_is_to_be_measured(pod_of: PodOf) -> None:
+def test_vllm_waits_for_a_time_model_that_is_to_be_measured(pod_of: PodOf) -> None:
     reported = variables(engine_of(pod_of("vllm", image="vllm:1", timeModel="auto")))
     assert reported["PENSTOCK_TIME_MODEL"] == "auto"
     assert reported["PENSTOCK_TELEMETRY"]
 
 
-def test_a_measured_time_model_is_mounted_for_all_who_read_it(want: Want) -> None:
+def test_a_measured_time_model_is_mounted_in_all_containers_that_read_it(want: Want) -> None:
     objects = want(engine={"type": "vllm", "image": "vllm:1", "timeModel": "our-a100.json"})
     source = {"name": "our-a100", "items": [{"key": "time-model.json", "path": "our-a100.json"}]}
     for workload in ("StatefulSet/llama-replica", "Deployment/llama-router"):
@@ -243,7 +243,7 @@ def test_vllm_gets_the_gpus_that_it_spans_where_no_device_is_named(
 
 
 @pytest.mark.parametrize("kind", ["simulated", "openai"])
-def test_engines_that_are_not_told_their_gpus_get_none(pod_of: PodOf, kind: str) -> None:
+def test_engines_whose_gpus_are_not_given_get_none(pod_of: PodOf, kind: str) -> None:
     assert "limits" not in {k: v for k, v in engine_of(pod_of(kind, image="e:1"))["resources"].items() if v}
 
 
@@ -329,7 +329,7 @@ def test_vllm_writes_its_termination_message_where_kubernetes_reads_it(pod_of: P
 
 
 @pytest.mark.parametrize(("catches", "ends"), [("signal.SIGTERM", True), ("signal.SIGUSR2", False)])
-def test_vllm_is_told_to_stop_once_it_listens(pod_of: PodOf, catches: str, ends: bool) -> None:
+def test_vllm_is_stopped_once_it_catches_the_signal(pod_of: PodOf, catches: str, ends: bool) -> None:
     engine = engine_of(pod_of("vllm", image="e:1"))
     (shell, flag, waits) = engine["lifecycle"]["preStop"]["exec"]["command"]
     code = f"import signal, sys; signal.signal({catches}, print); print(flush=True); sys.stdin.read()"
@@ -361,6 +361,6 @@ def test_engine_and_sidecar_get_the_key_between_them_from_its_secret(pod_of: Pod
 
 
 @pytest.mark.parametrize("kind", ["simulated", "vllm", "openai"])
-def test_without_a_key_nothing_is_told_of_one(pod_of: PodOf, kind: str) -> None:
+def test_without_a_key_the_container_has_no_key_settings(pod_of: PodOf, kind: str) -> None:
     pod = pod_of(kind, image="engine:1")
     assert "API_KEY" not in str(pod)

@@ -29,7 +29,7 @@ def service(reason: ActionReason, *drift: str) -> Apply:
     return Apply(manifest, reason, drift)
 
 
-def test_new_pool_s_objects_are_no_news_and_its_being_ready_is() -> None:
+def test_a_new_pool_has_an_event_when_it_is_ready_but_none_per_object() -> None:
     assert reported({}, status(ready=False), service(ActionReason.MISSING)) == []
     assert reported(status(ready=False), status()) == [("Normal", "Ready")]
     assert reported(status(), status()) == []
@@ -37,14 +37,14 @@ def test_new_pool_s_objects_are_no_news_and_its_being_ready_is() -> None:
     assert reported({}, status("GpuMissing", ready=False)) == [("Warning", "GpuMissing")]
 
 
-def test_trouble_is_told_once_and_its_end_once() -> None:
+def test_a_problem_and_its_end_have_one_event_each() -> None:
     assert reported(status(), status("GpuMissing")) == [("Warning", "GpuMissing")]
     assert reported(status("GpuMissing"), status("GpuMissing")) == []
     assert reported(status("GpuMissing"), status("ImageMissing")) == [("Warning", "ImageMissing")]
     assert reported(status("ImageMissing"), status()) == [("Normal", "Recovered")]
 
 
-def test_what_was_put_right_is_told() -> None:
+def test_a_correction_of_drift_has_an_event() -> None:
     (updates,) = pool_events(status(), status(), [service(ActionReason.DRIFTED, "spec.ports[80]")])
     assert updates == PoolEvent(
         "Normal", "DriftMended", 'Service "chat": spec.ports[80] put back as the pool wants'
@@ -57,14 +57,14 @@ def test_what_was_put_right_is_told() -> None:
     assert reported(status(), status(), removed) == [("Normal", "Removed")]
 
 
-def test_scaling_is_told_with_its_reason() -> None:
+def test_scaling_has_an_event_with_its_reason() -> None:
     was, now = {"replicas": 2}, {"replicas": 4, "message": "60% was refused"}
     (updates,) = pool_events(status(autoscaling=was), status(autoscaling=now), ())
     assert updates == PoolEvent("Normal", "Scaled", "2 to 4 replicas: 60% was refused")
     assert reported(status(), status(autoscaling=now)) == []
 
 
-def test_same_news_is_the_same_event() -> None:
+def test_the_same_message_is_the_same_event() -> None:
     pool = {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "ServingPool",
@@ -78,7 +78,7 @@ def test_same_news_is_the_same_event() -> None:
     assert again["lastTimestamp"] == "now"
 
 
-def test_an_event_says_of_which_pool_and_by_whom_and_is_never_too_long() -> None:
+def test_an_event_names_its_pool_and_reporter_and_is_never_too_long() -> None:
     pool = {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "ServingPool",
@@ -95,6 +95,6 @@ def test_an_event_says_of_which_pool_and_by_whom_and_is_never_too_long() -> None
     }
 
 
-def test_a_number_of_replicas_that_stays_is_no_news() -> None:
+def test_an_unchanged_number_of_replicas_has_no_event() -> None:
     same = status(autoscaling={"replicas": 2, "message": "quiet"})
     assert reported(same, status(autoscaling={"replicas": 2, "message": "busy"})) == []

@@ -21,7 +21,7 @@ def test_pools_of_one_second_agree_by_uid() -> None:
     assert older_claimant(first, [second]) is None
 
 
-def test_other_hosts_and_no_host_are_nobody_s_business() -> None:
+def test_other_hosts_and_no_host_belong_to_no_pool() -> None:
     assert older_claimant(pool("c", "2026-01-03T00:00:00Z", host="b.example"), [OLD]) is None
     assert older_claimant(pool("c", "2026-01-03T00:00:00Z", host=None), [OLD]) is None
 

@@ -112,7 +112,7 @@ def test_a_free_lease_is_taken_renewed_and_in_the_end_given_back() -> None:
     run(story())
 
 
-def test_who_stands_by_asks_twice_as_often_and_gives_nothing_back() -> None:
+def test_a_standby_reads_the_lease_twice_as_often_and_releases_nothing() -> None:
     async def story() -> None:
         cluster, changes = Cluster(lease("you")), list[bool]()
         leadership = leading(cluster, changes)
@@ -167,7 +167,7 @@ def test_an_attempt_ends_while_the_hold_still_lasts() -> None:
     run(story())
 
 
-def test_who_finds_another_in_its_place_leads_no_more() -> None:
+def test_a_leader_that_finds_another_holder_stops_leading() -> None:
     async def story() -> None:
         cluster, changes = Cluster(), list[bool]()
         leadership = leading(cluster, changes)
@@ -180,7 +180,7 @@ def test_who_finds_another_in_its_place_leads_no_more() -> None:
 
 
 @pytest.mark.parametrize(("code", "changes"), [(409, [True, False]), (500, [True])])
-def test_only_a_holder_whom_another_was_faster_than_stops_at_once(code: int, changes: list[bool]) -> None:
+def test_only_a_holder_that_was_replaced_stops_immediately(code: int, changes: list[bool]) -> None:
     async def story() -> None:
         cluster, found = Cluster(), list[bool]()
         leadership = leading(cluster, found)

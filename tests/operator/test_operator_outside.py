@@ -39,7 +39,7 @@ def test_an_ingress_has_the_class_and_the_certificate_that_are_named(want: Want)
     assert (spec["ingressClassName"], spec["tls"]) == ("traefik", [{"hosts": [HOST], "secretName": "cert"}])
 
 
-def test_nginx_is_told_to_let_streams_pass_unless_the_pool_says_otherwise(want: Want) -> None:
+def test_nginx_streams_unbuffered_unless_the_pool_has_other_annotations(want: Want) -> None:
     mine = {f"{NGINX}/proxy-read-timeout": "60", "cert-manager.io/cluster-issuer": "letsencrypt"}
     ingress = want(ingress={"host": HOST, "annotations": mine}, router={"maxBodyBytes": 1024})
     annotations = ingress["Ingress/llama"]["metadata"]["annotations"]

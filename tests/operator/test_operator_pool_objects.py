@@ -138,7 +138,7 @@ def test_only_routers_have_a_token_and_only_for_endpoint_slices(want: Want) -> N
     ]
 
 
-def test_nobody_reaches_an_engine_but_its_sidecar(want: Want) -> None:
+def test_only_its_sidecar_reaches_an_engine(want: Want) -> None:
     ingress = want()["NetworkPolicy/llama-replica"]["spec"]["ingress"]
     assert [rule["ports"][0]["port"] for rule in ingress] == [7000, 7001]
     (routers,) = ingress[0]["from"]
@@ -248,7 +248,7 @@ def test_keys_in_a_file_are_refused_by_name(want: Want) -> None:
         want(applications=[{"name": "ide", "tier": "chat", "keys": {"file": "keys.txt"}}])
 
 
-def test_images_are_pulled_as_the_operator_is_told(want: Want, settings: OperatorSettings) -> None:
+def test_images_are_pulled_by_the_operator_s_settings(want: Want, settings: OperatorSettings) -> None:
     reported = dataclasses.replace(settings, image_pull_policy="Never", image_pull_secrets=("a", "b"))
     for pod in pods(want(settings=reported)):
         assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]

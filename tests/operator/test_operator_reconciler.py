@@ -455,7 +455,7 @@ def test_a_pool_that_others_scale_says_so_and_follows_its_spec(by: dict[str, str
     assert "autoscaling" not in world.pool["status"]
 
 
-def test_a_pool_without_replicas_says_who_starts_one() -> None:
+def test_a_pool_without_replicas_says_what_starts_one() -> None:
     world = World(document(replicas=0))
     world.reconciled()
     world.settle()

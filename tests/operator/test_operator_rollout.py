@@ -192,7 +192,7 @@ def test_saying_the_same_in_other_words_rolls_nothing(want: Want, spelled: dict[
     assert templates(want(**changed(spelled))) == templates(want(**BEFORE))
 
 
-def test_scaling_to_zero_tells_routers_to_hold(want: Want) -> None:
+def test_scaling_to_zero_makes_routers_hold_requests(want: Want) -> None:
     before = templates(want(**BEFORE))
     after = templates(want(**changed({"autoscaling": {"minReplicas": 0}})))
     assert {component for component in before if before[component] != after[component]} == {"router"}
@@ -249,7 +249,7 @@ def test_a_new_router_is_up_before_an_old_one_goes(want: Want) -> None:
     ],
     ids=["e2e", "pace", "slowdown", "two paces", "long", "no pace", "short", "best effort", "the longest"],
 )
-def test_a_pod_may_finish_the_longest_that_its_tiers_promise(
+def test_a_pod_has_time_to_finish_the_longest_request_of_its_tiers(
     make_pool: MakePool, tiers: list[Any], max_model_len: int, drain_s: float
 ) -> None:
     engine = {"type": "simulated", "timeModel": "llama-3-8b-a100", "maxModelLen": max_model_len}

@@ -82,7 +82,7 @@ def test_routers_and_replicas_trust_each_other(make_key: MakeKey) -> None:
     assert not works(held, held, START + CERTIFICATE_LIFE + DAY)
 
 
-def test_nobody_else_is_trusted(make_key: MakeKey) -> None:
+def test_no_other_certificate_is_trusted(make_key: MakeKey) -> None:
     ours, others = (renewed(StoredCredentials(), NAME, START, make_key) for _ in range(2))
     assert not trusts(ours.authorities, others.server, START, name=NAME)
     assert not trusts(ours.authorities, others.client, START, name=None)

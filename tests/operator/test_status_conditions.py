@@ -118,7 +118,7 @@ def test_more_pods_than_wanted_are_scaling() -> None:
     assert reported["Progressing"] == ("True", "Scaling")
 
 
-def test_no_replica_wanted_is_asleep_where_a_request_wakes_one() -> None:
+def test_a_pool_scaled_to_zero_is_asleep_where_a_request_starts_a_replica() -> None:
     none = replicas(wanted=0, ready=0)
     asleep = conditions(status_of(view(none, routers(), wanted=0, starts_on_request=True), {}, NOW))
     assert asleep["Ready"] == asleep["Available"] == ("True", "Asleep")
@@ -197,7 +197,7 @@ def test_a_pool_whose_gateway_has_not_answered_is_not_ready() -> None:
     assert reported["Available"] == ("True", "Serving")
 
 
-def test_several_problems_are_told_together_the_first_as_the_reason() -> None:
+def test_several_problems_are_reported_together_the_first_as_the_reason() -> None:
     problems = [PoolProblem(cause, f"{cause} {number}") for number, cause in enumerate(list(Cause)[:7])]
     degraded = condition(status_of(view(replicas(), routers(), problems=problems), {}, NOW), "Degraded")
     assert degraded is not None

@@ -249,7 +249,7 @@ async def test_an_envoy_that_is_killed_ends_its_requests_and_the_next_one_serves
         assert picker.metrics.registry.get_sample_value("penstock_picker_faults_total") == 0
 
 
-async def test_a_client_that_does_not_read_holds_its_replica_back_and_nobody_else(
+async def test_a_client_that_does_not_read_slows_its_own_stream_and_no_other(
     front: Front, tmp_path: Path
 ) -> None:
     r0 = HttpReplica("r0")

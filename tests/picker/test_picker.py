@@ -204,7 +204,7 @@ async def test_limits_count_what_a_request_may_use_and_know_no_end(shares: bool)
         assert value(picker, "limited_total", application="ide", limit="tokens_per_minute") == 1
 
 
-async def test_the_replica_is_told_whose_key_a_request_has() -> None:
+async def test_the_replica_gets_the_application_of_a_request_s_key() -> None:
     pool, keys = limited(concurrentRequests=1)
     async with picker_of(replicas(), pool, keys) as picker:
         assert dict(picker.pick(call(**IDE)).headers)["x-penstock-application"] == "ide"

@@ -124,7 +124,7 @@ async def test_both_fronts_and_the_admin_port_are_served_until_it_is_stopped(poo
 
 
 @pytest.mark.parametrize("front", ["ext_authz", "ext_proc"])
-async def test_a_front_that_nobody_asked_for_is_not_there(pool_file: Path, front: str) -> None:
+async def test_a_front_end_that_is_not_configured_is_not_started(pool_file: Path, front: str) -> None:
     flags = (f"--{front.replace('_', '-')}-port", "0")
     async with served(pool_file, HttpReplica("r0"), *flags) as (at, _):
         assert {name for name in at if name.startswith("ext")} == {front}

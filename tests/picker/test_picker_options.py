@@ -9,7 +9,7 @@ from penstock_routing.flags import REDIS_URL, Certificate
 REQUIRED = ["-f", "pool.yaml", "--replica", "r0=h:1"]
 
 
-def test_what_nobody_says_is_this_machines_loopback_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_this_machines_loopback_unencrypted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(REDIS_URL, raising=False)
     assert parse([*REQUIRED, "--ext-proc-port", "9002"]) == Options(
         pool=Path("pool.yaml"),
@@ -72,7 +72,7 @@ def test_both_fronts_may_be_had_with_a_certificate_and_logs_in_json() -> None:
     assert options.certificate == Certificate(Path("c"), Path("k"))
 
 
-def test_an_envoy_beside_it_is_told_of_replicas_and_drained() -> None:
+def test_an_envoy_beside_it_gets_endpoints_and_is_drained() -> None:
     envoy = ["--endpoints-file", "e.json", "--envoy-admin", "a.sock", "--drain-s", "3", "--lame-duck-s", "1"]
     options = parse([*REQUIRED, "--ext-authz-port", "0", *envoy])
     assert (options.endpoints_file, options.envoy_admin) == (Path("e.json"), Path("a.sock"))

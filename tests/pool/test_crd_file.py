@@ -89,7 +89,7 @@ def test_a_status_has_no_defaults() -> None:
     assert {"status.conditions", "status.selector", "status.tiers[].attainment"} <= observed.keys()
 
 
-def test_an_example_stands_in_the_description() -> None:
+def test_the_description_has_an_example() -> None:
     assert FIELDS["spec.tiers[].slo.tpot"]["description"].endswith("Like `50ms`.")
     assert "Like" not in FIELDS["spec.scheduling.policy"]["description"]  # its default says it already
 

@@ -399,7 +399,7 @@ def test_a_wrong_field_has_one_line(path: str, value: object, line: str) -> None
     assert lines_of(with_change(path, value)) == [f"pool.yaml: {line}"]
 
 
-def test_every_wrong_field_is_told_at_once() -> None:
+def test_every_invalid_field_is_reported_at_once() -> None:
     document = with_change("spec/replicas", -1)
     document["spec"]["tiers"][1]["slo"]["tpot"] = 50
     document["spec"]["defaultTier"] = "nobody"
@@ -454,7 +454,7 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
         assert error.value.lines == [f"{path}: {output}"]
 
 
-def test_a_character_that_yaml_does_not_take_is_told(tmp_path: Path) -> None:
+def test_a_character_that_is_invalid_in_yaml_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "pool.yaml"
     file.write_text("kind: \x01")
     with pytest.raises(PoolError, match="is not YAML: unacceptable character #x0001"):

@@ -57,7 +57,7 @@ def test_tiers_become_the_cores(full: Path) -> None:
     assert not tiers["chat"].best_effort
 
 
-def test_an_answer_may_have_a_pace_of_its_own(full: Path) -> None:
+def test_an_answer_may_have_a_tpot_target_of_its_own(full: Path) -> None:
     full.write_text(FULL.replace("tpot: 100ms", "tpot: 50ms, answerTpot: 100ms"))
     assert load_pool(full).tiers()["chat"].slo == Slo(ttft_slowdown=5.0, tpot_s=0.05, answer_tpot_s=0.1)
     full.write_text(FULL.replace("{ttft: {slowdown: 5}, tpot: 100ms}", "{answerTpot: 100ms}"))

@@ -44,12 +44,12 @@ def test_a_field_inside_a_mapping_is_named_without_its_description() -> None:
     assert found == {"named.x.other": "unknown field", "named.y.plain": "missing"}
 
 
-def test_a_value_of_another_type_is_told_the_fields() -> None:
+def test_the_error_of_a_value_of_another_type_lists_the_fields() -> None:
     assert problems({"item": 5}) == {"item": "5 is no mapping of plain, described, like"}
     assert problems({"named": {"x": None}}) == {"named.x": "null is no mapping of fields"}
 
 
-def test_an_unknown_field_is_told_the_nearest_or_all() -> None:
+def test_the_error_of_an_unknown_field_names_the_nearest_or_all() -> None:
     assert problems({"item": {"plain": 1, "lik": 1, "xyz": 1}}) == {
         "item.lik": "unknown field; did you mean like?",
         "item.xyz": "unknown field; fields here are plain, described, like",

@@ -63,7 +63,9 @@ def test_a_client_that_leaves_ends_its_work_at_the_engine(direct: LivePool) -> N
 
 
 @pytest.mark.parametrize("kind", ["sidecar", "engine"])
-async def test_begun_streams_go_on_elsewhere_token_for_token(direct: LivePool, kind: Kind) -> None:
+async def test_begun_streams_continue_on_another_replica_token_for_token(
+    direct: LivePool, kind: Kind
+) -> None:
     async with direct.async_client() as client:
         numbers = range(4)
         wholes = await asyncio.gather(*(whole_answer(client, direct, number, TOKENS) for number in numbers))

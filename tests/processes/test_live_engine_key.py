@@ -16,7 +16,7 @@ def keyed(open_module_pool: OpenPool) -> LivePool:
         return open_module_pool(1)
 
 
-def test_only_the_sidecar_gets_in_and_the_key_stands_in_no_log(keyed: LivePool) -> None:
+def test_only_the_sidecar_has_access_and_no_log_has_the_key(keyed: LivePool) -> None:
     with keyed.client() as client:
         answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=3)
     assert answer.usage and answer.usage.completion_tokens >= 1

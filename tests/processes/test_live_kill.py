@@ -16,7 +16,7 @@ RUNNING = "vllm:num_requests_running"
 
 
 @pytest.mark.parametrize("kind", ["sidecar", "engine"])
-async def test_begun_streams_go_on_elsewhere_token_for_token(pool: LivePool, kind: Kind) -> None:
+async def test_begun_streams_continue_on_another_replica_token_for_token(pool: LivePool, kind: Kind) -> None:
     """Chats and completions, with usage; no token twice, none missing."""
     async with pool.async_client() as client:
         numbers = range(8)
@@ -45,7 +45,7 @@ async def test_a_stream_outlives_two_replicas(pool: LivePool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sidecar", "engine"])
-async def test_what_had_no_first_byte_succeeds_elsewhere(pool: LivePool, kind: Kind) -> None:
+async def test_requests_without_a_first_byte_succeed_on_another_replica(pool: LivePool, kind: Kind) -> None:
     """Prefills queue up at both replicas; one dies under them."""
 
     async def ask(client: openai.AsyncOpenAI) -> str:

@@ -110,7 +110,7 @@ def test_what_was_refused_is_served_once_there_is_room(small: LivePool) -> None:
     assert ask(small)["x-penstock-verdict"] == "admitted"
 
 
-def test_client_retries_what_it_is_told_to_retry(small: LivePool) -> None:
+def test_the_official_client_retries_after_the_given_time(small: LivePool) -> None:
     """The official client's own retries carry a request over a short overload."""
     with occupied(small, 2), small.client(max_retries=2) as client:
         answer = client.completions.create(model=small.model, prompt=[1, 2, 3], max_tokens=1)

@@ -43,14 +43,14 @@ async def test_a_replica_that_is_to_measure_its_engine_is_ready_once_it_has(tmp_
         engine.exit_code()
 
 
-def test_a_replica_waits_for_its_engine_and_stops_when_told(tmp_path: Path) -> None:
+def test_a_replica_waits_for_its_engine_and_stops_on_a_signal(tmp_path: Path) -> None:
     sidecar = auto_sidecar(auto_pool(tmp_path), "http://127.0.0.1:9", tmp_path)
     until(lambda: "waiting for the engine" in sidecar.said, "waiting")
     sidecar.ask_to_stop()
     assert sidecar.exit_code() == 0
 
 
-def test_a_cache_that_nobody_tells_of_is_asked_for(tmp_path: Path) -> None:
+def test_a_cache_size_that_the_engine_does_not_report_has_to_be_in_the_pool(tmp_path: Path) -> None:
     simulated = write_pool(tmp_path / "engine.yaml")
     engine = Process(
         "engine", ["penstock-engine", "-f", str(simulated), "--port", "0"], tmp_path / "engine.log"

@@ -112,7 +112,7 @@ def test_engine_that_comes_late_is_waited_for(pool: LivePool) -> None:
             assert client.completions.create(model=pool.model, prompt="hello", max_tokens=1).choices
 
 
-def test_router_without_replicas_is_alive_but_not_ready(pool: LivePool) -> None:
+def test_a_router_without_replicas_is_live_but_not_ready(pool: LivePool) -> None:
     assert httpx2.get(f"{pool.url()}/ready").status_code == 200
     for name in pool.replicas:
         pool.kill("sidecar", name)

@@ -76,7 +76,7 @@ def test_unknown_tier_is_named(anyone: Connect) -> None:
     assert refusal.value.param == "x-penstock-tier"
 
 
-def test_an_unknown_key_is_told_so_however_long_its_prompt_is(keyed: Connect) -> None:
+def test_an_unknown_key_is_an_error_however_long_the_prompt(keyed: Connect) -> None:
     with keyed(api_key="nobodys-key") as client:
         for _ in range(3):
             with pytest.raises(openai.AuthenticationError):

@@ -65,14 +65,14 @@ async def test_a_slow_way_changes_no_token(
 
 
 @pytest.mark.parametrize("what", WAYS)
-async def test_streams_whose_way_breaks_go_on_elsewhere(
+async def test_streams_whose_connection_breaks_continue_on_another_replica(
     pool_behind: LivePool, proxy: FaultProxy, what: str
 ) -> None:
     await stay_equal(pool_behind, proxy.cut(what))
 
 
 @pytest.mark.parametrize("what", WAYS)
-async def test_streams_go_on_elsewhere_once_their_way_is_found_to_be_half_open(
+async def test_streams_on_a_half_open_connection_continue_on_another_replica(
     pool_behind: LivePool, proxy: FaultProxy, what: str
 ) -> None:
     """By keepalive between router and sidecar, by probes of an engine."""

@@ -180,7 +180,7 @@ async def until_away(*ours: Router) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_redis_that_stands_still_holds_up_nobody(
+async def test_a_redis_that_hangs_delays_no_request(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = Router(redis, limits(requestsPerMinute=10))

@@ -162,7 +162,7 @@ async def test_an_engine_that_refuses_fields_beyond_openais_does_without() -> No
     assert requested[-1]["stream_options"] == {"include_usage": True}
 
 
-async def test_an_engines_error_is_told_in_one_line() -> None:
+async def test_an_engines_error_is_one_line() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(status=500, text="CUDA\nout of memory")
 
@@ -206,7 +206,7 @@ async def test_an_engine_that_is_gone_breaks_off_and_counts_nothing() -> None:
             await gone.follow(CompletionStream(4), 8, Random(0))
 
 
-async def test_no_engine_answers_where_nobody_listens() -> None:
+async def test_no_engine_answers_at_a_closed_port() -> None:
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:9: no engine answers there \(.+\)"):
         await followed("http://127.0.0.1:9")
 
@@ -233,7 +233,7 @@ async def test_a_server_without_models_is_no_engine() -> None:
             await followed(str(server.make_url("/v1")))
 
 
-async def test_a_context_that_is_not_told_is_not_known() -> None:
+async def test_a_context_length_that_is_not_reported_is_unknown() -> None:
     async with serving(streaming(text(1)), card={"data": [{"id": "tiny"}]}) as url, connected(url) as engine:
         assert engine.context_tokens == 0
 
@@ -293,6 +293,6 @@ async def test_a_page_that_is_an_error_counts_nothing() -> None:
     ],
     ids=["known", "not yet known", "no metrics"],
 )
-async def test_the_kv_cache_is_as_the_engine_tells_it(metrics: str, reported: EngineKvCache | None) -> None:
+async def test_the_kv_cache_is_as_the_engine_reports_it(metrics: str, reported: EngineKvCache | None) -> None:
     async with serving(streaming(text(1)), metrics=metrics) as url, connected(url) as engine:
         assert await engine.kv_cache() == reported

@@ -20,7 +20,7 @@ def readings(slowdown_at: list[float], noise: float = 0.0) -> list[tuple[str, fl
     ]
 
 
-def test_a_machine_that_keeps_its_pace_keeps_its_readings() -> None:
+def test_readings_of_a_machine_of_constant_speed_are_unchanged() -> None:
     assert slowdowns(readings([1.0] * 60)) == pytest.approx([1.0] * 60)
 
 
@@ -37,7 +37,7 @@ def test_a_slow_spell_is_taken_out() -> None:
         assert max(of_it[15:18]) < 1.3 * takes_s, "in the middle of the spell"
 
 
-def test_a_single_stall_is_nobodys_pace() -> None:
+def test_a_single_stall_is_no_change_of_speed() -> None:
     reported = readings([1.0] * 60)
     stalled = [*reported[:30], (reported[30][0], 50 * reported[30][1]), *reported[31:]]
     assert slowdowns(stalled) == pytest.approx([1.0] * 60)

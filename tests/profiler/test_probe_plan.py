@@ -57,7 +57,7 @@ def test_sizes_double_with_one_between_and_contexts_are_short_middle_and_long() 
     }
 
 
-def test_an_engine_is_asked_for_usual_sizes_unless_its_limits_are_told() -> None:
+def test_an_engine_is_probed_with_usual_sizes_unless_its_limits_are_known() -> None:
     probes = plan(ProfileLimits())
     assert max(probe.prompt_tokens for probe in probes) == 2048
     assert max(probe.requests for probe in probes if isinstance(probe, DecodeProbe)) == 32
@@ -230,7 +230,7 @@ async def test_the_context_of_decodes_is_that_in_the_middle_of_what_was_seen() -
     assert context_in_the_middle(together, windows) == 400 + (12 + 14)
 
 
-def test_every_probe_is_read_before_any_is_read_again_for_what_it_tells() -> None:
+def test_every_probe_is_measured_before_any_is_repeated() -> None:
     probes: list[Probe] = [PrefillProbe(16), PrefillProbe(1024), DecodeProbe(4, 64)]
     took_s = {probes[0]: 0.01, probes[1]: 1.0, probes[2]: 0.02}
     requested: list[Probe] = []
@@ -247,7 +247,7 @@ def test_every_probe_is_read_before_any_is_read_again_for_what_it_tells() -> Non
     assert requested.count(probes[0]) > 5 * requested.count(probes[1]) > 5 * ROUNDS
 
 
-def test_a_probe_is_read_again_where_a_second_tells_most() -> None:
+def test_the_probe_with_the_most_uncertain_reading_is_repeated() -> None:
     def chosen(**took_s: float) -> str:
         spread = {"sure": (1.0, 1.0), "noisy": (0.9, 1.1), "known": (0.9, 1.1, 0.9, 1.1, 0.9, 1.1)}
         probes = {"sure": PrefillProbe(1), "noisy": PrefillProbe(2), "known": PrefillProbe(3)}
@@ -283,7 +283,7 @@ def test_probes_are_known_the_better_the_more_often_they_were_read() -> None:
     assert uncertainty([once, spread]) == pytest.approx(uncertainty([spread]) / 2)
 
 
-def test_readings_are_steady_as_if_the_machine_had_kept_its_pace() -> None:
+def test_readings_are_corrected_to_a_constant_machine_speed() -> None:
     read, probes = Readings(), (PrefillProbe(16), PrefillProbe(64), PrefillProbe(256))
     for number in range(60):
         probe, slowdown = probes[number % 3], 1.5 if 20 <= number < 40 else 1.0
@@ -296,7 +296,7 @@ def test_readings_are_steady_as_if_the_machine_had_kept_its_pace() -> None:
 
 
 @pytest.mark.parametrize(("times", "noise"), [((1, 1), 0.0), ((2, 1), 0.1), ((2, 3), 0.2)])
-def test_steady_noise_is_of_probes_that_were_read_again(times: tuple[int, int], noise: float) -> None:
+def test_noise_is_estimated_from_repeated_probes(times: tuple[int, int], noise: float) -> None:
     point = Point(BatchWork(8), 0.01)
     readings = [
         ProbeReading(PrefillProbe(8), point, n, spread) for n, spread in zip(times, (0.1, 0.3), strict=True)

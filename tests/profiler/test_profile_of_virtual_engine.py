@@ -100,7 +100,7 @@ def test_a_single_token_has_no_room_for_a_decode_beside_it(
     assert virtual.asked == requested
 
 
-def test_a_prompt_that_took_no_longer_than_its_way_says_nothing() -> None:
+def test_a_prompt_no_longer_than_the_round_trip_is_no_reading() -> None:
     whole = read(VirtualEngine(), PrefillProbe(64), overhead_s=0.0, mixes=False)
     assert whole is not None
     assert read(VirtualEngine(), PrefillProbe(64), overhead_s=whole.seconds, mixes=False) is None
@@ -177,7 +177,7 @@ def test_a_profile_finds_the_model_that_the_engine_runs_by() -> None:
     assert took_s < 30
 
 
-def test_a_changing_pace_is_no_noise_of_the_engine() -> None:
+def test_a_changing_speed_is_no_noise_of_the_engine() -> None:
     slow_by_turns = VirtualEngine(slowdown=lambda at_s: 1.0 + 0.5 * (at_s % 10 > 7))
     found, requested, took_s = profiled(slow_by_turns, seconds=60.0)
     assert found.noise > 2 * found.noise_without_drift

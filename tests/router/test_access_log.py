@@ -39,7 +39,7 @@ async def test_each_request_has_a_line_with_its_figures(lines: LogCapture) -> No
     assert 0 < line["ttft_s"] <= line["e2e_s"]
 
 
-async def test_nothing_is_told_to_who_does_not_ask(lines: LogCapture) -> None:
+async def test_without_the_flag_nothing_is_logged(lines: LogCapture) -> None:
     level("INFO")
     async with house(ScriptedReplica("r0")) as router:
         await router.chat(stream=True)

@@ -63,7 +63,7 @@ async def test_the_admin_port_takes_no_requests_of_clients() -> None:
     ],
     ids=["local", "local, IPv6", "another machine", "an admin port beyond loopback"],
 )
-async def test_only_clients_on_this_machine_are_told_where_the_admin_port_is(
+async def test_only_clients_on_this_machine_get_the_admin_port(
     client: str, admin_url: str | None, reported: str | None
 ) -> None:
     pool = pool_with()

@@ -50,7 +50,7 @@ def test_whoever_holds_most_is_dropped_and_others_stay() -> None:
     assert small.take().data == b"x" * 20
 
 
-def test_one_that_holds_most_itself_is_told_so() -> None:
+def test_a_request_over_the_bound_alone_is_dropped() -> None:
     budget = ByteBudget(100)
     freed: list[bool] = []
     one = UpstreamRequest(1, None, lambda: freed.append(True))
@@ -60,7 +60,7 @@ def test_one_that_holds_most_itself_is_told_so() -> None:
     assert (one.take().data, budget.held_bytes) == (b"", 0)
 
 
-def test_bodies_alone_drop_nobody() -> None:
+def test_bodies_alone_drop_no_request() -> None:
     budget = ByteBudget(100)
     one = upstream(budget)
     with BodyBytes(budget) as body:
@@ -81,7 +81,7 @@ def test_an_upstream_request_that_is_released_counts_nothing_more() -> None:
     assert budget.held_bytes == 0
 
 
-def test_up_to_the_bound_nobody_is_dropped_and_one_byte_beyond_whoever_holds_most() -> None:
+def test_up_to_the_bound_no_request_is_dropped_and_one_byte_beyond_the_largest() -> None:
     budget = ByteBudget(100)
     one, other = upstream(budget, 1), upstream(budget, 2)
     one.put(b"x" * 60, 1)
@@ -103,7 +103,7 @@ def test_a_single_byte_beside_bodies_is_enough_to_be_dropped_for() -> None:
         assert budget.held_bytes == 100
 
 
-def test_where_nobody_holds_output_nobody_is_dropped() -> None:
+def test_where_no_request_holds_output_none_is_dropped() -> None:
     budget = ByteBudget(100)
     with BodyBytes(budget) as body:
         body.add(100)

@@ -29,7 +29,7 @@ def test_each_replica_counts_with_its_longest_beginning() -> None:
     assert prefixes.cached_tokens(marks(1, 2, token_ids=True)) == {"r0": 800, "r1": 400}
 
 
-def test_what_is_removed_or_told_anew_is_held_no_more() -> None:
+def test_removed_and_replaced_prefixes_are_no_longer_held() -> None:
     prefixes = CachedPrefixes()
     holder = prefixes.holder("r0")
     holder.update(added(1, 2))
@@ -51,14 +51,14 @@ def test_a_replica_that_is_replaced_under_its_name_does_not_take_the_new_ones_wi
     assert len(prefixes) == 0
 
 
-def test_it_is_known_once_a_replica_has_told_even_of_nothing() -> None:
+def test_it_is_known_after_a_replica_s_first_report_even_an_empty_one() -> None:
     prefixes = CachedPrefixes()
     assert not prefixes.known
     prefixes.holder("r0").update(wire.CachedPrefixes(anew=True))
     assert prefixes.known
 
 
-def test_what_one_replica_tells_is_bounded(monkeypatch: MonkeyPatch) -> None:
+def test_the_prefixes_of_one_replica_are_bounded(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(cached_prefixes, "MOST_PREFIXES", 3)
     prefixes = CachedPrefixes()
     holder = prefixes.holder("r0")
@@ -84,7 +84,7 @@ some = st.lists(st.integers(0, 12), max_size=6)
 
 
 @given(st.lists(st.tuples(names, some, some, st.booleans()), max_size=40))
-def test_it_knows_exactly_what_was_told(messages: list[tuple[str, list[int], list[int], bool]]) -> None:
+def test_it_has_exactly_the_reported_prefixes(messages: list[tuple[str, list[int], list[int], bool]]) -> None:
     prefixes = CachedPrefixes()
     holders = {name: prefixes.holder(name) for name in ("r0", "r1", "r2")}
     held: dict[str, set[int]] = {name: set() for name in holders}

@@ -31,7 +31,7 @@ def channels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]
     return made
 
 
-def test_a_name_in_certificates_stands_in_for_addresses_where_one_is_given(
+def test_a_given_certificate_name_replaces_addresses(
     tmp_path: Path, channels: list[tuple[str, dict[str, Any]]]
 ) -> None:
     ca = Identity(tmp_path).cert

@@ -98,7 +98,7 @@ def test_only_the_probe_taken_back_makes_room_for_another(clock: Clock) -> None:
     assert made.takes(clock.now_s)
 
 
-def test_an_answer_of_a_replica_in_service_is_not_told(clock: Clock) -> None:
+def test_an_answer_of_a_replica_in_service_is_not_logged(clock: Clock) -> None:
     made = Ejection("r0", lambda: 0.0)
     made.failed()
     with capture_logs() as output:

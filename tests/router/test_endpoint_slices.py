@@ -61,11 +61,11 @@ def test_the_port_is_found_by_its_name_in_each_slice() -> None:
     assert endpoints_of(slices) == {"p-0": Endpoint("10.0.0.1:7000"), "p-1": Endpoint("10.0.0.2:9000")}
 
 
-def test_slices_without_endpoints_hold_nobody() -> None:
+def test_slices_without_endpoints_have_no_replicas() -> None:
     assert endpoints_of([slice_of(), {**slice_of(), "endpoints": None}]) == {}
 
 
-def test_addresses_of_version_6_stand_in_brackets() -> None:
+def test_addresses_of_version_6_are_in_brackets() -> None:
     replicas = endpoints_of([slice_of(endpoint("p-0", "fd00::1"), family="IPv6")])
     assert replicas == {"p-0": Endpoint("[fd00::1]:7000")}
 
@@ -107,7 +107,7 @@ pods = st.dictionaries(
 
 
 @given(pods, st.lists(st.integers(0, 3), min_size=6, max_size=6), st.randoms(use_true_random=False))
-def test_how_endpoints_are_spread_over_slices_says_nothing(
+def test_the_distribution_over_slices_does_not_matter(
     pods: dict[str, tuple[int, Condition]], homes: Sequence[int], random: Any
 ) -> None:
     endpoints = {

@@ -174,7 +174,7 @@ async def test_replicas_come_move_and_go_with_their_slices() -> None:
     assert sets[2]["p0"].address == "10.0.0.9:7000"
 
 
-async def test_a_set_that_is_as_before_is_not_told_again() -> None:
+async def test_an_unchanged_set_is_not_reported_again() -> None:
     again = [change("MODIFIED", "a", p0="10.0.0.1"), change("BOOKMARK", "", "5"), P2]
     assert names(await first_sets(watching([listing(A)], [again]), 2)) == [["p0"], ["p0", "p2"]]
 
@@ -216,7 +216,7 @@ async def test_when_the_server_has_forgotten_the_version_everything_is_listed_an
     ],
     ids=["500", "403", "unreachable", "silent", "no access", "an error in the watch", "an unknown one"],
 )
-async def test_while_the_server_is_away_the_last_set_stands_and_nothing_is_listed_anew(trouble: Any) -> None:
+async def test_while_the_server_is_unavailable_the_last_set_stays_and_nothing_is_listed(trouble: Any) -> None:
     server = ApiServer([listing(A)], [trouble, [P2]])
     watch = watch_of(server)
     assert names(await first_sets(watch, 2)) == [["p0"], ["p0", "p2"]]
@@ -257,7 +257,7 @@ async def test_a_malformed_slice_is_logged_once_however_often_it_comes() -> None
     assert [line["event"] for line in output].count("slice passed over") == 1
 
 
-async def test_it_is_connected_while_a_watch_stands() -> None:
+async def test_it_is_connected_while_a_watch_is_open() -> None:
     watch = watching([listing(A), listing(B)], [[P2], refused(410)])
     seen = []
     async with aclosing(_generator(watch)) as reported:

@@ -113,7 +113,9 @@ async def test_a_revoked_key_is_refused_and_a_new_one_served_without_a_restart(f
 
 
 @pytest.mark.parametrize("broken", ["gone", "not text", "a folder"])
-async def test_a_file_that_cannot_be_read_changes_nothing_and_is_told_once(files: Path, broken: str) -> None:
+async def test_a_file_that_cannot_be_read_changes_nothing_and_is_logged_once(
+    files: Path, broken: str
+) -> None:
     keys = keys_of(ide="ide-key", night="night-key")
     refresh, registry = refresh_of(keys, files_of(files))
     (files / "ide.txt").unlink()
@@ -227,7 +229,7 @@ async def test_a_secret_without_keys_has_revoked_them(found: Any) -> None:
 
 
 @pytest.mark.parametrize("found", [403, 500, secret(b"\xff"), {"data": {"keys": "&"}}, {"data": 7}, []])
-async def test_a_secret_that_cannot_be_read_says_nothing_about_others(found: Any) -> None:
+async def test_an_unreadable_secret_does_not_affect_others(found: Any) -> None:
     source = Cluster(ide=found, night=secret("c")).source()
     read = await source.read()
     assert isinstance(read["ide"], Unreadable)

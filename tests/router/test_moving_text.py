@@ -388,7 +388,7 @@ def test_events_that_come_at_once_are_each_translated() -> None:
     assert events.rewritten(b"data: [DONE]\n\n") == b"data: [DONE]\n\n"
 
 
-def test_a_stream_that_begins_with_the_whole_prompt_is_not_believed() -> None:
+def test_a_stream_that_begins_with_the_whole_prompt_is_not_accepted() -> None:
     events = ContinuedEvents({"id": "a"}, True, 5)
     with pytest.raises(NotAContinuation):
         events.rewritten(b"data: " + orjson.dumps({"choices": [{"index": 0, "text": "x" * 500}]}) + b"\n\n")

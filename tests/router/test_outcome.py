@@ -27,12 +27,12 @@ def test_a_stream_is_measured_by_what_was_written() -> None:
     assert seen.tpot_s == pytest.approx(0.2)
 
 
-def test_the_tier_says_how_its_pace_is_judged() -> None:
+def test_the_tier_says_how_its_tpot_is_judged() -> None:
     seen = measured(outcome([100.5, 100.6, 100.9], Slo(judge=Judge.MAX)))
     assert seen.tpot_s == pytest.approx(0.3)
 
 
-def test_one_token_has_no_pace() -> None:
+def test_one_token_has_no_tpot() -> None:
     assert measured(outcome([100.5])).tpot_s is None
 
 
@@ -80,7 +80,7 @@ def test_misses(slo: Slo, missed: list[str], stream: bool) -> None:
     assert misses(slo.targets(0.0), measured(made)) == missed
 
 
-def test_a_pace_that_there_was_none_of_is_not_missed() -> None:
+def test_a_tpot_of_one_token_is_not_missed() -> None:
     made = outcome([100.5], Slo(1.0, tpot_s=0.1))
     assert misses(Targets(1.0, 0.1), measured(made)) == []
 
@@ -106,7 +106,7 @@ def test_tokens_that_only_the_end_reveals_are_spread_over_what_was_seen() -> Non
     ],
     ids=["thinking too slow", "both kept", "answer too slow", "one pace for all"],
 )
-def test_thinking_and_answer_are_judged_apart_where_each_has_a_pace(
+def test_thinking_and_answer_are_judged_separately_where_each_has_a_tpot_target(
     slo: Slo, pace_s: float, kept: bool
 ) -> None:
     reported = wire.Finished(completion_tokens=6, thinking_tokens=3)
@@ -115,19 +115,19 @@ def test_thinking_and_answer_are_judged_apart_where_each_has_a_pace(
     assert (misses(slo.targets(0.0), seen) == []) is kept
 
 
-def test_a_slowdown_is_told_by_the_time_model() -> None:
+def test_a_slowdown_target_is_computed_by_the_time_model() -> None:
     made = outcome([100.5], Slo(ttft_slowdown=5), finished=wire.Finished(prompt_tokens=1000))
     targets = targets_of(made, MODEL)
     assert targets is not None
     assert targets.ttft_s == pytest.approx(5 * MODEL.prefill_seconds(1000))
 
 
-def test_a_slowdown_nobody_can_tell_is_not_judged() -> None:
+def test_a_slowdown_without_a_time_model_is_not_judged() -> None:
     slo = Slo(ttft_slowdown=5)
     assert targets_of(outcome([100.5], slo, finished=wire.Finished(prompt_tokens=9)), None) is None
     assert targets_of(outcome([100.5], slo), MODEL) is None
 
 
-def test_a_requests_own_targets_stand_in_place_of_its_tiers() -> None:
+def test_a_requests_own_targets_replace_its_tiers() -> None:
     made = outcome([100.5], Slo(ttft_slowdown=5, tpot_s=0.1, e2e_s=60), Targets(ttft_s=0.3))
     assert targets_of(made, None) == Targets(0.3, 0.1, 60)

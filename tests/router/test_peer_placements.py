@@ -45,7 +45,7 @@ def test_a_snapshot_that_crossed_them_does_not_know_of_them() -> None:
     assert heard(1.0).not_in_snapshot(snapshot_s=1.0 + SETTLED_S / 2, now_s=1.01) == PeerLoad(1, 10)
 
 
-def test_what_no_snapshot_ever_tells_of_is_forgotten() -> None:
+def test_placements_that_no_snapshot_confirms_are_forgotten() -> None:
     peers = heard(1.0)
     assert peers.not_in_snapshot(snapshot_s=0.0, now_s=1.0 + LONGEST_S / 2) == PeerLoad(1, 10)
     assert peers.not_in_snapshot(snapshot_s=0.0, now_s=1.0 + LONGEST_S) == NOBODY
@@ -66,7 +66,7 @@ async def test_a_placement_at_a_replica_that_is_not_known_is_nothing() -> None:
     ReplicaSet(make_link).placed_by_peer("r9", PeerLoad(1, 1))
 
 
-async def test_what_this_router_places_is_told() -> None:
+async def test_placements_of_this_router_are_published() -> None:
     reported: list[tuple[str, int]] = []
     replica = ScriptedReplica("r0", is_silent)
 

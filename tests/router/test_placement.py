@@ -282,7 +282,7 @@ async def test_where_replays_are_used_up_a_lost_request_comes_again_by_itself(
     assert desk.asked == [1, 0]
 
 
-async def test_a_failure_is_the_answer_and_nobody_else_is_asked() -> None:
+async def test_a_failure_is_the_answer_and_no_other_replica_is_tried() -> None:
     desk = Desk(ends(wire.Failed(failure=wire.FAILURE_BAD_REQUEST, status=400)), serves)
     with pytest.raises(UpstreamError) as failed:
         await desk.placed()

@@ -138,7 +138,7 @@ def test_tokens_are_reserved_and_settled() -> None:
     assert len(admitted(ledger, 2.0, [80, 1])) == 1
 
 
-def test_a_request_over_the_whole_limit_is_told_that_waiting_is_no_help() -> None:
+def test_a_request_over_the_whole_limit_has_no_retry_after() -> None:
     ledger = Ledger(limits(tokensPerMinute=100, concurrentRequests=1))
     assert ledger.enter(0.0, 101) == OverLimit(Limit.TOKENS_PER_MINUTE, None)
     admitted(ledger, 0.0, [100])
@@ -266,7 +266,9 @@ class Pool:
 USAGE = LimitUsage(7, 2.5, 40, 61.0)
 
 
-async def test_who_has_no_limits_is_admitted_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_application_without_limits_is_admitted_without_headers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     others = Others(None)
     pool = Pool(monkeypatch, others, concurrentRequests=1)
     for application in (None, pool.web):
@@ -289,7 +291,9 @@ async def test_what_one_router_refuses_others_are_not_asked_about(monkeypatch: p
     assert pool.counted("limited", application="ide", limit="concurrent_requests") == 1
 
 
-async def test_the_answer_tells_what_all_routers_use_where_they_know(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_headers_have_the_usage_of_all_routers_where_it_is_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pool = Pool(monkeypatch, Others(LimitDecision(Ticket(5, 9), USAGE)), requestsPerMinute=10)
     assert dict((await pool.rates.enter(pool.ide, 9)).headers)[b"x-ratelimit-remaining-requests"] == b"3"
     assert pool.counted("limits_decided_alone") == 0
@@ -333,7 +337,7 @@ async def test_one_that_ends_while_others_are_asked_leaves_nothing(
 @pytest.mark.parametrize(
     "shared", [LimitDecision(Ticket(5, 9), USAGE), None], ids=["decided by all", "alone"]
 )
-async def test_an_end_is_told_to_this_routers_account_and_to_all(
+async def test_an_end_is_recorded_in_this_routers_account_and_the_shared_one(
     monkeypatch: pytest.MonkeyPatch, shared: LimitDecision | None
 ) -> None:
     others = Others(shared)
@@ -344,7 +348,7 @@ async def test_an_end_is_told_to_this_routers_account_and_to_all(
     assert await pool.left(tokens=70) == 1
 
 
-async def test_an_end_is_told_where_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_is_recorded_where_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool(monkeypatch, None, concurrentRequests=1)
     assert pool.registry.get_sample_value("penstock_router_limits_shared") == 0
     (await pool.rates.enter(pool.ide, 9)).leave(9)
@@ -360,7 +364,7 @@ def test_a_limit_that_is_overdrawn_has_nothing_left() -> None:
 
 
 @pytest.mark.parametrize(("wait_s", "again_s"), [(0.0, "1"), (0.4, "1"), (1.0, "1"), (1.01, "2")])
-def test_nobody_is_told_to_come_again_at_once(wait_s: float, again_s: str) -> None:
+def test_no_retry_after_is_zero(wait_s: float, again_s: str) -> None:
     of = limits(requestsPerMinute=1)
     error = refusal("ide", of, OverLimit(Limit.REQUESTS_PER_MINUTE, wait_s), USAGE, 1)
     assert dict(error.headers)["retry-after"] == again_s

@@ -245,7 +245,9 @@ async def test_whatever_ends_a_session_the_link_goes_on() -> None:
             assert link.state is LinkState.READY
 
 
-async def test_a_probe_that_nobody_waits_for_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_probe_that_no_request_waits_for_is_followed_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(outlier_detection, "FIRST_S", 0.0)
     async with linked() as (link, _):
         for _ in range(outlier_detection.CONSECUTIVE):
@@ -304,7 +306,7 @@ async def test_why_a_session_ended_is_logged_once_for_each_cause() -> None:
     ]
 
 
-async def test_a_cause_is_told_once_while_it_lasts() -> None:
+async def test_a_cause_is_logged_once_while_it_lasts() -> None:
     replica = MemoryReplica()
     replica.refusal = OSError(2, "no such file", "ca.pem")
     link = link_to(replica)
@@ -364,7 +366,7 @@ async def test_a_replica_is_asked_again_and_again_what_it_is(still: None) -> Non
         assert link.description.max_model_len == 7
 
 
-async def test_a_replica_that_says_nothing_at_all_is_left(still: None) -> None:
+async def test_a_silent_replica_is_disconnected(still: None) -> None:
     async with linked() as (link, replica):
         upstream = ask(link)
         await turns()

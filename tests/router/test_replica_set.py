@@ -183,7 +183,7 @@ async def test_a_replica_that_says_more_than_its_owner_keeps_its_own_word() -> N
         await until(lambda: replica_set["r0"].state is LinkState.DRAINING)
 
 
-async def test_nobody_connects_to_a_replica_that_is_already_leaving() -> None:
+async def test_no_connection_is_made_to_a_replica_that_is_leaving() -> None:
     r0, r1, announced = ScriptedReplica("r0"), ScriptedReplica("r1"), Announced()
     await r1.start()
     async with followed(announced, r0) as replica_set:
@@ -226,7 +226,7 @@ def test_the_retry_budget_is_filled_by_requests_and_spent_by_replays() -> None:
     assert replica_set.replays()
 
 
-def test_a_set_that_follows_nobody_has_heard_nothing() -> None:
+def test_a_set_without_a_source_has_no_replicas() -> None:
     replica_set = ReplicaSet(make_link)
     assert (replica_set.connected, replica_set.malformed, replica_set.known) == (False, 0, False)
     assert replica_set.loads() == []

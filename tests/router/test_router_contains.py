@@ -126,7 +126,7 @@ async def test_a_stalled_client_with_room_left_is_dropped_and_its_work_cancelled
         assert await router.metric("penstock_router_open_requests") == 0
 
 
-async def test_a_whole_answer_that_nobody_reads_is_let_go() -> None:
+async def test_a_whole_answer_that_no_client_reads_is_released() -> None:
     async def answers_at_length(part: Part) -> None:
         part.admit()
         part.output(chat_answer("x" * 20_000_000))

@@ -105,7 +105,7 @@ async def test_a_request_that_a_lost_replica_had_admitted_counts_once() -> None:
         assert (counted["arrived"], counted["admitted"], counted["judged"]) == (1, 1, 1)
 
 
-async def test_replicas_stand_there_as_they_last_told() -> None:
+async def test_the_page_has_the_last_snapshot_of_each_replica() -> None:
     replica = ScriptedReplica("r0")
     replica.snapshot = wire.Snapshot(engine_ready=True, running=3, work_s=1.5, tightest_tpot_s=float("inf"))
     async with house(replica) as the_house:

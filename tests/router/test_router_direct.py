@@ -315,7 +315,7 @@ async def test_an_engine_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -
         assert await words(router) == ["hel", "lo"]
 
 
-async def test_thinking_is_told_to_the_sidecar() -> None:
+async def test_the_end_of_thinking_is_reported_to_the_sidecar() -> None:
     async def thinks(exchange: Exchange) -> None:
         await exchange.begin()
         thought = chat_chunk("").replace(b'"content":""', b'"reasoning":"hm"')

@@ -87,7 +87,7 @@ async def test_engines_lost_with_a_request_count_as_well() -> None:
     assert [len(replica.parts) for replica in replicas] == [1, 1, 0]
 
 
-async def test_requests_handed_back_walk_on_and_count_as_no_loss() -> None:
+async def test_returned_requests_try_the_next_replica_and_count_as_no_loss() -> None:
     replicas = [*(ScriptedReplica(f"r{n}", returns) for n in range(3)), ScriptedReplica("r3")]
     async with house(*replicas) as router:
         reply = await router.chat()

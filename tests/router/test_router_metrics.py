@@ -34,7 +34,7 @@ class Counted:
         self.metrics.ended(outcome, None)
 
 
-async def test_replicas_are_told_as_they_are() -> None:
+async def test_metrics_have_the_state_of_replicas() -> None:
     counted = Counted()
     of = {"replica": "r0"}
     names = (
@@ -52,7 +52,7 @@ async def test_replicas_are_told_as_they_are() -> None:
     assert [counted.value(name, **of) for name in names] == [1, 1, 1, 3, 4]
 
 
-async def test_the_retry_budget_and_the_source_of_replicas_are_told() -> None:
+async def test_metrics_have_the_retry_budget_and_the_source_of_replicas() -> None:
     counted = Counted()
     assert counted.value("discovery_connected") == 0
     assert counted.value("discovery_malformed_total") == 0
@@ -67,7 +67,7 @@ async def test_the_retry_budget_and_the_source_of_replicas_are_told() -> None:
     assert (counted.value("discovery_connected"), counted.value("discovery_malformed_total")) == (1, 2)
 
 
-def test_a_verdict_that_nobody_has_got_is_a_series_too() -> None:
+def test_a_verdict_not_yet_given_is_a_series_too() -> None:
     counted = Counted()
     for verdict in ("admitted", "best-effort", "rejected", "never"):
         assert counted.value("verdicts_total", tier="chat", verdict=verdict) == 0
@@ -83,7 +83,7 @@ def test_a_verdict_that_nobody_has_got_is_a_series_too() -> None:
     ],
     ids=["a stream", "a whole answer", "one of an engine that does not report", "a stream of nothing"],
 )
-def test_answers_whose_tokens_nobody_timed_are_counted(
+def test_answers_without_token_times_are_counted(
     stream: bool, times_s: tuple[float, ...], gaps_us: tuple[int, ...], untimed: float | None
 ) -> None:
     counted = Counted()

@@ -95,7 +95,7 @@ def said(stream: bytes) -> list[str]:
 
 @pytest.mark.parametrize("way", ["engine", "engine reports", "inside an event", "replica", "drain"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_a_stream_goes_on_elsewhere_token_for_token(way: str, path: str) -> None:
+async def test_a_stream_continues_on_another_replica_token_for_token(way: str, path: str) -> None:
     async with house(*replicas_losing(())) as router:
         whole = await streamed(router, path)
     async with house(*replicas_losing((way,), ())) as router:

@@ -49,7 +49,7 @@ def test_flags_that_do_not_fit_are_exit_2(
     assert words in capsys.readouterr().err
 
 
-def test_replicas_are_told_or_discovered() -> None:
+def test_replicas_are_given_or_discovered() -> None:
     assert parsed("--replica", "r0=a:1", "--replica", "r1=b:2").replicas == {"r0": "a:1", "r1": "b:2"}
     assert parsed("--discover", "default/p-replicas").service == Service("default", "p-replicas")
 
@@ -137,7 +137,7 @@ def test_outside_of_a_cluster_there_is_no_account(tmp_path: Path) -> None:
         Access(None, account=tmp_path).check()
 
 
-def test_what_nobody_says_is_this_machines_loopback_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_this_machines_loopback_unencrypted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(REDIS_URL, raising=False)
     assert parsed(*THERE) == Options(
         pool=Path("pool.yaml"),
@@ -159,7 +159,7 @@ def test_what_nobody_says_is_this_machines_loopback_in_the_clear(monkeypatch: py
     )
 
 
-def test_files_of_tls_are_told_apart() -> None:
+def test_files_of_tls_are_distinguished() -> None:
     api = ("--tls-cert", "api.pem", "--tls-key", "api.key")
     to_replicas = ("--replica-tls-ca", "ca.pem", "--replica-tls-cert", "r.pem", "--replica-tls-key", "r.key")
     options = parsed(*THERE, *api, *to_replicas, "--replica-tls-server-name", "replica")

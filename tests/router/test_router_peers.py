@@ -105,7 +105,7 @@ async def test_a_snapshot_without_sense_keeps_requests_away_until_the_next(field
         assert bad.sessions == 1
 
 
-async def test_the_first_version_told_no_forecast() -> None:
+async def test_the_first_version_has_no_forecast() -> None:
     replica = ScriptedReplica("r0")
     replica.snapshot = wire.Snapshot(engine_ready=True)
     async with house(replica) as router:

@@ -193,7 +193,7 @@ async def test_headers_have_a_bound() -> None:
     assert "2000 bytes" in reply.json()["error"]["message"]
 
 
-async def test_who_sends_too_much_can_read_why() -> None:
+async def test_a_client_that_sends_too_much_can_read_the_error() -> None:
     async with house(ScriptedReplica("r0"), pool=pool_with(router={"maxBodyBytes": 1_000_000})) as router:
         reply = await router.http.post(CHAT, content=b"x" * 4_000_000)
         assert_error(reply, 413, None, "bound of 1000000")

@@ -115,7 +115,7 @@ async def test_a_requests_own_targets_reach_the_replica() -> None:
     assert not second.HasField("tpot_s")
 
 
-async def test_what_budgets_have_lost_is_told() -> None:
+async def test_time_spent_is_subtracted_from_budgets() -> None:
     thought_s = 0.0
 
     async def thinks(part: Part) -> None:
@@ -216,7 +216,7 @@ async def test_the_list_of_models() -> None:
     assert one == model
 
 
-async def test_the_pool_page_tells_what_is_promised() -> None:
+async def test_the_pool_page_shows_the_targets() -> None:
     tiers = [{"name": "chat", "slo": {"ttft": {"slowdown": 5}, "tpot": "100ms", "judge": "window"}}]
     async with house(ScriptedReplica("r0"), pool=pool_with(tiers=tiers)) as router:
         page = (await router.admin.get("/penstock/v1/pool")).json()

@@ -48,7 +48,7 @@ async def test_a_replica_too_busy_to_describe_itself_keeps_its_session(
         assert replica.sessions == 1
 
 
-async def test_nobody_has_room() -> None:
+async def test_no_replica_has_capacity() -> None:
     async def rejects(part: Part, earliest_s: float) -> None:
         part.reject(wire.REASON_DECODE_BUDGET, earliest_s)
 
@@ -67,7 +67,7 @@ async def test_nobody_has_room() -> None:
     )
 
 
-async def test_nobody_could_ever() -> None:
+async def test_no_replica_could_ever() -> None:
     async def never(part: Part) -> None:
         part.reject(wire.REASON_NEVER)
 
@@ -128,7 +128,7 @@ async def test_a_draining_replica_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_replica_that_dies_before_the_first_byte_is_walked_around(stream: bool) -> None:
+async def test_a_replica_lost_before_the_first_byte_costs_a_failover(stream: bool) -> None:
     async def admits_and_dies(part: Part) -> None:
         part.admit()
         await until(lambda: router.replica_set["r0"].load.sent == 0)  # the verdict has come
@@ -142,7 +142,7 @@ async def test_a_replica_that_dies_before_the_first_byte_is_walked_around(stream
         await router.counted('penstock_router_failovers_total{tier="chat"}')
 
 
-async def test_an_engine_lost_before_the_first_byte_is_walked_around() -> None:
+async def test_an_engine_lost_before_the_first_byte_costs_a_failover() -> None:
     async def loses_its_engine(part: Part) -> None:
         part.admit()
         part.fail(wire.FAILURE_ENGINE_LOST, 502)
@@ -152,7 +152,7 @@ async def test_an_engine_lost_before_the_first_byte_is_walked_around() -> None:
     assert (reply.status_code, reply.headers["x-penstock-replica"]) == (200, "r1")
 
 
-async def test_a_silent_replica_is_walked_around_and_told() -> None:
+async def test_a_silent_replica_costs_a_failover_and_gets_a_cancel() -> None:
     r0, r1 = ScriptedReplica("r0", says_nothing_in_time), ScriptedReplica("r1")
     async with house(r0, r1) as router:
         reply = await router.chat()
@@ -307,7 +307,7 @@ async def test_a_stream_cut_off_takes_nothing_from_the_others() -> None:
         assert (await router.chat(stream=True)).status_code == 200
 
 
-async def test_a_request_too_many_is_told_so() -> None:
+async def test_a_request_too_many_gets_an_error() -> None:
     replica = ScriptedReplica("r0", never_ends)
     async with house(replica, pool=pool_with(router={"maxInflight": 1})) as router:
         asking = asyncio.create_task(router.chat(stream=True))

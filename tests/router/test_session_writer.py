@@ -97,7 +97,7 @@ async def test_a_frame_is_closed_once_it_is_long() -> None:
         assert out.ids == [[1, 2], [3]]
 
 
-async def test_what_a_request_has_lost_is_told_when_its_frame_is_made() -> None:
+async def test_the_time_a_request_has_spent_is_computed_when_its_frame_is_made() -> None:
     async with writing(now_s=5.0) as (writer, out):
         writer.submit(1, attempt(arrival_s=4.75))
         await turns(4)
@@ -124,7 +124,7 @@ def test_a_router_takes_no_longer_body_whatever_its_pool_says() -> None:
     assert settings_of(pool).max_body_bytes == MOST_BODY_BYTES
 
 
-async def test_news_of_answers_that_are_read_at_the_engine_goes_before_cancels() -> None:
+async def test_states_of_answers_read_at_the_engine_are_sent_before_cancels() -> None:
     async with writing() as (writer, out):
         writer.answered(wire.EngineAnswer(id=1, state=wire.ANSWER_STATE_FULL))
         await turns(4)

@@ -71,7 +71,7 @@ def reported(redis: ScriptedRedis) -> list[tuple[int, dict[int, int], list[int]]
     return [(call.open_requests, call.corrections, call.asks) for call in redis.calls]
 
 
-async def test_redis_decides_and_tells_what_is_used(redis: ScriptedRedis) -> None:
+async def test_redis_decides_and_returns_the_usage(redis: ScriptedRedis) -> None:
     redis.room = 1
     async with running(part_of()) as shared:
         verdicts = await answers(shared, 30, 40)
@@ -127,7 +127,7 @@ async def test_a_call_asks_about_a_bounded_number_and_the_next_about_the_rest(re
         assert [answer.verdict.tokens for answer in verdicts] == list(range(MOST_ASKS + 3))
 
 
-async def test_an_end_is_told_with_what_was_used_otherwise_than_expected(redis: ScriptedRedis) -> None:
+async def test_an_end_is_sent_with_the_difference_from_the_expected_usage(redis: ScriptedRedis) -> None:
     async with running(part_of()) as shared:
         tickets = [answer.verdict for answer in await answers(shared, 30, 40, 50, 60)]
         redis.calls.clear()
@@ -237,7 +237,7 @@ async def test_one_that_is_cancelled_when_its_answer_is_there_is_given_back(
         assert reported(redis) == ([] if reported_then is None else [reported_then])
 
 
-async def test_before_redis_is_there_each_router_decides_alone_and_tells_it_later(
+async def test_before_redis_is_available_each_router_decides_alone_and_reports_later(
     redis: ScriptedRedis,
 ) -> None:
     redis.answering.clear()
@@ -252,7 +252,7 @@ async def test_before_redis_is_there_each_router_decides_alone_and_tells_it_late
 
 
 @pytest.mark.parametrize("down", [ConnectionError("gone"), ValueError("nonsense")])
-async def test_a_redis_that_fails_in_a_call_leaves_all_who_asked_to_their_routers(
+async def test_a_redis_that_fails_in_a_call_leaves_all_decisions_to_their_routers(
     redis: ScriptedRedis, down: Exception
 ) -> None:
     async with running(part_of()) as shared:

@@ -104,7 +104,7 @@ async def test_it_is_connected_once_it_hears_itself(redis: ScriptedRedis) -> Non
         assert router.shared.connected
 
 
-async def test_what_is_placed_while_nobody_would_hear_it_is_not_kept(redis: ScriptedRedis) -> None:
+async def test_placements_made_without_a_connection_are_not_kept(redis: ScriptedRedis) -> None:
     redis.answering.clear()
     a, b = Router(), Router()
     async with running(a, b):
@@ -164,7 +164,7 @@ async def test_an_outage_is_logged_once_and_the_way_back_too(redis: ScriptedRedi
     assert redis.open_connections == 0
 
 
-async def test_what_was_gathered_when_the_connection_went_is_not_told_later(redis: ScriptedRedis) -> None:
+async def test_placements_pending_at_a_disconnect_are_not_published_later(redis: ScriptedRedis) -> None:
     a, b = Router(), Router()
     async with running(a, b):
         a.shared.placed("r0", 1)

@@ -60,13 +60,13 @@ def test_a_request_is_expected_to_use_its_prompt_and_its_longest_answers(
     assert expected == tokens_about(BODY_BYTES) + answer_tokens
 
 
-def test_where_nobody_asks_nothing_is_expected_or_counted() -> None:
+def test_without_limits_nothing_is_expected_or_counted() -> None:
     counted = Counted()
     assert counted.usage.expected(None, BODY_BYTES, asking(100)) == 0
     assert counted.usage.ended(None, outcome(wire.Finished(prompt_tokens=5)), BODY_BYTES) == 0
 
 
-def test_what_a_request_used_is_what_its_replica_tells() -> None:
+def test_a_request_s_usage_is_what_its_replica_reports() -> None:
     counted = Counted()
     reported = wire.Finished(prompt_tokens=40, completion_tokens=7, cached_tokens=32)
     assert counted.usage.ended(IDE, outcome(reported, written=3), BODY_BYTES) == 47

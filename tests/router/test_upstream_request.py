@@ -39,14 +39,14 @@ async def test_a_waiting_task_is_woken_once_for_many_events() -> None:
     assert woken == 2
 
 
-async def test_news_before_the_wait_is_not_waited_for() -> None:
+async def test_an_event_before_the_wait_ends_it() -> None:
     upstream = UpstreamRequest(1)
     upstream.put(b"x", 1)
     async with asyncio.timeout(5):
         await upstream.changed()
 
 
-async def test_the_first_end_stands() -> None:
+async def test_the_first_end_is_kept() -> None:
     upstream = UpstreamRequest(1)
     upstream.finish(Rejected(Reason.NEVER))
     upstream.finish(Lost("r0", "late"))
@@ -98,7 +98,7 @@ def waits(upstream: UpstreamRequest) -> bool:
     return True
 
 
-async def test_what_was_taken_or_heard_of_is_no_news() -> None:
+async def test_a_known_event_is_not_reported_again() -> None:
     upstream = UpstreamRequest(1)
     assert waits(upstream)
     upstream.put(b"x", 1)

@@ -172,7 +172,7 @@ async def test_without_max_tokens_an_answer_is_expected_as_long_as_others_were()
         assert last < 40
 
 
-async def test_tokens_from_the_prefix_cache_are_told_apart() -> None:
+async def test_tokens_from_the_prefix_cache_are_counted_separately() -> None:
     async def has_seen_it(part: Part) -> None:
         part.admit()
         part.output(b"{}", tokens=1)

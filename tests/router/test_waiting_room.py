@@ -88,7 +88,7 @@ async def test_a_best_effort_tier_waits_as_well() -> None:
         assert len(replica.parts) == 1
 
 
-async def test_nobody_waits_longer_than_the_pool_says() -> None:
+async def test_no_request_waits_longer_than_the_pool_allows() -> None:
     replica = ScriptedReplica("r0")
     async with asleep(replica, autoscaling={**MAY_BE_NONE, "wakeTimeout": "50ms"}) as the_house:
         answer = await the_house.chat()
@@ -109,7 +109,7 @@ async def test_a_client_that_goes_away_takes_its_request_along() -> None:
         assert len(replica.parts) == 1
 
 
-async def test_who_finds_the_room_full_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_beyond_the_bound_is_answered_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_room, "MOST_REQUESTS", 1)
     replica = ScriptedReplica("r0")
     async with asleep(replica) as the_house:
@@ -162,7 +162,7 @@ async def test_a_router_that_may_hold_is_ready_without_any_replica() -> None:
         assert (await the_house.http.get("/ready")).status_code == 200
 
 
-async def test_where_a_pool_always_has_replicas_nobody_waits() -> None:
+async def test_requests_do_not_wait_in_a_pool_that_always_has_replicas() -> None:
     replica = ScriptedReplica("r0")
     async with asleep(replica, autoscaling={**MAY_BE_NONE, "minReplicas": 1}) as the_house:
         assert (await the_house.http.get("/ready")).status_code == 503
@@ -218,7 +218,7 @@ async def test_one_that_has_lived_as_long_does_not_wait(now_s: Callable[[], floa
     assert (await waiting(room, now_s() - 9.5)).result()
 
 
-async def test_all_who_wait_go_on_when_a_replica_takes_work(now_s: Callable[[], float]) -> None:
+async def test_all_waiting_requests_continue_when_a_replica_takes_work(now_s: Callable[[], float]) -> None:
     replicas = Replicas()
     room = WaitingRoom(cast(ReplicaSet, replicas), 10.0)
     tasks = [await waiting(room, now_s()) for _ in range(3)]

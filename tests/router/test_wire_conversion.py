@@ -39,7 +39,7 @@ def test_an_acceptance_is_by_its_slo_or_best_effort() -> None:
     assert wire_conversion.accepted(wire.Event(best_effort=wire.BestEffort())) == BestEffort()
 
 
-def test_a_replica_may_not_have_told_its_time_model_and_may_not_tell_nonsense() -> None:
+def test_a_time_model_may_be_missing_but_not_invalid() -> None:
     assert wire_conversion.time_model(wire.DescribeReply()) is None
     with pytest.raises(MalformedMessage, match="malformed time model: "):
         wire_conversion.time_model(wire.DescribeReply(time_model_json="{"))

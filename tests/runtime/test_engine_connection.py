@@ -188,7 +188,7 @@ async def test_what_the_receiver_raises_ends_the_exchange_with_it() -> None:
         assert not connection.reusable
 
 
-async def test_after_a_cancel_nothing_more_is_passed_on_and_the_engine_is_told() -> None:
+async def test_after_a_cancel_nothing_more_is_passed_on_and_the_engine_sees_a_disconnect() -> None:
     went = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -35,7 +35,7 @@ pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
 
 
 @pytest.mark.parametrize("error", [NO_ROOM, UNSUPPORTED])
-def test_the_process_that_failed_tells_more_than_the_one_that_waited(error: str) -> None:
+def test_the_log_of_the_failed_process_is_preferred_to_that_of_the_waiting_one(error: str) -> None:
     assert reason_line(failed_core(error).splitlines()) == error
 
 

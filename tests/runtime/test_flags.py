@@ -12,6 +12,6 @@ def test_a_port_is_a_number(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "65536", "http", "80.0", "²"])
-def test_what_is_no_port_is_told_with_its_bounds(text: str) -> None:
+def test_an_invalid_port_is_reported_with_its_bounds(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match=f"'{text}' is no port: 0 to 65535"):
         port(text)

@@ -295,7 +295,7 @@ async def test_a_connection_that_is_lost_does_nothing_more(left: str) -> None:
         app.may_end.set()
 
 
-def test_the_bounds_are_those_that_the_manual_tells() -> None:
+def test_the_bounds_are_those_of_the_manual() -> None:
     rows = [line.strip("| ").split(" | ") for line in RELIABILITY.read_text().splitlines() if " | " in line]
     documented = {row[1]: row[2] for row in rows if len(row) > 3}
     usual, of_a_pool = HttpBounds(), RouterSpec()

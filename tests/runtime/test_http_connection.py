@@ -234,7 +234,7 @@ def test_a_stream_whose_client_takes_nothing_is_dropped(run: Run) -> None:
 
 
 @on_each_loop
-def test_a_whole_answer_that_nobody_reads_is_dropped(run: Run) -> None:
+def test_a_whole_answer_that_no_client_reads_is_dropped(run: Run) -> None:
     async def story() -> None:
         async with served(App(), write_s=0.05) as (server, address):
             with slow_reader(address, "/whole"):

@@ -34,12 +34,12 @@ def pair(tmp_path: Path) -> Pair:
     return pair
 
 
-def test_files_that_are_the_same_are_no_news(pair: Pair) -> None:
+def test_unchanged_files_are_no_change(pair: Pair) -> None:
     renewed = RenewedFiles(pair.files, pair.read)
     assert (renewed.value, renewed.look()) == ("a1", None)
 
 
-def test_renewed_files_are_news_once(pair: Pair) -> None:
+def test_renewed_files_are_reported_once(pair: Pair) -> None:
     renewed = RenewedFiles(pair.files, pair.read)
     pair.write("b1", "b2")
     assert (renewed.look(), renewed.look(), renewed.value) == ("b1", None, "b1")
@@ -66,7 +66,7 @@ def test_a_renewal_while_the_files_are_read_is_read_again(pair: Pair) -> None:
     assert renewed.look() == "c1"
 
 
-def test_the_same_trouble_is_told_once(pair: Pair) -> None:
+def test_the_same_error_is_logged_once(pair: Pair) -> None:
     renewed = RenewedFiles(pair.files, pair.read)
     pair.files[1].unlink()
     with capture_logs() as logs:

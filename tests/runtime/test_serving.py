@@ -209,7 +209,7 @@ async def test_a_server_dates_its_answers() -> None:
         writer.close()
 
 
-async def test_an_answer_tells_nothing_of_the_software_and_nobody_may_pass_for_another(
+async def test_an_answer_names_no_software_and_forwarded_headers_are_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     request = post("/client", b"", "x-forwarded-for: 203.0.113.7\r\nx-forwarded-proto: https\r\n")

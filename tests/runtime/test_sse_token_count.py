@@ -22,7 +22,7 @@ def test_tokens_are_counted_however_the_stream_is_cut(size: int) -> None:
         assert (count.tokens, count.usage, count.done) == (3, EngineUsage(9, 3), True)
 
 
-def test_each_chunk_tells_its_own_tokens() -> None:
+def test_each_chunk_counts_its_own_tokens() -> None:
     count = TokenCount()
     assert [count.feed(part) for part in (OPENING, TOKEN, TOKEN * 2, USAGE, DONE)] == [0, 1, 2, 0, 0]
 

@@ -249,7 +249,7 @@ async def test_leaving_closes_idle_connections(identity: Identity) -> None:
         writer.close()
 
 
-def test_files_that_are_no_pair_are_told(identity: Identity) -> None:
+def test_files_that_are_no_pair_are_reported(identity: Identity) -> None:
     identity.renew(key=False)
     with pytest.raises(OSError, match=r"no certificate with its key in .*tls\.key \(KEY_VALUES_MISMATCH\)"):
         server_context(identity.cert, identity.key)

@@ -149,7 +149,7 @@ def test_best_effort_is_counted_by_answers() -> None:
     ],
     ids=["token ids", "not streamed", "text", "several prompts"],
 )
-def test_a_prompt_is_known_where_it_was_counted_and_tokens_are_timed_where_nobody_reads_along(
+def test_a_counted_prompt_is_known_and_tokens_of_unread_answers_are_timed(
     fields: dict[str, Any], counted: bool, timed: bool
 ) -> None:
     desk = Desk()
@@ -166,7 +166,7 @@ def test_one_that_was_never_accepted_frees_nothing() -> None:
     assert desk.gate.over == [("a", False)]
 
 
-def test_an_engine_without_room_is_counted_and_told_to_the_gate() -> None:
+def test_an_engine_without_capacity_is_counted_and_passed_to_the_gate() -> None:
     desk = Desk()
     desk.accept("a").engine_full()
     desk.accept("b").engine_lost()
@@ -217,7 +217,7 @@ def test_best_effort_that_misses_changes_nothing() -> None:
     assert desk.learned.admission_model(101.0) == desk.learned.model
 
 
-def test_an_answer_of_one_token_has_no_pace() -> None:
+def test_an_answer_of_one_token_has_no_tpot() -> None:
     desk = Desk()
     request = desk.accept("a")
     request.output(b"x", 1, 0, 101.0)
@@ -346,7 +346,7 @@ def test_requests_without_progress_are_ended_and_counted(monkeypatch: pytest.Mon
     assert desk.metric("stalled_total", tier="chat", at="queued") == 1
 
 
-def test_where_all_go_on_nobody_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_all_requests_progress_none_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     request = desk.accept("a")
     assert ended_overdue(desk, monkeypatch) == (False, [Expected(0.25, 0.05, 3.0, 500)])
@@ -368,7 +368,9 @@ def test_what_the_gate_holds_is_not_the_engines_to_go_on_with(monkeypatch: pytes
     assert not request.ended
 
 
-def test_of_best_effort_only_the_replicas_own_pace_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_effort_is_expected_to_progress_at_the_replica_s_own_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     desk = Desk()
     desk.accept("a", best_effort=True)
     assert ended_overdue(desk, monkeypatch)[1] == [Expected(0.0, 0.01, 3.0, 500)]

@@ -64,7 +64,7 @@ async def test_whoever_was_cancelled_is_not_planned_for() -> None:
     assert planner.plans == ["a"]
 
 
-async def test_a_planner_that_raises_leaves_nobody_behind_it_waiting() -> None:
+async def test_a_planner_that_raises_leaves_no_later_request_waiting() -> None:
     planner = Planner(plan_s=0.0)
     planner.breaks = True
     broken: list[dict[str, object]] = []
@@ -76,7 +76,7 @@ async def test_a_planner_that_raises_leaves_nobody_behind_it_waiting() -> None:
     assert (planner.plans, len(broken)) == (["c"], 1)
 
 
-async def test_the_queue_tells_how_many_wait() -> None:
+async def test_the_queue_has_the_number_of_waiting_requests() -> None:
     planner = Planner(plan_s=0.0)
     planner.add(*map(Candidate, "abcdef"))
     assert len(planner.queue) == 6

@@ -164,7 +164,7 @@ def test_every_answer_that_the_engine_generates_is_counted(fields: dict[str, Any
     assert completion(**fields).sequences == sequences
 
 
-def test_what_nobody_here_reads_may_be_anything_that_is_not_too_deep() -> None:
+def test_unknown_fields_may_be_anything_that_is_not_too_deep() -> None:
     deepest = b'{"prompt": "a", "other": ' + b"[" * 99 + b"1e999]" + b"]" * 98 + b"}"
     sent = read_body(COMPLETIONS, deepest).with_fields({"penstock_id": "a"})
     assert sent.startswith(deepest[:-1])
@@ -259,7 +259,7 @@ def test_a_stream_without_options_gets_them_behind_its_own_bytes() -> None:
 
 
 @pytest.mark.parametrize("stream", [{}, {"stream": False}, {"stream": None}])
-def test_an_answer_that_is_not_streamed_tells_its_usage_by_itself(stream: dict[str, Any]) -> None:
+def test_an_answer_that_is_not_streamed_has_its_usage_by_default(stream: dict[str, Any]) -> None:
     assert completion(prompt="a", **stream).asking_usage() is None
     assert completion(prompt="a", stream_options={"include_usage": False}, **stream).asking_usage() is None
 

@@ -114,7 +114,7 @@ def card(id: str, **more: object) -> Page:
     ],
     ids=lambda given: str(given)[:70],
 )
-async def test_a_probe_tells_whether_the_engine_serves_and_how_long_its_context_is(
+async def test_a_probe_returns_the_engine_s_health_and_context_length(
     pages: dict[str, Page], probe: Probe
 ) -> None:
     async with talking(pages) as (client, _):
@@ -175,7 +175,7 @@ async def test_an_engine_may_not_tell_its_load(page: Page | None) -> None:
         assert await client.load() is None
 
 
-async def test_a_load_that_is_elsewhere_is_not_the_engines() -> None:
+async def test_a_redirected_load_is_not_the_engines() -> None:
     async with talking({"metrics": ELSEWHERE}) as (client, server):
         server.pages["/elsewhere"] = Page(LOAD)
         assert await client.load() is None
@@ -197,7 +197,7 @@ async def test_metrics_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await client.load() is None
 
 
-async def test_an_engine_tells_the_text_of_tokens() -> None:
+async def test_an_engine_returns_the_text_of_tokens() -> None:
     async with talking({"detokenize": Page(b'{"prompt":"so"}')}, served="m") as (client, server):
         assert await client.detokenize([7, 8]) == "so"
     assert orjson.loads(server.bodies[0]) == {"model": "m", "tokens": [7, 8]}

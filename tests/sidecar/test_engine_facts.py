@@ -124,7 +124,7 @@ class Reporting:
         return self._kv
 
 
-def test_the_kv_cache_is_the_engines_where_the_pool_says_nothing(tmp_path: Path) -> None:
+def test_the_kv_cache_is_the_engines_where_the_pool_has_none(tmp_path: Path) -> None:
     written_model(tmp_path)
     pool = pool_of(tmp_path, "model.json", kv="")
     reporting = cast(MeasuredEngine, Reporting(EngineKvCache(100, 32)))

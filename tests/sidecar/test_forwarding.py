@@ -234,7 +234,7 @@ async def test_one_that_does_not_is_asked_for_usage_that_its_client_does_not_see
 
 
 @pytest.mark.parametrize("fields", [{"stream": False}, {"stream_options": {"include_usage": True}}])
-async def test_a_body_that_tells_usage_anyway_goes_as_it_came(fields: dict[str, Any]) -> None:
+async def test_a_body_that_requests_usage_is_unchanged(fields: dict[str, Any]) -> None:
     streamed = fields.get("stream", True)
     desk = Desk(Says((TOKEN, DONE) if streamed else (WHOLE,), streamed=streamed))
     await desk.served(**fields)
@@ -328,7 +328,7 @@ async def test_a_stream_that_ends_without_its_last_event_gets_it() -> None:
     [(Says((TOKEN,)), True), (Says(()), True), (Says((), streamed=False), False)],
     ids=["a stream", "an empty one", "an empty answer"],
 )
-async def test_an_answer_that_is_cut_short_is_lost_and_says_nothing_of_the_engine(
+async def test_a_truncated_answer_is_lost_and_does_not_affect_the_engine_s_health(
     said: Says, stream: bool
 ) -> None:
     desk = Desk(said, reads_fields=True)
@@ -367,7 +367,7 @@ async def test_an_answer_that_is_held_whole_has_a_bound(bound: int, ends_as: Sta
     assert desk.data == (WHOLE if ends_as is State.FINISHED else b"")
 
 
-async def test_a_whole_answer_tells_its_tokens_where_it_tells_usage() -> None:
+async def test_a_whole_answer_has_a_token_count_where_it_has_usage() -> None:
     desk = Desk(Says((WHOLE,), streamed=False), Says((b"{}",), streamed=False))
     await desk.served(stream=False)
     assert (desk.tokens, desk.events[-1].finished.completion_tokens) == ([2], 2)

@@ -58,7 +58,7 @@ OUT = (Reason.DRAINING, Reason.ENGINE_DOWN)
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_every_rejection_hops_and_tells_its_reason(reason: Reason) -> None:
+def test_every_rejection_hops_and_has_its_reason(reason: Reason) -> None:
     error = rejection("chat", "r0", Rejected(reason, None), draw=0.0)
     headers = dict(error.headers)
     assert (headers["x-penstock-rejected"], headers["x-penstock-reason"]) == ("1", reason.value)
@@ -167,7 +167,7 @@ def test_events_of_a_request_reach_its_own_reader() -> None:
     assert isinstance(received.end, wire.Finished)
 
 
-def test_a_replica_listens_where_it_is_told_to_and_nowhere_else() -> None:
+def test_a_replica_listens_only_at_the_given_addresses() -> None:
     assert http_listener(None) is None
     listener = http_listener(Address("127.0.0.1", 0))
     assert listener is not None

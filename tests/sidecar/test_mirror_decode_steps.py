@@ -108,6 +108,6 @@ def test_a_step_that_changes_more_is_no_decode_step(more: dict[str, Any]) -> Non
     assert DecodeRows.of(report({"a": (20, 1)}, **more)) is None
 
 
-def test_a_report_of_nobody_and_one_of_a_prefill_are_no_decode_steps() -> None:
+def test_an_empty_report_and_one_of_a_prefill_are_no_decode_steps() -> None:
     assert DecodeRows.of(report({})) is None
     assert DecodeRows.of(report({"a": (20, 1), "b": (10, 0)})) is None

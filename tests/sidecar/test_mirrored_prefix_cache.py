@@ -134,7 +134,7 @@ def test_what_may_be_gone_is_planned_as_computed_whole(cause: str) -> None:
     assert pair.seen("c", ids).unheld_blocks is None
 
 
-def test_an_engine_without_a_prefix_cache_says_nothing_of_one() -> None:
+def test_an_engine_without_a_prefix_cache_has_no_entries() -> None:
     pair, ids = Pair(caches=False), list(range(300))
     pair.serve("a", ids)
     assert not pair.mirror.prefixes.used

@@ -89,7 +89,7 @@ async def test_a_frame_takes_along_what_comes_in_the_same_turn_of_the_loop() -> 
 
 
 @pytest.mark.parametrize("sharing", [1, 5])
-async def test_what_nobody_waits_for_waits_even_alone_until_output_comes(sharing: int) -> None:
+async def test_events_without_urgency_wait_for_output(sharing: int) -> None:
     desk = await opened(sharing)
     desk.put(1, hurry=Hurry.NONE)
     taking = asyncio.ensure_future(desk.ids())
@@ -110,7 +110,7 @@ async def test_a_timer_that_is_due_at_once_may_be_set_earlier(monkeypatch: pytes
     assert await desk.ids() == [1, 2]
 
 
-async def test_what_nobody_waits_for_goes_by_itself_in_the_end() -> None:
+async def test_events_without_urgency_are_sent_alone_in_the_end() -> None:
     desk = await opened(step_s=1e6, unhurried_s=0.001)
     desk.put(1, hurry=Hurry.NONE)
     assert await desk.ids() == [1]
@@ -130,14 +130,14 @@ async def test_a_full_frame_does_not_wait_and_frames_are_bounded() -> None:
     assert frames == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
 
 
-async def test_a_frame_carries_how_the_replica_stands() -> None:
+async def test_a_frame_carries_the_snapshot() -> None:
     desk = await opened()
     desk.state = wire.Snapshot(running=7)
     desk.put(1)
     assert (await desk.frame()).snapshot.running == 7
 
 
-async def test_a_changed_state_is_told_by_itself_and_an_unchanged_one_is_not() -> None:
+async def test_a_changed_snapshot_is_sent_alone_and_an_unchanged_one_is_not() -> None:
     desk = await opened()
     desk.box.send_changes()
     taking = asyncio.ensure_future(desk.frame())
@@ -149,7 +149,7 @@ async def test_a_changed_state_is_told_by_itself_and_an_unchanged_one_is_not() -
     assert (len(frame.events), frame.snapshot.running) == (0, 2)
 
 
-async def test_news_go_by_themselves_within_their_time() -> None:
+async def test_changes_are_sent_alone_within_their_time() -> None:
     desk = await opened()
     desk.state = wire.Snapshot(running=2)
     desk.box.send_within(0.001)
@@ -157,7 +157,7 @@ async def test_news_go_by_themselves_within_their_time() -> None:
     assert (len(frame.events), frame.snapshot.running) == (0, 2)
 
 
-async def test_news_travel_with_what_goes_before_and_need_no_frame_of_their_own() -> None:
+async def test_changes_travel_with_earlier_events_without_a_frame_of_their_own() -> None:
     desk = await opened()
     desk.box.send_within(60)
     desk.put(1, hurry=Hurry.AT_ONCE)

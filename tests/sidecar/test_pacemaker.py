@@ -38,7 +38,7 @@ class Engine:
         return self.learned.model.seconds(BatchWork(len(self.keys)))
 
 
-def test_an_engine_that_is_slower_than_its_model_is_believed() -> None:
+def test_the_measured_time_of_an_engine_slower_than_its_model_is_used() -> None:
     engine = Engine(decodes=5)
     told_s = engine.step_s
     for step in range(800):

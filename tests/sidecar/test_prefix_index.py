@@ -104,7 +104,7 @@ def test_what_may_be_gone_counts_as_not_cached(index: PrefixIndex, then: StepRep
     assert again.cached_tokens == 48
 
 
-def test_an_engine_that_says_nothing_of_a_cache_has_none(index: PrefixIndex) -> None:
+def test_an_engine_that_reports_no_cache_has_none(index: PrefixIndex) -> None:
     assert index.used
     index.take(StepReport(engine_instance="older"), 0)
     assert not index.used

@@ -150,7 +150,7 @@ async def test_routers_hear_too() -> None:
         assert not (await snapshot_of(session)).draining
 
 
-async def test_the_context_is_the_engines_where_it_tells() -> None:
+async def test_the_context_length_is_the_engines_where_it_reports_one() -> None:
     desk = Desk()
     desk.replica.engine_up(Probe(True, max_model_len=0))
     assert desk.replica.state.max_model_len == 8192
@@ -183,7 +183,7 @@ async def test_a_drain_waits_for_the_last_request_and_is_counted_once() -> None:
         assert await desk.replica.drain(None) == 0  # nothing to wait for
 
 
-async def test_a_drain_that_is_taken_back_or_runs_out_tells_what_is_unfinished() -> None:
+async def test_a_drain_that_is_aborted_or_times_out_returns_the_unfinished_requests() -> None:
     async with serving() as desk:
         await desk.submitted()
         assert await desk.replica.drain(0.0) == 1
@@ -237,7 +237,7 @@ async def test_what_was_learned_ages_while_there_is_nothing_to_do() -> None:
         assert desk.metric("time_model_scale") == desk.learned.model.scale
 
 
-async def test_a_tick_tells_how_the_replica_stands() -> None:
+async def test_a_tick_sends_a_snapshot() -> None:
     async with serving() as desk:
         desk.replica.tick()
         assert desk.metric("telemetry_live") == 0
@@ -246,7 +246,7 @@ async def test_a_tick_tells_how_the_replica_stands() -> None:
         assert desk.metric("telemetry_live") == 1
 
 
-async def test_a_tick_tells_routers_what_has_changed_without_any_event() -> None:
+async def test_a_tick_sends_changes_without_any_event() -> None:
     async with serving() as desk:
         (session,) = desk.sessions
         await snapshot_of(session)
@@ -298,7 +298,7 @@ async def test_a_replica_that_closes_ends_what_it_has_and_its_sessions() -> None
         assert frames[-1] is None
 
 
-async def test_where_its_state_cannot_be_told_it_tells_the_last_one_and_nothing_before_any(
+async def test_where_no_snapshot_can_be_made_the_last_one_is_sent_or_an_empty_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     desk = Desk()

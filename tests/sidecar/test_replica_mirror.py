@@ -55,7 +55,7 @@ def test_what_was_accepted_waits_until_it_is_reported() -> None:
     assert view.running[0].computed_tokens == 64
 
 
-def test_the_engines_order_stands_and_newcomers_wait_behind_it() -> None:
+def test_the_engines_order_is_kept_and_new_requests_wait_behind_it() -> None:
     m = mirror()
     for id in "abcd":
         m.accept(job(id), 0.0)
@@ -77,7 +77,7 @@ def test_a_reported_request_that_is_gone_from_the_report_takes_nothing() -> None
     assert m.forget("a") is None
 
 
-def test_a_job_that_ended_here_stands_no_more_even_where_the_engine_still_reports_it() -> None:
+def test_a_job_that_ended_here_is_removed_even_if_the_engine_still_reports_it() -> None:
     m = mirror()
     m.accept(job("a"), 0.0)
     m.forget("a")
@@ -95,7 +95,7 @@ def test_requests_of_others_are_planned_for() -> None:
     assert (y.computed_tokens, y.generated_tokens, y.pending_tokens > 0) == (0, 3, True)
 
 
-def test_the_pace_is_counted_from_when_the_first_token_was_reported() -> None:
+def test_tpot_is_counted_from_the_report_of_the_first_token() -> None:
     m = mirror()
     m.accept(job("a"), 0.0)
     m.apply(report([("a", 100, 1)]), 5.0)
@@ -123,7 +123,7 @@ def test_promoted_best_effort_is_planned_as_the_engine_serves_it() -> None:
     assert not m.view(0.2, MODEL).running[0].best_effort
 
 
-def test_an_estimated_prompt_is_corrected_by_the_first_token_and_told_once() -> None:
+def test_an_estimated_prompt_is_corrected_by_the_first_token_and_observed_once() -> None:
     m = mirror()
     m.accept(job("a", prompt=100), 0.0)
     m.accept(job("b", prompt=100), 0.0, prompt_known=True)
@@ -170,7 +170,7 @@ def test_prefills_under_way_are_planned_as_they_will_be() -> None:
     assert [j.computed_tokens for j in m.view(1.04, MODEL).running] == [100, 60, 101]
 
 
-def test_a_report_without_room_for_all_who_wait_leaves_them_waiting() -> None:
+def test_a_report_without_room_for_all_waiting_requests_leaves_them_waiting() -> None:
     m = mirror()
     for id in "abc":
         m.accept(job(id), 0.0)
@@ -215,7 +215,7 @@ def test_a_silent_engine_is_not_waited_for() -> None:
     assert m.check(4.0) and m.view(4.0, MODEL).running[0].generated_tokens == 6
 
 
-def test_an_idle_engine_owes_no_report() -> None:
+def test_an_idle_engine_need_not_report() -> None:
     m = mirror()
     m.apply(report([]), 1.0)
     assert m.check(100.0)
@@ -290,7 +290,7 @@ def test_what_a_report_moves_goes_on_and_nothing_else_does() -> None:
     assert [signs and signs.own_s for signs in found] == [0.2, 0.1]
 
 
-def test_drafts_are_as_good_as_the_pool_says_until_the_engine_tells() -> None:
+def test_the_acceptance_rate_is_the_pool_s_until_the_engine_reports_one() -> None:
     m = mirror(speculation=Speculation(4, 0.7))
     m.apply(report([]), 0.1)
     assert m.view(0.1, MODEL).speculation == Speculation(4, 0.7)
@@ -326,7 +326,7 @@ def test_the_forecast_counts_on_drafts_as_the_engine_measured_them() -> None:
     assert rates[1] > rates[0]
 
 
-def test_several_tokens_of_one_step_are_ahead_of_the_pace() -> None:
+def test_several_tokens_of_one_step_are_ahead_of_their_deadlines() -> None:
     m = mirror(speculation=Speculation(4, 0.7))
     m.accept(job("a"), 0.0, prompt_known=True)
     m.apply(report([("a", 100, 1)]), 5.0)
@@ -362,7 +362,7 @@ def thinker(id: str) -> Job:
     return new_job(Request(id, "chat", 0.0, 100, 500, targets), 50, best_effort=False)
 
 
-def test_a_reported_end_of_thinking_gives_the_answer_its_own_pace_once() -> None:
+def test_a_reported_end_of_thinking_gives_the_answer_its_own_tpot_target_once() -> None:
     m = mirror()
     for id in "ab":
         m.accept(thinker(id), 0.0, prompt_known=True)
@@ -449,7 +449,7 @@ def test_one_token_came_with_the_end_where_no_report_has_it() -> None:
     assert m.token_times_s("a", 2, 0.9) == []
 
 
-def test_nobody_knows_when_tokens_came_that_nobody_asked_for_or_reported() -> None:
+def test_tokens_neither_streamed_nor_reported_have_no_times() -> None:
     m = mirror()
     m.accept(job("a"), 0.0)
     m.accept(job("b"), 0.0, timed=True)
@@ -470,7 +470,7 @@ def test_a_request_that_was_prefilled_in_full_and_has_no_output_is_queued() -> N
     assert m.signs("a", shows_output=False) == Signs(Where.RUNNING, 0.2, 0.2)
 
 
-def test_a_report_that_names_all_who_wait_says_where_the_others_are() -> None:
+def test_a_report_with_all_waiting_requests_shows_which_others_run() -> None:
     m = mirror()
     for id in "ab":
         m.accept(job(id), 0.0)

@@ -85,7 +85,7 @@ def test_a_request_has_a_job_for_each_answer() -> None:
     assert (three.sequences, len(set(three.keys)), three.keys[0]) == (3, 3, "k")
 
 
-def test_a_rejection_is_told_at_once_and_is_the_end() -> None:
+def test_a_rejection_is_sent_immediately_and_is_the_end() -> None:
     desk = Desk()
     request = planned(desk)
     request.decided(Rejected(Reason.KV_MEMORY, 1.5))
@@ -116,7 +116,7 @@ def test_the_first_output_of_a_stream_goes_at_once_and_later_ones_with_their_ste
     assert (request.first_s, request.last_s, request.tpot_s) == (100.5, 100.75, 0.25)
 
 
-def test_nobody_waits_for_output_of_an_answer_that_is_not_streamed() -> None:
+def test_an_answer_that_is_not_streamed_has_no_urgent_output() -> None:
     desk = Desk()
     request = admitted(desk, stream=False)
     request.output(b"{}", 2, 0, 100.5)
@@ -138,7 +138,7 @@ def test_tokens_are_as_many_as_were_seen_or_reported_whichever_is_more() -> None
     assert request.tokens == 6
 
 
-def test_fewer_than_two_tokens_have_no_pace() -> None:
+def test_fewer_than_two_tokens_have_no_tpot() -> None:
     request = admitted(Desk())
     assert request.tpot_s == 0
     request.output(b"x", 1, 0, 100.5)
@@ -148,7 +148,7 @@ def test_fewer_than_two_tokens_have_no_pace() -> None:
     assert request.tpot_s == 1.5
 
 
-def test_the_end_of_a_stream_tells_what_it_took_and_may_wait() -> None:
+def test_the_end_of_a_stream_has_its_usage_and_may_wait() -> None:
     desk = Desk()
     request = admitted(desk)
     request.output(b"x", 1, 0, 100.5)
@@ -172,7 +172,7 @@ def test_the_end_of_a_stream_tells_what_it_took_and_may_wait() -> None:
     assert request.usage == EngineUsage(3, 2, 1)
 
 
-def test_the_end_of_a_whole_answer_tells_when_each_token_was_generated() -> None:
+def test_the_end_of_a_whole_answer_has_the_time_of_each_token() -> None:
     desk = Desk()
     request = admitted(desk, stream=False)
     request.output(b"{}", 3, 0, 109.0)
@@ -182,7 +182,7 @@ def test_the_end_of_a_whole_answer_tells_when_each_token_was_generated() -> None
     assert (reported.ttft_s, reported.tpot_s) == (0.5, 0.0)
 
 
-def test_a_wait_too_long_for_the_event_is_told_as_the_longest_that_it_holds() -> None:
+def test_a_wait_too_long_for_the_event_is_sent_as_its_maximum() -> None:
     desk = Desk()
     request = admitted(desk, stream=False)
     request.output(b"{}", 2, 0, 5001.0)
@@ -190,7 +190,7 @@ def test_a_wait_too_long_for_the_event_is_told_as_the_longest_that_it_holds() ->
     assert list(desk.last.finished.token_gaps_us) == [2**32 - 1, 500_000]
 
 
-def test_an_engine_that_counts_more_tokens_than_were_seen_is_believed() -> None:
+def test_an_engine_that_counts_more_tokens_than_were_seen_is_right() -> None:
     request = admitted(Desk())
     request.output(b"x", 1, 0, 100.5)
     request.output(b"x", 1, 0, 101.5)
@@ -207,7 +207,7 @@ ENDS: list[tuple[Callable[[ReplicaRequest], None], int, int]] = [
 
 
 @pytest.mark.parametrize(("end", "failure", "status"), ENDS)
-def test_each_failure_has_its_kind_and_status_and_is_told_at_once(
+def test_each_failure_has_its_kind_and_status_and_is_sent_immediately(
     end: Callable[[ReplicaRequest], None], failure: int, status: int
 ) -> None:
     desk = Desk()

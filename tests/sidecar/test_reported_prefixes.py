@@ -34,14 +34,14 @@ def keys(reported: ReportedPrefixes) -> set[int]:
     return {change.key for change in reported.all()}
 
 
-def test_a_prompts_whole_and_its_doubled_beginnings_are_told() -> None:
+def test_a_prompts_whole_and_its_doubled_prefixes_are_reported() -> None:
     index, marks = PrefixIndex(), chat(*"abcdefghijk")
     index.add("one", marks)
     reported(index, "one", 1100, 1088)
     assert keys(index.reported) == {marks.marks[at].key for at in (0, 1, 3, 7, 10)}
 
 
-def test_only_what_is_cached_is_told() -> None:
+def test_only_cached_prefixes_are_reported() -> None:
     index, marks = PrefixIndex(), chat(*"abcdefgh")
     index.add("one", marks)
     reported(index, "one", 800, 400)
@@ -59,7 +59,7 @@ def test_two_prompts_that_share_a_part_are_found_by_more_than_half_of_it() -> No
     assert longest > 11 / 2
 
 
-def test_a_beginning_of_several_prompts_is_told_until_the_last_of_them_is_gone() -> None:
+def test_a_shared_prefix_is_reported_until_its_last_prompt_is_evicted() -> None:
     index = PrefixIndex()
     for name in ("one", "two"):
         index.add(name, chat("system", name))
@@ -71,7 +71,7 @@ def test_a_beginning_of_several_prompts_is_told_until_the_last_of_them_is_gone()
     assert system.key not in keys(index.reported)
 
 
-def test_nothing_is_told_of_a_cache_that_was_reset() -> None:
+def test_a_cache_that_was_reset_has_no_prefixes() -> None:
     index = PrefixIndex()
     index.add("one", chat("a"))
     reported(index, "one", 100, 96)
@@ -81,7 +81,7 @@ def test_nothing_is_told_of_a_cache_that_was_reset() -> None:
     assert keys(index.reported) == {mark.key for mark in chat("b").marks}
 
 
-def test_what_is_told_is_bounded_and_the_least_recently_served_is_left_out(monkeypatch: MonkeyPatch) -> None:
+def test_reported_prefixes_are_bounded_without_the_least_recently_served(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_sidecar.mirror.reported_prefixes.MOST_REPORTED", 4)
     reported = ReportedPrefixes()
     for number in range(10):
@@ -89,7 +89,7 @@ def test_what_is_told_is_bounded_and_the_least_recently_served_is_left_out(monke
     assert keys(reported) == {8, 9, 108, 109}
 
 
-def test_a_reader_that_is_far_behind_is_told_so() -> None:
+def test_a_reader_that_is_far_behind_gets_no_changes() -> None:
     reported = ReportedPrefixes()
     for number in range(MOST_REPORTED + 1):
         reported.report("one", (number,))
@@ -97,7 +97,7 @@ def test_a_reader_that_is_far_behind_is_told_so() -> None:
     assert reported.since(reported.count) == []
 
 
-def test_marks_that_are_told_are_few_and_end_with_the_whole() -> None:
+def test_marks_are_few_and_end_with_the_whole() -> None:
     marks = PromptMarks(tuple(Mark(at, at) for at in range(400)))
     assert reported_marks(marks) == [0, 1, 3, 7, 15, 31, 63, 127, 255, 399]
     assert reported_marks(PromptMarks(marks.marks[:1])) == [0]
@@ -112,7 +112,7 @@ def test_marks_that_are_told_are_few_and_end_with_the_whole() -> None:
         max_size=60,
     )
 )
-def test_a_reader_of_changes_knows_what_is_told(steps: list[tuple[str, list[int], bool]]) -> None:
+def test_a_reader_of_changes_has_all_reported_prefixes(steps: list[tuple[str, list[int], bool]]) -> None:
     reported, known, count = ReportedPrefixes(), set[int](), 0
     for name, numbers, reads in steps:
         reported.report(name, tuple(numbers))

@@ -44,7 +44,7 @@ async def ends_whole(router: Router, id: int, exchange: Exchange) -> None:
     assert router.data(id) == TOKEN + TOKEN + DONE
 
 
-async def test_bodies_that_nobody_can_serve_are_answered_400_beside_a_stream(
+async def test_invalid_bodies_are_answered_400_beside_a_stream(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     exchange = await streaming(engine, router, 1)
@@ -124,7 +124,7 @@ async def test_a_submit_with_impossible_times_is_refused(rig: Rig, router: Route
     assert rig.policy.asked == []
 
 
-async def test_a_session_goes_on_where_the_replicas_state_cannot_be_told(
+async def test_a_session_continues_where_no_snapshot_can_be_made(
     engine: Engine, rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange = await streaming(engine, router, 1)
@@ -152,7 +152,7 @@ async def test_a_long_body_is_read_beside_the_streams(engine: Engine, rig: Rig, 
     assert {len(exchange.body["prompt"]) for exchange in engine.exchanges} == {3, 100_000}
 
 
-async def test_a_long_body_that_is_cancelled_while_it_is_read_reaches_nobody(
+async def test_a_long_body_that_is_cancelled_while_it_is_read_does_not_reach_the_engine(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     frame = wire.RouterFrame(submits=[submit(1, {"prompt": "word " * 20_000})], cancels=[1])

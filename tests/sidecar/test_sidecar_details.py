@@ -107,7 +107,7 @@ def gate_before(bounds: Bounds) -> tuple[ReleaseGate, HoldingMirror]:
     return gate, mirror
 
 
-async def test_a_seat_that_is_left_is_given_at_once() -> None:
+async def test_a_slot_that_becomes_free_is_used_immediately() -> None:
     gate, mirror = gate_before(replace(Bounds(), ask_again_s=1e6))
     for key in "ab":
         mirror.accept(job(key), 0.0)

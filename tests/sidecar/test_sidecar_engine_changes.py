@@ -83,7 +83,7 @@ def test_an_engine_that_was_started_anew_is_planned_with_what_it_has_now() -> No
     assert (output["instance"], output["most_running"]) == ("b", 32)
 
 
-def test_an_engine_that_reports_nothing_tells_its_cache_anew_at_metrics() -> None:
+def test_the_cache_size_of_an_engine_without_reports_is_read_again_from_metrics() -> None:
     reported = load_of(PAGE)
     assert reported == EngineLoad(2, 1, 0.25, KvCache(64, 64, 128))
     seen = HoldingMirror(KvCache(1000, 1000, 16), ALLOWED, lambda _: 10)
@@ -94,7 +94,7 @@ def test_an_engine_that_reports_nothing_tells_its_cache_anew_at_metrics() -> Non
 
 
 @pytest.mark.parametrize("blocks", [b'num_gpu_blocks="None"', b'num_gpu_blocks="64",block_size="0"'])
-def test_a_cache_that_is_not_told_in_numbers_is_not_taken(blocks: bytes) -> None:
+def test_a_cache_size_that_is_no_number_is_ignored(blocks: bytes) -> None:
     page = b"\n".join(PAGE.splitlines()[:3]) + b"\nvllm:cache_config_info{" + blocks + b"} 1.0\n"
     assert load_of(page) == EngineLoad(2, 1, 0.25)
 

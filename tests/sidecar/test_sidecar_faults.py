@@ -54,7 +54,9 @@ async def test_a_cancel_closes_the_engines_stream(engine: Engine, rig: Rig, rout
     assert not rig.mirror.view(0.0, rig.learned.model).waiting
 
 
-async def test_cancels_that_cross_the_end_or_name_nobody_are_harmless(engine: Engine, router: Router) -> None:
+async def test_cancels_after_the_end_or_of_unknown_requests_are_harmless(
+    engine: Engine, router: Router
+) -> None:
     await router.submit(1)
     exchange = await streaming(engine)
     await exchange.send(DONE)
@@ -197,7 +199,7 @@ async def test_bounds_of_what_is_carried(rig: Rig, router: Router) -> None:
     assert (await router.first(10)).HasField("best_effort")
 
 
-async def test_a_router_that_does_not_read_loses_its_session_and_nobody_elses(
+async def test_a_router_that_does_not_read_loses_only_its_own_session(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     slow = rig.router()  # never reads

@@ -76,7 +76,7 @@ async def fills_slots(engine: Engine, router: Router) -> list[Exchange]:
     return seated
 
 
-async def test_who_is_over_the_engines_seats_is_held_and_goes_in_by_policy(
+async def test_requests_beyond_the_engines_slots_are_held_and_released_by_policy(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     first, second = await fills_slots(engine, router)
@@ -98,7 +98,7 @@ async def test_who_is_over_the_engines_seats_is_held_and_goes_in_by_policy(
     assert rig.metric("held") == 0
 
 
-async def test_who_is_cancelled_while_held_never_reaches_the_engine(
+async def test_a_request_cancelled_while_held_never_reaches_the_engine(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     first, _ = await fills_slots(engine, router)
@@ -113,7 +113,7 @@ async def test_who_is_cancelled_while_held_never_reaches_the_engine(
     assert rig.metric("ends_total", tier="chat", end="cancelled") == 1
 
 
-async def test_those_who_are_held_are_planned_for(engine: Engine, rig: Rig, router: Router) -> None:
+async def test_held_requests_are_planned_for(engine: Engine, rig: Rig, router: Router) -> None:
     await fills_slots(engine, router)
     await router.submit(3)
     await until(lambda: rig.metric("held") == 1)
@@ -121,7 +121,7 @@ async def test_those_who_are_held_are_planned_for(engine: Engine, rig: Rig, rout
     assert (len(view.running), len(view.waiting)) == (2, 1)
 
 
-async def test_an_engine_that_goes_down_gives_back_at_once_who_is_held(
+async def test_an_engine_that_goes_down_returns_held_requests_immediately(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     first, _ = await fills_slots(engine, router)
@@ -272,7 +272,9 @@ async def test_a_body_that_is_wrong_as_it_came_is_answered_so(
     assert orjson.loads((await engine.asked(3)).raw)["stream_options"] == {"include_usage": True}
 
 
-async def test_an_engine_of_ours_gets_everybody_at_once(engine: Engine, bounds: Bounds) -> None:
+async def test_an_engine_with_penstock_s_scheduler_gets_all_requests_immediately(
+    engine: Engine, bounds: Bounds
+) -> None:
     rig = Rig(engine, bounds, reads_fields=True)
     async with rig.serving(), rig.router() as router:
         for id in range(1, SLOTS + 3):
@@ -319,7 +321,7 @@ async def test_an_answer_that_ends_without_a_reason_was_cut_short(
     assert (await router.ended(1)).failed.failure == wire.FAILURE_ENGINE_LOST
 
 
-async def test_a_drain_hands_back_who_is_held(engine: Engine, rig: Rig, router: Router) -> None:
+async def test_a_drain_returns_held_requests(engine: Engine, rig: Rig, router: Router) -> None:
     seated = await fills_slots(engine, router)
     await router.submit(3)
     await router.submit(4, {"model": "m", "prompt": [1, 2, 3]})

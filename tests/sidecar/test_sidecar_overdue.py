@@ -38,7 +38,7 @@ async def streaming(engine: Engine, router: Router, id: int) -> Exchange:
     return exchange
 
 
-async def test_a_stream_that_stands_still_is_lost_and_cancelled(
+async def test_a_stalled_stream_is_lost_and_cancelled(
     engine: Engine, rig: Rig, router: Router, later: Any
 ) -> None:
     await router.submit(1)
@@ -106,7 +106,7 @@ async def test_waiting_behind_others_that_go_on_is_no_fault(
     assert not waiting.closed.is_set()
 
 
-async def test_an_engine_that_goes_on_loses_nobody(
+async def test_an_engine_that_continues_loses_no_request(
     engine: Engine, rig: Rig, router: Router, later: Any
 ) -> None:
     await router.submit(1)

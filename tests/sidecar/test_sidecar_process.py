@@ -193,7 +193,7 @@ async def answered(url: str, headers: dict[str, str]) -> None:
             assert response.status_code == status, response.text
 
 
-async def test_it_tells_routers_its_http_port_and_hands_gateways_on_while_it_drains(
+async def test_it_reports_its_http_port_to_routers_and_sends_gateways_to_others_while_it_drains(
     pool: Path, socket_path: Path
 ) -> None:
     async with engine(pool, socket_path) as (_, at):
@@ -219,7 +219,7 @@ async def test_it_tells_routers_its_http_port_and_hands_gateways_on_while_it_dra
             assert not is_there(socket_path), "no engine takes it for one that is read"
 
 
-async def test_a_sidecar_without_an_http_port_tells_routers_of_none(pool: Path, socket_path: Path) -> None:
+async def test_a_sidecar_without_an_http_port_reports_none_to_routers(pool: Path, socket_path: Path) -> None:
     async with (
         engine(pool, socket_path) as (_, at),
         started("penstock_sidecar.main", *sidecar(pool, at, "--telemetry", socket_path)) as process,

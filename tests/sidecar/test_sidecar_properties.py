@@ -194,7 +194,7 @@ async def _through_the_gate(moves: list[tuple[str, int]]) -> None:
 
 @examples(50)
 @given(MOVES)
-def test_the_gate_lets_everybody_in_once_and_keeps_nobody(moves: list[tuple[str, int]]) -> None:
+def test_the_gate_releases_every_request_once_and_keeps_none(moves: list[tuple[str, int]]) -> None:
     asyncio.run(_through_the_gate(moves))
 
 

@@ -101,14 +101,14 @@ async def test_a_slowdown_is_resolved_by_the_time_model(rig: Rig, router: Router
     assert job.request.targets.ttft_s == pytest.approx(5 * rig.learned.fitted.prefill_seconds(1000))
 
 
-async def test_newcomers_of_one_frame_are_decided_together(rig: Rig, router: Router) -> None:
+async def test_new_requests_of_one_frame_are_decided_together(rig: Rig, router: Router) -> None:
     await router.send(wire.RouterFrame(submits=[submit(id) for id in range(1, 6)]))
     for id in range(1, 6):
         await router.first(id)
     assert [len(requested) for requested in rig.policy.asked] == [5]
 
 
-async def test_an_earlier_request_stands_in_the_later_ones_view(rig: Rig, router: Router) -> None:
+async def test_an_earlier_request_is_in_the_later_ones_view(rig: Rig, router: Router) -> None:
     await router.submit(1)
     await router.first(1)
     await router.submit(2)
@@ -195,7 +195,7 @@ async def test_an_id_in_use_ends_the_session_of_a_router_that_breaks_the_protoco
     await exchange.closed.wait()
 
 
-async def test_a_planner_that_breaks_fails_its_newcomers_and_nobody_else(rig: Rig, router: Router) -> None:
+async def test_a_planner_that_raises_fails_its_new_requests_and_no_others(rig: Rig, router: Router) -> None:
     def broken(_: object) -> Rejected:
         raise RuntimeError("a fault in the policy")
 
@@ -219,7 +219,7 @@ async def test_describe_says_what_the_replica_is(rig: Rig, router: Router) -> No
     assert orjson.loads(reported.time_model_json)["name"] == "test"
 
 
-async def test_a_session_is_told_first_how_the_replica_stands(rig: Rig, router: Router) -> None:
+async def test_the_first_message_of_a_session_is_the_snapshot(rig: Rig, router: Router) -> None:
     await until(lambda: bool(router.frames))
     snapshot = router.frames[0].snapshot
     assert snapshot.engine_ready and not snapshot.draining
@@ -272,7 +272,7 @@ async def test_what_one_router_brings_the_others_hear_of_by_themselves(rig: Rig)
         assert all(not frame.events for frame in idle.frames)
 
 
-async def test_a_refusal_is_no_news_to_the_others(rig: Rig) -> None:
+async def test_a_rejection_sends_nothing_to_other_sessions(rig: Rig) -> None:
     everybody = rig.policy.answers
     rig.policy.answers = lambda _: Rejected(Reason.PREFILL_BUDGET, None)
     async with rig.router() as idle, rig.router() as busy:

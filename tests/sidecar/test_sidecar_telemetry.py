@@ -212,9 +212,7 @@ async def test_an_event_brings_as_many_tokens_as_a_speculating_engine_has_report
     assert rig.metric("draft_acceptance_ratio") == 0.7
 
 
-async def test_where_an_answer_proper_begins_is_told_at_its_end(
-    rig: Rig, engine: Engine, router: Router
-) -> None:
+async def test_the_end_of_thinking_is_reported_at_the_end(rig: Rig, engine: Engine, router: Router) -> None:
     """By the engine's reports; without them, by what the tokens of a chat carry."""
     chat = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
     thought = b'data: {"choices":[{"delta":{"reasoning_content":"hm"}}]}\n\n'
@@ -266,7 +264,7 @@ async def test_an_answer_of_one_token_ends_with_it(rig: Rig, engine: Engine, rou
     assert gap_us > 0.25e6
 
 
-async def test_without_reports_nobody_knows_when_a_whole_answers_tokens_came(
+async def test_without_reports_a_whole_answer_has_no_token_times(
     rig: Rig, engine: Engine, router: Router
 ) -> None:
     await router.submit(1, {"prompt": [1, 2, 3]})

@@ -180,7 +180,7 @@ async def test_a_router_that_cannot_reach_the_engine_is_served_by_the_sidecar(
     assert (router.data(1), router.kinds(1)) == (TOKEN + DONE, ["admitted", "output", "finished"])
 
 
-async def test_what_is_told_of_other_requests_is_ignored(rig: Rig, engine: Engine, router: Router) -> None:
+async def test_states_of_unknown_requests_are_ignored(rig: Rig, engine: Engine, router: Router) -> None:
     await router.submit(1)
     exchange = await engine.asked()
     await tell(router, 1, wire.ANSWER_STATE_WHOLE, tokens=9)  # it passes the sidecar
@@ -241,7 +241,7 @@ async def test_thinking_ends_when_the_router_says_so(rig: Rig, router: Router) -
     assert (await told(router, 1, wire.ANSWER_STATE_WHOLE, tokens=4)).finished.thinking_tokens == 2
 
 
-async def test_a_router_is_told_of_progress_though_no_output_comes_by(rig: Rig, router: Router) -> None:
+async def test_a_router_gets_progress_without_output(rig: Rig, router: Router) -> None:
     key = str((await ticket_of(router, 1)).fields["penstock_id"])
     frames = len(router.frames)
     rig.reports.receive([runs(key, 1)])

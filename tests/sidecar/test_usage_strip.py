@@ -16,7 +16,9 @@ PASSED = b'data: {"choices":[{"text":"\\"usage\\":null"}]}\n\n' + EVENTS[1] + EV
 
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])
 @pytest.mark.parametrize("crlf", [False, True])
-def test_usage_nobody_asked_for_is_taken_out_however_the_bytes_come(size: int, crlf: bool) -> None:
+def test_usage_that_the_client_did_not_request_is_removed_however_the_bytes_arrive(
+    size: int, crlf: bool
+) -> None:
     data, strip = b"".join(EVENTS), UsageStrip()
     wanted = PASSED.replace(b"\n", b"\r\n") if crlf else PASSED
     data = data.replace(b"\n", b"\r\n") if crlf else data
@@ -58,7 +60,7 @@ def test_usage_is_not_asked_for_where_it_comes_or_where_it_is_the_engines_to_com
     assert read_body(wire.ENDPOINT_COMPLETIONS, raw).asking_usage() is None
 
 
-def test_an_engines_page_is_read_for_what_it_tells() -> None:
+def test_an_engines_metrics_page_is_parsed() -> None:
     page = b"""# HELP vllm:num_requests_running x
 vllm:num_requests_running{engine="0",model_name="m"} 3.0
 vllm:num_requests_running{engine="1",model_name="m"} 2.0

@@ -161,7 +161,7 @@ def test_accelgen_keeps_its_token_budget(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sola_leaves_nobody_idle_that_a_batch_has_room_for(seed: int) -> None:
+def test_sola_leaves_no_request_idle_that_a_batch_has_room_for(seed: int) -> None:
     """While decodes are minimised all of them are in the batch; else it holds prompts."""
     for view, step in run(POLICIES["sola"], random_load(seed), Limits()):
         decodes = [job.request.id for job in view.running if job.decoding and not job.best_effort]

@@ -52,7 +52,7 @@ def served(order: str, age_s: float = 0.005) -> tuple[SimulatedOutcome, ...]:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_whatever_routers_believe_everyone_is_served_and_slos_are_kept(order: str) -> None:
+def test_with_outdated_snapshots_every_request_is_served_and_slos_are_met(order: str) -> None:
     outcomes = served(order, STALE_S)
     assert Counter(outcome.id for outcome in outcomes) == Counter(arrival.id for arrival in bursts())
     assert all(outcome.output_tokens > 0 for outcome in outcomes)
@@ -71,7 +71,7 @@ def test_whoever_looks_asks_fewer(order: str) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_nobody_is_left_idle_in_a_burst(order: str) -> None:
+def test_no_replica_is_idle_in_a_burst(order: str) -> None:
     burst = [Arrival(str(i), 1.0, "chat", 1000, 5) for i in range(16)]
     outcomes = list(simulate(replace(FLEET, order=order, replicas=16, max_hops=1), burst, 0))
     assert Counter(outcome.replica for outcome in outcomes) == {f"r{i}": 1 for i in range(16)}

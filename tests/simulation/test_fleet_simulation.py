@@ -222,7 +222,7 @@ def test_a_new_request_is_decided_at_once_with_what_the_iteration_will_have_pref
     assert [(job.request.id, job.decoding) for job in second.running] == [("a", True)]
 
 
-def test_refused_requests_walk_and_pay_for_every_hop() -> None:
+def test_rejected_requests_hop_and_every_hop_takes_time() -> None:
     full = Scripted(lambda view, job: Rejected(Reason.KV_MEMORY))
     open_ = Scripted()
     fleet = replace(EXACT, replicas=3, hop_latency_s=0.1)
@@ -235,7 +235,7 @@ def test_refused_requests_walk_and_pay_for_every_hop() -> None:
     ("backup", "verdict", "met"),
     [(Backup.BEST_EFFORT, "best-effort", True), (Backup.REJECT, "rejected", False)],
 )
-def test_the_backup_serves_without_a_promise_or_not_at_all(backup: Backup, verdict: str, met: bool) -> None:
+def test_the_backup_serves_best_effort_or_not_at_all(backup: Backup, verdict: str, met: bool) -> None:
     """Best effort that happens to be in time has kept its targets."""
     full = Scripted(lambda view, job: Rejected(Reason.KV_MEMORY))
     fleet = replace(EXACT, backup=backup, max_hops=1)
@@ -278,7 +278,7 @@ def test_a_stage_is_sent_when_the_one_before_has_ended() -> None:
 
 
 @pytest.mark.parametrize("backup", list(Backup))
-def test_a_session_without_a_promise_goes_on_as_best_effort(backup: Backup) -> None:
+def test_a_session_whose_turn_was_not_admitted_continues_as_best_effort(backup: Backup) -> None:
     scripted = Scripted(
         lambda view, job: Rejected(Reason.KV_MEMORY) if job.request.id == "b" else Admitted(0, 0)
     )
@@ -429,7 +429,7 @@ def test_as_many_replicas_as_seeds_can_tell_apart(replicas: int) -> None:
         simulate(replace(EXACT, replicas=replicas), [], 0)
 
 
-def test_a_full_replica_takes_nobody() -> None:
+def test_a_full_replica_takes_no_request() -> None:
     """Three at once: one more than it may hold, so the last has nowhere to go."""
     fleet = replace(EXACT, limits=Limits(running=1), max_waiting=1)
     outcomes = ended(fleet, [Arrival(name, 0.0, "chat", 100, 5) for name in "abc"])

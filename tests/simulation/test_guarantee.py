@@ -149,7 +149,7 @@ def test_no_admitted_request_misses(load: Load, seed: int) -> None:
     assert 0 < len(of(FirstVerdict.ADMITTED, outcomes)) < len(outcomes)
 
 
-def test_decodes_that_draft_keep_nearly_every_promise() -> None:
+def test_decodes_with_drafts_meet_nearly_every_slo() -> None:
     """Its acceptance is measured and what comes of drafts is chance; plans count on one token a batch."""
     load = Load(OPT, ("chat", "coder", "summary"), 6.0, 43296, speculation=Speculation(10, 0.7))
     kept, missed = 0, 0

@@ -60,7 +60,9 @@ def test_admitted_requests_survive_slow_steps(monkeypatch: pytest.MonkeyPatch) -
     assert len(with_time) > 50
 
 
-def test_on_a_steady_machine_the_same_requests_are_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_machine_of_constant_speed_the_same_requests_are_admitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     steady = admitted(2, None)
     monkeypatch.setattr(correction, "LEAST_CHANCE", NEVER)
     assert steady == admitted(2, None)

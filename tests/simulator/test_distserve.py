@@ -78,7 +78,7 @@ def test_work_goes_to_whoever_has_least() -> None:
     assert {outcomes[name].replica.split("+")[1] for name in "bc"} == {"d0", "d1"}
 
 
-def test_kv_waits_for_room_and_nobody_overtakes() -> None:
+def test_kv_waits_for_free_blocks_in_order() -> None:
     """There is none for b beside a, and c could be done long before."""
     large, small = [ask("a", 4000, 400), ask("b", 4200, 50, at_s=0.5)], ask("c", 16, 50, at_s=1.0)
     fleet = replace(FLEET, limits=Limits(8192, 64))
@@ -88,13 +88,13 @@ def test_kv_waits_for_room_and_nobody_overtakes() -> None:
     assert 1.0 + (without_b["c"].e2e_s or 0.0) < ends_s["a"]
 
 
-def test_a_decode_gpu_out_of_memory_computes_again_who_came_last() -> None:
+def test_a_decode_gpu_out_of_memory_recomputes_the_last_request() -> None:
     outcomes = served([ask("a", 3600, 600), ask("b", 3600, 600)], replace(FLEET, limits=Limits(8192, 64)))
     assert {outcome.output_tokens for outcome in outcomes.values()} == {600}
     assert (outcomes["b"].e2e_s or 0.0) > (outcomes["a"].e2e_s or 0.0) + 1.0
 
 
-def test_seats_bound_the_decodes_that_run_together() -> None:
+def test_slots_bound_the_decodes_that_run_together() -> None:
     outcomes = served([ask("a", 100, 30), ask("b", 100, 30)], replace(FLEET, limits=Limits(2048, 1)))
     assert (outcomes["b"].tpot_s or 0.0) > 1.8 * (outcomes["a"].tpot_s or 0.0)
 
@@ -130,7 +130,7 @@ def test_decodes_speculate_where_the_fleet_has_a_drafter() -> None:
 
 
 @pytest.mark.parametrize("ratio", RATIOS, ids=str)
-def test_everybody_is_served_and_one_seed_is_one_result(ratio: Ratio) -> None:
+def test_all_requests_are_served_and_one_seed_is_one_result(ratio: Ratio) -> None:
     fleet = replace(FLEET, truth=TruthKind.MEASURED)
     arrivals = [ask(str(i), 100 + 37 * i % 1500, 1 + i * 7 % 90, at_s=i * 0.05) for i in range(120)]
     outcomes = list(simulate_distserve(fleet, ratio, iter(arrivals), seed=3))
@@ -140,7 +140,7 @@ def test_everybody_is_served_and_one_seed_is_one_result(ratio: Ratio) -> None:
     assert outcomes != list(simulate_distserve(fleet, ratio, iter(arrivals), seed=4))
 
 
-def test_an_engine_whose_kv_nobody_knows_is_refused() -> None:
+def test_an_engine_of_unknown_kv_size_is_refused() -> None:
     with pytest.raises(UnknownTimeModel):
         served([ask("a")], replace(FLEET, model=replace(MODEL, name="mine")))
 

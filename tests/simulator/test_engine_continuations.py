@@ -70,9 +70,7 @@ async def test_two_engines_give_one_answer_and_continue_each_others(
 
 
 @pytest.mark.parametrize("body", [CHAT, COMPLETION], ids=["chat", "completion"])
-async def test_a_stream_tells_its_token_ids_where_it_is_asked_to(
-    real_time: RealTime, body: dict[str, Any]
-) -> None:
+async def test_a_stream_has_token_ids_on_request(real_time: RealTime, body: dict[str, Any]) -> None:
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     requested = body | {"model": "tiny", "max_tokens": 5, "ignore_eos": True}
     async with real_time() as engine, httpx2.AsyncClient(base_url=engine.url) as http:

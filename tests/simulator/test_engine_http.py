@@ -92,7 +92,7 @@ async def test_one_token_is_a_whole_stream(real_time: RealTime) -> None:
     ],
     ids=["given", "given past its limit", "no end", "at least"],
 )
-async def test_an_answers_length_is_told_or_drawn(
+async def test_an_answers_length_is_given_or_drawn(
     real_time: RealTime, body: dict[str, Any], tokens: int
 ) -> None:
     async with real_time() as engine:
@@ -223,7 +223,7 @@ ERRORS: dict[str, tuple[str, Any, int, str | None]] = {
 
 
 @pytest.mark.parametrize(("path", "body", "status", "param"), ERRORS.values(), ids=ERRORS.keys())
-async def test_bad_input_is_told_what_is_wrong(
+async def test_the_error_of_an_invalid_input_says_what_is_wrong(
     real_time: RealTime, path: str, body: Any, status: int, param: str | None
 ) -> None:
     async with real_time() as engine, httpx2.AsyncClient(base_url=engine.url) as http:

@@ -86,7 +86,9 @@ async def test_a_taken_port_is_one_line_and_exit_1(pool: Path) -> None:
     [(("tpot: 100ms", 'tpot: "100"'), "spec.tiers[0].slo.tpot"), (("simulated", "vllm"), "spec.engine.type")],
     ids=["a wrong field", "another engine"],
 )
-def test_a_pool_it_cannot_run_is_told_and_exit_2(pool: Path, change: tuple[str, str], words: str) -> None:
+def test_a_pool_it_cannot_run_is_reported_with_exit_2(
+    pool: Path, change: tuple[str, str], words: str
+) -> None:
     pool.write_text(POOL.replace(*change))
     command = [sys.executable, "-m", "penstock_simulator.main", "-f", str(pool), "--port", "0"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

@@ -102,7 +102,7 @@ def test_growth_without_room_preempts_best_effort_before_the_latest(job: Make) -
     assert outcome.preempted == ("b",)
 
 
-def test_newcomers_of_the_step_give_way_before_those_who_run(job: Make) -> None:
+def test_new_requests_of_the_step_are_preempted_before_running_ones(job: Make) -> None:
     state = engine(blocks=2)
     state.add(job("a", prompt_tokens=16), 10)
     state.apply(Step({"a": 16}), 0.0)
@@ -142,7 +142,7 @@ def test_a_promoted_job_is_best_effort_no_more_where_it_is(job: Make) -> None:
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_the_answer_gets_its_own_pace_with_the_last_token_of_thinking(job: Make, drafts: int) -> None:
+def test_the_answer_gets_its_own_tpot_target_with_the_last_token_of_thinking(job: Make, drafts: int) -> None:
     state = engine(accept=lambda drafts: drafts)
     thinker = job("a", targets=Targets(tpot_s=0.03, answer_tpot_s=0.1))
     state.add(thinker, 20, thinking_tokens=4)

@@ -85,7 +85,7 @@ def test_the_tail_of_the_least_recently_used_prefix_is_evicted_first() -> None:
     assert cache.look_up(of_tokens("", range(100, 109)), 9) == CachedPrefix(8, 2)
 
 
-def test_shared_blocks_are_held_once_and_free_when_nobody_holds_them() -> None:
+def test_shared_blocks_are_held_once_and_free_when_no_request_holds_them() -> None:
     cache = PrefixCache(10, BLOCK)
     first, second = of_tokens("first", range(9)), of_tokens("second", range(9))
     run(cache, first, 9)
@@ -123,7 +123,7 @@ def test_draft_tokens_are_not_cached_until_they_are_accepted() -> None:
     assert cache.look_up(of_tokens("b", range(12)), 12).tokens == 4
 
 
-def test_a_request_finds_its_own_answer_again_and_nobody_else_does() -> None:
+def test_a_request_finds_its_own_answer_cached_and_others_do_not() -> None:
     cache = PrefixCache(10, BLOCK)
     request = RequestBlocks("a", token_keys(range(6), BLOCK))
     run(cache, request, 11)
@@ -140,7 +140,7 @@ def test_more_blocks_than_are_free_are_refused_without_a_change() -> None:
     assert pool.free_order == [2]
 
 
-def test_the_cache_is_cleared_only_while_nobody_holds_a_block() -> None:
+def test_the_cache_is_cleared_only_while_no_block_is_held() -> None:
     cache = PrefixCache(10, BLOCK)
     request = of_tokens("a", range(9))
     run(cache, request, 9)

@@ -48,7 +48,7 @@ class Clock:
         return self.now_s
 
 
-def test_a_policy_rehearses_newcomers_chunks_decodes_and_both() -> None:
+def test_a_policy_is_warmed_up_with_new_requests_chunks_decodes_and_both() -> None:
     policy, speculation = Scripted(), Speculation(2, 0.5)
     rehearse(policy, Limits(512, 6), MODEL, speculation)
     views = [view for view, _ in policy.seen]

@@ -92,7 +92,7 @@ def test_room_that_a_drafter_takes_of_a_batch_is_left_to_it_as_long_as_there_is_
     assert bounds_of(left_one, SETTINGS).batch_tokens == 1
 
 
-def test_memory_is_all_blocks_but_the_one_that_stands_for_none() -> None:
+def test_memory_is_all_blocks_but_the_null_block() -> None:
     assert memory_of(scheduler())() == KvMemory(100, 7, 16, 1)
     assert memory_of(scheduler(kv_cache_config=anything(kv_cache_groups=[])))().groups == 1
     two = memory_of(scheduler(kv_cache_config=anything(kv_cache_groups=[1, 2])))()
@@ -128,7 +128,7 @@ def repeated(**other: int) -> RepeatedPlan:
     return RepeatedPlan(**fields, running=2, work=BatchWork(2, 50), seconds=0.5, further_s=0.25)
 
 
-def test_a_plan_stands_while_the_same_are_there_with_blocks_and_steps_enough() -> None:
+def test_a_plan_is_repeated_while_the_same_requests_have_blocks_and_steps_left() -> None:
     assert repeated().holds(5, KvMemory(100, 3, 16))
     assert not repeated().holds(6, KvMemory(100, 3, 16))
     assert not repeated().holds(5, KvMemory(100, 2, 16))
@@ -144,7 +144,7 @@ def test_each_step_of_a_repeated_plan_reads_one_more_token_of_each_request() -> 
     assert further(BatchWork(3, 10, 5.0, 1), 3) == BatchWork(3, 13)
 
 
-def test_it_stands_no_longer_than_the_first_may_go_on() -> None:
+def test_it_is_repeated_until_the_first_request_must_stop() -> None:
     running: Any = [
         anything(num_prompt_tokens=10, max_tokens=5, num_computed_tokens=11),
         anything(num_prompt_tokens=90, max_tokens=50, num_computed_tokens=96),

@@ -83,7 +83,7 @@ def test_a_name_that_another_has_is_counted_on() -> None:
     assert set(ledger.by_name) == {"r", "r~1"}
 
 
-def test_who_waits_stands_by_arrival_and_by_vllms_own_id() -> None:
+def test_waiting_requests_are_ordered_by_arrival_and_vllms_own_id() -> None:
     ledger = EngineLedger()
     for name, at_s in (("late", 3.0), ("b", 2.0), ("a", 2.0), ("early", 1.0)):
         ledger.add(asked(name), at_s, blocked=name == "b")
@@ -97,7 +97,7 @@ def test_who_waits_stands_by_arrival_and_by_vllms_own_id() -> None:
     assert not ledger.blocked
 
 
-def test_who_starts_holds_what_was_in_memory_already() -> None:
+def test_a_starting_request_holds_its_cached_blocks() -> None:
     ledger = EngineLedger()
     held = ledger.add(asked(), 1.0, blocked=True)
     held.request.num_computed_tokens, held.request.num_in_flight_tokens = 60, 20
@@ -110,7 +110,7 @@ def test_who_starts_holds_what_was_in_memory_already() -> None:
     assert held.job.computed_tokens == 40
 
 
-def test_who_may_start_is_known_after_every_change() -> None:
+def test_requests_that_may_start_are_known_after_every_change() -> None:
     ledger = EngineLedger()
 
     def ready() -> list[str]:
@@ -143,7 +143,7 @@ def started(ledger: EngineLedger, *requests: Any) -> list[Held]:
 @pytest.mark.parametrize(
     ("stale", "dropped", "blocked"), [(0, False, False), (1, False, True), (1, True, False)]
 )
-def test_who_is_preempted_waits_and_is_blocked_while_its_tokens_are_still_to_come(
+def test_a_preempted_request_waits_and_is_blocked_while_its_tokens_are_in_progress(
     stale: int, dropped: bool, blocked: bool
 ) -> None:
     ledger = EngineLedger()
@@ -158,7 +158,7 @@ def test_who_is_preempted_waits_and_is_blocked_while_its_tokens_are_still_to_com
     assert of_jobs(ledger.ready) == ([] if blocked else ["a"])
 
 
-def test_who_ends_is_gone_whether_it_ran_or_waited_and_ends_once() -> None:
+def test_a_request_that_ends_is_removed_once_whether_it_ran_or_waited() -> None:
     ledger = EngineLedger()
     (ran,) = started(ledger, asked("ran"))
     waited = ledger.add(asked("waited"), 1.0, blocked=True)
@@ -185,7 +185,7 @@ def test_what_loads_its_kv_is_vllms_until_it_runs() -> None:
     assert (session.planned, ledger.unplanned) == (False, 1)
 
 
-def test_who_is_promoted_has_a_promise_and_nothing_else_changes() -> None:
+def test_a_promoted_request_is_admitted_and_nothing_else_changes() -> None:
     ledger = EngineLedger()
     held = ledger.add(asked(sampling_params=fields("r", best_effort=True)), 1.0, blocked=False)
     assert ledger.ready[0].best_effort
@@ -195,7 +195,7 @@ def test_who_is_promoted_has_a_promise_and_nothing_else_changes() -> None:
     assert ledger.roster == 2
 
 
-def test_after_a_step_jobs_stand_where_vllms_requests_do() -> None:
+def test_after_a_step_jobs_have_the_state_of_vllms_requests() -> None:
     ledger = EngineLedger()
     (held, other) = started(ledger, asked("a"), asked("b"))
     before = ledger.turns
@@ -292,7 +292,7 @@ def test_all_is_noted_anew_by_what_vllms_requests_say() -> None:
     assert (ledger.turns, ledger.roster) == (turns + 1, 4)
 
 
-def test_noted_anew_a_job_may_stand_behind_where_it_was_taken_to_be() -> None:
+def test_a_job_recorded_again_may_be_behind_its_predicted_state() -> None:
     ledger = EngineLedger()
     (held,) = started(ledger, asked(num_computed_tokens=103))
     held.job = held.job._replace(generated_tokens=5)

@@ -35,12 +35,12 @@ def held() -> dict[str, Held]:
     return {one.request.id: of(one) for one in (*RUNNING, *WAITING)}
 
 
-def test_everybody_s_next_token_is_nothing_to_carry_out() -> None:
+def test_one_token_for_every_running_request_needs_no_changes() -> None:
     plan = plan_of(Step(EVERYBODY, repeatable_blocks=7), VIEW, held())
     assert (plan.order, plan.start, plan.caps, plan.repeatable_blocks) == (None, (), None, 7)
 
 
-def test_newcomers_behind_everybody_are_all_that_is_carried_out() -> None:
+def test_new_requests_behind_the_running_ones_are_the_only_change() -> None:
     here = held()
     whole = plan_of(Step({**EVERYBODY, "y": 100}, repeatable_blocks=7), VIEW, here)
     assert (whole.order, whole.start, whole.caps, whole.repeatable_blocks) == (None, (here["y"],), None, None)
@@ -76,7 +76,7 @@ def test_any_other_step_says_everything(tokens: dict[str, int]) -> None:
         ({"x": 100, "y": 49}, "151 tokens in a batch of at most 150"),
     ],
 )
-def test_newcomers_that_cannot_be_are_refused(more: dict[str, int], why: str) -> None:
+def test_impossible_new_requests_are_refused(more: dict[str, int], why: str) -> None:
     with pytest.raises(ImpossibleStep, match=why):
         plan_of(Step({**EVERYBODY, **more}), VIEW, held())
 
@@ -93,7 +93,7 @@ def test_drafts_count_for_the_batch(drafts: dict[str, int], fits: bool) -> None:
             plan_of(step, VIEW, held())
 
 
-def test_drafts_count_for_the_batch_of_everybody_and_newcomers_too() -> None:
+def test_draft_tokens_count_in_a_batch_of_all_requests_and_new_ones() -> None:
     with pytest.raises(ImpossibleStep, match="151 tokens in a batch of at most 150"):
         plan_of(Step({**EVERYBODY, "x": 100}, drafts={"a": 49}), VIEW, held())
 
@@ -127,12 +127,12 @@ def test_whoever_is_preempted_or_promoted_is_said_with_the_rest() -> None:
     assert (only.order, only.promote) == ((here["a"], here["b"]), (here["x"],))
 
 
-def test_drafts_of_everybody_are_carried_out_without_a_word_of_order() -> None:
+def test_draft_tokens_of_all_requests_need_no_reordering() -> None:
     plan = plan_of(Step(EVERYBODY, drafts={"a": 2}), VIEW, held())
     assert (plan.order, plan.caps, plan.drafts) == (None, None, {"a": 2})
 
 
-def test_a_prompt_under_way_is_no_decode_of_everybody() -> None:
+def test_a_prompt_in_progress_is_no_step_of_decodes_alone() -> None:
     begun = job("p", decodes=False)._replace(computed_tokens=40)
     view = replace(VIEW, running=(*RUNNING, begun))
     here = held() | {"p": Held(SimpleNamespace(request_id="engine-p"), begun)}

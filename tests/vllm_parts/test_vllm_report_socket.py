@@ -93,7 +93,7 @@ def test_a_reader_that_is_behind_costs_reports_and_no_time(path: Path, reader: s
     ours.close()
 
 
-def test_a_report_too_long_for_a_datagram_goes_without_the_last_who_wait(
+def test_a_report_too_long_for_a_datagram_leaves_out_the_last_waiting_requests(
     path: Path, reader: socket.socket
 ) -> None:
     names = [f"request-{number:090}" for number in range(20_000)]
@@ -134,7 +134,7 @@ def queue_of(running: int, waiting: int) -> StepReport:
 
 
 @pytest.mark.parametrize(("too_long_by", "rows"), [(0, 26), (1, 18)])
-def test_half_of_those_who_wait_are_left_out_of_a_report_past_the_longest(
+def test_half_of_the_waiting_requests_are_left_out_of_a_report_over_the_limit(
     path: Path, reader: socket.socket, monkeypatch: pytest.MonkeyPatch, too_long_by: int, rows: int
 ) -> None:
     whole, ours = queue_of(10, 16), ReportSocket(path, WARN)
@@ -223,7 +223,7 @@ def test_a_report_that_cannot_be_made_is_a_gap_and_the_next_has_all_requests(
     ]
 
 
-def test_after_a_report_that_could_not_be_made_all_requests_are_told_again(
+def test_after_a_report_that_could_not_be_made_all_requests_are_reported_again(
     path: Path, reader: socket.socket
 ) -> None:
     reports = Reports(ReportSocket(path, WARN))
@@ -258,7 +258,7 @@ def test_a_heartbeat_that_cannot_be_sent_ends_no_thread(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("peer", ["gone", "a file", "a stream", "a folder"])
-def test_whatever_stands_where_the_sidecar_should_be_reports_are_dropped(path: Path, peer: str) -> None:
+def test_reports_are_dropped_whatever_is_at_the_sidecar_s_path(path: Path, peer: str) -> None:
     other = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if peer == "a file":
         path.write_text("x")
@@ -275,7 +275,7 @@ def test_whatever_stands_where_the_sidecar_should_be_reports_are_dropped(path: P
     reports.close()
 
 
-def test_requests_are_told_again_only_when_something_else_than_tokens_has_happened(path: Path) -> None:
+def test_requests_are_reported_again_only_when_more_than_tokens_has_changed(path: Path) -> None:
     reports = Reports(ReportSocket(path, WARN))
     teller = BoundaryRecorder(reports, SimpleQueue())
     assert not teller.knows(3, (), 0.0)
@@ -316,7 +316,7 @@ def test_a_boundary_goes_on_only_while_nothing_else_has_happened(path: Path) -> 
     assert not teller.repeat(MOVING.turns, further, WHOLE_EVERY_S / 2)
 
 
-def test_further_tokens_are_told_only_after_a_report_that_was_taken(path: Path) -> None:
+def test_further_tokens_are_reported_only_after_a_report_that_was_received(path: Path) -> None:
     reports = Reports(ReportSocket(path, WARN))
     reports.send(MOVING)
     assert reports.broken
@@ -330,7 +330,7 @@ def test_further_tokens_are_told_only_after_a_report_that_was_taken(path: Path) 
     reports.close()
 
 
-def test_that_nobody_takes_reports_is_said_once_and_that_somebody_does_again(
+def test_a_missing_receiver_is_logged_once_and_so_is_its_return(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = began_s = 1000.0

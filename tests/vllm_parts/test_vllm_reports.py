@@ -78,7 +78,7 @@ def test_a_report_has_the_step_that_ended_memory_and_every_request() -> None:
     assert not report.HasField("policy_faults") and not report.HasField("drafting")
 
 
-def test_a_block_is_one_for_every_group_of_layers_and_faults_and_drafts_are_told() -> None:
+def test_a_block_counts_for_every_group_of_layers_and_faults_and_drafts_are_reported() -> None:
     reported = Speculation(3, 0.5, {"chat": 0.75})
     report = report_of(
         NOW._replace(memory=KvMemory(100, 41, 16, 2), faults={"raised": 2}, speculation=reported)
@@ -119,7 +119,7 @@ def test_without_one_to_build_on_nothing_is_sent_and_all_requests_are_wanted() -
     assert wire.sent[1].sequence == 7
 
 
-def test_after_a_report_that_nobody_took_all_requests_are_wanted() -> None:
+def test_after_an_unreceived_report_all_requests_are_due() -> None:
     wire = Wire()
     reports = Reports(wire)
     wire.takes = False
@@ -130,7 +130,7 @@ def test_after_a_report_that_nobody_took_all_requests_are_wanted() -> None:
     assert (len(wire.sent), reports.broken) == (1, True)
 
 
-def test_an_idle_engine_is_told_again_and_nothing_builds_on_it() -> None:
+def test_an_idle_engine_is_reported_again_and_no_increment_builds_on_it() -> None:
     wire = Wire()
     reports = Reports(wire)
     reports.repeat()
@@ -176,7 +176,7 @@ GOES_ON = Further(None, MEMORY, 0.25, 8)
         (5, 0.0, True, False),
     ],
 )
-def test_what_was_told_says_it_all_for_some_seconds_while_only_tokens_come(
+def test_a_report_of_all_requests_suffices_for_seconds_while_only_tokens_are_added(
     turns: int, later_s: float, broken: bool, goes_on: bool
 ) -> None:
     reported, reports, queue = teller()
@@ -188,7 +188,7 @@ def test_what_was_told_says_it_all_for_some_seconds_while_only_tokens_come(
     assert not reported.knows(5, (chunk,), 1000.0)
 
 
-def test_nothing_is_known_before_anything_was_told() -> None:
+def test_nothing_is_known_before_the_first_report() -> None:
     reports = Reports(Wire())
     assert not BoundaryRecorder(reports, SimpleQueue()).knows(0, (), 0.0)
     assert not BoundaryRecorder(reports, SimpleQueue()).repeat(0, GOES_ON, 0.0)
@@ -205,7 +205,7 @@ def test_boundaries_past_those_that_may_wait_are_counted() -> None:
     assert not reported.knows(5, (), 1000.0)
 
 
-def test_telling_all_requests_mends_what_was_broken_and_telling_fewer_does_not() -> None:
+def test_reporting_all_requests_recovers_from_a_loss_and_reporting_fewer_does_not() -> None:
     reported, reports, _ = teller()
     reports.broken = True
     reported.record(NOW._replace(rows=None), 1000.0)
@@ -214,7 +214,7 @@ def test_telling_all_requests_mends_what_was_broken_and_telling_fewer_does_not()
     assert not reports.broken
 
 
-def test_rows_are_those_who_run_then_those_who_wait_with_what_is_prefilled() -> None:
+def test_rows_are_running_then_waiting_requests_with_their_prefilled_tokens() -> None:
     ledger = EngineLedger()
     waiting: Any = SimpleNamespace(
         request_id="w", num_prompt_tokens=5, max_tokens=9, resumable=False, sampling_params=None

@@ -35,7 +35,7 @@ def test_an_engine_that_fails_leaves_why_in_a_line(words: Path) -> None:
     assert words.read_text() == "ValueError: No available memory for the cache blocks. Try increasing it."
 
 
-def test_the_worker_that_failed_tells_more_than_the_engine_that_waited(words: Path) -> None:
+def test_the_message_of_the_failed_worker_is_preferred_to_that_of_the_waiting_engine(words: Path) -> None:
     ends(WORKER, RuntimeError("no such device"))
     ends(CORE, Exception("WorkerProc initialization failed. See stack trace for root cause."))
     assert words.read_text() == "RuntimeError: no such device"
@@ -47,7 +47,7 @@ def test_errors_that_end_nothing_are_no_termination_message(words: Path) -> None
     assert words.read_text() == ""
 
 
-def test_nobody_asked_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_request_for_it_no_message_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     before = list(logging.getLogger("vllm").handlers)
     install()

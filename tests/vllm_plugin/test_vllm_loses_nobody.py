@@ -196,7 +196,7 @@ def test_a_policy_that_is_too_slow_rests_until_its_time_is_earned_back() -> None
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_who_waits_for_room_for_an_adapter_holds_nobody_up(policy: str) -> None:
+def test_a_request_that_waits_for_an_adapter_slot_delays_no_other(policy: str) -> None:
     """Not even where prompts go before decodes: the adapter in use is free only once those have ended."""
     engine = Engine(replace(SMALL, policy=policy, loras=1))
     for number in range(4):

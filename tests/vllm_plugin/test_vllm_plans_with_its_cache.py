@@ -222,7 +222,7 @@ def test_what_reports_say_of_served_prompts_becomes_what_is_cached(kind: str) ->
     assert all(not tokens for name, tokens in said.items() if name not in served)
 
 
-def test_an_engine_without_a_prefix_cache_says_nothing_of_it() -> None:
+def test_an_engine_without_a_prefix_cache_reports_none() -> None:
     engine, _ = watched(replace(ONE, prefix_caching=False))
     wire = wired(engine)
     engine.add("r1", 20, 1, fields=CHAT | {COUNTS: True})

@@ -87,7 +87,7 @@ def test_a_session_that_waits_for_input_holds_its_slot() -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_kv_from_elsewhere_is_vllm_s_own_to_wait_for(ahead: bool) -> None:
+def test_vllm_itself_waits_for_kv_that_a_connector_loads(ahead: bool) -> None:
     engine, policy = decoding(replace(SMALL, loads_kv=True, ahead=ahead), 2, 80)
     engine.add("far", 50, 5, fields=CHAT | {"penstock_id": "far"}, loads=True)
     for _ in range(6):
@@ -101,7 +101,7 @@ def test_kv_from_elsewhere_is_vllm_s_own_to_wait_for(ahead: bool) -> None:
     assert engine.free_blocks == SMALL.blocks
 
 
-def test_who_loses_memory_while_a_plan_is_carried_out_waits_for_more() -> None:
+def test_a_request_that_loses_blocks_while_a_plan_is_executed_waits_for_blocks() -> None:
     """A policy may plan for more blocks than there are: vLLM takes them from the last in its list."""
     engine, policy = decoding(replace(SMALL, blocks=8), 3, 60)
     lost: set[str] = set()

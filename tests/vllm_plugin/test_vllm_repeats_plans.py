@@ -57,7 +57,7 @@ def test_steps_are_those_of_a_policy_that_is_always_asked(policy: str, kind: str
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_while_everybody_decodes_the_policy_is_not_asked(ahead: bool) -> None:
+def test_while_all_requests_decode_the_policy_is_not_called(ahead: bool) -> None:
     engine, policy = watched(Kind(policy="slos-serve", ahead=ahead))
     for at, fields in enumerate(admitted(engine)):
         engine.add(f"r{at}", 50, 400, fields=fields)

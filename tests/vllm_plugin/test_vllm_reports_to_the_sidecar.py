@@ -119,7 +119,7 @@ def test_an_engine_that_has_nothing_left_says_so() -> None:
     assert last.kv_blocks_free == last.kv_blocks_total == engine.kind.blocks
 
 
-def test_acceptance_is_measured_per_tier_and_told() -> None:
+def test_acceptance_is_measured_per_tier_and_reported() -> None:
     engine = Engine(Kind(policy="vllm", drafts=4), accepted=lambda drafts: drafts)
     wire = wired(engine)
     engine.add("r1", 100, 400, fields={"penstock_id": "p1", "penstock_tier": "coder"})
@@ -167,7 +167,7 @@ def test_an_answer_that_comes_when_another_has_ended_is_another_still() -> None:
     assert reported == set(sequence_ids("p1", 2))
 
 
-def test_names_of_others_are_taken_from_nobody() -> None:
+def test_a_client_cannot_use_another_request_s_id() -> None:
     """A request that came past the sidecar may carry any."""
     engine = Engine(Kind(policy="slos-serve"))
     wire = wired(engine)

@@ -129,7 +129,7 @@ def admitted(body: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("server", ["drafting", "adapting"])
-async def test_who_is_preempted_is_answered_once_and_in_full(
+async def test_a_preempted_request_is_answered_once_and_in_full(
     server: str, plain: Server, request: pytest.FixtureRequest
 ) -> None:
     engine: Server = request.getfixturevalue(server)
