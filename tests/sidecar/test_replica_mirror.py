@@ -9,7 +9,8 @@ from penstock_core.forecast.snapshot import snapshot
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel
 from penstock_proto.telemetry_pb2 import Drafting, StepReport
-from penstock_sidecar.mirror.replica_mirror import FOREIGN_TIER, ReplicaMirror
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
+from penstock_sidecar.mirror.reported_job import FOREIGN_TIER
 
 MODEL = TimeModel("test", (Term(0.0001, 0.01),))
 Row = tuple[str, int, int] | tuple[str, int, int, bool]

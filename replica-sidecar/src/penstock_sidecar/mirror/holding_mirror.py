@@ -25,7 +25,8 @@ from penstock_runtime.prompt_marks import PromptMarks
 
 from penstock_sidecar.engine.metrics import EngineLoad
 from penstock_sidecar.mirror.learned_prefixes import LearnedPrefixes
-from penstock_sidecar.mirror.replica_mirror import MirroredJob, ReplicaMirror
+from penstock_sidecar.mirror.mirrored_job import MirroredJob
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 
 
 class Count(NamedTuple):

@@ -24,20 +24,16 @@ Times are on the caller's clock, and always passed in.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView, at_iteration_end
 from penstock_core.domain.request import (
     Job,
-    Request,
     RequestId,
     advance,
     after_each,
-    new_job,
-    thinking_ended,
     with_cached_prefix,
 )
-from penstock_core.forecast.overdue import Signs, Where
+from penstock_core.forecast.overdue import Signs
 from penstock_core.forecast.snapshot import Snapshot, snapshot
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.step_tail import step_end_s
@@ -47,32 +43,10 @@ from penstock_runtime.engine.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks
 
 from penstock_sidecar.mirror.decode_steps import MOST_STEPS, DecodeRows
+from penstock_sidecar.mirror.mirrored_job import MirroredJob
 from penstock_sidecar.mirror.prefix_index import PrefixIndex
 from penstock_sidecar.mirror.report_rows import Row, chunks_of, rows_of, speculation_of
-
-FOREIGN_TIER = "direct"
-"""Tier of requests that reached the engine past this sidecar."""
-
-
-@dataclass(slots=True, eq=False)
-class MirroredJob:
-    """A job that was accepted here.
-
-    seen: number of the last report that has it, 0 for none.
-    thinking_tokens: length of its thinking, once the answer proper has begun.
-    times_s: when each of its tokens was reported; None where these times are not needed.
-    ran: number of the last report in which it held memory, 0 for none.
-    progressed_s: when it was sent, or last made progress.
-    """
-
-    job: Job
-    seen: int = 0
-    passed_tokens: int = 0
-    prompt_known: bool = False
-    thinking_tokens: int = 0
-    times_s: list[float] | None = None
-    ran: int = 0
-    progressed_s: float = 0.0
+from penstock_sidecar.mirror.reported_job import computed_whole, foreign, within_prediction
 
 
 class ReplicaMirror:
@@ -144,7 +118,7 @@ class ReplicaMirror:
 
     def candidate(self, job: Job, marks: PromptMarks) -> Job:
         """Return a new job as admission plans it: what the engine has cached of its prompt is computed."""
-        job, found = _computed_whole(job), self.prefixes.longest(marks) if self._knows_cache else None
+        job, found = computed_whole(job), self.prefixes.longest(marks) if self._knows_cache else None
         if found is None:
             return job
         blocks = min(found.cached_tokens, job.request.prompt_tokens - 1) // self._kv.block_tokens
@@ -189,20 +163,11 @@ class ReplicaMirror:
         found = self._accepted.get(request_id)
         if found is None:
             return None
-        where = self._where_reported(found) if self._live else self._where_inferred(found, shows_output)
+        if self._live:
+            where = found.where_reported(self._reports, named_all=self._named_all)
+        else:
+            where = found.where_inferred(shows_output=shows_output)
         return Signs(where, found.progressed_s, self.heard_s)
-
-    def _where_reported(self, found: MirroredJob) -> Where:
-        if not found.seen:
-            return Where.COMING if self._named_all else Where.QUEUED
-        reported, decodes = found.seen == self._reports, found.job.generated_tokens > 0
-        queued = reported and not (found.ran == self._reports and decodes)
-        return Where.QUEUED if queued else Where.RUNNING  # one that reports have no more is about to end
-
-    def _where_inferred(self, found: MirroredJob, shows_output: bool) -> Where:
-        if not shows_output:
-            return Where.UNSEEN
-        return Where.RUNNING if found.job.generated_tokens else Where.QUEUED
 
     def passed(self, request_id: RequestId, tokens: int, now_s: float) -> None:
         """Note tokens of a job that have passed towards its client."""
@@ -217,7 +182,8 @@ class ReplicaMirror:
         job = found.job
         new_tokens = found.passed_tokens - job.generated_tokens
         if new_tokens > 0:
-            found.job = self._at_least(advance(job, job.pending_tokens + new_tokens - 1, new_tokens, now_s))
+            job = advance(job, job.pending_tokens + new_tokens - 1, new_tokens, now_s)
+            found.job = within_prediction(job, self._longer)
             self._snapshot = None
 
     def tokens_out(self, request_id: RequestId) -> int:
@@ -247,7 +213,7 @@ class ReplicaMirror:
         self._settle()
         found = self._accepted.get(request_id)
         if found is not None and not found.thinking_tokens:
-            _end_thinking(found, thinking_tokens, now_s)
+            found.end_thinking(thinking_tokens, now_s)
             self._snapshot = None
 
     def thinking_tokens(self, request_id: RequestId) -> int:
@@ -303,7 +269,7 @@ class ReplicaMirror:
         self._busy_until_s, self._step_s = float("-inf"), 0.0
         self.prefixes.forget_cached()
         for found in self._accepted.values():
-            found.job = _computed_whole(found.job)
+            found.job = computed_whole(found.job)
 
     def view(self, now_s: float, model: TimeModel) -> ReplicaView:
         """Return the replica as admission plans with it."""
@@ -343,7 +309,7 @@ class ReplicaMirror:
             return
         running, self._ends_s = self._running, []
         for found, job in zip(running, after_each([one.job for one in running], ends_s), strict=True):
-            found.job = self._at_least(job)
+            found.job = within_prediction(job, self._longer)
             found.progressed_s = max(found.progressed_s, ends_s[-1])
             if found.times_s is not None:
                 found.times_s += ends_s
@@ -372,37 +338,14 @@ class ReplicaMirror:
     def _row(self, row: Row, now_s: float) -> MirroredJob:
         found = self._accepted.get(row.request_id)
         if found is None:
-            return MirroredJob(_foreign(row, now_s), seen=self._reports, prompt_known=True)
-        found.seen = self._reports
-        job = found.job = _computed_whole(found.job)  # what was cached of it was then
-        known = job.computed_tokens, job.generated_tokens, job.best_effort
-        if known != (row.computed_tokens, row.generated_tokens, row.best_effort):
-            found.job = self._at_least(_moved(job, row, now_s))
-            found.progressed_s = now_s
-            if found.times_s is not None:
-                found.times_s += [now_s] * (row.generated_tokens - len(found.times_s))
-        if row.thinking_tokens:
-            _end_thinking(found, row.thinking_tokens, now_s)
-        if row.cached_tokens:
-            found.job = _with_cached(found.job, row)
+            return MirroredJob(foreign(row, now_s), seen=self._reports, prompt_known=True)
+        found.report(row, self._reports, now_s, self._longer)
         return found
-
-    def _at_least(self, job: Job) -> Job:
-        """Return the job with a longer predicted length if it has outrun its prediction."""
-        if job.output_tokens > job.generated_tokens + 1:
-            return job
-        bound = max(job.request.max_output_tokens, job.generated_tokens + 1)
-        return job._replace(output_tokens=min(max(self._longer(job), job.generated_tokens + 1), bound))
 
     def _revealed(self) -> Iterator[tuple[RequestId, int]]:
         for found in self._running:
-            job = found.job
-            if found.prompt_known or not job.generated_tokens:
-                continue
-            found.prompt_known = True
-            prompt_tokens = max(job.computed_tokens + 1 - job.generated_tokens, 1)
-            found.job = _with_prompt(job, prompt_tokens)
-            yield job.request.id, prompt_tokens
+            if not found.prompt_known and found.job.generated_tokens:
+                yield found.job.request.id, found.reveal_prompt()
 
     def _blocks_left(self, running: tuple[Job, ...]) -> int:
         used = sum(self._kv.blocks_for(job.computed_tokens + 1) for job in running)
@@ -422,47 +365,3 @@ def _within(allowed: Limits, report: StepReport) -> Limits:
     return Limits(
         min(allowed.batch_tokens, report.most_batch_tokens), min(allowed.running, report.most_running)
     )
-
-
-def _moved(job: Job, row: Row, now_s: float) -> Job:
-    """Return the job as a report has it."""
-    new_tokens = max(row.generated_tokens - job.generated_tokens, 0)
-    moved = advance(job, row.computed_tokens - job.computed_tokens, new_tokens, now_s)
-    if moved.best_effort != row.best_effort:
-        moved = moved._replace(best_effort=row.best_effort)
-    if moved.pending_tokens < 1:  # the prompt was estimated, and is longer than that
-        moved = _with_prompt(moved, moved.computed_tokens + 1 - moved.generated_tokens)
-    return moved
-
-
-def _computed_whole(job: Job) -> Job:
-    """Return the job with nothing of it cached."""
-    return job if job.unheld_blocks is None else job._replace(computed_tokens=0, unheld_blocks=None)
-
-
-def _with_cached(job: Job, row: Row) -> Job:
-    """Return a waiting job with what the engine has cached of it."""
-    left_tokens = row.cached_tokens + 1 + (job.generated_tokens > 0)
-    if job.request.prompt_tokens + job.generated_tokens < left_tokens:  # the prompt was estimated
-        job = _with_prompt(job, left_tokens - job.generated_tokens)
-    return with_cached_prefix(job, row.cached_tokens, row.unheld_blocks)
-
-
-def _end_thinking(found: MirroredJob, thinking_tokens: int, now_s: float) -> None:
-    """Switch to the answer's own TPOT target. Has an effect once."""
-    if not found.thinking_tokens:
-        found.job = thinking_ended(found.job, now_s)
-    found.thinking_tokens = thinking_tokens
-
-
-def _with_prompt(job: Job, prompt_tokens: int) -> Job:
-    return job._replace(request=replace(job.request, prompt_tokens=prompt_tokens))
-
-
-def _foreign(row: Row, now_s: float) -> Job:
-    """Return a job for a request sent past this sidecar, as far as the report shows it."""
-    prompt_tokens = max(row.computed_tokens + 1 - row.generated_tokens, 1)
-    left_tokens = row.generated_tokens + 1
-    request = Request(row.request_id, FOREIGN_TIER, now_s, prompt_tokens, left_tokens)
-    job = new_job(request, left_tokens, row.best_effort)
-    return job._replace(computed_tokens=row.computed_tokens, generated_tokens=row.generated_tokens)

@@ -1,0 +1,82 @@
+"""A job that was accepted here, and what is known of it beside the job itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock_core.domain.request import Job, thinking_ended
+from penstock_core.forecast.overdue import Where
+
+from penstock_sidecar.mirror.report_rows import Row
+from penstock_sidecar.mirror.reported_job import (
+    computed_whole,
+    moved,
+    with_cached,
+    with_prompt,
+    within_prediction,
+)
+
+
+@dataclass(slots=True, eq=False)
+class MirroredJob:
+    """One job.
+
+    seen: number of the last report that has it, 0 for none.
+    thinking_tokens: length of its thinking, once the answer proper has begun.
+    times_s: when each of its tokens was reported; None where these times are not needed.
+    ran: number of the last report in which it held memory, 0 for none.
+    progressed_s: when it was sent, or last made progress.
+    """
+
+    job: Job
+    seen: int = 0
+    passed_tokens: int = 0
+    prompt_known: bool = False
+    thinking_tokens: int = 0
+    times_s: list[float] | None = None
+    ran: int = 0
+    progressed_s: float = 0.0
+
+    def report(self, row: Row, number: int, now_s: float, longer: Callable[[Job], int]) -> None:
+        """Take in its row of the report of this number."""
+        self.seen = number
+        job = self.job = computed_whole(self.job)  # what was cached of it was then
+        known = job.computed_tokens, job.generated_tokens, job.best_effort
+        if known != (row.computed_tokens, row.generated_tokens, row.best_effort):
+            self.job = within_prediction(moved(job, row, now_s), longer)
+            self.progressed_s = now_s
+            if self.times_s is not None:
+                self.times_s += [now_s] * (row.generated_tokens - len(self.times_s))
+        if row.thinking_tokens:
+            self.end_thinking(row.thinking_tokens, now_s)
+        if row.cached_tokens:
+            self.job = with_cached(self.job, row)
+
+    def end_thinking(self, thinking_tokens: int, now_s: float) -> None:
+        """Switch to the answer's own TPOT target. Has an effect once."""
+        if not self.thinking_tokens:
+            self.job = thinking_ended(self.job, now_s)
+        self.thinking_tokens = thinking_tokens
+
+    def reveal_prompt(self) -> int:
+        """Take the true length of its prompt from its first report with output. Returns it."""
+        self.prompt_known = True
+        prompt_tokens = max(self.job.computed_tokens + 1 - self.job.generated_tokens, 1)
+        self.job = with_prompt(self.job, prompt_tokens)
+        return prompt_tokens
+
+    def where_reported(self, last: int, *, named_all: bool) -> Where:
+        """Return where it is by reports.
+
+        last: number of the last one. named_all: whether that had room for all that wait.
+        """
+        if not self.seen:
+            return Where.COMING if named_all else Where.QUEUED
+        reported, decodes = self.seen == last, self.job.generated_tokens > 0
+        queued = reported and not (self.ran == last and decodes)
+        return Where.QUEUED if queued else Where.RUNNING  # one that reports have no more is about to end
+
+    def where_inferred(self, *, shows_output: bool) -> Where:
+        """Return where it is by the tokens that pass."""
+        if not shows_output:
+            return Where.UNSEEN
+        return Where.RUNNING if self.job.generated_tokens else Where.QUEUED
