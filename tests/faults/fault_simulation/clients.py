@@ -51,6 +51,11 @@ class Plan:
         return known_request(self.body).prompt_tokens
 
     @property
+    def body_bytes(self) -> int:
+        """The size of the request's body."""
+        return len(orjson.dumps(self.body))
+
+    @property
     def answer(self) -> str:
         """The answer's whole text."""
         return known_answer(self.body)

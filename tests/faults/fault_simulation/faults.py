@@ -10,7 +10,9 @@ from random import Random
 
 from fault_simulation.grpc_calls import Call
 from fault_simulation.hosts import Host, Severable
+from fault_simulation.plugin_reports import PluginReports
 from fault_simulation.processes import RouterProcess, address_of, sidecar_of
+from fault_simulation.scenario import Scenario
 from fault_simulation.world import World
 from penstock_routing.discovery.endpoints import Condition
 from penstock_runtime.serving import FINAL_WRITE_S
@@ -25,8 +27,11 @@ MOST_JUMP_S = 60.0
 READ_EACH_S = 0.05
 """A slow reader reads no more often than this."""
 
-EVICT_EACH_S = 0.02
-"""Between two bursts of evictions there is this at least."""
+BURSTS_EACH_S = 0.02
+"""Between two bursts of evictions, or of a plug-in's faults, there is this at least."""
+
+MOST_STEPS = 3
+"""Steps in a burst in which a plug-in fails."""
 
 Fault = Callable[[World, Random, str, float], Awaitable[None]]
 """Happens to a replica, or to a router or picker, and is over after so many seconds."""
@@ -42,7 +47,7 @@ async def inject(world: World, random: Random, until_s: float, most: int) -> Non
 async def _happen(world: World, random: Random, until_s: float) -> None:
     begin_s = random.random() * until_s
     lasts_s = random.random() ** 2 * (until_s - begin_s)
-    kind, turns = random.choice(KINDS), random.randrange(MOST_TURNS)
+    kind, turns = random.choice(kinds_of(world.scenario)), random.randrange(MOST_TURNS)
     await asyncio.sleep(begin_s)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -210,13 +215,24 @@ async def _evict(world: World, random: Random, replica: str, lasts_s: float) -> 
         left_s = until_s - asyncio.get_running_loop().time()
         if left_s <= 0:
             return
-        await asyncio.sleep(random.random() * left_s + EVICT_EACH_S)
+        await asyncio.sleep(random.random() * left_s + BURSTS_EACH_S)
 
 
 async def _empty_cache(world: World, random: Random, replica: str, lasts_s: float) -> None:
     cached = world.engines[replica].loop.state.cached
     if cached is not None:
         cached.reset()
+
+
+async def _fail_plugin(world: World, random: Random, replica: str, lasts_s: float) -> None:
+    """The plug-in's own code fails in some steps; before the next it reads all requests again."""
+    until_s = asyncio.get_running_loop().time() + lasts_s
+    while replica in world.engines and isinstance(reports := world.engines[replica].reports, PluginReports):
+        reports.miss(random.randint(1, MOST_STEPS))
+        left_s = until_s - asyncio.get_running_loop().time()
+        if left_s <= 0:
+            return
+        await asyncio.sleep(random.random() * left_s + BURSTS_EACH_S)
 
 
 # Of routers and pickers
@@ -297,6 +313,7 @@ OF_REPLICAS: dict[str, Fault] = {
     "session read slowly": _read_slowly,
     "cache evicted": _evict,
     "cache emptied": _empty_cache,
+    "plug-in failed": _fail_plugin,
 }
 OF_FRONTS: dict[str, Fault] = {
     "router killed": _kill_front,
@@ -309,8 +326,18 @@ OF_REDIS = {
     "redis stopped": _stop_redis,
     "redis cut off": _partition_redis,
 }
-HARMLESS = frozenset({"cache emptied", "cache evicted"})
+OF_CACHES = ("cache emptied", "cache evicted")
+
+HARMLESS = frozenset({*OF_CACHES, "plug-in failed"})
 """Faults after which promises hold."""
 
-KINDS = (*OF_FRONTS, *OF_REDIS, *[kind for kind in OF_REPLICAS] * 3)
-"""Those of replicas three times as often as those of routers, which end streams."""
+
+def kinds_of(scenario: Scenario) -> list[str]:
+    """Return the faults that may happen: those of replicas three times as often as those that end streams."""
+    kinds = [*OF_FRONTS, *OF_REDIS, *[kind for kind in OF_REPLICAS] * 3]
+    impossible = {
+        *(() if scenario.shares else OF_REDIS),
+        *(() if scenario.families else OF_CACHES),
+        *(() if scenario.as_plugin else ("plug-in failed",)),
+    }
+    return [kind for kind in kinds if kind not in impossible]

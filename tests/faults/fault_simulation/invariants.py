@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from fault_simulation.clients import Answer
 from fault_simulation.processes import EngineProcess, PickerProcess, RouterProcess, SidecarProcess
+from penstock_core.routing.replica_load import tokens_about
 from penstock_pool import Pool
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.settings import settings_of
@@ -123,11 +124,27 @@ def broken_limits(fronts: Iterable[Front], most: int) -> Iterator[str]:
         yield f"12 {open} requests of an application at once, of {most}"
 
 
-def broken_minute(answers: Iterable[Answer], most: int) -> Iterator[str]:
+def broken_minute(answers: Iterable[Answer], most: int | None) -> Iterator[str]:
     """Yield where more requests were accepted than the limit of a minute."""
     served = [answer for answer in answers if answer.status not in (0, 429)]
-    if len(served) > most:
+    if most is not None and len(served) > most:
         yield f"12 {len(served)} requests of an application in a minute, of {most}"
+
+
+def broken_tokens(answers: Iterable[Answer], most: int | None, counted: int) -> Iterator[str]:
+    """Yield where answers have more tokens than the limit of a minute, or than have been counted.
+
+    counted: in the Redis. Prompts' tokens are estimated until requests end, and may be more.
+    """
+    whole = [
+        answer.plan for answer in answers if answer.whole and answer.status == 200 and not error_of(answer)
+    ]
+    used = sum(plan.prompt_tokens + plan.body["max_tokens"] for plan in whole)
+    more = sum(max(plan.prompt_tokens - tokens_about(plan.body_bytes), 0) for plan in whole)
+    if most is not None and used > most + more:
+        yield f"12 {used} tokens of an application in a minute, of {most}"
+    if used > counted:
+        yield f"12 {used} tokens of an application, of which {counted} were counted"
 
 
 def broken_caches(

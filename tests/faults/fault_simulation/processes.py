@@ -128,6 +128,7 @@ class EngineProcess:
     loop: StepLoop
     server: Server
     truth: HangingTruth
+    reports: StepReportSender | PluginReports
 
 
 @dataclass(slots=True)
@@ -162,12 +163,29 @@ class PickerProcess:
     server: Server
 
 
-def start_engine(network: Network, host: Host, replica: str, pool: Pool, *, as_plugin: bool) -> EngineProcess:
-    """Start a replica's engine. as_plugin: whether it reports as the plug-in in vLLM does."""
-    sender: Any = PluginReports if as_plugin else StepReportSender
+def start_engine(
+    network: Network,
+    host: Host,
+    replica: str,
+    pool: Pool,
+    *,
+    as_plugin: bool,
+    differs: Callable[[str], None],
+) -> EngineProcess:
+    """Start a replica's engine.
+
+    as_plugin: whether it reports as the plug-in in vLLM does. differs: called with what the plug-in's ledger
+        has otherwise than the engine.
+    """
 
     def assemble() -> EngineProcess:
         spec, scheduling = pool.spec.engine, pool.spec.scheduling
+        sink = Datagrams(network, f"{replica}-steps")
+        reports: Any = (
+            PluginReports(sink, checks_tickets=spec.direct, differs=differs)
+            if as_plugin
+            else StepReportSender(sink, checks_tickets=spec.direct)
+        )
         model = time_model(spec.time_model)
         state = EngineState(
             spec.kv_cache_tokens or kv_cache_tokens(spec.time_model),
@@ -185,12 +203,12 @@ def start_engine(network: Network, host: Host, replica: str, pool: Pool, *, as_p
             time_model=LearnedTimeModel(model),
             speculation=MeasuredSpeculation(None),
             truth=truth,
-            reports=sender(Datagrams(network, f"{replica}-steps"), checks_tickets=spec.direct),
+            reports=reports,
             metrics=metrics,
         )
         api = build_api(pool, loop, ENGINE_OPTIONS, lambda: network.ticket_keys.get(replica, b""))
         server = Server(api, HttpBounds(), None)
-        return EngineProcess(host, loop, server, truth)
+        return EngineProcess(host, loop, server, truth, reports)
 
     engine = host.context.copy().run(assemble)
     for address in (engine_of(replica), directly_of(replica)):

@@ -1,7 +1,8 @@
 """A Redis of a few commands: publish, subscribe, and the script of applications' limits for one of them.
 
-The script (`shared_limits.lua`) is read as what it decides about requests: those at once, which are what each
-router has reported, until that expires, and what it has accepted since; and those of the last minute.
+The script (`shared_limits.lua`) is read as what it decides: about requests at once, which are what each
+router has reported, until that expires, and what it has accepted since; and about requests and tokens of the
+last minute, of which tokens are corrected once a request has ended.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ from fault_simulation.network import Network
 
 REDIS = "redis:6379"
 MINUTE_MS = 60_000
+SLOTS = 60
+"""Seconds that count, beside the present one."""
 
 
 @dataclass(slots=True)
@@ -21,34 +24,53 @@ class RedisProcess:
     """A Redis.
 
     open: requests under way, and until when that is believed, by router.
-    accepted_ms: when each request was accepted.
+    accepted_ms: when each request was accepted. tokens: accepted and corrected, by second.
     """
 
     host: Host
     subscribers: "dict[RedisConnection, bytes]" = field(default_factory=dict)
     open: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     accepted_ms: list[float] = field(default_factory=list)
+    tokens: dict[int, int] = field(default_factory=dict)
 
     def decide(self, arguments: list[bytes], now_ms: float) -> list[int]:
         """Return what the script does: see there."""
-        router, (open, lease_ms, most, most_in_minute) = arguments[0], map(int, arguments[1:5])
-        asked = arguments[8 + 2 * int(arguments[7]) :]
+        router, (open, lease_ms, most, most_in_minute, most_tokens) = arguments[0], map(int, arguments[1:6])
+        slot, numbers, asks_from = int(now_ms / 1000), list(map(int, arguments[8:])), 2 * int(arguments[7])
+        for at, change in zip(numbers[0:asks_from:2], numbers[1:asks_from:2], strict=True):
+            self._correct(slot, at, change)
+        tokens = sum(amount for at, amount in self.tokens.items() if at >= slot - SLOTS)
         elsewhere = sum(
             count for name, (count, until_ms) in self.open.items() if name != router and until_ms > now_ms
         )
         in_minute = sum(at_ms > now_ms - MINUTE_MS for at_ms in self.accepted_ms)
         verdicts: list[int] = []
-        for _ in asked:
-            if elsewhere + open >= most >= 0:
+        for asked in numbers[asks_from:]:
+            if asked > most_tokens >= 0:
+                verdicts += [3, -1]
+            elif elsewhere + open >= most >= 0:
                 verdicts += [1, 1000]
             elif in_minute >= most_in_minute >= 0:
                 verdicts += [2, 1000]
+            elif tokens + asked > most_tokens >= 0:
+                verdicts += [3, 1000]
             else:
-                open, in_minute = open + 1, in_minute + 1
+                open, in_minute, tokens = open + 1, in_minute + 1, tokens + asked
                 self.accepted_ms.append(now_ms)
+                self._take(slot, asked)
                 verdicts += [0, 0]
         self.open[router] = open, now_ms + lease_ms
-        return [int(now_ms / 1000), in_minute, MINUTE_MS, 0, 0, *verdicts]
+        return [slot, in_minute, MINUTE_MS, tokens, MINUTE_MS, *verdicts]
+
+    def _correct(self, slot: int, at: int, change: int) -> None:
+        """Correct what was accepted in a second; what no longer counts is not given back."""
+        if at >= slot - SLOTS and at in self.tokens:
+            self._take(at, change)
+        elif change > 0:
+            self._take(slot, change)
+
+    def _take(self, slot: int, amount: int) -> None:
+        self.tokens[slot] = self.tokens.get(slot, 0) + amount
 
 
 def start_redis(network: Network, host: Host) -> RedisProcess:

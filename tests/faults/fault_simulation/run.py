@@ -19,6 +19,7 @@ from fault_simulation.invariants import (
     broken_promise,
     broken_rest,
     broken_service,
+    broken_tokens,
 )
 from fault_simulation.network import Network
 from fault_simulation.scenario import MOST_AT_ONCE, scenario_of
@@ -39,6 +40,9 @@ SETTLE_S = 40.0
 """After the last answer everything is at rest within this: probes, backoffs, keepalive, descriptions."""
 
 SETTLE_EACH_S = 0.5
+
+MOST_DIFFERING = 3
+"""Of a ledger that is wrong once it is often wrong."""
 
 CHECK_S = 0.1
 """How often bounds are checked."""
@@ -157,9 +161,11 @@ def _shares_well(world: World) -> bool:
 def _broken(world: World, answers: list[Answer]) -> Iterator[str]:
     yield from (f"8 {crash}" for crash in world.crashes)
     yield from (f"9 {line}" for line in world.unordered)
-    most = world.scenario.per_minute
-    if most is not None and _shares_well(world) and not world.spells:
-        yield from broken_minute(answers, most)
+    yield from (f"14 {line}" for line in world.differing[:MOST_DIFFERING])
+    if world.redis is not None and _shares_well(world) and not world.spells:
+        yield from broken_minute(answers, world.scenario.per_minute)
+        counted = sum(world.redis.tokens.values())
+        yield from broken_tokens(answers, world.scenario.tokens_per_minute, counted)
     for answer in answers:
         yield from broken_answer(answer, may_be_cut=_may_be_cut(world, answer))
         if _is_kept(world, answer):

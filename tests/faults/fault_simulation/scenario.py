@@ -28,7 +28,7 @@ class Scenario:
         themselves.
     replicas, routers: how many at first. gateway: whether clients come through one beside a picker.
     shares: whether there is a Redis, through which routers share an application's limits and placements.
-    per_minute: most requests of the application in a minute, where that is limited.
+    per_minute, tokens_per_minute: most requests and tokens of the application in a minute, where limited.
     tight: whether routers hold few bytes over all requests.
     busy: whether clients come in a burst, with long prompts, over a network without long delays.
     families: of prompts that begin alike.
@@ -44,6 +44,7 @@ class Scenario:
     gateway: bool
     shares: bool
     per_minute: int | None
+    tokens_per_minute: int | None
     tight: bool
     busy: bool
     families: int
@@ -67,6 +68,7 @@ def scenario_of(random: Random) -> Scenario:
     stream_bytes = random.choice((2_048, 256 << 10, 256 << 10))
     tight = not busy and random.random() < 0.15
     per_minute = random.choice((None, None, 3, 6)) if shares else None
+    tokens_per_minute = random.choice((None, None, 400, 1_000)) if shares else None
     common: dict[str, Any] = {
         "max_moves": max_moves,
         "kv_tokens": kv_tokens,
@@ -80,6 +82,7 @@ def scenario_of(random: Random) -> Scenario:
         buffer_bytes=random.choice((1_536, 4_096)) if tight else 256 << 20,
         shares=shares,
         per_minute=per_minute,
+        tokens_per_minute=tokens_per_minute,
         **common,
     )
     return Scenario(
@@ -90,6 +93,7 @@ def scenario_of(random: Random) -> Scenario:
         gateway=gateway,
         shares=shares,
         per_minute=per_minute,
+        tokens_per_minute=tokens_per_minute,
         tight=tight,
         busy=busy,
         families=random.choice((1, 2, 4)) if caching else 0,
@@ -112,12 +116,16 @@ def _pool(
     buffer_bytes: int = 256 << 20,
     shares: bool = False,
     per_minute: int | None = None,
+    tokens_per_minute: int | None = None,
 ) -> Pool:
-    limits = {"concurrentRequests": MOST_AT_ONCE}
-    if per_minute is not None:
-        limits["requestsPerMinute"] = per_minute
+    limits = {
+        "concurrentRequests": MOST_AT_ONCE,
+        "requestsPerMinute": per_minute,
+        "tokensPerMinute": tokens_per_minute,
+    }
     tiers = {"tier": "chat", "allow": ["tight", "batch"]}
-    application = {"name": "team", **tiers, "keys": {"file": "keys"}, "limits": limits}
+    application: dict[str, Any] = {"name": "team", **tiers, "keys": {"file": "keys"}}
+    application["limits"] = {name: limit for name, limit in limits.items() if limit is not None}
     document = {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "ServingPool",

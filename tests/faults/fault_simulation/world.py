@@ -56,6 +56,7 @@ class World:
 
     replicas: in service or meant to be, by name. fronts: routers, or the picker, by name.
     crashes: what no process has handled. unordered: output that came before a verdict.
+    differing: what a plug-in's ledger had otherwise than its engine.
     ready_since_s: since when each front has had each replica in service, by their names.
     unwell_until_s: until when each replica is not counted as well. spells: of fronts.
     """
@@ -73,6 +74,7 @@ class World:
     redis: RedisProcess | None = None
     crashes: list[str] = field(default_factory=list)
     unordered: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
     ready_since_s: dict[str, dict[str, float]] = field(default_factory=dict)
     unwell_until_s: dict[str, float] = field(default_factory=dict)
     spells: list[Spell] = field(default_factory=list)
@@ -82,6 +84,7 @@ class World:
     def start(self) -> list[str]:
         """Start all processes. Return the addresses that clients ask."""
         scenario = self.scenario
+        self.network.faults["other version"] += sum(map(abs, scenario.skew))
         if scenario.shares:
             self.start_redis()
         for _ in range(scenario.replicas):
@@ -127,7 +130,12 @@ class World:
         if replica in self.replicas:
             host, pool = self._beside(f"{replica}-engine", replica), self.scenario.engine_pool
             self.engines[replica] = start_engine(
-                self.network, host, replica, pool, as_plugin=self.scenario.as_plugin
+                self.network,
+                host,
+                replica,
+                pool,
+                as_plugin=self.scenario.as_plugin,
+                differs=lambda differing: self.differing.append(f"{host.name}: {differing}"),
             )
 
     def start_sidecar(self, replica: str) -> None:
@@ -238,6 +246,7 @@ class World:
         return Host(name, others[0].clock_offset_s) if others else self._host(name)
 
     def _host(self, name: str) -> Host:
+        self.network.faults["clock offset"] += 1
         return Host(name, self.random.random() * 1e5)
 
     def _picker(self) -> PickerProcess:
