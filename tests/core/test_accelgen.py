@@ -11,8 +11,8 @@ from penstock_core.policies.accelgen.batch import ResourceDemand, distance
 from penstock_core.policies.accelgen.policy import AccelGen, AccelGenState
 from penstock_core.policies.accelgen.remaining_time import (
     LEARNING_RATE,
+    IterationSpeed,
     Pauses,
-    Tempo,
     claim,
     pauses_after,
 )
@@ -24,7 +24,7 @@ from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_wo
 MODEL = TimeModel("round", (Term(1e-4, 0.010),))
 """10 ms an iteration and a tenth of a millisecond a token: saturated with 400 tokens, in 50 ms."""
 
-TEMPO = Tempo(chunk_tokens=400.0, iteration_s=0.05)
+TEMPO = IterationSpeed(chunk_tokens=400.0, iteration_s=0.05)
 NOW_S = 10.0
 TTFT_ONLY, FOREVER_S = Targets(1.0), 30.0
 
@@ -78,8 +78,8 @@ def step_of(view: ReplicaView, policy: AccelGen | None = None) -> Step:
     return policy.step(view, policy.start())[0]
 
 
-def remaining_s(job: Job, tempo: Tempo = TEMPO) -> float:
-    return claim(job, NOW_S, tempo, 0.1875, FOREVER_S).remaining_s
+def remaining_s(job: Job, speed: IterationSpeed = TEMPO) -> float:
+    return claim(job, NOW_S, speed, 0.1875, FOREVER_S).remaining_s
 
 
 # Budget (eq. 6)

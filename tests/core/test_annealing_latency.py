@@ -9,7 +9,7 @@ from penstock_core.policies.annealing.latency import (
     BatchLatency,
     Bilinear,
     Profiled,
-    TooAlike,
+    SingularFit,
     fit_latency,
     latency_of,
 )
@@ -77,7 +77,7 @@ def test_a_fit_of_noisy_profiles_predicts_within_the_noise() -> None:
     ids=["none", "one", "one-length", "no-answers"],
 )
 def test_profiles_that_tell_too_little_are_refused(alike: list[Profiled]) -> None:
-    with pytest.raises(TooAlike, match=f"{len(alike)} profiled batches"):
+    with pytest.raises(SingularFit, match=f"{len(alike)} profiled batches"):
         fit_latency(alike)
 
 

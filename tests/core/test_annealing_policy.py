@@ -12,7 +12,7 @@ from penstock_core.domain.verdict import Admitted
 from penstock_core.policies import build
 from penstock_core.policies.annealing.capacity import fitting, room
 from penstock_core.policies.annealing.latency import latency_of
-from penstock_core.policies.annealing.plan_tables import NOBODY, Ask
+from penstock_core.policies.annealing.plan_tables import NOTHING_BESIDE, Ask
 from penstock_core.policies.annealing.policy import Annealing
 from penstock_core.policies.annealing.state import AnnealingState, updated
 from penstock_core.policies.annealing.window import ask, deadline_s, overdue, window
@@ -266,8 +266,8 @@ def test_a_job_under_way_asks_for_its_last_token_in_time() -> None:
 
 
 def test_an_empty_replica_has_room_for_all() -> None:
-    assert room(LATENCY, [], [], 100.0, 5) == (5, NOBODY)
-    assert room(LATENCY, [decode("a")], [ask(decode("a"), 0.0, 1.0)], 100.0, 0) == (0, NOBODY)
+    assert room(LATENCY, [], [], 100.0, 5) == (5, NOTHING_BESIDE)
+    assert room(LATENCY, [decode("a")], [ask(decode("a"), 0.0, 1.0)], 100.0, 0) == (0, NOTHING_BESIDE)
 
 
 def test_room_ends_where_the_first_running_one_would_be_late() -> None:

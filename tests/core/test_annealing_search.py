@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock_core.compilation.arrays import Ints
 from penstock_core.compilation.jit import FLOAT, INT, compiled, interpreted
 from penstock_core.policies.annealing.latency import QWEN_7B_2XV100
-from penstock_core.policies.annealing.plan_tables import NOBODY, Ask, Beside, Prospects, prospects
+from penstock_core.policies.annealing.plan_tables import NOTHING_BESIDE, Ask, Beside, Prospects, prospects
 from penstock_core.policies.annealing.search import (
     BatchSequence,
     best_plan,
@@ -43,7 +43,7 @@ def instance(seed: int, count: int, most: int) -> Prospects:
     tight = random.choice((0.1, 0.2, 0.5, 1.0, 2.0))
     running = random.choice((0, 0, 3))
     slower_s = tuple(random.uniform(5, 9) + 0.2 * size for size in range(most))
-    beside = Beside(running, min(running, 2), slower_s) if running else NOBODY
+    beside = Beside(running, min(running, 2), slower_s) if running else NOTHING_BESIDE
     return prospects(QWEN_7B_2XV100, [code_or_chat(random, tight) for _ in range(count)], most, beside)
 
 

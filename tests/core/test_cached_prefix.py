@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from penstock_core.batch.forced_progress import let_oldest_move
+from penstock_core.batch.forced_progress import force_oldest_progress
 from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.domain.replica_admission import for_all
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
@@ -98,10 +98,10 @@ def test_preempting_frees_only_blocks_that_no_other_request_holds() -> None:
 def test_the_oldest_does_not_move_while_others_that_wait_hold_its_blocks() -> None:
     job = asks("a", 160)
     batch = OpenBatch(replica(waiting=(job,), total_blocks=12, free_blocks=9))
-    let_oldest_move(batch)
+    force_oldest_progress(batch)
     assert not batch.tokens
     batch = OpenBatch(replica(waiting=(job,), total_blocks=12, free_blocks=10))
-    let_oldest_move(batch)
+    force_oldest_progress(batch)
     assert batch.tokens == {"a": 160}
 
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.batch.forced_progress import let_oldest_move
+from penstock_core.batch.forced_progress import force_oldest_progress
 from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.batch.ordered_batch import (
     add_running,
@@ -189,7 +189,7 @@ def moved(
     running: list[Job], waiting: list[Job], free_blocks: int, tokens: int = 8192, slots: int = 256
 ) -> OpenBatch:
     batch = OpenBatch(replica(running, waiting, free_blocks, tokens=tokens, slots=slots))
-    let_oldest_move(batch)
+    force_oldest_progress(batch)
     return batch
 
 
@@ -214,5 +214,5 @@ def test_if_none_runs_the_first_that_fits_the_engine_starts_with_a_full_batch() 
 def test_a_batch_with_anything_in_it_is_left_as_it_is() -> None:
     batch = OpenBatch(replica([decode("a"), decode("b")], []))
     batch.add(decode("b"), 1)
-    let_oldest_move(batch)
+    force_oldest_progress(batch)
     assert batch.tokens == {"b": 1}

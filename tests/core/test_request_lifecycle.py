@@ -27,7 +27,7 @@ def test_an_ended_request_takes_a_cancel_that_crossed_its_end_and_nothing_else()
 def test_every_live_request_can_be_cancelled_and_can_break() -> None:
     for state in set(State) - ENDS:
         assert after(state, Event.CANCELLED)[0] is State.CANCELLED
-        assert after(state, Event.BROKE) == (State.FAILED, Do.ANSWER_FAILED)
+        assert after(state, Event.INTERNAL_ERROR) == (State.FAILED, Do.ANSWER_FAILED)
 
 
 def test_every_state_is_reached_and_every_live_one_reaches_an_end() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
-from penstock_core.forecast.snapshot import Snapshot, makes_sense, snapshot
+from penstock_core.forecast.snapshot import Snapshot, is_valid, snapshot
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import Term, TimeModel
 
@@ -195,9 +195,9 @@ DURATIONS_AND_RATES = (
 @pytest.mark.parametrize("field", DURATIONS_AND_RATES)
 @pytest.mark.parametrize("value", [nan, -1.0, -inf])
 def test_a_snapshot_with_a_negative_time_or_none_at_all_makes_no_sense(field: str, value: float) -> None:
-    assert makes_sense(Snapshot())
-    assert makes_sense(_with(field, inf)) and makes_sense(_with(field, 0.0))
-    assert not makes_sense(_with(field, value))
+    assert is_valid(Snapshot())
+    assert is_valid(_with(field, inf)) and is_valid(_with(field, 0.0))
+    assert not is_valid(_with(field, value))
 
 
 def _with(field: str, value: float) -> Snapshot:

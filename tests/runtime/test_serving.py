@@ -172,7 +172,7 @@ async def test_a_server_that_says_goodbye_answers_and_closes() -> None:
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(keeps_alive)
         before = await reader.readuntil(b"hello")
-        server.say_goodbye()
+        server.close_after_responses()
         writer.write(keeps_alive)
         after = await reader.read()
         writer.close()

@@ -201,7 +201,7 @@ def test_an_engine_that_counts_more_tokens_than_were_seen_is_right() -> None:
 ENDS: list[tuple[Callable[[ReplicaRequest], None], int, int]] = [
     (ReplicaRequest.engine_lost, wire.FAILURE_ENGINE_LOST, 502),
     (ReplicaRequest.returned, wire.FAILURE_RETURNED, 503),
-    (ReplicaRequest.broke, wire.FAILURE_INTERNAL, 500),
+    (ReplicaRequest.internal_error, wire.FAILURE_INTERNAL, 500),
     (lambda request: request.engine_refused(422, b"no"), wire.FAILURE_ENGINE_REFUSED, 422),
 ]
 

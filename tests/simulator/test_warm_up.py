@@ -42,7 +42,7 @@ def test_a_policy_has_seen_prefills_decodes_and_drafts_before_anybody_comes() ->
 
 @pytest.mark.parametrize("speculation", [None, Speculation(4, 0.7)], ids=["plain", "speculating"])
 @pytest.mark.parametrize("name", policies.POLICIES)
-def test_every_policy_can_be_rehearsed(name: str, speculation: Speculation | None) -> None:
+def test_every_policy_can_be_warmed_up(name: str, speculation: Speculation | None) -> None:
     warm_up(policies.build(name), Limits(batch_tokens=256, running=4), MODEL, speculation)
 
 

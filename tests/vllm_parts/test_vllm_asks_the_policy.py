@@ -1,4 +1,4 @@
-"""How the policy is asked: rehearsed before anybody waits, within its time, and what is said of failures."""
+"""Calls of the policy: warm-up before the engine is ready, time limit, and the log of its failures."""
 
 import logging
 from typing import Any
@@ -11,7 +11,7 @@ from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_vllm.faults import Fault, PolicyFaultLog
 from penstock_vllm.planning import MOST_STEPS_OFF, Planning
-from penstock_vllm.rehearsal import rehearse
+from penstock_vllm.warm_up import warm_up
 
 MODEL = time_model("llama-3-8b-a100")
 VIEW = ReplicaView(0.0, 0.0, (), (), KvCache(10, 10, 16), Limits(), MODEL)
@@ -50,7 +50,7 @@ class Clock:
 
 def test_a_policy_is_warmed_up_with_new_requests_chunks_decodes_and_both() -> None:
     policy, speculation = Scripted(), Speculation(2, 0.5)
-    rehearse(policy, Limits(512, 6), MODEL, speculation)
+    warm_up(policy, Limits(512, 6), MODEL, speculation)
     views = [view for view, _ in policy.seen]
     assert [memory for _, memory in policy.seen] == [0, 1, 2, 3]
     assert [(len(view.running), len(view.waiting)) for view in views] == [(0, 6), (6, 0), (6, 0), (6, 6)]
@@ -68,7 +68,7 @@ def test_a_policy_is_warmed_up_with_new_requests_chunks_decodes_and_both() -> No
         assert (view.kv, view.limits) == (KvCache(1024, 512, 16), Limits(512, 6))
         assert (view.model, view.speculation) == (MODEL, speculation)
     few = Scripted()
-    rehearse(few, Limits(512, 100), MODEL, None)
+    warm_up(few, Limits(512, 100), MODEL, None)
     assert len(few.seen[0][0].waiting) == 8
     assert [job.best_effort for job in few.seen[0][0].waiting] == [True, False, False, False] * 2
     kinds = [(job.request.tier, job.request.targets.e2e_s) for job in few.seen[0][0].waiting]
@@ -77,11 +77,11 @@ def test_a_policy_is_warmed_up_with_new_requests_chunks_decodes_and_both() -> No
     assert {job.anchor for job in views[2].running} == {(0.1, 1)}
 
 
-def test_a_policy_that_cannot_be_rehearsed_starts_no_engine() -> None:
+def test_a_policy_whose_warm_up_fails_starts_no_engine() -> None:
     policy = Scripted()
     policy.fails = ValueError("broken")
     with pytest.raises(ValueError, match="broken"):
-        rehearse(policy, Limits(), MODEL, None)
+        warm_up(policy, Limits(), MODEL, None)
 
 
 def planning(clock: Clock, policy: Scripted, planning_s: float = 0.5) -> tuple[Planning, PolicyFaultLog]:

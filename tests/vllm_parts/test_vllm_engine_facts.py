@@ -124,7 +124,7 @@ def test_nothing_but_an_end_keeps_a_plain_engine_from_one_token_of_each() -> Non
 
 
 def repeated(**other: int) -> RepeatedPlan:
-    fields = {"roster": 5, "least_blocks": 3, "steps_left": 1} | other
+    fields = {"membership": 5, "least_blocks": 3, "steps_left": 1} | other
     return RepeatedPlan(**fields, running=2, work=BatchWork(2, 50), seconds=0.5, further_s=0.25)
 
 

@@ -55,7 +55,7 @@ def test_a_request_is_noted_by_what_rides_in_it() -> None:
     assert ledger.by_id == {"cmpl-1": held} and ledger.by_name == {"r": held}
     assert (held.planned, held.running, held.blocked, held.drafts_under_way) == (True, False, False, 0)
     assert ledger.waiting == [held] == ledger.startable
-    assert (ledger.turns, ledger.roster, ledger.moves, ledger.preemptions, ledger.unplanned) == (
+    assert (ledger.turns, ledger.membership, ledger.moves, ledger.preemptions, ledger.unplanned) == (
         1,
         1,
         0,
@@ -104,7 +104,7 @@ def test_a_starting_request_holds_its_cached_blocks() -> None:
     ledger.start(held)
     assert (held.running, held.blocked, held.job.computed_tokens) == (True, False, 40)
     assert ledger.waiting == [] and not ledger.blocked
-    assert (ledger.turns, ledger.roster) == (2, 2)
+    assert (ledger.turns, ledger.membership) == (2, 2)
     held.request.num_computed_tokens = 80
     ledger.start(held)
     assert held.job.computed_tokens == 40
@@ -150,10 +150,10 @@ def test_a_preempted_request_waits_and_is_blocked_while_its_tokens_are_in_progre
     (held,) = started(ledger, asked(num_computed_tokens=100))
     held.drafts_under_way = 3
     held.request.num_stale_output_tokens, held.request.drop_stale_output = stale, dropped
-    before = ledger.roster
+    before = ledger.membership
     ledger.preempt(held)
     assert (held.running, held.blocked, held.drafts_under_way) == (False, blocked, 0)
-    assert (held.job.computed_tokens, ledger.preemptions, ledger.roster) == (0, 1, before + 1)
+    assert (held.job.computed_tokens, ledger.preemptions, ledger.membership) == (0, 1, before + 1)
     assert ledger.waiting == [held] and ledger.blocked == ({held} if blocked else set())
     assert of_jobs(ledger.ready) == ([] if blocked else ["a"])
 
@@ -176,9 +176,9 @@ def test_what_loads_its_kv_is_vllms_until_it_runs() -> None:
     held = ledger.add(asked(), 1.0, blocked=False)
     assert of_jobs(ledger.ready) == ["a"]
     ledger.leave_to_vllm(held)
-    assert (held.planned, ledger.unplanned, ledger.ready, ledger.roster) == (False, 1, (), 2)
+    assert (held.planned, ledger.unplanned, ledger.ready, ledger.membership) == (False, 1, (), 2)
     ledger.leave_to_vllm(held)
-    assert (ledger.unplanned, ledger.roster) == (1, 2)
+    assert (ledger.unplanned, ledger.membership) == (1, 2)
     ledger.start(held)
     assert (held.planned, ledger.unplanned) == (True, 0)
     (session,) = started(ledger, asked("s", resumable=True))
@@ -192,7 +192,7 @@ def test_a_promoted_request_is_admitted_and_nothing_else_changes() -> None:
     ledger.promote(held, promoted(held.job)._replace(output_tokens=7))
     assert (held.job.best_effort, held.job.output_tokens) == (False, 30)
     assert not ledger.ready[0].best_effort
-    assert ledger.roster == 2
+    assert ledger.membership == 2
 
 
 def test_after_a_step_jobs_have_the_state_of_vllms_requests() -> None:
@@ -206,7 +206,7 @@ def test_after_a_step_jobs_have_the_state_of_vllms_requests() -> None:
     has_come_out(held, 1)
     ledger.advance(["a"], 2.5)
     assert (held.job.computed_tokens, held.job.generated_tokens, held.job.anchor) == (100, 1, (2.5, 1))
-    assert (other.job.computed_tokens, ledger.turns, ledger.roster) == (0, before + 2, 4)
+    assert (other.job.computed_tokens, ledger.turns, ledger.membership) == (0, before + 2, 4)
     held.request.num_computed_tokens, held.request.num_in_flight_tokens = 110, 6
     held.request.num_stale_output_tokens = 2
     ledger.advance(["a"], 3.0)
@@ -289,7 +289,7 @@ def test_all_is_noted_anew_by_what_vllms_requests_say() -> None:
     assert by_id["back"].job.computed_tokens == 0
     assert names(ledger.waiting) == ["back", "stuck"] and names(list(ledger.blocked)) == ["stuck"]
     assert of_jobs(ledger.ready) == ["back"]
-    assert (ledger.turns, ledger.roster) == (turns + 1, 4)
+    assert (ledger.turns, ledger.membership) == (turns + 1, 4)
 
 
 def test_a_job_recorded_again_may_be_behind_its_predicted_state() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from penstock_core.domain.engine_fields import LONGEST_WORD, from_fields, sequence_ids
+from penstock_core.domain.engine_fields import LONGEST_STRING, from_fields, sequence_ids
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.domain.request import Job
 from penstock_proto.telemetry_pb2 import StepReport
@@ -177,7 +177,7 @@ def test_a_client_cannot_use_another_request_s_id() -> None:
     engine.add("x" * 70_000, 20, 5)
     engine.step()
     *_, longest = names = list(wire.reports[-1].request_ids)
-    assert names[:3] == ["r2", "r2~1", "r2~1~1"] and len(longest) == LONGEST_WORD
+    assert names[:3] == ["r2", "r2~1", "r2~1~1"] and len(longest) == LONGEST_STRING
     engine.drain()
     assert engine.finished == set(engine.asked)
     assert engine.scheduler.faults.counted == {}

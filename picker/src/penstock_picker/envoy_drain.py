@@ -31,9 +31,9 @@ async def drain_envoy(socket: Path, lame_duck_s: float, drain_s: float) -> None:
     transport = httpx2.AsyncHTTPTransport(uds=str(socket))
     async with httpx2.AsyncClient(transport=transport, base_url="http://envoy", timeout=ANSWER_S) as admin:
         try:
-            await _tell(admin, "/healthcheck/fail")
+            await _post(admin, "/healthcheck/fail")
             await asyncio.sleep(min(lame_duck_s, drain_s))
-            await _tell(admin, "/drain_listeners")
+            await _post(admin, "/drain_listeners")
             left = await _idle(admin, drain_s)
         except httpx2.HTTPError as error:  # it is gone, or never came
             log.warning("envoy not drained", why=f"{type(error).__name__}: {error}")
@@ -57,5 +57,5 @@ async def _requests(admin: httpx2.AsyncClient) -> int:
     return 0 if found is None else int(found[1])
 
 
-async def _tell(admin: httpx2.AsyncClient, path: str) -> None:
+async def _post(admin: httpx2.AsyncClient, path: str) -> None:
     (await admin.post(path)).raise_for_status()

@@ -26,7 +26,7 @@ CACHE_ARGUMENTS = r"^--(no[-_])?enable[-_]prefix[-_]caching"
 REPORTS_CACHED = "--enable-prompt-tokens-details"
 """vLLM's argument for `usage.prompt_tokens_details` in answers."""
 
-SAID_TWICE = "says what an argument in args says too; leave one of them out"
+GIVEN_TWICE = "says what an argument in args says too; leave one of them out"
 
 MORE_GPUS = r"^(--(pipeline|data)[-_]parallel[-_]size|-pp|-dp)"
 """vLLM's arguments by which a replica uses more GPUs than `tensorParallelSize`."""
@@ -141,7 +141,7 @@ class EngineSpec(Spec):
         CelRule(
             "!has(self.prefixCaching) || !has(self.args) || "
             f"!self.args.exists(argument, argument.matches('{CACHE_ARGUMENTS}'))",
-            SAID_TWICE,
+            GIVEN_TWICE,
             at="prefixCaching",
         ),
         CelRule("self.type != 'openai' || self.answerPath != 'direct'", NO_TICKETS, at="answerPath"),
@@ -282,7 +282,7 @@ class EngineSpec(Spec):
     @model_validator(mode="after")
     def _says_its_cache_once(self) -> Self:
         if self.prefix_caching is not None and any(re.match(CACHE_ARGUMENTS, word) for word in self.args):
-            raise wrong_at("prefixCaching", SAID_TWICE)
+            raise wrong_at("prefixCaching", GIVEN_TWICE)
         return self
 
 

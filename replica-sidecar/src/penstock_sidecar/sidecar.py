@@ -194,7 +194,7 @@ async def stop_serving(replica: Replica, http: Server | None, drain_s: float) ->
     """Drain a replica for up to `drain_s`, then end its sessions and what is left of its requests."""
     replica.state.stopping = True
     if http is not None:
-        http.say_goodbye()
+        http.close_after_responses()
     unfinished = await replica.drain(drain_s)
     log.info("stopped", unfinished=unfinished)
     await replica.close()

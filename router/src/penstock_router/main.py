@@ -81,7 +81,7 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
                 if part.done():
                     part.result()
             app.draining = True
-            server.say_goodbye()
+            server.close_after_responses()
             await asyncio.sleep(min(options.lame_duck_s, drain_s))
     finally:
         for task in (stopping, *beside):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from penstock_core.domain.slo import Tier
 from penstock_core.routing.attempts import Backup
-from penstock_core.routing.orders import BLIND, BY_PREFIX, ORDERS
+from penstock_core.routing.orders import BY_PREFIX, ORDERS, WITHOUT_CACHES
 from penstock_core.routing.replica_load import Order
 from penstock_pool import Pool
 from penstock_pool.autoscaling_spec import Autoscaling
@@ -66,7 +66,7 @@ def settings_of(pool: Pool) -> Settings:
         tiers=pool.tiers(),
         default_tier=spec.default_tier,
         order=ORDERS[spec.routing_order],
-        compares_caches=spec.routing_order != BLIND,
+        compares_caches=spec.routing_order != WITHOUT_CACHES,
         keeps_together=spec.routing_order == BY_PREFIX and _may_cache(spec.engine),
         isolates=bool(spec.applications) and spec.engine.isolates_applications,
         max_hops=spec.routing.max_hops,

@@ -70,7 +70,7 @@ class Connection(Protocol):
         """The client's address."""
 
     @property
-    def goodbye(self) -> bool:
+    def closing(self) -> bool:
         """Whether connections close after their next response."""
 
     @property
@@ -312,7 +312,7 @@ class HttpRequest:
                 self.keep_alive = False  # no other value is of use
             else:
                 lines.append(b"%b: %b\r\n" % (name, value))
-        if not self.keep_alive or self._connection.goodbye:
+        if not self.keep_alive or self._connection.closing:
             self.keep_alive = False
             lines.append(b"connection: close\r\n")
         head = b"".join(lines)

@@ -8,7 +8,7 @@
         async with serving(app, listener, drain_s=30) as server:
             log.info("ready", address=address_of(listener))
             await stop.wait()
-            server.say_goodbye()
+            server.close_after_responses()
 
 SIGTERM and SIGINT set `stop`. Leaving `serving` closes the listener, answers requests that have arrived, lets
 open responses end for up to `drain_s`, ends the rest with an error event, and returns. A second signal ends
@@ -163,13 +163,13 @@ class Server:
         """Return the protocol of a new connection."""
         return HttpProtocol(self._state)
 
-    def say_goodbye(self) -> None:
+    def close_after_responses(self) -> None:
         """Close each connection after its next response, so that clients connect to another server."""
-        self._state.goodbye = True
+        self._state.closing = True
 
     async def stop(self, drain_s: float) -> None:
         """Accept nothing more, answer what has arrived, and end what is left after `drain_s`."""
-        self.say_goodbye()
+        self.close_after_responses()
         if self._listening is not None:
             self._listening.close()
         for connection in list(self.connections):

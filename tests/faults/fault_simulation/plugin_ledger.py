@@ -140,7 +140,7 @@ class PluginLedger:
         for request in new:
             ledger.add(request, now_s, blocked=False)
         for step in self.steps:
-            if step.roster == ledger.roster:
+            if step.membership == ledger.membership:
                 ledger.all_move(self.running, now_s)
             else:
                 ledger.advance(step.output.num_scheduled_tokens, now_s)
@@ -169,7 +169,7 @@ class PluginLedger:
                 ledger.start(held)
         step = under_way(_output(tokens), ledger.by_id, now_s, MODEL, None)
         of_all = not step.chunks and len(tokens) == len(self._running) == sum(tokens.values())
-        self.steps = [step._replace(roster=ledger.roster if of_all else None)] if tokens else []
+        self.steps = [step._replace(membership=ledger.membership if of_all else None)] if tokens else []
 
 
 def _request(job: Job, now_s: float) -> VllmRequest:

@@ -9,7 +9,7 @@ A request that bypassed the sidecar may have any name, including another request
 
 from collections.abc import Container
 
-from penstock_core.domain.engine_fields import LONGEST_WORD, sequence_id
+from penstock_core.domain.engine_fields import LONGEST_STRING, sequence_id
 from penstock_core.domain.request import RequestId
 
 MOST_REMEMBERED = 4096
@@ -24,7 +24,7 @@ class AnswerNames:
 
     def of(self, name: RequestId, taken: Container[RequestId]) -> RequestId:
         """Return the name of the next answer to the request of this name. taken: names in use."""
-        name = "".join(one if one.isprintable() else "?" for one in name[:LONGEST_WORD])
+        name = "".join(one if one.isprintable() else "?" for one in name[:LONGEST_STRING])
         number = self._answers.pop(name, 0)
         while (found := sequence_id(name, number)) in taken:
             number += 1

@@ -29,11 +29,11 @@ class PolicyFaultLog:
         if kind in self._logged:
             return
         self._logged.add(kind)
-        who = "the plug-in" if fault is Fault.PLUGIN else "the policy"
+        source = "the plug-in" if fault is Fault.PLUGIN else "the policy"
         traced = None if fault is Fault.TOO_SLOW else error
         log.error(
             "penstock: %s failed, this step is vLLM's own: %s: %s",
-            who,
+            source,
             kind[1],
             _message(error),
             exc_info=traced,

@@ -69,7 +69,7 @@ class EngineLedger:
     preemptions: since the engine started.
     moves: counts steps that generated one token of every running request.
     turns: counts all other changes, including other steps.
-    roster: of those, changes of the set of requests, of running ones, and of admitted ones.
+    membership: of those, changes of the set of requests, of running ones, and of admitted ones.
     """
 
     def __init__(self, read_fields: ReadFields = unchecked) -> None:
@@ -78,7 +78,7 @@ class EngineLedger:
         self.by_name: dict[RequestId, Held] = {}
         self.blocked: set[Held] = set()
         self.unplanned = 0
-        self.preemptions = self.moves = self.turns = self.roster = 0
+        self.preemptions = self.moves = self.turns = self.membership = 0
         self._moving: Sequence[Held] = ()
         self._ends_s: list[float] = []
         self._waiting: list[Held] = []
@@ -224,7 +224,7 @@ class EngineLedger:
     def _change(self) -> None:
         self.settle()
         self.turns += 1
-        self.roster += 1
+        self.membership += 1
 
     def _keep(self, held: Held) -> None:
         self.by_id[held.request.request_id] = self.by_name[held.job.request.id] = held

@@ -19,13 +19,13 @@ from penstock_vllm.view import KvMemory
 class RepeatedPlan:
     """One token of every running request, without waiting ones.
 
-    roster: the ledger's count when it was made. least_blocks: blocks that must be free.
+    membership: the ledger's count when it was made. least_blocks: blocks that must be free.
     steps_left: until the first request reaches its planned end, which ends only after that step.
     running: number of requests. work: of the last step. seconds: its predicted duration.
     further_s: increase of the duration per step, since all contexts grow.
     """
 
-    roster: int
+    membership: int
     least_blocks: int
     steps_left: int
     running: int
@@ -33,10 +33,10 @@ class RepeatedPlan:
     seconds: float
     further_s: float
 
-    def holds(self, roster: int, memory: KvMemory) -> bool:
+    def holds(self, membership: int, memory: KvMemory) -> bool:
         """Return whether it applies to the next step. memory: after the last step, or a lower bound of it."""
         free_blocks = memory.free_blocks // memory.groups
-        return self.roster == roster and free_blocks >= self.least_blocks and self.steps_left > 0
+        return self.membership == membership and free_blocks >= self.least_blocks and self.steps_left > 0
 
     def advance(self) -> None:
         """Advance by one step."""

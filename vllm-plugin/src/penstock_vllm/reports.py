@@ -109,7 +109,7 @@ class Base(NamedTuple):
     moves: int
 
 
-NOWHERE = Boundary(None, 0, 0, 0, KvMemory(0, 0, 1), 0.0, None, {}, NEVER, 0, None)
+NO_REPORT = Boundary(None, 0, 0, 0, KvMemory(0, 0, 1), 0.0, None, {}, NEVER, 0, None)
 """The base before the first report."""
 
 
@@ -126,7 +126,7 @@ class Reports:
         self._socket, self._bounds, self._checks_tickets = socket, bounds, checks_tickets
         self._instance = uuid.uuid4().hex
         self._last = StepReport(engine_instance=self._instance)
-        self._reported = NOWHERE
+        self._reported = NO_REPORT
         self._base: Base | None = None
         self.broken = False
 

@@ -49,7 +49,6 @@ from penstock_vllm.plan import StepInstructions, with_a_lora_in_use
 from penstock_vllm.plan_execution import PlanExecution
 from penstock_vllm.planning import Planning
 from penstock_vllm.prefix_cache import needed_blocks, prefix_cache_of
-from penstock_vllm.rehearsal import rehearse
 from penstock_vllm.repeated_plan import RepeatedPlan, further, steps_to_first_end
 from penstock_vllm.report_thread import ReportThread
 from penstock_vllm.reports import Boundary, BoundaryRecorder, CacheReport, Further, Reports, rows_of
@@ -58,6 +57,7 @@ from penstock_vllm.tickets import ReadFields, TicketFields, unchecked
 from penstock_vllm.under_way import UnderWay, brought_one_each, under_way
 from penstock_vllm.versions import check_version
 from penstock_vllm.view import Ahead, KvMemory, view_of
+from penstock_vllm.warm_up import warm_up
 
 log = logging.getLogger("vllm.penstock")
 
@@ -227,7 +227,7 @@ class Steering(PlanExecution):
         model = settings.model or time_model(WARM_UP_MODEL)
         self.learned = EngineEstimates(model, drafter)
         policy = build(settings.policy, settings.knobs)
-        rehearse(policy, Limits(self._bounds.batch_tokens, self._bounds.running), model, drafter)
+        warm_up(policy, Limits(self._bounds.batch_tokens, self._bounds.running), model, drafter)
         self.planning = Planning(policy, settings.planning_s, time.perf_counter, self.faults)
 
     def _reading_fields(self, settings: PluginSettings) -> ReadFields:
@@ -256,7 +256,7 @@ class Steering(PlanExecution):
         if repeated is None:
             return None
         try:
-            return repeated if repeated.holds(self.ledger.roster, self._memory) else None
+            return repeated if repeated.holds(self.ledger.membership, self._memory) else None
         except Exception as error:
             self._contain(error)
             return None
@@ -332,7 +332,7 @@ class Steering(PlanExecution):
         steps = self._pipeline.steps
         if not steps:
             return Ahead.OF_NOTHING
-        one_each = len(steps) == 1 and steps[0].roster == self.ledger.roster
+        one_each = len(steps) == 1 and steps[0].membership == self.ledger.membership
         return Ahead.OF_ONE_EACH if one_each else Ahead.OF_MORE
 
     def _is_ready(self, held: Held) -> bool:
@@ -374,7 +374,7 @@ class Steering(PlanExecution):
             self._begin(output, None, now_s)
             return
         repeated.advance()
-        step = UnderWay(output, now_s, repeated.work, repeated.seconds, NO_CHUNKS, repeated.roster)
+        step = UnderWay(output, now_s, repeated.work, repeated.seconds, NO_CHUNKS, repeated.membership)
         self._computes(step)
         memory, before = self._memory_now(), self._memory
         cache = None if memory.free_blocks == before.free_blocks else self._report_of_cache()
@@ -424,9 +424,9 @@ class Steering(PlanExecution):
             left = steps_to_first_end(self.running, self._bounds.longest_tokens)
             longer_s = model.seconds(further(step.work, running)) - step.foreseen_s
             self._repeated = RepeatedPlan(
-                ledger.roster, plan.repeatable_blocks, left, running, step.work, step.foreseen_s, longer_s
+                ledger.membership, plan.repeatable_blocks, left, running, step.work, step.foreseen_s, longer_s
             )
-        return step._replace(roster=ledger.roster)
+        return step._replace(membership=ledger.membership)
 
     def _computes(self, step: UnderWay) -> None:
         self._pipeline.begin(step)
@@ -438,7 +438,7 @@ class Steering(PlanExecution):
         for engine_id, drafts in output.scheduled_spec_decode_tokens.items():
             if held := ledger.by_id.get(engine_id):
                 held.drafts_under_way = max(held.drafts_under_way - len(drafts), 0)
-        of_all = step is not None and step.roster == ledger.roster
+        of_all = step is not None and step.membership == ledger.membership
         if of_all and brought_one_each(output, brought):
             ledger.all_move(self._held_running(), now_s)
         else:

@@ -16,7 +16,7 @@ class UnderWay(NamedTuple):
     output: vLLM's SchedulerOutput. asked_s: when it was planned.
     work: its work. foreseen_s: its duration predicted by the time model.
     chunks: tokens that it prefills of each request, by vLLM's ids.
-    roster: the ledger's count if it computes one token of every running request; else None.
+    membership: the ledger's count if it computes one token of every running request; else None.
     """
 
     output: StepOutput
@@ -24,7 +24,7 @@ class UnderWay(NamedTuple):
     work: BatchWork
     foreseen_s: float
     chunks: Mapping[str, int]
-    roster: int | None = None
+    membership: int | None = None
 
 
 def under_way(

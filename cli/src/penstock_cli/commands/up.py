@@ -168,11 +168,11 @@ async def _keep_up(pool: Pool, options: LocalPoolOptions, console: Console) -> N
 
         async with local_pool(options, sink, drain_s, show, pool) as layout:
             status.stop()
-            console.print(_welcome(pool, options.replicas, layout), tiers_table(pool), "")
+            console.print(_summary(pool, options.replicas, layout), tiers_table(pool), "")
             await asyncio.get_running_loop().create_future()  # until cancelled
 
 
-def _welcome(pool: Pool, replicas: int, layout: Layout) -> str:
+def _summary(pool: Pool, replicas: int, layout: Layout) -> str:
     return (
         f"\n{headline(pool, replicas)}\nserving at {layout.url}/v1 — Ctrl-C stops it\n"
         f"metrics and the pool's state at {layout.admin_url}\n"

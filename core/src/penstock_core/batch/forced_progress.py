@@ -9,7 +9,7 @@ request starts.
 from penstock_core.batch.open_batch import OpenBatch
 
 
-def let_oldest_move(batch: OpenBatch) -> None:
+def force_oldest_progress(batch: OpenBatch) -> None:
     """Add one request to an empty batch, if there is one that the engine can hold."""
     if batch.tokens:
         return

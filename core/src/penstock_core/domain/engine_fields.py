@@ -15,7 +15,7 @@ from penstock_core.domain.slo import Judge, Targets
 
 Scalar = str | int | float | bool
 
-LONGEST_WORD = 200
+LONGEST_STRING = 200
 """Most characters of an id or a tier's name."""
 
 COUNTS_ON_CACHE = "penstock_counts_on_cache"
@@ -117,8 +117,8 @@ def _word(fields: Mapping[str, Scalar], name: str, default: str) -> str:
     if name not in fields:
         return default
     value = fields[name]
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_WORD or not value.isprintable():
-        raise ValueError(f"{name} is no word of at most {LONGEST_WORD} characters")
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_STRING or not value.isprintable():
+        raise ValueError(f"{name} is no word of at most {LONGEST_STRING} characters")
     return value
 
 

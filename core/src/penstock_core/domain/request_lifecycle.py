@@ -37,7 +37,7 @@ class Event(StrEnum):
     ENDED = "ended"  # the engine has completed the answer
     ENGINE_REFUSED = "engine refused"  # the engine answered with an error status
     ENGINE_LOST = "engine lost"  # the connection was lost, or the engine stopped answering
-    BROKE = "broke"  # an internal error
+    INTERNAL_ERROR = "internal_error"  # an internal error
     RETURNED = "returned"  # the replica drains, and has not begun the request
     CANCELLED = "cancelled"  # its client or its router disconnected
 
@@ -49,7 +49,7 @@ class Do(StrEnum):
     ANSWER_REJECTED = "answer: rejected"
     ANSWER_FAILED = "answer: failed"
     ANSWER_FINISHED = "answer: finished"
-    ANSWER_RETURNED = "answer: handed back"
+    ANSWER_RETURNED = "answer: returned"
     PASS_ON = "pass the bytes on"
     ABORT = "close the engine's stream"
     NOTHING = "nothing"
@@ -69,19 +69,19 @@ TABLE: Mapping[tuple[State, Event], tuple[State, Do]] = MappingProxyType(
         (State.DECIDING, Event.ACCEPTED): (State.WAITING, Do.SEND),
         (State.DECIDING, Event.REFUSED): (State.REJECTED, Do.ANSWER_REJECTED),
         (State.DECIDING, Event.INVALID): (State.FAILED, Do.ANSWER_FAILED),
-        (State.DECIDING, Event.BROKE): (State.FAILED, Do.ANSWER_FAILED),
+        (State.DECIDING, Event.INTERNAL_ERROR): (State.FAILED, Do.ANSWER_FAILED),
         (State.DECIDING, Event.CANCELLED): (State.CANCELLED, Do.NOTHING),
         (State.WAITING, Event.OUTPUT): (State.STREAMING, Do.PASS_ON),
         (State.WAITING, Event.REFUSED): (State.REJECTED, Do.ANSWER_REJECTED),
         (State.WAITING, Event.ENGINE_REFUSED): (State.FAILED, Do.ANSWER_FAILED),
         (State.WAITING, Event.ENGINE_LOST): (State.FAILED, Do.ANSWER_FAILED),
-        (State.WAITING, Event.BROKE): (State.FAILED, Do.ANSWER_FAILED),
+        (State.WAITING, Event.INTERNAL_ERROR): (State.FAILED, Do.ANSWER_FAILED),
         (State.WAITING, Event.CANCELLED): (State.CANCELLED, Do.ABORT),
         (State.WAITING, Event.RETURNED): (State.RETURNED, Do.ANSWER_RETURNED),
         (State.STREAMING, Event.OUTPUT): (State.STREAMING, Do.PASS_ON),
         (State.STREAMING, Event.ENDED): (State.FINISHED, Do.ANSWER_FINISHED),
         (State.STREAMING, Event.ENGINE_LOST): (State.FAILED, Do.ANSWER_FAILED),
-        (State.STREAMING, Event.BROKE): (State.FAILED, Do.ANSWER_FAILED),
+        (State.STREAMING, Event.INTERNAL_ERROR): (State.FAILED, Do.ANSWER_FAILED),
         (State.STREAMING, Event.CANCELLED): (State.CANCELLED, Do.ABORT),
         (State.REJECTED, Event.CANCELLED): (State.REJECTED, Do.NOTHING),
         (State.FINISHED, Event.CANCELLED): (State.FINISHED, Do.NOTHING),

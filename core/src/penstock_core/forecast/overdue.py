@@ -67,8 +67,8 @@ def is_overdue(signs: Signs, expected: Expected, now_s: float, most_s: float) ->
     start_s = max(expected.first_s, expected.step_s, expected.work_s)
     if signs.where is Where.QUEUED:
         silent_s = min(own_s, now_s - signs.engine_s)
-        stands_still = silent_s > patience_s(min(start_s, most_s), most_s)
-        return stands_still or own_s > (1 + TIMES) * start_s + max(LEAST_S, most_s)
+        stalled = silent_s > patience_s(min(start_s, most_s), most_s)
+        return stalled or own_s > (1 + TIMES) * start_s + max(LEAST_S, most_s)
     forecast_s = {
         Where.RUNNING: expected.step_s,
         Where.COMING: 0.0,

@@ -56,7 +56,7 @@ class Snapshot:
     kv_tokens_headroom: int = 0
 
 
-def makes_sense(received: Snapshot) -> bool:
+def is_valid(received: Snapshot) -> bool:
     """Return whether all durations and rates are valid: neither NaN nor negative.
 
     A peer of another version, or a faulty one, may send anything. All comparisons with NaN are false, so it

@@ -130,4 +130,4 @@ class Session:
 def _log_error(part: asyncio.Task[object]) -> None:
     """Log what ended a part of a session. As a callback: gRPC may cancel the call that awaits the parts."""
     if not part.cancelled() and (error := part.exception()) and not isinstance(error, BadRouter):
-        log.warning("session broke", error=repr(error))
+        log.warning("session failed", error=repr(error))

@@ -35,9 +35,9 @@ class Faults:
         if request is None:
             log.exception("sidecar fault", where=where)
             return
-        log.exception("request broke", request=request.request_id, where=where)
+        log.exception("request failed", request=request.request_id, where=where)
         if not request.ended:
-            request.broke()
+            request.internal_error()
 
 
 class _Contained:

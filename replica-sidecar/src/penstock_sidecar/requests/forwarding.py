@@ -106,7 +106,7 @@ class Forwarder:
                 request.engine_lost()
             except AnswerTooLong as error:
                 log.error("answer too long", request=request.request_id, error=str(error))
-                request.broke()
+                request.internal_error()
 
     async def _send_and_read(self, request: ReplicaRequest, body: ClientBody) -> None:
         """Send the body that the engine needs, or the client's own where that one is not understood."""

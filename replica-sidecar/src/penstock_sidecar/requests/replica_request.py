@@ -242,9 +242,9 @@ class ReplicaRequest:
         """End it: the replica drains before the engine has begun. The router tries the next replica."""
         self._fail(Event.RETURNED, wire.FAILURE_RETURNED, RETURNED)
 
-    def broke(self) -> None:
+    def internal_error(self) -> None:
         """End it: a fault of the sidecar."""
-        self._fail(Event.BROKE, wire.FAILURE_INTERNAL, INTERNAL)
+        self._fail(Event.INTERNAL_ERROR, wire.FAILURE_INTERNAL, INTERNAL)
 
     def cancelled(self) -> None:
         """End it without an event: its client or its router is gone."""

@@ -27,7 +27,7 @@ log = structlog.get_logger()
 MOST_TOKENS = 64
 """Tokens whose text may be asked for at once."""
 
-LAST_WORD_S = 1.0
+FINAL_STATUS_S = 1.0
 """Time for a router that has fallen behind to take the status that ends its session."""
 
 
@@ -133,7 +133,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
         self._metrics.routers_behind.inc()
         log.warning("router behind", peer=context.peer())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORD_S):
+            async with asyncio.timeout(FINAL_STATUS_S):
                 await context.abort(
                     grpc.StatusCode.RESOURCE_EXHAUSTED, "this router does not read its frames"
                 )

@@ -47,7 +47,7 @@ ENGINE_LOST = wire.Failed(
 log = structlog.get_logger()
 
 
-class _Over(Exception):
+class _BufferFull(Exception):
     """The client no longer reads the answer."""
 
 
@@ -91,7 +91,7 @@ class _EngineRequest:
         except AnswerTooLong as error:
             log.error("answer too long", request=self._request.id, error=str(error))
             self._end(wire.ANSWER_STATE_REFUSED, INTERNAL)
-        except _Over:
+        except _BufferFull:
             self._link.abandon(self._upstream)
         except Exception:
             log.exception("answer not read", request=self._request.id)
@@ -126,7 +126,7 @@ class _EngineRequest:
             if passed or tokens:
                 upstream.heard_s = monotonic()
                 if not upstream.put(passed, tokens):
-                    raise _Over
+                    raise _BufferFull
             if not begun:
                 begun = True
                 self._report(wire.ANSWER_STATE_BEGUN)
@@ -149,7 +149,7 @@ class _EngineRequest:
         tokens = usage.completion_tokens if usage else 0
         self._upstream.heard_s = monotonic()
         if not self._upstream.put(body, tokens):
-            raise _Over
+            raise _BufferFull
         self._report_whole(tokens, usage)
 
     def _report_whole(self, tokens: int, usage: EngineUsage | None) -> None:

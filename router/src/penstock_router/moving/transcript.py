@@ -61,7 +61,7 @@ class Transcript:
     def __init__(self) -> None:
         self.opaque = self.done = self.usage_sent = self.finished = self.thinks = False
         self.first_event = self.failure = b""
-        self.relay: Relay = _nowhere
+        self.relay: Relay = _discard
         self.ids = bytearray()  # of each event, up to a bracket
         self._textless_begin = self._textless_end = 0  # the last events without text, in `ids`
         self._shape: EventShape | None = None
@@ -179,5 +179,5 @@ class Transcript:
         return [data]
 
 
-def _nowhere(data: bytes, tokens: int) -> bool:
+def _discard(data: bytes, tokens: int) -> bool:
     return False

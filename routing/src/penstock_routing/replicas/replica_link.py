@@ -21,7 +21,7 @@ from math import inf
 import grpc
 import structlog
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
-from penstock_core.forecast.snapshot import makes_sense
+from penstock_core.forecast.snapshot import is_valid
 from penstock_core.routing.progress import longest_silence_s
 from penstock_core.routing.replica_load import ReplicaLoad, tokens_about
 from penstock_proto import replica_pb2 as wire
@@ -341,7 +341,7 @@ class ReplicaLink:
 
     def _observe(self, message: wire.Snapshot) -> None:
         snapshot = wire_conversion.snapshot(message)
-        if makes_sense(snapshot):
+        if is_valid(snapshot):
             self._known_load.observe(snapshot, self.heard_s)
             state = reported_state(message)
         else:

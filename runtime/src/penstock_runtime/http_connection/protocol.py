@@ -213,9 +213,9 @@ class HttpProtocol(asyncio.Protocol):
         return str(peer[0]) if isinstance(peer, tuple) else ""
 
     @property
-    def goodbye(self) -> bool:
+    def closing(self) -> bool:
         """Whether the connection closes after its next response."""
-        return self._server.goodbye
+        return self._server.closing
 
     @property
     def date_line(self) -> bytes:

@@ -21,7 +21,7 @@ class ServerState:
     """What all connections of one server share.
 
     connections: those that are open. tasks: apps that are answering.
-    goodbye: whether connections close after their next response.
+    closing: whether connections close after their next response.
     ended: set when a connection or an app ends.
     """
 
@@ -29,7 +29,7 @@ class ServerState:
         self.app, self.bounds = app, bounds
         self.connections: set[OpenConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
-        self.goodbye = False
+        self.closing = False
         self.ended = asyncio.Event()
         self._dated_s, self._date_line = inf, b""
 

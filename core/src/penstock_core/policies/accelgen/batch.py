@@ -51,7 +51,7 @@ def serve_urgent(batch: OpenBatch, claims: Sequence[Claim], room: Budget, best_e
     claims: of all jobs. A decode that needs a block preempts the job with the most remaining time; an urgent
         prompt preempts only decodes with enough of it.
     """
-    in_order = sorted(claims, key=lambda claim: (_can_sit_out(claim, room), *_patience(claim)))
+    in_order = sorted(claims, key=lambda claim: (_can_skip_iteration(claim, room), *_patience(claim)))
     idle = holding_kv(best_effort)
     victims = reversed([*holding_kv(c.job for c in in_order), *idle])
     patient = [c.job for c in in_order if c.job.decoding and c.remaining_s > c.recompute_s]
@@ -178,7 +178,7 @@ def _served(batch: OpenBatch, job: Job) -> bool:
     return job.request.id in batch.tokens or job.request.id in batch.preempted
 
 
-def _can_sit_out(claim: Claim, room: Budget) -> bool:
+def _can_skip_iteration(claim: Claim, room: Budget) -> bool:
     return not claim.job.decoding or claim.remaining_s > room.longest_s
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock_core.batch.best_effort import fill_surplus, oldest_waiting_too_long
-from penstock_core.batch.forced_progress import let_oldest_move
+from penstock_core.batch.forced_progress import force_oldest_progress
 from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.batch.ordered_batch import add_all_decodes
 from penstock_core.domain.policy import Knobs, Step
@@ -30,8 +30,8 @@ from penstock_core.policies.accelgen.batch import select, serve_urgent
 from penstock_core.policies.accelgen.remaining_time import (
     LEARNING_RATE,
     Claim,
+    IterationSpeed,
     Pauses,
-    Tempo,
     claim,
     pauses_after,
 )
@@ -64,25 +64,25 @@ class AccelGen:
 
     def step(self, view: ReplicaView, memory: AccelGenState) -> tuple[Step, AccelGenState]:
         """Apply token budget, order, then both algorithms; best effort uses the rest."""
-        served, best_effort = self._sorted_out(view)
+        served, best_effort = self._partitioned(view)
         decodes = [job for job in served if job.decoding]
         room = budget(view, decodes, self.reading_tbt_s)
         pauses = pauses_after(memory.pauses, view, len(decodes))
-        tempo = Tempo(memory.chunk_tokens or max(room.tokens, 1), room.longest_s, pauses.per_token_s)
-        prompts = [self._claim(job, view, tempo) for job in served if not job.decoding]
+        speed = IterationSpeed(memory.chunk_tokens or max(room.tokens, 1), room.longest_s, pauses.per_token_s)
+        prompts = [self._claim(job, view, speed) for job in served if not job.decoding]
         batch = OpenBatch(view)
         if any(claim.urgent for claim in prompts) or not add_all_decodes(batch, decodes):
-            all_jobs = [*(self._claim(job, view, tempo) for job in decodes), *prompts]
+            all_jobs = [*(self._claim(job, view, speed) for job in decodes), *prompts]
             serve_urgent(batch, all_jobs, room, best_effort)
         select(batch, prompts, room, self.gamma_s)
         fill_surplus(batch, best_effort, min(room.longest_s, room.limit_s))
-        let_oldest_move(batch)
+        force_oldest_progress(batch)
         return batch.step(), AccelGenState(_mean_chunk(memory.chunk_tokens, batch), pauses)
 
-    def _claim(self, job: Job, view: ReplicaView, tempo: Tempo) -> Claim:
-        return claim(job, view.now_s, tempo, self.reading_tbt_s, self.aging_s)
+    def _claim(self, job: Job, view: ReplicaView, speed: IterationSpeed) -> Claim:
+        return claim(job, view.now_s, speed, self.reading_tbt_s, self.aging_s)
 
-    def _sorted_out(self, view: ReplicaView) -> tuple[list[Job], list[Job]]:
+    def _partitioned(self, view: ReplicaView) -> tuple[list[Job], list[Job]]:
         """Return the jobs to serve, with the oldest best-effort job once it is overdue, and the rest."""
         oldest = oldest_waiting_too_long(view, self.aging_s)
         all_jobs = (*view.running, *view.waiting)

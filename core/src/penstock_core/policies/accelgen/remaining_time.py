@@ -46,7 +46,7 @@ class Pauses(NamedTuple):
         return self.longest_s * self.share
 
 
-class Tempo(NamedTuple):
+class IterationSpeed(NamedTuple):
     """Expected duration of a job's own work.
 
     chunk_tokens: L_c. iteration_s: T_max. pause_s: lost to preemption per token.
@@ -74,23 +74,23 @@ class Claim(NamedTuple):
     job: Job
 
 
-def claim(job: Job, now_s: float, tempo: Tempo, reading_s: float, patience_s: float) -> Claim:
+def claim(job: Job, now_s: float, speed: IterationSpeed, reading_s: float, patience_s: float) -> Claim:
     """Return the request with its remaining time.
 
     reading_s: TPOT of a decode without a target. patience_s: TTFT of a prompt without a target.
     """
     targets = job.request.targets
-    chunks = 1 if job.decoding else tempo.chunks(job.pending_tokens)
+    chunks = 1 if job.decoding else speed.chunks(job.pending_tokens)
     if targets.e2e_s is None:
         due_s = _due_s(job, reading_s, patience_s)
-        remaining_s = due_s - now_s - chunks * tempo.iteration_s
+        remaining_s = due_s - now_s - chunks * speed.iteration_s
     else:
         due_s = job.request.arrival_s + targets.e2e_s
-        remaining_s = _jct_remaining_s(job, targets.e2e_s, now_s, tempo)
+        remaining_s = _jct_remaining_s(job, targets.e2e_s, now_s, speed)
         if targets.ttft_s is not None or targets.tpot_s is not None:
-            remaining_s = min(remaining_s, job.due_s - now_s - chunks * tempo.iteration_s)
-    recompute_s = tempo.iteration_s * tempo.chunks(job.request.prompt_tokens + job.generated_tokens)
-    return Claim(remaining_s, due_s > now_s and remaining_s <= tempo.iteration_s, recompute_s, job)
+            remaining_s = min(remaining_s, job.due_s - now_s - chunks * speed.iteration_s)
+    recompute_s = speed.iteration_s * speed.chunks(job.request.prompt_tokens + job.generated_tokens)
+    return Claim(remaining_s, due_s > now_s and remaining_s <= speed.iteration_s, recompute_s, job)
 
 
 def _due_s(job: Job, reading_s: float, patience_s: float) -> float:
@@ -101,12 +101,12 @@ def _due_s(job: Job, reading_s: float, patience_s: float) -> float:
     return next_token_due_s(job.anchor, job.generated_tokens, reading_s)
 
 
-def _jct_remaining_s(job: Job, jct_s: float, now_s: float, tempo: Tempo) -> float:
+def _jct_remaining_s(job: Job, jct_s: float, now_s: float, speed: IterationSpeed) -> float:
     """Return the remaining time by the schedule of the whole job, as made at its arrival."""
-    prompt_chunks = tempo.chunks(job.request.prompt_tokens)
-    chunks_done = prompt_chunks if job.decoding else prompt_chunks - tempo.chunks(_prompt_tokens_left(job))
+    prompt_chunks = speed.chunks(job.request.prompt_tokens)
+    chunks_done = prompt_chunks if job.decoding else prompt_chunks - speed.chunks(_prompt_tokens_left(job))
     iterations = prompt_chunks + max(job.output_tokens, 1)
-    own_s = tempo.iteration_s + (tempo.pause_s if job.decoding else 0.0)
+    own_s = speed.iteration_s + (speed.pause_s if job.decoding else 0.0)
     start_by_s = (chunks_done + job.generated_tokens + 1) * jct_s / iterations - own_s
     return job.request.arrival_s + start_by_s - now_s
 

@@ -19,7 +19,7 @@ from penstock_core.domain.replica_view import KvCache
 from penstock_core.domain.request import Job
 from penstock_core.forecast.kv_forecast import first_fit
 from penstock_core.policies.annealing.latency import BatchLatency
-from penstock_core.policies.annealing.plan_tables import NOBODY, Ask, Beside
+from penstock_core.policies.annealing.plan_tables import NOTHING_BESIDE, Ask, Beside
 
 
 def fitting(kv: KvCache, running: Sequence[Job], candidates: Sequence[Job]) -> list[Job]:
@@ -42,11 +42,13 @@ def room(
     asks: of running requests, in order. prompt_tokens: of a typical prompt.
     """
     if not running or most < 1:
-        return Room(most, NOBODY)
+        return Room(most, NOTHING_BESIDE)
     context, decode, waited_s, ttft_s, tpot_s, e2e_s = np.array(asks, dtype=np.float64).T
     prefilling = np.array([not job.decoding for job in running])
     candidates = np.arange(most + 1.0)[:, None]
-    prefill_s = _held_up_s(latency, prompt_tokens, candidates) + prefilling * latency.prefill_s(1.0, context)
+    prefill_s = _prefill_delay_s(latency, prompt_tokens, candidates) + prefilling * latency.prefill_s(
+        1.0, context
+    )
     decode_s = latency.decode_s(candidates + len(running), context[None, :], decode[None, :])
     latency_s = waited_s + prefill_s + decode_s
     in_time = (latency_s <= e2e_s) & (waited_s + prefill_s <= ttft_s)
@@ -56,7 +58,7 @@ def room(
     return Room(places, Beside(len(running), int(met[0]), tuple(latency_s.sum(axis=1)[1:].tolist())))
 
 
-def _held_up_s(latency: BatchLatency, prompt_tokens: float, candidates: Floats) -> Floats:
+def _prefill_delay_s(latency: BatchLatency, prompt_tokens: float, candidates: Floats) -> Floats:
     """Return the seconds for which the prefill of this many new requests delays the decodes."""
     prefill_s = latency.prefill_s(candidates, np.full_like(candidates, prompt_tokens))
     return np.where(candidates > 0, prefill_s, 0.0)

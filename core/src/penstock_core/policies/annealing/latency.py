@@ -99,7 +99,7 @@ class Profiled(NamedTuple):
     decode_s: float
 
 
-class TooAlike(ValueError):
+class SingularFit(ValueError):
     """The profiled batches vary too little in size or length to determine the coefficients."""
 
     def __init__(self, samples: int) -> None:
@@ -107,7 +107,7 @@ class TooAlike(ValueError):
 
 
 def fit_latency(samples: Sequence[Profiled]) -> BatchLatency:
-    """Return the predictor with the least squared error over these batches. Raises TooAlike."""
+    """Return the predictor with the least squared error over these batches. Raises SingularFit."""
     batch, prompt, decode, prefill_s, decode_s = np.array(samples, dtype=np.float64).reshape(-1, 5).T
     contexts = decode * prompt + decode * (decode + 1) / 2
     prefill = _least_squares((batch * prompt, batch, prompt, np.ones_like(batch)), prefill_s)
@@ -138,7 +138,7 @@ def _least_squares(columns: Sequence[Floats], seconds: Floats) -> Bilinear:
     """Solve by orthogonal columns of length one [Gram and Schmidt, applied twice].
 
     Sums are exact, so that coefficients, and plans made of them, are the same on every machine: a BLAS adds
-    in an order that depends on the processor. Raises TooAlike.
+    in an order that depends on the processor. Raises SingularFit.
     """
     count = len(columns)
     lengths, basis = [0.0] * count, list[list[float]]()
@@ -153,7 +153,7 @@ def _least_squares(columns: Sequence[Floats], seconds: Floats) -> Bilinear:
             rest = [value - share * part for value, part in zip(rest, basis[i], strict=True)]
         triangle[j][j] = sqrt(_dot(rest, rest))
         if triangle[j][j] < ALIKE:
-            raise TooAlike(len(seconds))
+            raise SingularFit(len(seconds))
         basis.append([value / triangle[j][j] for value in rest])
     solved = [_dot(column, seconds.tolist()) for column in basis]
     for j in reversed(range(count)):

@@ -59,7 +59,7 @@ class Beside:
     latency_s: tuple[float, ...] = ()
 
 
-NOBODY = Beside()
+NOTHING_BESIDE = Beside()
 
 
 class Prospects(NamedTuple):
@@ -88,7 +88,9 @@ TABLES = record(Prospects, TABLE, TABLE, FLOATS, INT, FLOATS)
 """numba type of `Prospects`, for compiled functions."""
 
 
-def prospects(latency: BatchLatency, asks: Sequence[Ask], most: int, beside: Beside = NOBODY) -> Prospects:
+def prospects(
+    latency: BatchLatency, asks: Sequence[Ask], most: int, beside: Beside = NOTHING_BESIDE
+) -> Prospects:
     """Return the tables for batches of at most `most`."""
     prompt, decode, waited_s, ttft_s, tpot_s, e2e_s = np.array(asks, dtype=np.float64).reshape(-1, 6).T
     batch = np.arange(1.0, most + 1)[:, None]

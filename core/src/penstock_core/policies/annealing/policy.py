@@ -54,7 +54,7 @@ class Annealing:
         """Continue running requests, start the plan's first batch, and add best effort in the rest."""
         memory = updated(memory, view)
         batch = OpenBatch(view)
-        with_slo, surplus = _in_two(view.running, memory.moving)
+        with_slo, surplus = _split_by_slo(view.running, memory.moving)
         run_on(batch, with_slo, reversed([*with_slo, *surplus]))
         if view.waiting and not batch.preempted:
             if memory.open or view.now_s >= memory.next_s:
@@ -105,7 +105,7 @@ class Annealing:
         ]
 
 
-def _in_two(running: Sequence[Job], moving: str | None) -> tuple[list[Job], list[Job]]:
+def _split_by_slo(running: Sequence[Job], moving: str | None) -> tuple[list[Job], list[Job]]:
     """Return the jobs that are served first, including the overdue one, and the best-effort jobs."""
     surplus = [job for job in running if job.best_effort and job.request.id != moving]
     with_slo = [job for job in running if not job.best_effort or job.request.id == moving]

@@ -35,7 +35,7 @@ from penstock_core.timing.time_model import BatchWork, TimeModel, line_seconds
 CONFIDENCE = 0.1
 """α. The paper gives no value; ten iterations are about half a second of an engine's work."""
 
-MOST_SURPRISE = 2.0
+LARGEST_CHANGE = 2.0
 """Largest ratio to the prediction, or its inverse, by which one iteration changes γ."""
 
 
@@ -107,5 +107,5 @@ def learned(gammas: Gammas, last: Sent | None, view: ReplicaView) -> Gammas:
         return gammas
     gamma: float = getattr(gammas, last.kind)
     ratio = (view.now_s - last.at_s) / last.predicted_s
-    believed = min(max(ratio, gamma / MOST_SURPRISE), gamma * MOST_SURPRISE)
-    return gammas._replace(**{last.kind: CONFIDENCE * believed + (1 - CONFIDENCE) * gamma})
+    bounded = min(max(ratio, gamma / LARGEST_CHANGE), gamma * LARGEST_CHANGE)
+    return gammas._replace(**{last.kind: CONFIDENCE * bounded + (1 - CONFIDENCE) * gamma})

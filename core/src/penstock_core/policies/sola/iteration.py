@@ -31,13 +31,13 @@ class Phases(NamedTuple):
 
     decodes: with or without a target, excluding best effort. prompts: those with a deadline of the next
         token.
-    unhurried: prompts without a target, with the deadline that `aging_s` gives them.
+    without_target: prompts without a target, with the deadline that `aging_s` gives them.
     best_effort: may be preempted for all others.
     """
 
     decodes: list[Job]
     prompts: list[Job]
-    unhurried: list[Job]
+    without_target: list[Job]
     best_effort: list[Job]
 
 
@@ -54,33 +54,31 @@ def phases(view: ReplicaView, aging_s: float) -> Phases:
         elif job.due_s < inf and not job.best_effort:
             found.prompts.append(job)
         else:
-            found.unhurried.append(job._replace(due_s=job.request.arrival_s + aging_s))
+            found.without_target.append(job._replace(due_s=job.request.arrival_s + aging_s))
     return found
 
 
-def pressure_of(people: Phases, now_s: float) -> Pressure:
+def pressure_of(jobs: Phases, now_s: float) -> Pressure:
     """Return how near each latency is to its target. A resumed prompt counts with its TPOT."""
-    new = [job for job in people.prompts if job.anchor is None]
-    resumed = [job for job in people.prompts if job.anchor is not None]
-    return pressure(latency_ratios(new, now_s), latency_ratios([*resumed, *people.decodes], now_s))
+    new = [job for job in jobs.prompts if job.anchor is None]
+    resumed = [job for job in jobs.prompts if job.anchor is not None]
+    return pressure(latency_ratios(new, now_s), latency_ratios([*resumed, *jobs.decodes], now_s))
 
 
-def minimise_ttft(
-    batch: OpenBatch, people: Phases, prompts: PromptQueue, costs: Costs, loosened: bool
-) -> None:
+def minimise_ttft(batch: OpenBatch, jobs: Phases, prompts: PromptQueue, costs: Costs, loosened: bool) -> None:
     """Add prompts by eq. 1, then decodes up to the same number of tokens."""
-    limit_s = to_spare_s(people.decodes, batch.view.now_s, loosened)
+    limit_s = to_spare_s(jobs.decodes, batch.view.now_s, loosened)
     tokens = most_tokens(prompts, costs, limit_s, batch.left_tokens)
-    growth = sum([batch.blocks_wanted(job, 1) for job in people.decodes])
-    _add_prompts(batch, prompts.jobs, tokens, growth, people.best_effort)
-    _add_decodes(batch, people, tokens if batch.tokens else batch.left_tokens, costs)
+    growth = sum([batch.blocks_wanted(job, 1) for job in jobs.decodes])
+    _add_prompts(batch, prompts.jobs, tokens, growth, jobs.best_effort)
+    _add_decodes(batch, jobs, tokens if batch.tokens else batch.left_tokens, costs)
 
 
-def minimise_tpot(batch: OpenBatch, people: Phases, prompts: PromptQueue, costs: Costs) -> None:
+def minimise_tpot(batch: OpenBatch, jobs: Phases, prompts: PromptQueue, costs: Costs) -> None:
     """Add all decodes, then prompts by eq. 2."""
-    _add_decodes(batch, people, batch.left_tokens, costs)
+    _add_decodes(batch, jobs, batch.left_tokens, costs)
     first = fewest_prompts(prompts, costs, batch.work)
-    _add_prompts(batch, prompts.jobs[:first], batch.work.tokens + batch.left_tokens, 0, people.best_effort)
+    _add_prompts(batch, prompts.jobs[:first], batch.work.tokens + batch.left_tokens, 0, jobs.best_effort)
 
 
 def to_spare_s(decodes: Sequence[Job], now_s: float, loosened: bool) -> float:
@@ -106,11 +104,11 @@ def _add_prompts(
             batch.add(job, room_tokens)
 
 
-def _add_decodes(batch: OpenBatch, people: Phases, most_tokens: int, costs: Costs) -> None:
+def _add_decodes(batch: OpenBatch, jobs: Phases, most_tokens: int, costs: Costs) -> None:
     """Add decodes with draft tokens while the batch is below `most_tokens`, worst first if not all fit."""
-    view, decodes = batch.view, people.decodes
+    view, decodes = batch.view, jobs.decodes
     drafts = view.speculation.max_tokens if view.speculation else 0
-    waiting = (*people.prompts, *people.unhurried, *people.best_effort)
+    waiting = (*jobs.prompts, *jobs.without_target, *jobs.best_effort)
     others = holding_kv(waiting)
     if batch.work.tokens + (1 + drafts) * len(decodes) <= most_tokens:
         run_on(batch, decodes, reversed([*decodes, *others]))

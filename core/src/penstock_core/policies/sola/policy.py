@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock_core.batch.best_effort import fill_surplus
-from penstock_core.batch.forced_progress import let_oldest_move
+from penstock_core.batch.forced_progress import force_oldest_progress
 from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.domain.policy import Knobs, Step
 from penstock_core.domain.replica_view import ReplicaView
@@ -72,7 +72,7 @@ class Sola:
         state = pressure_of(people, view.now_s)
         window = (*memory.window, state)[-self.window :]
         prompts = in_order(
-            [*people.prompts, *people.unhurried],
+            [*people.prompts, *people.without_target],
             view.now_s,
             costs,
             loosened=state.loosened,
@@ -85,13 +85,13 @@ class Sola:
         else:
             minimise_ttft(batch, people, prompts, costs, state.loosened)
         self._fill(batch, people, prompts)
-        let_oldest_move(batch)
+        force_oldest_progress(batch)
         return batch.step(), SolaState(window, gammas, sent(batch))
 
     def _fill(self, batch: OpenBatch, people: Phases, prompts: PromptQueue) -> None:
         """Add requests without targets, as far as all others stay in time."""
         others = [
-            job for job in (*people.unhurried, *people.best_effort) if job.request.id not in batch.tokens
+            job for job in (*people.without_target, *people.best_effort) if job.request.id not in batch.tokens
         ]
         if others:
             now_s = batch.view.now_s

@@ -12,10 +12,10 @@ from penstock_core.routing.orders.round_robin import round_robin
 from penstock_core.routing.replica_load import Order
 
 BY_PREFIX = "prefix"
-"""The order that goes by affinity."""
+"""The order by prefix affinity."""
 
-BLIND = "round-robin"
-"""The order that does not ask what is cached."""
+WITHOUT_CACHES = "round-robin"
+"""The order that does not compare what replicas have cached."""
 
 ORDERS: Mapping[str, Order] = MappingProxyType(
     {

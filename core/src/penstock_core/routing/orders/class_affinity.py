@@ -41,13 +41,18 @@ def _key(load: ReplicaLoad, request: RoutingRequest) -> tuple[float, ...]:
     first_token_s = load.first_token_s(request.uncached_tokens(load.name), request.now_s)
     full = not load.holds(request.prompt_tokens)
     busy = full or first_token_s > SHARE * request.ttft_s
-    return busy, full, 0 if busy else _burden(load.snapshot.tightest_tpot_s, request.tpot_s), first_token_s
+    return (
+        busy,
+        full,
+        0 if busy else _tpot_mismatch(load.snapshot.tightest_tpot_s, request.tpot_s),
+        first_token_s,
+    )
 
 
-def _burden(theirs_s: float, own_s: float) -> int:
+def _tpot_mismatch(others_s: float, own_s: float) -> int:
     """Return 0 for the same class or no class, 1 if theirs has the smaller target, 2 if this request has."""
-    if theirs_s == inf:
+    if others_s == inf:
         return 0
-    if own_s * ALIKE < theirs_s:
+    if own_s * ALIKE < others_s:
         return 2
-    return 1 if theirs_s * ALIKE < own_s else 0
+    return 1 if others_s * ALIKE < own_s else 0

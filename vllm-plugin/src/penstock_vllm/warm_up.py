@@ -23,7 +23,7 @@ BLOCKS, BLOCK_TOKENS = 1024, 16
 """Its memory: ample."""
 
 
-def rehearse(policy: Policy[Any], limits: Limits, model: TimeModel, speculation: Speculation | None) -> None:
+def warm_up(policy: Policy[Any], limits: Limits, model: TimeModel, speculation: Speculation | None) -> None:
     """Let the policy plan a few steps of a small engine. Raises its exceptions."""
     memory = policy.start()
     jobs = [_job(number) for number in range(min(REQUESTS, limits.running))]
@@ -45,7 +45,7 @@ def _job(number: int) -> Job:
     """Return a job of one of two tiers in turn, sometimes best effort."""
     targets = Targets(ttft_s=1.0, tpot_s=0.05) if number % 2 else Targets(e2e_s=10.0)
     tier = "chat" if number % 2 else "batch"
-    request = Request(f"rehearsed-{number}", tier, 0.0, PROMPT_TOKENS, 2 * ANSWER_TOKENS, targets)
+    request = Request(f"warm-up-{number}", tier, 0.0, PROMPT_TOKENS, 2 * ANSWER_TOKENS, targets)
     return new_job(request, ANSWER_TOKENS, best_effort=number % 4 == 0)
 
 
