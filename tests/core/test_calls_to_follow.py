@@ -4,9 +4,9 @@ A *stop* is a function of core that is entered; a *return* is the way back from 
 another file. Each is counted once for each function, and for each pair of caller and callee, however often
 they run: a reader follows a loop once. The vocabulary is not followed: properties of requests and views
 (`domain/`) and durations of batches (`timing/`) say by their names what they return. A compiled loop is one
-stop, and a generator that goes on is no new call.
+stop, and a generator that continues is no new call.
 
-`docs/concepts/calls.md` draws these ways.
+`docs/concepts/calls.md` draws and counts these calls.
 """
 
 import re
@@ -29,47 +29,66 @@ CORE = str(Path(penstock_core.__file__).parent)
 VOCABULARY = ("domain", "timing")
 DOZEN = 12
 PAGE = Path(__file__).parents[2] / "docs/concepts/calls.md"
+ROW = re.compile(r"^\| (one \w+) \|[^|]+\| (\d+) \| (\d+),[^|]+\| (\d+) \|$", re.MULTILINE)
 
 Function = tuple[str, str]
 """File, relative to core, and name."""
 
 
 def function_of(frame: FrameType) -> Function | None:
-    """None where it is not core's, or none that a reader goes to: a comprehension."""
+    """None where it is not core's, or a comprehension, to which a reader does not go."""
     code = frame.f_code
     if not code.co_filename.startswith(CORE) or code.co_name.startswith("<"):
         return None
-    file = code.co_filename.removeprefix(CORE + "/")
-    return None if file.startswith(VOCABULARY) else (file, code.co_qualname)
+    return code.co_filename.removeprefix(CORE + "/"), code.co_qualname
 
 
-def caller_of(frame: FrameType) -> Function | None:
-    """The function of core from which a frame was reached."""
+def is_followed(function: Function) -> bool:
+    return not function[0].startswith(VOCABULARY)
+
+
+def callers_of(frame: FrameType) -> Iterator[Function]:
+    """The functions of core from which a frame was reached, the last one first."""
     back = frame.f_back
-    while back is not None and function_of(back) is None:
+    while back is not None:
+        if (function := function_of(back)) is not None:
+            yield function
         back = back.f_back
-    return None if back is None else function_of(back)
 
 
 class Calls:
-    """Calls between functions of core."""
+    """Calls between functions of core.
+
+    stops: functions that are followed. pairs: of a followed caller and a followed callee. all_pairs: of any.
+    """
 
     def __init__(self) -> None:
         self.stops: set[Function] = set()
         self.pairs: set[tuple[Function, Function]] = set()
+        self.all_pairs: set[tuple[Function, Function]] = set()
         self._begun: set[FrameType] = set()
 
     @property
     def returns(self) -> set[tuple[Function, Function]]:
         return {(caller, callee) for caller, callee in self.pairs if caller[0] != callee[0]}
 
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Returns, calls into the vocabulary, and calls across files with those within it."""
+        across = {(caller, callee) for caller, callee in self.all_pairs if caller[0] != callee[0]}
+        below = [1 for caller, callee in across if is_followed(caller) and not is_followed(callee)]
+        return len(self.returns), len(below), len(across)
+
     def see(self, frame: FrameType, event: str, _: Any) -> None:
         entered = function_of(frame) if event == "call" and frame not in self._begun else None
-        if entered is not None:
-            self._begun.add(frame)
+        if entered is None:
+            return
+        self._begun.add(frame)
+        callers = list(callers_of(frame))
+        self.all_pairs.update((caller, entered) for caller in callers[:1])
+        if is_followed(entered):
             self.stops.add(entered)
-            if (caller := caller_of(frame)) is not None:
-                self.pairs.add((caller, entered))
+            self.pairs.update([(caller, entered) for caller in callers if is_followed(caller)][:1])
 
 
 @contextmanager
@@ -111,9 +130,15 @@ def arrows(calls: Calls) -> set[tuple[str, str, str]]:
     return {(Path(caller[0]).stem, Path(callee[0]).stem, callee[1]) for caller, callee in calls.returns}
 
 
+def counted(subject: str) -> tuple[int, int, int]:
+    """The row of the page's table."""
+    return {row[0]: (int(row[1]), int(row[2]), int(row[3])) for row in ROW.findall(PAGE.read_text())}[subject]
+
+
 def test_an_admission_is_followed_with_fewer_than_a_dozen_returns() -> None:
     calls = calls_of(lambda view: SlosServe().admit(view, [asks("new")]))
     assert arrows(calls) == drawn("One admission")
+    assert calls.counts == counted("one admission")
     assert len(calls.returns) < DOZEN, sorted(calls.returns)
     assert len(calls.stops) <= 35, sorted(calls.stops)
 
@@ -121,5 +146,6 @@ def test_an_admission_is_followed_with_fewer_than_a_dozen_returns() -> None:
 def test_a_step_is_followed_with_fewer_than_a_dozen_returns() -> None:
     calls = calls_of(lambda view: SlosServe().step(view, None))
     assert arrows(calls) == drawn("One step")
+    assert calls.counts == counted("one step")
     assert len(calls.returns) < DOZEN, sorted(calls.returns)
     assert len(calls.stops) <= 35, sorted(calls.stops)
