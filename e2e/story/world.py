@@ -69,7 +69,7 @@ class World:
 
 
 def staying(pods: Iterable[Any]) -> list[Any]:
-    """Pods that nobody has deleted: a pod on its way out is still listed until its processes have ended."""
+    """Pods that are not deleted: a terminating pod is still listed until its processes have ended."""
     return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 

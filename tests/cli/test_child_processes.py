@@ -67,7 +67,7 @@ def child(code: str, received: Heard) -> ChildProcess:
 
 
 def is_running(pid: int) -> bool:
-    """Whether it runs: one that has ended, and that nobody has asked about yet, does not."""
+    """Whether it runs. A process that has ended and was not waited for does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

@@ -144,7 +144,7 @@ async def test_a_tiers_targets_decide(serve: Any, tmp_path: Path) -> None:
 
 
 def all_at_once(count: int) -> Callable[[Server, web.Request, dict[str, Any]], Any]:
-    """Nobody is answered before that many have come, however long it takes."""
+    """No request is answered before that many have arrived, however long it takes."""
 
     async def answer(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         server.waiting += 1

@@ -110,7 +110,7 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
 
 
 def test_vllm_that_cannot_start_is_quoted(tmp_path: Path) -> None:
-    """A stand-in for its Python: it has all that is looked for, and ends as vLLM did."""
+    """A substitute for its Python: it has all required modules, and ends as vLLM did."""
     (tmp_path / "log").write_text(VLLM_WITHOUT_ROOM)
     (tmp_path / "config.json").write_text("{}")
     python = tmp_path / "python"

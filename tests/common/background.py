@@ -1,7 +1,7 @@
 """A test fails by what goes wrong behind its back.
 
 Three things happen out of a test's sight, and asyncio at most logs them: a task ends by an exception that
-nobody awaits, a callback raises, a task is still running when its test is over. Here each fails the test.
+is never awaited, a callback raises, a task is still running when its test is over. Here each fails the test.
 Exceptions that Python cannot raise (in `__del__`), coroutines that are never awaited, and threads that raise
 fail it by pytest's own plugins, because every warning is an error.
 """

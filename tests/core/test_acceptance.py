@@ -7,11 +7,11 @@ from penstock_core.timing.acceptance_rate import LEAN_TRIALS, Acceptance, Drafte
 from penstock_core.timing.learned_tiers import MOST_TIERS
 from penstock_core.timing.speculation import Speculation
 
-TOLD = Speculation(max_tokens=4, acceptance=0.7)
+CONFIGURED = Speculation(max_tokens=4, acceptance=0.7)
 
 
 def chance(acceptance: Acceptance, tier: str = "chat") -> float:
-    return acceptance.measured(TOLD).acceptance_of(tier)
+    return acceptance.measured(CONFIGURED).acceptance_of(tier)
 
 
 def test_nothing_seen_is_the_prior() -> None:
@@ -29,7 +29,7 @@ def test_drafts_behind_the_first_wrong_one_say_nothing() -> None:
 
 def test_the_prior_fades_as_trials_come() -> None:
     seen = observe(Acceptance(1.0), [Drafted("chat", 1, 0)] * int(LEAN_TRIALS))
-    assert seen.measured(TOLD).acceptance == pytest.approx(0.5)
+    assert seen.measured(CONFIGURED).acceptance == pytest.approx(0.5)
 
 
 def test_a_measured_rate_replaces_the_configured_one() -> None:
@@ -41,7 +41,7 @@ def test_a_measured_rate_replaces_the_configured_one() -> None:
 
 def test_a_tier_leans_on_the_others_until_it_has_trials_of_its_own() -> None:
     seen = observe(Acceptance(0.5), [Drafted("code", 1, 1)] * 4000)
-    assert seen.measured(TOLD).acceptance_of("unseen") > 0.95
+    assert seen.measured(CONFIGURED).acceptance_of("unseen") > 0.95
     seen = observe(seen, [Drafted("chat", 1, 0)])
     assert 0.9 < chance(seen, "chat") < chance(seen, "code")
     seen = observe(seen, [Drafted("chat", 1, 0)] * 2000)
@@ -62,7 +62,7 @@ def test_old_trials_fade() -> None:
 )
 def test_an_estimate_is_always_a_chance(prior: float, pairs: list[tuple[int, int]]) -> None:
     drafted = [Drafted("chat", drafts, accepted) for drafts, accepted in pairs]
-    measured = observe(Acceptance(prior), drafted).measured(TOLD)
+    measured = observe(Acceptance(prior), drafted).measured(CONFIGURED)
     assert 0.0 <= measured.acceptance <= 1.0
     assert 0.0 <= measured.acceptance_of("chat") <= 1.0
 
@@ -71,7 +71,7 @@ def test_tiers_that_anybody_may_invent_take_bounded_memory_and_cost_no_real_one_
     seen = Acceptance(0.5)
     for number in range(5 * MOST_TIERS):
         seen = observe(seen, [Drafted("chat", 1, 1), Drafted(f"invented-{number}", 1, 0)])
-    assert len(seen.measured(TOLD).by_tier) == MOST_TIERS
+    assert len(seen.measured(CONFIGURED).by_tier) == MOST_TIERS
     assert seen.tiers["chat"].trials == pytest.approx(5 * MOST_TIERS, rel=0.05)
     assert f"invented-{5 * MOST_TIERS - 1}" in seen.tiers
     at_once = observe(seen, [Drafted(f"other-{number}", 1, 0) for number in range(MOST_TIERS + 1)])

@@ -142,7 +142,7 @@ def test_slots_are_counted() -> None:
 
 
 def test_memory_is_judged_by_the_future_peak_of_the_set() -> None:
-    """One that ends soon lends its blocks to one that grows late; two that grow together do not fit."""
+    """A request that ends early frees blocks for one that grows late; two that grow together do not fit."""
     near_its_end = decodes("short", 960, 3)
     assert admitted(answer(replica((near_its_end,), kv_tokens=1600), asks("a", 160, 1000))) == 1
     verdict = answer(replica((decodes("long", 960, 900),), kv_tokens=1920), asks("a", 160, 1000))[0]

@@ -1,4 +1,4 @@
-"""Requests that are held start where everybody who runs, and they, can be served to the end."""
+"""Held requests start where they and all running requests can be served to the end."""
 
 from math import nextafter
 

@@ -144,7 +144,7 @@ def test_eight_requests_get_the_best_plan_there_is(most: int) -> None:
 
 
 def test_annealing_alone_is_within_a_hundredth_of_the_best_plan_nine_times_in_ten() -> None:
-    """Where it anneals: a plan by latency in which everybody is in time ends it before."""
+    """Where it anneals: a plan by latency in which all requests are in time ends the search earlier."""
     shares = []
     for seed in range(300):
         tables = instance(seed, 4 + seed % 5, (1, 2, 4, 8)[seed % 4])

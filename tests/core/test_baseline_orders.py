@@ -74,13 +74,13 @@ STEPS = {
         {"a": 1, "b": 400, "c": 100, "d": 11},
         (),
     ),
-    "sarathi: a prompt under way gives its blocks to decodes, and nobody starts": (
+    "sarathi: a prompt in progress is preempted for decodes, and no request starts": (
         "sarathi",
         replica([UNDER_WAY, decode("a", 96)], [prompt("c", 16)], free_blocks=0),
         {"a": 1},
         ("b",),
     ),
-    "vllm-legacy: waiting prompts alone, decodes stand still": (
+    "vllm-legacy: waiting prompts alone, no decodes": (
         "vllm-legacy",
         replica([decode("a")], [prompt("b"), prompt("c")]),
         {"b": 100, "c": 100},
@@ -122,19 +122,19 @@ STEPS = {
         {"c": 10, "b": 6000},
         (),
     ),
-    "orca: nobody starts whose longest answer might not fit": (
+    "orca: no request starts whose longest answer might not fit": (
         "orca",
         replica([decode("a")], [prompt("b", most=60), prompt("c", most=1000)], free_blocks=100),
         {"a": 1, "b": 100},
         (),
     ),
-    "orca: nobody is overtaken": (
+    "orca: no request is overtaken": (
         "orca",
         replica([decode("a")], [prompt("c", most=1000), prompt("b", most=60)], free_blocks=50),
         {"a": 1},
         (),
     ),
-    "orca: nobody starts without a slot": (
+    "orca: no request starts without a slot": (
         "orca",
         replica([decode(f"a{i}") for i in range(7)], [prompt("b"), prompt("c")], limits=Limits(running=8)),
         {f"a{i}": 1 for i in range(7)} | {"b": 100},
@@ -152,7 +152,7 @@ STEPS = {
         {"b": 100},
         (),
     ),
-    "fcfs: a new batch is what fits at everybody's last token, prompts first": (
+    "fcfs: a new batch is what fits at the last token of all, prompts first": (
         "fcfs",
         replica([], [prompt("a"), prompt("b"), prompt("c")], free_blocks=20),
         {"a": 100, "b": 100},
@@ -164,7 +164,7 @@ STEPS = {
         {"a": 100},
         (),
     ),
-    "fcfs: no more than there are seats": (
+    "fcfs: no more than there are slots": (
         "fcfs",
         replica([], [prompt("a"), prompt("b"), prompt("c")], limits=Limits(running=2)),
         {"a": 100, "b": 100},

@@ -82,7 +82,7 @@ PACES = {
     ),
     "behind within its window": (decode("d", due_in_s=-0.1, judge=Judge.WINDOW), set()),
     "behind where every gap counts": (decode("d", due_in_s=ONE_S - 1e-6, judge=Judge.MAX), {"d"}),
-    "nobody waits for it": (decode("d", due_in_s=inf, tpot_s=None), set()),
+    "no request waits for it": (decode("d", due_in_s=inf, tpot_s=None), set()),
     "no SLO at all": (offline(decode("d")), {"d"}),
 }
 

@@ -238,7 +238,7 @@ def test_a_prompt_waits_where_its_blocks_are_not_there() -> None:
 
 
 def test_of_accepted_decodes_the_one_that_can_wait_longest_is_preempted() -> None:
-    """Only wrong lengths lead here: nobody has a block left and all need one."""
+    """Only wrong lengths lead here: no block is free and all requests need one."""
     running = [decode("a", 496), decode("b", 512, due_in_s=0.3), decode("c", 512, due_in_s=0.2)]
     running = [job._replace(computed_tokens=job.request.prompt_tokens) for job in running]
     step = batch(running, [], free_blocks=0)
@@ -401,7 +401,7 @@ def any_crowd(random: Random) -> tuple[list[Job], list[Job], list[Job], list[Job
 @examples(200)
 @given(st.integers(0, 1 << 20))
 def test_best_effort_costs_accepted_jobs_nothing_however_scarce_memory_is(seed: int) -> None:
-    """Each gets the tokens that it would get had nobody else ever come, and none is preempted for others."""
+    """Each gets the tokens that it would get alone, and none is preempted for others."""
     random = Random(seed)
     running, waiting, their_running, their_waiting = any_crowd(random)
     free = random.randint(0, 300)

@@ -205,7 +205,7 @@ def test_thinking_may_have_ended_with_its_last_token_however_far_it_was_ahead() 
     assert limit_s(None) == pytest.approx(0.5)
     assert limit_s(0.25) == pytest.approx(0.15)
     assert limit_s(0.25, busy_s=0.02) == pytest.approx(0.25)
-    assert limit_s(STEP_S / 2) > 0.4, "what decodes alone exceed binds nobody any more"
+    assert limit_s(STEP_S / 2) > 0.4, "a limit that decodes alone exceed no longer applies"
 
 
 def test_a_job_without_a_tpot_target_makes_no_other_late() -> None:

@@ -1,4 +1,4 @@
-"""Best effort: surplus only, oldest first, and nobody starves."""
+"""Best effort: surplus only, oldest first, and every request progresses."""
 
 from dataclasses import replace
 from math import inf, nextafter

@@ -59,7 +59,7 @@ def test_a_feasible_set_has_the_times_of_its_first_tokens() -> None:
 @pytest.mark.parametrize(
     ("view", "there", "new", "reason"),
     [
-        pytest.param(replica(slots=3), decodes(3), asks("a"), Reason.DECODE_BUDGET, id="seats"),
+        pytest.param(replica(slots=3), decodes(3), asks("a"), Reason.DECODE_BUDGET, id="slots"),
         pytest.param(replica(busy_s=0.97), [], asks("a"), Reason.PREFILL_BUDGET, id="no-time-at-all"),
         pytest.param(
             replica(),

@@ -1,4 +1,4 @@
-"""Whom each order asks first, and what all of them have in common."""
+"""The first replica of each order, and what all orders have in common."""
 
 from dataclasses import replace
 from math import inf

@@ -74,7 +74,7 @@ VLLM_ORDER = {
         {"a": 64},
         (),
     ),
-    "no more run than there are seats": (
+    "no more run than there are slots": (
         replica([decode("a")], [prompt("b"), prompt("c")], limits=Limits(running=2)),
         {"a": 1, "b": 100},
         (),
@@ -84,7 +84,7 @@ VLLM_ORDER = {
         {"a": 1},
         (),
     ),
-    "out of blocks, the last started gives way and nobody starts": (
+    "out of blocks, the last started is preempted and no request starts": (
         replica([decode("a", 96), decode("b", 96), decode("c", 96)], [prompt("d", 16)], free_blocks=0),
         {"a": 1, "b": 1},
         ("c",),

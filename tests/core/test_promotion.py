@@ -54,7 +54,7 @@ def test_what_the_program_chooses_is_promoted_only_where_a_plan_confirms_it() ->
 
 
 def test_a_request_is_promoted_without_a_lead_for_slow_steps() -> None:
-    """Its client was told that it is best effort. As a new request it would be refused."""
+    """Its verdict was best effort. As a new request it would be rejected."""
     tight = asks("tight", 250, OPT.prefill_seconds(250) + 0.1)
     view = replica(tight)
     rough = replace(view, model=replace(OPT, slow_chance=0.05, slow_excess=3.0))

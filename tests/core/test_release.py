@@ -104,7 +104,7 @@ def test_a_long_prompt_waits_until_decodes_inside_are_ahead_of_their_tpot() -> N
 
 
 def test_a_prompt_of_many_iterations_lets_each_of_them_bring_its_token() -> None:
-    """Four iterations of about 0.1 s: the pace is kept, so nobody has to be ahead."""
+    """Four iterations of about 0.1 s: the TPOT target is met, so no decode has to be ahead."""
     limits = Limits(batch_tokens=90, running=8)
     long = job("long", prompt=350, ttft_s=5.0)
     assert released([long], EngineJobs((decode("d", 0.0),)), policy="vllm", limits=limits).released == (

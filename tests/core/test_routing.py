@@ -1,4 +1,4 @@
-"""Who is asked, who next, and what is answered when nobody will."""
+"""Which replica is tried first, which next, and the answer when none admits the request."""
 
 from collections.abc import Callable
 

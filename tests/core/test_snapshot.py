@@ -80,7 +80,7 @@ def test_a_tight_tpot_bounds_the_batch() -> None:
     loose, tight = (snapshot(view(decode("a", tpot_s=tpot_s))) for tpot_s in (0.1, 0.030))
     assert (loose.tightest_tpot_s, tight.tightest_tpot_s) == (0.1, 0.030)
     assert tight.prefill_tokens_s < loose.prefill_tokens_s / 2
-    assert snapshot(view(decode("a", tpot_s=0.001))).tightest_tpot_s == inf  # nobody could keep that one
+    assert snapshot(view(decode("a", tpot_s=0.001))).tightest_tpot_s == inf  # no replica could meet that one
 
 
 def test_decodes_that_leave_nothing() -> None:

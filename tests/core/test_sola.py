@@ -131,10 +131,10 @@ TABLE_2 = {
     "ttft > 1 > tpot": ([1.4], [0.9], LatencyGoal.TTFT),
     "both broken, tpot loosened to 0.9 and ttft to 0.8": ([0.8, 5.0], [0.9, 1.2], LatencyGoal.TPOT),
     "both broken, ttft loosened to 0.8 and tpot to 0.2": ([0.8, 1.1], [0.2, 9.0], LatencyGoal.TTFT),
-    "both broken, nobody left who keeps ttft": ([1.2, 5.0], [0.9, 9.0], LatencyGoal.TTFT),
-    "both broken, nobody left who keeps either": ([1.2, 5.0], [7.0, 9.0], LatencyGoal.TPOT),
-    "nobody has a target": ([0.0], [0.0], LatencyGoal.TTFT),
-    "nobody is here": ([], [], LatencyGoal.TTFT),
+    "both broken, no request left that meets ttft": ([1.2, 5.0], [0.9, 9.0], LatencyGoal.TTFT),
+    "both broken, no request left that meets either": ([1.2, 5.0], [7.0, 9.0], LatencyGoal.TPOT),
+    "no request has a target": ([0.0], [0.0], LatencyGoal.TTFT),
+    "no requests": ([], [], LatencyGoal.TTFT),
 }
 
 

@@ -92,8 +92,8 @@ def test_a_ticket_of_the_future_is_not_accepted() -> None:
 @given(st.integers(1, 5), st.lists(st.floats(0, 3 * VALID_S), max_size=20))
 def test_a_ticket_is_never_accepted_for_more_answers_than_it_is_for(uses: int, times_s: list[float]) -> None:
     check, text = checking(), issued(at_s=0.0, uses=uses)
-    told = [check.accept(text, f"e-{number}", now_s) for number, now_s in enumerate(sorted(times_s))]
-    accepted = [one for one in told if isinstance(one, EngineTicket)]
+    verdicts = [check.accept(text, f"e-{number}", now_s) for number, now_s in enumerate(sorted(times_s))]
+    accepted = [one for one in verdicts if isinstance(one, EngineTicket)]
     assert len(accepted) == min(uses, sum(now_s <= VALID_S for now_s in times_s))
 
 
@@ -131,8 +131,8 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_REMEMBERED > 6_000 * VALID_S
     monkeypatch.setattr("penstock_core.domain.ticket.MOST_REMEMBERED", 2)
     check = checking()
-    told = [check.accept(issued(id, uses=2), "e-1", 100.0) for id in ("a", "b", "c")]
-    assert told[2] is TicketFault.FULL and len(check) == 2
+    verdicts = [check.accept(issued(id, uses=2), "e-1", 100.0) for id in ("a", "b", "c")]
+    assert verdicts[2] is TicketFault.FULL and len(check) == 2
     remembered = check.accept(issued("a", uses=2), "e-2", 100.0)
     assert isinstance(remembered, EngineTicket)
 

@@ -26,7 +26,7 @@ def home(client: httpx2.Client) -> Iterator[str]:
 
 @pytest.fixture
 def start(apiserver: Path, home: str, world: World, tmp_path: Path) -> Iterator[Start]:
-    """Starts operators of the test's namespace only, with Roles there and no right elsewhere."""
+    """Starts operators of the test's namespace only, with Roles there and no permission in others."""
     kubeconfig = operator_account(world.client, apiserver, home, tmp_path, (world.namespace,))
     with ExitStack() as running:
         count = iter(range(100))

@@ -18,7 +18,7 @@ HANDLERS: Any = handlers
 
 
 class Operator:
-    """Stands for the operator. refusal: why it does not start."""
+    """A substitute for the operator. refusal: why it does not start."""
 
     refusal: str | None = None
 

@@ -139,7 +139,7 @@ RATES = st.floats(0.85, 1.15)
 @given(st.integers(0, 2**32), st.tuples(RATES, RATES))
 def test_only_the_holder_of_the_lease_ever_writes(seed: int, rates: tuple[float, float]) -> None:
     cluster = run(two_operators(seed, rates))
-    assert cluster.written_s > LONGEST_S - 2 * ON_ITS_WAY_S, "nobody leads in the end"
+    assert cluster.written_s > LONGEST_S - 2 * ON_ITS_WAY_S, "there is no leader at the end"
 
 
 def test_margin_covers_clocks_whose_rates_differ_by_a_third() -> None:

@@ -62,7 +62,7 @@ class Routers:
 
 
 class World:
-    """A pool, its API server, its routers and an operator. Time stands still unless a test moves it."""
+    """A pool, its API server, its routers and an operator. Time stops unless a test advances it."""
 
     def __init__(self, document: Manifest, *, tls: bool = False) -> None:
         self.server, self.routers, self.cache = Server(document), Routers(), Cache()

@@ -234,7 +234,7 @@ async def refuses_a_file(envoy: Gateway) -> None:
 
 
 async def serves(envoy: Gateway) -> None:
-    """Wait until Envoy has read the file of endpoints, of which it tells nobody."""
+    """Wait until Envoy has read the file of endpoints, which it does not report."""
     await answers(envoy, 200)
 
 

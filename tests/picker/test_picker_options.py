@@ -1,4 +1,4 @@
-"""The picker's flags: its fronts, and what nobody says."""
+"""The picker's flags: its protocols and defaults."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An engine with an API key serves its sidecar, and nobody who comes around it."""
+"""An engine with an API key serves only its sidecar."""
 
 import httpx2
 import pytest

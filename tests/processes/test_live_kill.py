@@ -39,7 +39,7 @@ async def test_a_stream_outlives_two_replicas(pool: LivePool) -> None:
         pool.kill("engine", first)
         await asyncio.to_thread(until, lambda: pool.engine_value(second, RUNNING) == 1, "it goes on")
         await asyncio.to_thread(pool.start, "engine", first)
-        await asyncio.to_thread(until, lambda: pool.ready_replicas() == {"r0", "r1"}, "both in rotation")
+        await asyncio.to_thread(until, lambda: pool.ready_replicas() == {"r0", "r1"}, "both in service")
         pool.kill("sidecar", second)
         same_answer(whole, await stream.rest())
 
@@ -69,17 +69,17 @@ async def test_requests_without_a_first_byte_succeed_on_another_replica(pool: Li
 def test_replica_comes_back_by_itself(pool: LivePool, kind: Kind) -> None:
     pool.kill(kind, "r0")
     with pool.client() as client:
-        until(lambda: pool.ready_replicas() == {"r1"}, "r0 out of rotation")
+        until(lambda: pool.ready_replicas() == {"r1"}, "r0 out of service")
         assert {one_word(client, pool) for _ in range(4)} == {"r1"}
         pool.start(kind, "r0")
-        until(lambda: pool.ready_replicas() == {"r0", "r1"}, "r0 back in rotation")
+        until(lambda: pool.ready_replicas() == {"r0", "r1"}, "r0 back in service")
         assert {one_word(client, pool) for _ in range(4)} == {"r0", "r1"}
 
 
 def test_no_replica_at_all_is_503_until_one_is_back(pool: LivePool) -> None:
     pool.kill("sidecar", "r0")
     pool.kill("engine", "r1")
-    until(lambda: not pool.ready_replicas(), "none in rotation")
+    until(lambda: not pool.ready_replicas(), "none in service")
     with pool.client() as client:
         with pytest.raises(openai.InternalServerError) as refusal:
             one_word(client, pool)
@@ -87,7 +87,7 @@ def test_no_replica_at_all_is_503_until_one_is_back(pool: LivePool) -> None:
         assert refusal.value.code == "no_replicas"
         assert int(refusal.value.response.headers["retry-after"]) >= 1
         pool.start("sidecar", "r0")
-        until(lambda: pool.ready_replicas() == {"r0"}, "r0 back in rotation")
+        until(lambda: pool.ready_replicas() == {"r0"}, "r0 back in service")
         assert one_word(client, pool) == "r0"
 
 

@@ -29,9 +29,9 @@ TIERS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def small(open_module_pool: OpenPool) -> LivePool:
-    """Two replicas behind two routers: `main` refuses what is rejected everywhere, `forgiving` does not."""
+    """Two replicas. Router `main` answers 429 if both reject, `serving` serves best effort."""
     pool = open_module_pool(2, engine=SMALL_MEMORY, tiers=TIERS, routing={"backup": "reject"})
-    pool.start_router("forgiving", routing={"backup": "best-effort"})
+    pool.start_router("serving", routing={"backup": "best-effort"})
     return pool
 
 
@@ -84,7 +84,7 @@ def test_all_full_is_best_effort_where_the_pool_says_so(small: LivePool) -> None
     with ThreadPoolExecutor(1) as beside:
         with occupied(small, 2) as full:
             assert full == set(small.replicas)
-            requested = beside.submit(ask, small, router="forgiving")
+            requested = beside.submit(ask, small, router="serving")
             until(lambda: small.running() == 3, "the third request waits at an engine")
         output = requested.result()
     assert output["x-penstock-verdict"] == "best-effort"

@@ -85,7 +85,7 @@ def test_every_policy_serves_what_comes_at_once(
     replica = varied.replicas[list(POLICIES).index(policy)]
     assert [tokens for name, tokens in answers if name == replica] == [TOKENS] * STREAMS
     metrics = {name: varied.engine_value(replica, name) for name in METRICS}
-    assert metrics["penstock_engine_policy_failures_total"] == 0, "no step was left to the stand-in"
+    assert metrics["penstock_engine_policy_failures_total"] == 0, "no step was left to the fallback"
     assert metrics["vllm:generation_tokens_total"] == STREAMS * TOKENS
     # each prompt and each of its later tokens once; what is more are drafts
     undrafted = metrics["vllm:prompt_tokens_total"] + STREAMS * (TOKENS - 1)

@@ -56,7 +56,7 @@ def test_turns_find_their_prefix_among_three_replicas_by_two_routers(
     clients = [pool.client(), pool.client("other")]
     served: dict[int, set[str]] = {session: set() for session in range(SESSIONS)}
     for number in range(1, TURNS + 1):
-        told = [pool.router_value("penstock_router_cached_prefixes", name) for name in ROUTERS]
+        known = [pool.router_value("penstock_router_cached_prefixes", name) for name in ROUTERS]
         for session in range(SESSIONS):
             messages: list[Any] = [
                 {"role": "user", "content": f"turn {turn} of session {session} " * 20}
@@ -69,7 +69,7 @@ def test_turns_find_their_prefix_among_three_replicas_by_two_routers(
             usage: Any = raw.parse().usage
             cached = usage.prompt_tokens_details.cached_tokens if number > 1 else 0
             assert cached >= usage.prompt_tokens * (number - 1) / number - 32
-        for name, before in zip(ROUTERS, told, strict=True):
+        for name, before in zip(ROUTERS, known, strict=True):
             until(partial(knows, pool, name, before + SESSIONS), f"{name} knows of this turn")
     assert all(len(replicas) == 1 for replicas in served.values())
     assert len(set.union(*served.values())) > 1, "sessions are spread over replicas"

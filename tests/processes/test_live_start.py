@@ -106,7 +106,7 @@ def test_engine_that_comes_late_is_waited_for(pool: LivePool) -> None:
     pool.start("sidecar", "r0")
     assert pool.ready_replicas() == {"r1"}
     pool.start("engine", "r0")
-    until(lambda: pool.ready_replicas() == {"r0", "r1"}, "r0 in rotation")
+    until(lambda: pool.ready_replicas() == {"r0", "r1"}, "r0 in service")
     with pool.client() as client:
         for _ in range(2):
             assert client.completions.create(model=pool.model, prompt="hello", max_tokens=1).choices

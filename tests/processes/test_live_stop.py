@@ -73,7 +73,7 @@ async def test_replica_finishes_its_streams_while_the_other_takes_what_is_new(
         assert await load.to_the_end() == [TOKENS] * 12
     assert len(new) == 6
     assert await asyncio.to_thread(stopping.exit_code) == 0
-    await asyncio.to_thread(until, lambda: pool.ready_replicas() == {"r1"}, "r0 out of rotation")
+    await asyncio.to_thread(until, lambda: pool.ready_replicas() == {"r1"}, "r0 out of service")
 
 
 async def test_rolling_restart_loses_nothing(pool: LivePool) -> None:
@@ -108,14 +108,14 @@ def restart(pool: LivePool, name: str) -> None:
         assert pool.ask_to_stop(kind, name).exit_code() == 0
     for kind in reversed(kinds):
         pool.start(kind, name)
-    until(lambda: pool.ready_replicas() == set(pool.replicas), f"{name} back in rotation")
+    until(lambda: pool.ready_replicas() == set(pool.replicas), f"{name} back in service")
 
 
 def test_endless_stream_does_not_hold_up_a_router_that_stops(pool: LivePool) -> None:
     """What is not finished in time ends with an error, and its work is cancelled."""
     pool.kill("router", "main")
     pool.start("router", "main", "--drain-s", "0.5")
-    until(lambda: pool.ready_replicas() == {"r0", "r1"}, "every replica in rotation")
+    until(lambda: pool.ready_replicas() == {"r0", "r1"}, "every replica in service")
     with pool.client() as client:
         answers = [
             client.chat.completions.create(
@@ -139,7 +139,7 @@ async def test_a_drain_out_of_time_moves_streams(pool: LivePool) -> None:
     """The sidecar stops in time, its engine is idle, and clients see one answer."""
     pool.kill("sidecar", "r0")
     pool.start("sidecar", "r0", "--drain-s", "0.3")
-    until(lambda: pool.ready_replicas() == {"r0", "r1"}, "every replica in rotation")
+    until(lambda: pool.ready_replicas() == {"r0", "r1"}, "every replica in service")
     async with pool.async_client() as client:
         wholes = await asyncio.gather(*(whole_answer(client, pool, number, 150) for number in range(4)))
         streams = await asyncio.gather(*(begun(client, pool, number, 150) for number in range(4)))

@@ -100,7 +100,7 @@ async def test_a_redis_that_is_killed_is_missed_once_and_comes_back(redis: Redis
             await tell_until_heard(a, b)
             redis.kill()
             await until(lambda: not a.shared.connected and not b.shared.connected)
-            a.shared.placed("r0", 1)  # nobody listens, nothing is kept
+            a.shared.placed("r0", 1)  # without a listener, nothing is kept
             received = len(b.heard)
             redis.start()
             await until(lambda: a.shared.connected and b.shared.connected)

@@ -1,6 +1,6 @@
 """An engine whose iterations take what a time model says, in virtual time.
 
-It stands in for aiohttp's session: requests and answers are those of the wire.
+It replaces aiohttp's session: requests and answers are those of the wire.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Request:
 
 @dataclass
 class VirtualEngine:
-    """Batches continuously. It stands in for aiohttp's session: requests and answers are those of the wire.
+    """Batches continuously. It replaces aiohttp's session: requests and answers are those of the wire.
 
     mixes: whether prompts and decodes share iterations. ends_after: tokens after which answers end.
     drafted, accepted: draft tokens of an iteration, of each request. pace: how slow the machine is at a time.

@@ -131,9 +131,9 @@ async def test_a_file_that_cannot_be_read_changes_nothing_and_is_logged_once(
         assert (unreadable(registry, "ide"), unreadable(registry, "night")) == (1, 0)
         if broken == "a folder":
             (files / "ide.txt").rmdir()
-        (files / "ide.txt").write_text("mended-key")
+        (files / "ide.txt").write_text("restored-key")
         await refresh.once()
-    assert (keys.application("ide-key"), keys.application("mended-key")) == (None, IDE)
+    assert (keys.application("ide-key"), keys.application("restored-key")) == (None, IDE)
     assert unreadable(registry, "ide") == 0
     assert [line["event"] for line in output if line["application"] == "ide"] == [
         "keys unreadable",

@@ -86,7 +86,7 @@ class MemorySession:
 
 
 class MemoryReplica:
-    """Stands for the channel to a replica. sessions: all that were opened, the last one open still."""
+    """A substitute for the channel to a replica. sessions: all that were opened, the last one still open."""
 
     def __init__(self) -> None:
         self.sessions: list[MemorySession] = []

@@ -144,12 +144,12 @@ async def test_a_burst_counts_only_what_is_not_cached_where_it_is_sent() -> None
         asking.cancel()
 
 
-@pytest.mark.parametrize("told", [False, True])
-async def test_a_named_session_stays_together_where_no_prefix_is_known(told: bool) -> None:
+@pytest.mark.parametrize("reported", [False, True])
+async def test_a_named_session_stays_together_where_no_prefix_is_known(reported: bool) -> None:
     caching = PREFIX | {"engine": {**PREFIX["engine"], "prefixCaching": True}}
     replicas = [ScriptedReplica(f"r{number}") for number in range(4)]
     async with house(*replicas, pool=pool_with(**caching)) as router:
-        if told:
+        if reported:
             replicas[0].tell_cached(anew=True)
             await until(lambda: router.replica_set.prefixes.known)
         for session in range(3):

@@ -257,7 +257,7 @@ async def test_a_kept_connection_is_closed_by_either_side_or_by_bytes_that_come_
     async with engine(says(WHOLE)) as connections:  # the engine closes
         await exchanged(connections)
         await until(lambda: connections.idle == 0)
-    async with engine(answers, idle_s=0.01) as connections:  # nobody uses it
+    async with engine(answers, idle_s=0.01) as connections:  # it is unused
         await exchanged(connections)
         await until(lambda: connections.idle == 0)
 

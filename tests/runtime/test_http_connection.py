@@ -346,7 +346,7 @@ def test_a_lost_connection_is_freed_without_a_collection(monkeypatch: pytest.Mon
 
 
 async def test_a_connection_lost_under_two_requests_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
-    """The first is being answered, the second waits its turn; neither raises where nobody reads."""
+    """The first is being answered, the second waits its turn; neither raises without a reader."""
     app = App()
     async with served(app) as (server, _):
         transport = Wire()

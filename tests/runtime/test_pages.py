@@ -1,4 +1,4 @@
-"""Pages to look at a process by: what is where, and what is asked for in vain."""
+"""Pages of a process: which there are, and answers to other paths."""
 
 import http_by_hand
 import orjson

@@ -141,7 +141,7 @@ async def test_leaving_closes_an_idle_connection_and_waits_for_no_drain() -> Non
 
 
 async def ask_once_closed(address: tuple[str, int]) -> bytes:
-    """Connect, and ask when nobody can connect any more."""
+    """Connect, and send a request when the server no longer accepts connections."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         while True:

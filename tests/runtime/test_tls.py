@@ -49,7 +49,7 @@ async def test_a_server_that_has_stopped_listens_no_more(identity: Identity) -> 
 
 
 class Client:
-    """One connection under TLS, by a client that trusts everybody."""
+    """One connection under TLS, by a client that verifies nothing."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer

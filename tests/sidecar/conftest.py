@@ -121,12 +121,12 @@ class Engine:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def stop_listening(self) -> None:
-        """As an engine that drains: nobody new is let in, connections that are there go on."""
+        """As an engine that drains: it accepts no new connections, open ones continue."""
         assert self._server is not None
         self._server.close()
 
     async def kill(self) -> None:
-        """As kill -9 leaves it: nobody listens, every connection is reset."""
+        """As after kill -9: no process listens, every connection is reset."""
         assert self._server is not None
         self._server.close()
         for writer in list(self._writers):
@@ -194,7 +194,7 @@ class Engine:
 
 
 class Everybody:
-    """A policy that admits everybody it is asked about; a test may give it other `answers`, or `break` it."""
+    """A policy that admits every request; a test may give it other `answers`, or `break` it."""
 
     def __init__(self) -> None:
         self.views: list[ReplicaView] = []

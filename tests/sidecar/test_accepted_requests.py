@@ -85,7 +85,7 @@ class Desk:
         self.discarded: list[bool] = []
 
     def put(self, *_: object, **__: object) -> None:
-        """Nobody reads it."""
+        """It has no reader."""
 
     output = put
 

@@ -61,7 +61,7 @@ class Rest(Learned):
 
 
 class Desk:
-    """A replica with a session, and everybody who hears of it."""
+    """A replica with a session, and the receivers of its callbacks."""
 
     def __init__(self, **serving: Any) -> None:
         self.registry = CollectorRegistry()

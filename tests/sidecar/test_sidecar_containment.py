@@ -1,4 +1,4 @@
-"""A request, a report or a fault of our own hurts nobody but the request that it is of."""
+"""An invalid request or report, or an internal error, affects only its own request."""
 
 from collections.abc import Sequence
 from typing import Any

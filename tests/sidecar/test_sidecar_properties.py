@@ -156,7 +156,7 @@ async def _through_the_gate(moves: list[tuple[str, int]]) -> None:
 
     async def awaits(key: str) -> None:
         await gate.turn(key)
-        assert key not in inside, "nobody goes in twice"
+        assert key not in inside, "no request enters twice"
         inside.append(key)
 
     def ends(key: str) -> None:

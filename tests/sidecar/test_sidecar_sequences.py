@@ -126,7 +126,7 @@ class TestBeforeAnEngineThatIsNotOurs:
 
     async def test_its_answers_go_in_together(self, engine: Engine, rig: Rig, router: Router) -> None:
         for id in (1, 2):
-            await router.submit(id, BODY | {"n": 3})  # two seats, which would let neither in whole
+            await router.submit(id, BODY | {"n": 3})  # two slots, too few for all sequences of one request
         for number, id in ((1, 1), (2, 2)):
             exchange = await engine.asked(number)
             await exchange.begin()

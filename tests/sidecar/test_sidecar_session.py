@@ -349,7 +349,7 @@ async def test_a_frame_that_is_being_written_goes_before_the_session_ends() -> N
 async def test_a_write_that_fails_as_the_call_is_cancelled_leaves_no_error_unread() -> None:
     """gRPC cancels the call while the session waits for its last frame, and the frame fails with it.
 
-    An error that nobody read would fail this test at its teardown (tests/common/background.py).
+    An error that is not read would fail this test at its teardown (tests/common/background.py).
     """
     writes, fails, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
     held = cast(ReplicaRequest, Held(cancelled.set))

@@ -1,4 +1,4 @@
-"""A router with a ticket reads the answer at the engine; the sidecar goes by reports and what it is told."""
+"""A router with a ticket reads the answer at the engine; the sidecar follows reports and router states."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -53,8 +53,8 @@ async def tell(router: Router, id: int, state: "wire.AnswerState.ValueType", **c
     await router.send(wire.RouterFrame(engine_answers=[wire.EngineAnswer(id=id, state=state, **counts)]))
 
 
-async def told(router: Router, id: int, state: "wire.AnswerState.ValueType", **counts: int) -> wire.Event:
-    """A request's last event, once the sidecar was told this of its answer."""
+async def reported(router: Router, id: int, state: "wire.AnswerState.ValueType", **counts: int) -> wire.Event:
+    """A request's last event, after the router has reported this state of its answer."""
     await tell(router, id, state, **counts)
     return await router.ended(id)
 
@@ -118,7 +118,7 @@ async def test_a_whole_answer_ends_with_figures_of_reports_and_usage(rig: Rig, r
     for sequence, generated in enumerate((1, 2, 3), start=2):
         rig.reports.receive([runs(key, generated, sequence)])
     await tell(router, 1, wire.ANSWER_STATE_BEGUN)
-    last = await told(
+    last = await reported(
         router, 1, wire.ANSWER_STATE_WHOLE, tokens=3, prompt_tokens=4, completion_tokens=5, cached_tokens=2
     )
     said = last.finished
@@ -131,7 +131,7 @@ async def test_a_whole_answer_ends_with_figures_of_reports_and_usage(rig: Rig, r
 
 async def test_a_whole_answer_that_no_report_showed_has_the_router_s_count(rig: Rig, router: Router) -> None:
     await ticket_of(router, 1)
-    said = (await told(router, 1, wire.ANSWER_STATE_WHOLE, tokens=2)).finished
+    said = (await reported(router, 1, wire.ANSWER_STATE_WHOLE, tokens=2)).finished
     assert (said.completion_tokens, said.prompt_tokens) == (2, 3)
     assert said.ttft_s > 0
 
@@ -140,13 +140,13 @@ async def test_an_answer_in_one_piece_has_the_times_of_its_tokens(rig: Rig, rout
     key = str((await ticket_of(router, 1, {"prompt": [1, 2, 3], "max_tokens": 5})).fields["penstock_id"])
     for sequence, generated in enumerate((1, 2), start=2):
         rig.reports.receive([runs(key, generated, sequence)])
-    last = await told(router, 1, wire.ANSWER_STATE_WHOLE, tokens=3, prompt_tokens=3, completion_tokens=3)
+    last = await reported(router, 1, wire.ANSWER_STATE_WHOLE, tokens=3, prompt_tokens=3, completion_tokens=3)
     assert len(last.finished.token_gaps_us) == 3
 
 
 async def test_an_engine_without_room_is_a_rejection(rig: Rig, router: Router) -> None:
     await ticket_of(router, 1)
-    last = await told(router, 1, wire.ANSWER_STATE_FULL)
+    last = await reported(router, 1, wire.ANSWER_STATE_FULL)
     assert last.rejected.reason == wire.REASON_QUEUE_FULL
     assert (rig.replica.unfinished, rig.metric("engine_full_total")) == (0, 1)
 
@@ -162,7 +162,7 @@ async def test_an_answer_that_does_not_come_frees_its_place(
     state: "wire.AnswerState.ValueType", failure: "wire.Failure.ValueType", rig: Rig, router: Router
 ) -> None:
     await ticket_of(router, 1)
-    assert (await told(router, 1, state)).failed.failure == failure
+    assert (await reported(router, 1, state)).failed.failure == failure
     assert rig.replica.unfinished == 0
 
 
@@ -184,7 +184,7 @@ async def test_states_of_unknown_requests_are_ignored(rig: Rig, engine: Engine, 
     await router.submit(1)
     exchange = await engine.asked()
     await tell(router, 1, wire.ANSWER_STATE_WHOLE, tokens=9)  # it passes the sidecar
-    await tell(router, 2, wire.ANSWER_STATE_LOST)  # nobody knows it
+    await tell(router, 2, wire.ANSWER_STATE_LOST)  # it is unknown
     await ticket_of(router, 3)
     await tell(router, 3, 99)  # type: ignore[arg-type]  # of a later version
     await exchange.begin()
@@ -227,7 +227,7 @@ async def test_a_drain_returns_what_the_engine_has_not_begun(rig: Rig, router: R
     await ticket_of(router, 3)
     await tell(router, 3, wire.ANSWER_STATE_BEGUN)
     rig.reports.receive([runs(str(begun.fields["penstock_id"]), 1)])
-    await ticket_of(router, 4)  # what was told before it has been read
+    await ticket_of(router, 4)  # earlier states have been read
     assert await rig.replica.drain(0.001) == 2
     for id in (1, 4):
         assert (await router.ended(id)).failed.failure == wire.FAILURE_RETURNED
@@ -238,7 +238,7 @@ async def test_thinking_ends_when_the_router_says_so(rig: Rig, router: Router) -
     key = str((await ticket_of(router, 1)).fields["penstock_id"])
     await tell(router, 1, wire.ANSWER_STATE_BEGUN, thinking_tokens=2)
     await until(lambda: rig.mirror.thinking_tokens(key) == 2)
-    assert (await told(router, 1, wire.ANSWER_STATE_WHOLE, tokens=4)).finished.thinking_tokens == 2
+    assert (await reported(router, 1, wire.ANSWER_STATE_WHOLE, tokens=4)).finished.thinking_tokens == 2
 
 
 async def test_a_router_gets_progress_without_output(rig: Rig, router: Router) -> None:

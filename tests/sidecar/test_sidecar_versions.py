@@ -11,7 +11,7 @@ LATER_FIELD = b"\xfa\x7f\x05later"  # field 2047, of five bytes
 
 
 def later(frame: wire.RouterFrame) -> wire.RouterFrame:
-    """The frame as a later version might send it: with fields that nobody here knows, at both levels."""
+    """The frame as a later version might send it: with unknown fields, at both levels."""
     one = wire.Submit.FromString(frame.submits[0].SerializeToString() + LATER_FIELD)
     sent = wire.RouterFrame(submits=[one], cancels=frame.cancels).SerializeToString() + LATER_FIELD
     return wire.RouterFrame.FromString(sent)

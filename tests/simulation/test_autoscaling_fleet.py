@@ -200,7 +200,7 @@ def waiting_at(loads: list[int], starting: int = 0) -> DemandObservation:
         ([90, 90], 0, 6),  # four more at most
         ([15, 15], 1, 3),  # one is on its way, and counts as idle
         ([4, 4, 4, 4], 0, 4),  # the window holds it
-        ([], 2, 2),  # nobody to ask
+        ([], 2, 2),  # no replica to try
     ],
 )
 def test_queue_lengths_are_scaled_as_kubernetes_scales_them(

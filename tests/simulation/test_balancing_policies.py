@@ -1,7 +1,7 @@
-"""Whole runs of the policies that refuse nobody and balance targets: sola and accelgen.
+"""Whole runs of the policies that reject no request and balance targets: sola and accelgen.
 
-Whatever comes, the engine accepts every step, no step is empty while somebody could move, and everybody is
-served in the end. Decisions depend on how times compare, not on the unit that they are in.
+Whatever arrives, the engine accepts every step, no step is empty while a request could progress, and every
+request is served in the end. Decisions depend on how times compare, not on the unit that they are in.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def run(
             engine.add(*coming.pop())
         view = engine.view(now_s, now_s, model, speculation)
         step, memory = policy.step(view, memory)
-        assert step.tokens, "nobody moves"
+        assert step.tokens, "no request progresses"
         steps.append((view, step))
         work = engine.start(step).shape().work()
         now_s += model.seconds(work if work.tokens else BatchWork(1))
@@ -105,7 +105,7 @@ def test_every_step_is_possible_and_all_requests_is_served(
     limits: Limits,
     speculation: Speculation | None,
 ) -> None:
-    """Also where memory, seats and tokens are short, lengths are wrong and targets cannot be kept."""
+    """Also where memory, slots and tokens are short, lengths are wrong and targets cannot be kept."""
     run(POLICIES[name], routing_request(drawn), limits, speculation=speculation)
 
 
@@ -151,7 +151,7 @@ def test_where_everything_takes_four_times_as_long_decisions_are_the_same(name: 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_accelgen_keeps_its_token_budget(seed: int) -> None:
-    """But for a batch of decodes alone that is longer, and for the one that must move when nobody may."""
+    """But for a batch of decodes alone that is longer, and for the one that must progress when none may."""
     for view, step in run(POLICIES["accelgen"], random_load(seed), Limits()):
         decodes = [job for job in view.running if job.decoding and not job.best_effort]
         room = budget(view, decodes, READING_TBT_S)

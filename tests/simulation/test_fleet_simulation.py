@@ -1,6 +1,6 @@
 """The simulator itself: every request has one end, time and memory are the engine's, seeds reproduce runs.
 
-Policies here are small and literal, so that what is expected can be told by hand.
+Policies here are small and literal, so that expected results can be computed by hand.
 """
 
 from collections.abc import Callable, Iterator, Sequence

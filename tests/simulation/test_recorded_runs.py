@@ -1,7 +1,7 @@
 """Whole runs of small fleets, as they were: each request's replica, hops, tokens and times.
 
 The policy here plans vLLM's steps and rejects by a count, so that hardly anything but the simulator can
-change a row. A row that changes on purpose is recorded anew: `rows(NAME)` returns what stands in `RECORDED`.
+change a row. A row that changes on purpose is recorded anew: `rows(NAME)` returns the rows of `RECORDED`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -94,7 +94,7 @@ RUNS: dict[str, Callable[[], Iterable[SimulatedOutcome]]] = {
     ),
     "with drafts": lambda: run(replace(FLEET, speculation=Speculation(2, 0.6)), drafts=2),
     "memory and slots run out": lambda: run(replace(EXACT, kv_tokens=3200, limits=Limits(512, 3))),
-    "nobody is served as backup": lambda: run(
+    "no request is served as backup": lambda: run(
         replace(EXACT, backup=Backup.REJECT, max_hops=1, max_model_len=2000, block_tokens=48)
     ),
     "split by phase": lambda: simulate_distserve(
@@ -179,7 +179,7 @@ RECORDED: dict[str, str] = {
 12 batch best-effort r0 1 14 0.884889 7.103612 0.024869 7.426906 +
 9 chat best-effort r0 1 39 5.816250 2.823174 0.024869 3.768187 -
 11 coder best-effort r1 1 71 9.584437 0.029927 0.024869 1.770741 +""",
-    "nobody is served as backup": """\
+    "no request is served as backup": """\
 2 thinker failed - 0 0 0.112767 - - - -
 4 chat failed - 0 0 0.219308 - - - -
 5 chat failed - 0 0 0.508898 - - - -
@@ -269,14 +269,14 @@ def test_a_fleet_that_scales_is_what_it_was() -> None:
         for demand in demands
         for name, tier in demand.tiers.items()
     ]
-    assert reported == TOLD
+    assert reported == REPORTED
     assert [demand.held for demand in demands] == HELD
     assert {demand.elapsed_s for demand in demands} == {0.0, 0.5}
     states = [" ".join(f"{one.name}={one.state.value}" for one in demand.replicas) for demand in demands]
     assert states == STATES
 
 
-TOLD = [
+REPORTED = [
     ("chat", 3, 3, 0, 0, 3, 0, 0),
     ("thinker", 2, 1, 1, 0, 2, 0, 0),
     ("chat", 4, 1, 3, 0, 7, 0, 0),

@@ -62,7 +62,7 @@ def test_stages_wait_for_one_another_in_order() -> None:
     assert sessions.ended(outcome(), 1.0) == arrival(1)
     assert sessions.ended(outcome(), 2.0) == arrival(2)
     assert sessions.ended(outcome(), 3.0) is None
-    assert sessions.arrive(arrival(3)), "nobody is in progress"
+    assert sessions.arrive(arrival(3)), "no request is in progress"
 
 
 def test_requests_without_a_session_never_wait() -> None:
@@ -187,7 +187,7 @@ def target(**more: Any) -> QueueTarget:
         (loads(6, starting=3), 4),  # 8, and three that count as on target
         (loads(98), 5),  # four more
         (loads(*[98] * 6), 12),  # or twice as many
-        (loads(starting=3), 3),  # nobody to ask
+        (loads(starting=3), 3),  # no replica to try
     ],
 )
 def test_a_queue_target_is_met_as_kubernetes_meets_it(demand: DemandObservation, wanted: int) -> None:

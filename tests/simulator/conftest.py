@@ -35,7 +35,7 @@ MODEL = TimeModel("quick", (Term(1e-6, 0.001),))
 
 
 class Eager:
-    """Everybody who runs, then everybody who fits, as many tokens as the batch takes."""
+    """All running requests, then all that fit, as many tokens as the batch takes."""
 
     def start(self) -> None:
         return None
@@ -44,7 +44,7 @@ class Eager:
         raise NotImplementedError
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
-        room, free, seats = (
+        room, free, slots = (
             view.limits.batch_tokens,
             view.kv.free_blocks,
             view.limits.running - len(view.running),
@@ -56,10 +56,10 @@ class Eager:
                 room -= tokens[job.request.id]
         for job in view.waiting:
             chunk = min(job.pending_tokens, room)
-            if chunk == 0 or seats == 0 or view.kv.blocks_for(chunk) > free:
+            if chunk == 0 or slots == 0 or view.kv.blocks_for(chunk) > free:
                 break
             tokens[job.request.id] = chunk
-            room, free, seats = room - chunk, free - view.kv.blocks_for(chunk), seats - 1
+            room, free, slots = room - chunk, free - view.kv.blocks_for(chunk), slots - 1
         return Step(tokens), None
 
 

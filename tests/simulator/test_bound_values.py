@@ -40,7 +40,7 @@ MORE_LOADS = {
 SESSIONS_KEPT = {
     "chat, memory binds": 26.050467,
     "speculating": 23.823638,
-    "strict, few seats": 22.573301,
+    "strict, few slots": 22.573301,
     "thinking, memory ample": 29.192979,
     "every kind": 37.339562,
     "attention": 27.86502,

@@ -74,7 +74,7 @@ def fleet(policy: str, setting: BoundSetting) -> Fleet:
 LOADS = {
     "chat, memory binds": (SETTING, ("chat",)),
     "speculating": (replace(SETTING, speculation=Speculation(4, 0.7)), ("chat", "strict")),
-    "strict, few seats": (replace(SETTING, limits=Limits(batch_tokens=512, running=8)), ("strict", "mean")),
+    "strict, few slots": (replace(SETTING, limits=Limits(batch_tokens=512, running=8)), ("strict", "mean")),
     "thinking, memory ample": (replace(SETTING, kv_tokens=400_000), ("think",)),
     "every kind": (SETTING, ("chat", "strict", "whole", "mean", "think", "first", "free")),
     "attention": (

@@ -109,6 +109,6 @@ async def test_a_certificate_that_it_cannot_serve_with_is_one_line_and_exit_1(
     pool: Path, flags: list[str], words: str
 ) -> None:
     async with started("-f", pool, "--port", "0", *flags) as process:
-        _, told = await process.communicate()
+        _, stderr = await process.communicate()
     assert process.returncode == 1
-    assert told.decode().startswith(words) and told.count(b"\n") == 1
+    assert stderr.decode().startswith(words) and stderr.count(b"\n") == 1

@@ -93,7 +93,7 @@ def test_targets_and_engine_are_what_they_were(name: str) -> None:
 
 
 def test_a_window_goes_round_its_period() -> None:
-    """Sample 0 begins at the window's start, the others elsewhere; what is past its end is left out."""
+    """Sample 0 begins at the window's start, the others at other times; what is past its end is left out."""
     rows = [row for row in recording("azure-code") if row.arrival_s < 300]
     whole = RecordingWindow("azure-code", 0, 300, 300)
     assert whole.rows(0) == sorted(rows)

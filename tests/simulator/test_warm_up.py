@@ -32,7 +32,7 @@ def test_a_policy_has_seen_prefills_decodes_and_drafts_before_anybody_comes() ->
     assert any(job.decoding for view in policy.views for job in view.running)
     seen = {job.request.id: job for view in policy.views for job in view.waiting}.values()
     assert {job.best_effort for job in seen} == {True, False}
-    assert policy.views[-1].running == (), "everybody has come to an end"
+    assert policy.views[-1].running == (), "all requests have ended"
     assert [job.best_effort for job in seen] == [True, False, False, False] * 2
     assert [job.request.tier for job in seen] == ["batch", "chat"] * 4
     assert [job.request.prompt_tokens for job in seen] == list(range(100, 900, 100))

@@ -1,4 +1,4 @@
-"""The plug-in beside a vLLM whose image nobody of ours has made: what it may import there."""
+"""The plug-in in a foreign vLLM image: what it may import there."""
 
 import ast
 import os

@@ -321,7 +321,7 @@ def test_further_tokens_are_reported_only_after_a_report_that_was_received(path:
     reports.send(MOVING)
     assert reports.broken
     with closing(bound(path)) as reader:
-        reports.send(MOVING._replace(moves=1, rows=None))  # nobody could make anything of it
+        reports.send(MOVING._replace(moves=1, rows=None))  # no reader could use it
         reports.send(MOVING._replace(moves=2))
         reports.send(MOVING._replace(moves=5, rows=None))
         whole, further = heard(reader), heard(reader)

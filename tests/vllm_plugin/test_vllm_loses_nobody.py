@@ -82,7 +82,7 @@ class World:
             self.engine.scheduler.reset_prefix_cache(reset_running_requests=True)
         elif what == "code of ours raises":
             self.engine.scheduler._contain(Broken("as it happens"))
-            self.steps(1)  # notes everybody anew
+            self.steps(1)  # records all requests again
         else:
             self.policy.fault = _raise if what == "policy raises" else None
             self.policy.answer = ANSWERS.get(what)

@@ -52,7 +52,7 @@ def test_planned_cached_tokens_are_those_that_vllm_finds(kind: str, seed: int) -
     assert sum(start.planned_tokens > 0 for start in starts) > 20
     assert preemptions or kind != "preempting"
     assert not pins_of(engine)
-    assert engine.free_blocks == KINDS[kind].blocks, "no block is held by nobody"
+    assert engine.free_blocks == KINDS[kind].blocks, "no block is left held"
 
 
 def prompt(number: int, blocks: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Paths that few requests take: pauses, sessions, KV from elsewhere, adapters, engines short of memory."""
+"""Paths that few requests take: pauses, sessions, KV from a connector, adapters, engines short of memory."""
 
 from dataclasses import replace
 from typing import Any

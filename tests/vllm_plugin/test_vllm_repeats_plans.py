@@ -10,7 +10,7 @@ from virtual.life import Moment, life, watched
 STEPS = 500
 
 CALM = 0.02
-"""So few come that most steps are everybody's next token."""
+"""So few arrive that most steps are the next token of every request."""
 
 STANDING = {"slos-serve", "vllm", "sarathi", "sjf", "fcfs", "orca", "vllm-legacy"}
 """Policies whose plans can be repeated."""

@@ -107,7 +107,7 @@ async def test_a_client_that_goes_away_leaves_nothing_behind(
         await anext(events)
     assert engine.counted("vllm:num_requests_running") == 1
     await events.aclose()
-    await until(lambda: engine.counted("vllm:num_requests_running") == 0, "nobody runs")
+    await until(lambda: engine.counted("vllm:num_requests_running") == 0, "no request runs")
     await until(lambda: engine.counted("vllm:kv_cache_usage_perc") == 0, "no block is held")
     assert (await engine.complete(prompt="next ", max_tokens=4, ignore_eos=True))["usage"][
         "completion_tokens"

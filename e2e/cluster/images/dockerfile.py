@@ -1,7 +1,7 @@
-"""What an image here takes from a Dockerfile: its last stage's words, and the command of its build stage.
+"""Reads from a Dockerfile what an image of this test needs: its last stage, and the command of its build stage.
 
-Not a builder: bases come from elsewhere. But which one, environment, user, entry point, labels, and the one
-command that installs or the folders that are copied, are read from the file itself, so that what runs here is
+Base images exist already, so no builder is needed. The base, environment, user, entry point, labels, and the
+one command that installs or the folders that are copied, come from the file itself, so that what runs here is
 what any builder makes of it.
 """
 

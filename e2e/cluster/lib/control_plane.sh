@@ -1,4 +1,4 @@
-# What etcd and Kubernetes' own processes are told, wherever they run. Functions that print words, one a line.
+# Flags of etcd and of Kubernetes' own processes, wherever they run. Functions that print words, one a line.
 
 # etcd listens on sockets in $D; the addresses that it insists on advertising are never used.
 etcd_command() {

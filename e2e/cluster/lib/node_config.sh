@@ -1,6 +1,6 @@
-# What a node's containerd, kubelet and kube-proxy are told. Written into $S, the node's own folder.
+# Configuration of a node's containerd, kubelet and kube-proxy. Written into $S, the node's own folder.
 #
-# Sandboxes often lack CAP_SYS_RESOURCE, so nobody may lower its OOM score: hence the zeros and
+# Sandboxes often lack CAP_SYS_RESOURCE, so no process may lower its OOM score: hence the zeros and
 # restrict_oom_score_adj. There may be no AppArmor and only cgroup v1: hence disable_apparmor and failCgroupV1.
 
 containerd_config() {

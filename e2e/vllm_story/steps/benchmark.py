@@ -22,7 +22,7 @@ PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 60, 2000, 40
 """Prompts are long, so that 5 % of a TTFT are more than it takes to wake router and client on busy cores:
 that lies between the two clocks."""
 LOAD = 0.15
-"""Of the (shorter) requests that one engine answers a second: nobody is to be refused."""
+"""Of the (shorter) requests that one engine answers a second: no request should be rejected."""
 AGREES, TRIES = {"mean": 0.10, "median": 0.05, "p99": 0.25}, 3
 """How far off each measure may be, and how often that is tried. One stall of a busy machine between the two
 clocks moves a mean by a sixtieth of itself and may be all of a p99, but leaves a median alone."""

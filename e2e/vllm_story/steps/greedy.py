@@ -60,7 +60,7 @@ def same_tokens(world: World) -> str:
         f"{len(answers)} answers, {sum(map(len, answers))} tokens, the same; "
         f"{preempted:.0f} preemptions, {accepted:.0f} of {drafted:.0f} drafts accepted"
     )
-    assert preempted, f"nobody was preempted: {output}"
+    assert preempted, f"no request was preempted: {output}"
     assert 0 < accepted < drafted, f"drafts were not both accepted and refused: {output}"
     return output
 

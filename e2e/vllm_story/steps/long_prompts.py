@@ -55,7 +55,7 @@ def gaps_of_a_stream(world: World) -> str:
         for _ in range(ROUNDS):
             for name, url in urls.items():
                 rounds[name].append(asyncio.run(_round(url, target_s, SPACING * world.prompt_s)))
-    world.plain_running.close()  # nobody needs them any more
+    world.plain_running.close()  # they are no longer needed
     return _judged(world, {name: _median(of) for name, of in rounds.items()}, target_s, alone_s)
 
 

@@ -33,7 +33,7 @@ def walks_on_then_best_effort(world: World) -> str:
     best_effort = [one for one in seen if verdict(one) == "best-effort"]
     output = f"{_said(world, seen, off, 'best-effort')}, {len(best_effort)} as best effort"
     assert {one.status for one in seen} <= {200, 429}, f"{Counter(one.status for one in seen)}: {output}"
-    assert best_effort, f"nobody was served as best effort: {output}"
+    assert best_effort, f"no request was served best effort: {output}"
     _as_counted(seen, counted)
     return output
 
@@ -97,7 +97,7 @@ def _said(world: World, seen: Sequence[Seen], off: float, backup: str) -> str:
         f"of {len(seen)} requests {len(admitted)} admitted, {len(walked)} of them by the second replica "
         f"asked, {share:.0%} of them kept all targets (bound {bound:.0%}: iterations were {off:.0%} off)"
     )
-    assert walked, f"nobody was taken by the next replica: {output}"
+    assert walked, f"no request was admitted by the next replica: {output}"
     assert share >= bound, output
     return output
 

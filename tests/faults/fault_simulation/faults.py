@@ -329,7 +329,7 @@ OF_REDIS = {
 OF_CACHES = ("cache emptied", "cache evicted")
 
 HARMLESS = frozenset({*OF_CACHES, "plug-in failed"})
-"""Faults after which promises hold."""
+"""Faults after which admitted requests still meet their SLO."""
 
 
 def kinds_of(scenario: Scenario) -> list[str]:

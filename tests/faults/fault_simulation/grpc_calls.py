@@ -166,7 +166,7 @@ class Stream:
         return item
 
     def break_off(self, status: Any) -> None:
-        """End it at its reader, at once, and let nobody wait for its window."""
+        """End it at its reader immediately, so that no writer waits for its window."""
         self.pipe.clear()
         self._take((status,))
         self._writable.set()

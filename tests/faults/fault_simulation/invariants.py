@@ -118,7 +118,7 @@ def orphans_of(links: Sequence[ReplicaLink], sidecar: SidecarProcess, engine: En
 
 
 def broken_limits(fronts: Iterable[Front], most: int) -> Iterator[str]:
-    """Yield where routers that have shared limits all the time let in more than these together."""
+    """Yield where routers that have shared limits all the time admit more than these together."""
     limits = [front.limits for front in fronts if isinstance(front, RouterProcess)]
     if (open := sum(use.open for each in limits if each is not None for use in each._uses.values())) > most:
         yield f"12 {open} requests of an application at once, of {most}"

@@ -93,7 +93,7 @@ class Network:
         """Return who listens at an address. Raises ConnectionRefusedError."""
         found = self._listeners.get(address)
         if found is None or not found[0].alive:
-            raise ConnectionRefusedError(111, f"nobody listens at {address}")
+            raise ConnectionRefusedError(111, f"no process listens at {address}")
         return found
 
     # What may go wrong

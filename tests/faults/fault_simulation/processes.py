@@ -95,7 +95,7 @@ def http_of(replica: str) -> str:
 
 @dataclass(slots=True)
 class Datagrams:
-    """An engine's end of its telemetry. lost: reports that nobody could receive."""
+    """An engine's end of its telemetry. lost: reports that no process could receive."""
 
     network: Network
     address: str

@@ -31,7 +31,7 @@ BEGIN_S = 2.0
 
 MOST_FAULTS = 6
 MOST_FAULTS_BUSY = 1
-"""In a busy run, which is there for what admission promises."""
+"""In a busy run, which checks the SLOs of admitted requests."""
 
 ANSWERED_S = 60.0
 """After the last fault every client has its answer within this."""
@@ -114,7 +114,7 @@ async def _serve(world: World, answer: Answer, broken: list[str]) -> None:
     ):
         return
     since_s = answer.ended_s - 1.0
-    if world.gateway is not None:  # it asks the endpoints that it was told at first, and moves no stream
+    if world.gateway is not None:  # it uses the first list of endpoints, and moves no stream
         since_s = answer.sent_s
         if answer.status in (200, 502) or world.scenario.tight:  # sidecars have the bound, and drop answers
             return

@@ -65,7 +65,7 @@ class OperatorProcess:
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on where it stood."""
+        """Let it continue."""
         self.process.send_signal(signal.SIGCONT)
 
     def stop(self) -> int:

@@ -61,7 +61,7 @@ class LivePool:
             for name, process in zip(self.replicas, started, strict=True):
                 self._wait_ready(kind, name, process)
         self.start("router", "main")
-        until(lambda: self.ready_replicas() == set(self.replicas), "every replica in rotation")
+        until(lambda: self.ready_replicas() == set(self.replicas), "every replica in service")
 
     def close(self) -> None:
         """End everything."""
@@ -76,7 +76,7 @@ class LivePool:
             process = self._running.get((kind, name))
             if process is None or not process.alive or process.command != self.command(kind, name):
                 self.start(kind, name)
-        until(lambda: self.ready_replicas() == set(self.replicas), "every replica in rotation")
+        until(lambda: self.ready_replicas() == set(self.replicas), "every replica in service")
         until(lambda: self.running() == 0, "engines idle")
 
     def start(self, kind: Kind, name: str, *flags: str) -> Started:

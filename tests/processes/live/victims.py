@@ -1,6 +1,6 @@
 """Streams of well-behaved clients, checked to the last byte, while something else misbehaves.
 
-A simulated engine's answer is a walk through its words that is known from its first ones. So each byte of a
+A simulated engine's answer follows from its first words. So each byte of a
 stream is known but two things: when it was created, and which tokens share an event.
 """
 

@@ -66,7 +66,7 @@ class ScriptedRedis:
         return len(self.subscriptions)
 
     def say(self, channel: str, data: bytes) -> None:
-        """Let everybody hear it who has subscribed to this channel."""
+        """Deliver it to all subscribers of this channel."""
         for subscription in self.subscriptions:
             subscription.hear(channel, {"type": "message", "data": data})
 

@@ -1,4 +1,4 @@
-"""A KV connector that loads prompts' KV from elsewhere; what it has loaded, a test says."""
+"""A KV connector that loads prompts' KV; a test says what it has loaded."""
 
 from typing import Any
 

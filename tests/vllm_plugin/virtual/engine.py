@@ -26,7 +26,7 @@ MODEL_PATH = Path(real_scheduler.__file__).with_name(real_scheduler.MODEL)
 class Kind:
     """What kind of engine. loras: adapters that it has room for at once; 0 for an engine without.
 
-    loads_kv: from elsewhere, for requests with `kv_transfer_params`.
+    loads_kv: from a connector, for requests with `kv_transfer_params`.
     """
 
     policy: str = "slos-serve"
@@ -132,7 +132,7 @@ def _configuration(kind: Kind) -> Any:
 class Engine:
     """An engine around a scheduler. now_s: its clock.
 
-    accepted: of so many drafts, how many are right. loaded: requests whose KV has come from elsewhere.
+    accepted: of so many drafts, how many are right. loaded: requests whose KV was loaded.
     """
 
     def __init__(self, kind: Kind, accepted: Callable[[int], int] = lambda drafts: drafts // 2) -> None:
@@ -166,7 +166,7 @@ class Engine:
     ) -> Any:
         """A request comes; `fields` ride in it. grammar: it waits for. lora: number of its adapter.
 
-        loads: its prompt's KV comes from elsewhere, once its name is in `loaded`.
+        loads: its prompt's KV is loaded, once its name is in `loaded`.
         """
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import SamplingParams, StructuredOutputsParams

@@ -51,7 +51,7 @@ class Recorder:
 
 
 def everybody(view: ReplicaView) -> Step:
-    """A token of everybody who runs, whether there is memory for it or not."""
+    """A token of every running request, whether there is memory for it or not."""
     return Step({job.request.id: 1 for job in view.running})
 
 
