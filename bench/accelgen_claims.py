@@ -6,7 +6,7 @@ OPT-13B on one A100, as in the paper, with the KV cache that 80 GB leave. 65 % s
 to 2,000), 35 % long (6,000 ± 6,000 up to 32,000), answers 150 ± 150 up to 1,024; Poisson arrivals. The data
 sets themselves are not here. TBT targets of 0.1875 s times 0.75, 1 and 1.25, every gap counts. TTFT targets
 of 0.5, 1 and 1.5 s for short prompts, and of 3, 5 and 7 times their own prefill for long ones (the paper's
-0.5 to 1.5 times are of a slower engine's: on this one nobody could keep them). Baselines with several
+0.5 to 1.5 times are of a slower engine's: on this one no policy could meet them). Baselines with several
 budgets, of which the best counts. Kernel-table truth, predicted lengths.
 """
 

@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def filled(text: str, rows: Rows) -> str:
-    """Return the text with each section as the rows have it. Raises KeyError for a section nobody writes."""
+    """Return the text with each section as the rows have it. Raises KeyError for an unknown section."""
     return SECTION.sub(lambda match: match[1] + "\n".join(SECTIONS[match[2]](rows)) + "\n" + match[3], text)
 
 

@@ -26,7 +26,7 @@ TOGETHER = 8
 
 
 class Seen(NamedTuple):
-    """What one seed has shown. promises: admitted requests whose SLO was checked."""
+    """Results of one seed. promises: admitted requests whose SLO was checked."""
 
     seed: int
     broken: list[str]

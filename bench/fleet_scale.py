@@ -1,7 +1,7 @@
 """What a router and a picker cost with many replicas: CPU a request and at rest, memory, snapshot traffic.
 
 Four routers and four pickers are connected to the same replicas, as in a large pool. One of each is measured.
-The replicas are stand-ins in one process (`overhead/stand_ins.py`), so that 256 fit on a machine; they
+The replicas are substitutes in one process (`overhead/stand_ins.py`), so that 256 fit on a machine; they
 send snapshots as often as busy sidecars do. The picker is asked as Envoy asks it, by ext_authz.
 """
 

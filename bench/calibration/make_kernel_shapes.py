@@ -7,7 +7,7 @@ iteration is composed as vLLM runs it. Of these parts, the first three depend on
 only and become one curve, `tokens` -> `tokens_ms`:
 
 - products: the four of a layer, from aiconfigurator; between its points by the tile steps that vidur
-  measured (A100), or by whole tiles of 128 rows (H100, where nobody published them);
+  measured (A100), or by whole tiles of 128 rows (H100, where none are published);
 - the small kernels between them (norms, rotary, activation): bytes moved at the memory's pace, and never
   less than their launches take;
 - all-reduce, twice a layer: under a CUDA graph up to 512 tokens, eager above;

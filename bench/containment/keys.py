@@ -90,7 +90,7 @@ def _exact(pool: LivePool, routers: Sequence[str], where: str, error: float) -> 
         admitted = statuses[200]
         met = abs(admitted - LIMIT) <= error * LIMIT and statuses[200] + statuses[429] == SENT
         goal = f"{LIMIT}" + (f" ± {error:.0%}" if error else "")
-        rows.append(row(f"{limit} let in on {where}, {SENT} sent at once", goal, f"{admitted}", met))
+        rows.append(row(f"{limit} admitted on {where}, {SENT} sent at once", goal, f"{admitted}", met))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Writes the model that stands in for a GPU's: `make_cpu_model.py FOLDER`, run with the Python of vLLM.
+"""Writes a model for CPUs, in place of a GPU's: `make_cpu_model.py FOLDER`, run with the Python of vLLM.
 
 The example's, with a vocabulary to which the token ids of four digits belong that replays send.
 """

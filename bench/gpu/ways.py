@@ -1,7 +1,7 @@
 """What serves: vLLM as it is, at one of several token budgets, or Penstock with its scheduler inside vLLM.
 
 Both run the same model with the same arguments on the same device, from one pool file; only the scheduler and
-what stands before the engine differ. A server is started when the first request wants it, since a bench that
+what is before the engine differ. A server is started when the first request wants it, since a bench that
 goes on after a stop may know all its answers already.
 """
 
@@ -157,7 +157,7 @@ def _answers(url: str) -> bool:
 
 
 def profile(url: str, out: Path, seconds: float, way: Way, max_running: int) -> None:
-    """Measure an engine that serves nobody, as `penstock profile` does. Raises CalledProcessError."""
+    """Measure an idle engine, as `penstock profile` does. Raises CalledProcessError."""
     command = [PENSTOCK, "profile", "--engine", url, "--out", out, "--seconds", f"{seconds:g}"]
     command += ["--longest-prompt", str(way.batch_tokens), "--most-requests", str(min(max_running, 64))]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

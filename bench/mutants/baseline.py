@@ -22,7 +22,7 @@ Runs = Mapping[str, Mapping[int, frozenset[str]]]
 class Round:
     """Tests that are asked at once, how long they may take, and how long one of them waits for a condition.
 
-    The patience is below the bound: a test that waits in vain fails, and kills the mutant.
+    The patience is below the bound: a test that waits without success fails, and detects the mutant.
     """
 
     tests: Sequence[str]

@@ -39,7 +39,7 @@ LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mutant:
-    """One change. start, end: the bytes of the file that `text` replaces; `was` stood there."""
+    """One change. start, end: the bytes of the file that `text` replaces; `was` is the original."""
 
     path: str
     line: int

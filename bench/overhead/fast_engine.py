@@ -110,7 +110,7 @@ class Engine:
             best_effort=[False] * len(streams),
             checks_tickets=True,
         )
-        with contextlib.suppress(OSError):  # nobody listens yet, or its queue is full: the next one heals it
+        with contextlib.suppress(OSError):  # no receiver yet, or its queue is full: the next one recovers it
             self.socket.sendto(report.SerializeToString(), self.telemetry)
 
 

@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.done.done():
             self.done.set_exception(BadAnswer("connection lost"))
-            self.done.exception()  # may be nobody's any more
+            self.done.exception()  # may have no owner any more
 
 
 async def connect(url: str) -> Connection:

@@ -1,4 +1,4 @@
-"""Many replicas in one process, for measuring what stands in front of them.
+"""Many replicas in one process, for measuring routers and pickers in front of them.
 
 Each has a port, speaks the protocol between router and sidecar, admits every request at once with a one-token
 answer, and sends a changed snapshot every second, as a busy sidecar does. None of them has an engine.
@@ -22,7 +22,7 @@ SNAPSHOT_S = 1.0
 
 ANSWER = COMPLETE_CHAT.partition(b"\r\n\r\n")[2]
 HTTP_PORT = 1
-"""Of every replica: nobody connects to it, and pickers need one."""
+"""HTTP address of every replica: never connected to, but pickers need one."""
 
 Frames = asyncio.Queue[wire.ReplicaFrame]
 

@@ -70,7 +70,7 @@ def test_any_other_step_says_everything(tokens: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"nobody": 1}, "unknown request"),
+        ({"nobody": 1}, "nobody is unknown"),
         ({"x": 101}, "x has 100 tokens pending, not 101"),
         ({"x": 0}, "x has 100 tokens pending, not 0"),
         ({"x": 100, "y": 49}, "151 tokens in a batch of at most 150"),

@@ -354,7 +354,7 @@ def test_a_missing_receiver_is_logged_once_and_so_is_its_return(
     missing, back, missing_again = caplog.messages
     assert missing_again == missing
     assert missing.startswith(
-        f"penstock: nobody takes step reports at {path} (No such file or directory); is a"
+        f"penstock: no reader of step reports at {path} (No such file or directory); is a"
     )
     assert back == f"penstock: step reports are taken again at {path}; 4 were lost"
     ours.close()

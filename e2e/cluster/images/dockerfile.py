@@ -1,4 +1,4 @@
-"""Reads from a Dockerfile what an image of this test needs: its last stage, and the command of its build stage.
+"""Reads from a Dockerfile what an image needs here: its last stage, and the command of its build stage.
 
 Base images exist already, so no builder is needed. The base, environment, user, entry point, labels, and the
 one command that installs or the folders that are copied, come from the file itself, so that what runs here is

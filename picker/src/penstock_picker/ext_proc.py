@@ -37,7 +37,7 @@ STOP_S = 1.0
 """Longest wait for conversations under way when it is stopped."""
 
 ANSWER_S = 5.0
-"""Longest wait for limits that are asked for elsewhere; they answer, or are given up, long before."""
+"""Longest wait for shared limits. They answer, or time out, long before."""
 
 SERVICES = frozenset({"", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"})
 """Health services that serve while a replica takes requests. `liveness` serves always."""

@@ -103,7 +103,7 @@ class Picker:
 
     @property
     def shares_limits(self) -> bool:
-        """Whether limits are asked for elsewhere: then only `pick_sharing` knows them."""
+        """Whether limits are shared with other processes: then only `pick_sharing` applies them."""
         return self._limits.shared
 
     def pick(self, call: Call) -> Picked:

@@ -24,7 +24,7 @@ LONGEST_BYTES = 1 << 20
 """Of a report: readers make room for it."""
 
 WARN_AFTER_S = 30.0
-"""Nobody takes reports for so long: worth a line. A sidecar that starts again is sooner back."""
+"""Time without a receiver after which a warning is logged. A sidecar restarts faster."""
 
 
 class ReportSocket:
@@ -70,7 +70,7 @@ class ReportSocket:
         if not self._warned and now_s - self._failing_s >= WARN_AFTER_S:
             self._warned = True
             self._warn(
-                "penstock: nobody takes step reports at %s (%s); is a sidecar running with --telemetry %s? "
+                "penstock: no reader of step reports at %s (%s); is a sidecar running with --telemetry %s? "
                 "Until then steps go on as planned, and admission plans without reports",
                 self._path,
                 error.strerror or error,

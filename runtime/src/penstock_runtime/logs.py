@@ -1,6 +1,6 @@
 """Structured logs: one event per line, to standard error. Never prompts, keys or headers.
 
-A line that cannot be written, because the disk is full or nobody reads the pipe any more, is lost. Logging
+A line that cannot be written, because the disk is full or the pipe has no reader, is lost. Logging
 never raises: it happens within requests, links and handlers of errors, which must go on.
 """
 

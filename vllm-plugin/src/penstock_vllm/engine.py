@@ -8,8 +8,8 @@ class EngineRequest(Protocol):
     """vLLM's Request. Its counts include steps in progress.
 
     num_computed_tokens: tokens whose KV is in memory once all steps in progress have ended.
-    num_in_flight_tokens: those of steps in progress; with `num_stale_output_tokens`, those computed in vain,
-        because the request was preempted meanwhile.
+    num_in_flight_tokens: those of steps in progress; with `num_stale_output_tokens`, those whose output
+        is dropped, because the request was preempted meanwhile.
     num_output_placeholders: tokens of steps in progress, counting every draft token as accepted.
     spec_token_ids: draft tokens to verify next.
     """

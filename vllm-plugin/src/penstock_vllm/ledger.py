@@ -6,7 +6,7 @@ one token of every running request. They are only counted, and jobs are updated 
 demand (`settle`) or when anything else happens.
 
 The policy plans most requests. Two kinds are served by vLLM's own rules beside the plan: sessions whose input
-is still streaming in, and requests whose KV is being loaded from elsewhere. They are recorded here too,
+is still streaming in, and requests whose KV a connector is loading. They are recorded here too,
 because they use memory and time.
 
 A waiting request may be blocked for a while: its grammar is being compiled, or tokens of a step in which it
@@ -171,7 +171,7 @@ class EngineLedger:
         self._wait(held)
 
     def leave_to_vllm(self, held: Held) -> None:
-        """Leave a request whose KV is being loaded from elsewhere to vLLM until it runs."""
+        """Leave a request whose KV a connector is loading to vLLM until it runs."""
         self._plan(held, planned=False)
 
     def unblock(self, can_start: Callable[[Held], bool]) -> None:

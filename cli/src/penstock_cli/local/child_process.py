@@ -19,7 +19,8 @@ SETTLED_S = 30.0
 LONGEST_LINE_BYTES = 64 * 1024
 """Buffer of a process's output, and so its longest line."""
 NO_MEMORY = (
-    "if nobody killed it, the machine ran out of memory: run fewer replicas, or give engines less memory"
+    "if it was not killed by a user, the machine ran out of memory: run fewer replicas, "
+    "or give engines less memory"
 )
 _CHILD_KILLED = ": -9}"
 """How vLLM's server reports that its engine process was killed."""

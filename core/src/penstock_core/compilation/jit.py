@@ -38,7 +38,7 @@ def compiled(returns: Any, *takes: Any) -> Callable[[Function], Function]:
 
 
 def part(function: Function) -> Function:
-    """Make a function callable from compiled code: compiled there, plain Python elsewhere."""
+    """Make a function callable from compiled code: compiled there, plain Python in other callers."""
     return cast(Function, register_jitable(function))
 
 

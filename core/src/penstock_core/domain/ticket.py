@@ -77,7 +77,7 @@ def sealed(ticket: EngineTicket, key: bytes) -> str:
 
 
 def opened(text: object, key: bytes) -> EngineTicket | None:
-    """Return the ticket if it was sealed with this key; else None. Anyone could seal with an empty key."""
+    """Return the ticket if it was sealed with this key; else None. An empty key is no secret: None."""
     if not key or not isinstance(text, str) or len(text) > LONGEST_TICKET or not text.isascii():
         return None
     signed, _, code = text.rpartition(".")

@@ -7,7 +7,7 @@ Four conditions are checked:
   preempts.
 - The TPOT of the decodes inside. The engine computes the prompt as fast as it can, and until then each of its
   iterations takes as long as a full batch. Tokens that are due meanwhile must still be in time; a decode that
-  is ahead of its deadlines lends its slack. A decode that cannot meet its TPOT in any case is left out.
+  is ahead of its deadlines gives its slack. A decode that cannot meet its TPOT in any case is left out.
 - For best effort, a share of slots and memory: a request inside cannot be paused when one with an SLO
   arrives.
 

@@ -61,7 +61,7 @@ class _Counted(NamedTuple):
 
 
 def autoscalers(context: RenderContext) -> tuple[Manifest, ...]:
-    """Return the autoscaler that the pool asks for; empty if the operator scales the pool or nobody does."""
+    """Return the autoscaler of the pool; empty if the operator scales it or nothing does."""
     autoscaling = context.pool.spec.autoscaling
     if autoscaling is None or autoscaling.by == "penstock":
         return ()

@@ -48,7 +48,7 @@ def front_container(
 
     image: its own; the pool's comes first. listens: arguments that say where it serves; arguments,
     environment: further ones. mounts: in addition to configuration, temporary files and keys.
-    drains: whether requests that it has let in are its own, or its Envoy's, so that it waits for their end.
+    drains: whether accepted requests are its own, or its Envoy's, so that it waits for their end.
     """
     router, tls = context.pool.spec.router, context.settings.tls
     return container(

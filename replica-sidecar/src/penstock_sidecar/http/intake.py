@@ -59,7 +59,7 @@ class HttpIntake:
         check_model(self._settings, asked.model)
         tier = self._tier(attempt, call.head, asked.service_tier)
         targets = own_targets(tier, call.head)
-        if self._settings.isolates:  # those without an application share with nobody else
+        if self._settings.isolates:  # those without an application share with no other
             body = with_application_salt(body, attempt.application or "", asked.cache_salt)
         request = GenerationRequest(
             call.request_id, call.endpoint, body, tier, arrival_s, targets, asked.stream

@@ -11,8 +11,8 @@ was reset: everything is forgotten.
 Of a prompt that should be there, a share is found, because caches keep whole blocks. The mean share less its
 mean deviation is counted on. Until an answer has said something, nothing is counted as cached.
 
-Nobody can hold blocks in such an engine. A prefix that is evicted between the verdict and the prefill makes
-that prompt later than planned; the margin of ages and shares covers most of that.
+The sidecar cannot hold blocks in such an engine. A prefix that is evicted between the verdict and the prefill
+makes that prompt later than planned; the margin of ages and shares covers most of that.
 """
 
 from collections.abc import Callable

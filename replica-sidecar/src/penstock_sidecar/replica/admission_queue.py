@@ -23,7 +23,7 @@ class AdmissionQueue:
     """The queue before the planner.
 
     decide: gives each request of a group its verdict.
-    clock_s: reads seconds while the event loop's own clock stands still, within a turn.
+    clock_s: reads seconds within one turn of the event loop, whose own clock stops there.
     """
 
     def __init__(self, decide: Decide, bounds: Bounds, clock_s: Callable[[], float] = monotonic) -> None:

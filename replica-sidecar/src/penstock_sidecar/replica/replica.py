@@ -68,7 +68,7 @@ class Replica:
         self._mirror, self._learned = mirror, learned
         self._metrics, self._bounds = metrics, bounds
         self._engine_lost, self._serves_changed = engine_lost, serves_changed
-        self._now_s = monotonic  # the loop's own clock counts milliseconds and stands still within a turn
+        self._now_s = monotonic  # the loop's own clock counts milliseconds and stops within a turn
         self._ticked_s = self._now_s()
         self._boot, self._numbers = os.urandom(3).hex(), count(1)
         self._last_snapshot = wire.Snapshot()

@@ -1,7 +1,7 @@
 """What an accepted request brings to its engine: SLO fields, and a ticket that proves them.
 
 An engine whose port routers reach reads the fields of tickets only (`penstock_core.domain.ticket`). One that
-is older, or that nobody but the sidecar reaches, reads them as they are.
+is older, or that only the sidecar reaches, reads them as they are.
 """
 
 from collections.abc import Callable

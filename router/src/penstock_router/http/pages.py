@@ -52,7 +52,7 @@ def model_page(entry: ModelEntry, name: str) -> bytes:
 
 
 def ready_page(replica_set: ReplicaSet, draining: bool, may_hold: bool) -> bytes:
-    """Describe which replicas are in service. Raises ApiError (503) where requests are better sent elsewhere.
+    """Describe which replicas are in service. Raises ApiError (503) where another router should get requests.
 
     A router that is stopping answers 503, and one without any replica, unless it may hold requests until
     there is one: some router has to take the request that wakes a pool.

@@ -16,7 +16,7 @@ Fields = Mapping[str, Any]
 
 
 def why_fixed(endpoint: "wire.Endpoint.ValueType", body: Fields) -> str | None:
-    """Return why a stream of this request cannot be continued elsewhere; None where it can."""
+    """Return why a stream of this request cannot be continued on another replica; None where it can."""
     return next((why for applies, why in _RULES if applies(body)), None) or _why_by_prompt(endpoint, body)
 
 

@@ -28,7 +28,7 @@ _SHAPE = re.compile(
 """Quotes inside JSON strings are escaped, so these match fields and never text."""
 
 BEFORE_TEXT = 40
-"""Bytes that are compared before a text: its field's name and what it stands in."""
+"""Bytes that are compared before a text: its field's name and the enclosing ones."""
 
 SHAPES = 256
 """Shapes that streams share."""

@@ -66,7 +66,7 @@ class EnvoySettings:
     picker: where the picker answers ext_authz.
     folder: has the file of endpoints and the administration socket; writable by Envoy and the picker only.
     files: has the other files that Envoy watches; the same folder where it is not given.
-    fail_open: whether requests pass while the picker does not answer. Then nobody checks their keys.
+    fail_open: whether requests pass while the picker does not answer. Then their keys are not checked.
     tracing: None: requests are not traced.
     """
 

@@ -1,8 +1,8 @@
 """Keys of KV blocks: two full blocks have equal keys exactly if they and everything before them are equal.
 
 A key depends on all tokens before its block, as vLLM's chained hashes do, so a prefix is cached if the key of
-its last block is. A salt separates tenants: with different salts no keys are equal, and nobody can learn from
-a fast first token what another tenant has sent.
+its last block is. A salt separates tenants: with different salts no keys are equal, so a fast first token
+does not reveal what another tenant has sent.
 """
 
 from collections.abc import Hashable, Sequence
@@ -32,7 +32,7 @@ def recorded_keys(
 ) -> list[BlockKey]:
     """Return the keys of the full blocks of a recorded prompt, of which only the ids of its blocks are known.
 
-    hash_ids: ids of its blocks of `id_tokens` tokens, the last one possibly shorter. An id stands for its
+    hash_ids: ids of its blocks of `id_tokens` tokens, the last one possibly shorter. An id identifies its
         block and all before it, as in Mooncake's traces. tokens: length of the prompt.
 
     `block_tokens` need not divide `id_tokens`. A block counts as equal if the recorded block that has its

@@ -3,8 +3,8 @@
 As vLLM's `BlockPool`. A block that no request holds is free, whether it is cached or not, and is taken from
 the front of one queue. A block that was given a key stays cached when it is released, until it is taken for
 other content. Released blocks with a key go to the end of the queue, so the least recently used one is
-evicted first; blocks without a key go to its front, because nobody can use them. A hit takes a free block out
-of the queue.
+evicted first; blocks without a key go to its front, because no request can use them. A hit takes a free
+block out of the queue.
 
 Several blocks may have the same key, if requests computed the same content side by side. Each of them is
 evicted on its own, and a hit uses the one that was stored first.

@@ -1,7 +1,7 @@
 """A scenario's requests at a rate: recorded arrivals with time scaled, and drawn lengths.
 
 Scaling keeps bursts in proportion: at half the rate every gap is twice as long. A session counts once in a
-rate. The seed selects the sample: seed 0 has the recorded window itself, others start elsewhere in the
+rate. The seed selects the sample: seed 0 has the recorded window itself, others start at other times of the
 recording, and every seed draws its own lengths.
 """
 

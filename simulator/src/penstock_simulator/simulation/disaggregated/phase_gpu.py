@@ -76,7 +76,7 @@ class PrefillGpu(PhaseGpu):
 
 
 class DecodeGpu(PhaseGpu):
-    """Decodes requests whose KV was computed elsewhere."""
+    """Decodes requests whose KV a prefill GPU computed."""
 
     def __init__(self, name: str, fleet: Fleet, seed: int) -> None:
         drafts = fleet.speculation.max_tokens if fleet.speculation else 0
