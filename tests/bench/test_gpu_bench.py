@@ -104,7 +104,7 @@ def test_a_scenarios_pool_is_one(scenario: str) -> None:
     assert (pool.spec.scheduling.max_batch_tokens, pool.spec.engine.tensor_parallel_size) == (2048, 2)
 
 
-def test_a_journal_goes_on_after_a_stop(tmp_path: Path) -> None:
+def test_a_journal_continues_after_a_stop(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     Journal(path).add("vLLM", "coder", 4.0, {"attainment": 0.95})
     with path.open("a") as file:

@@ -28,5 +28,5 @@ def test_it_goes_with_the_release_where_that_is_asked_for() -> None:
     assert "helm.sh/resource-policy" not in (definition["metadata"].get("annotations") or {})
 
 
-def test_somebody_else_may_install_it() -> None:
+def test_another_user_may_install_it() -> None:
     assert of_kind(rendered(flags=["--set", "crds.install=false"]), "CustomResourceDefinition") == []

@@ -102,7 +102,7 @@ def test_no_rule_is_broader_than_it_says() -> None:
     }
 
 
-def test_people_see_and_change_pools_with_the_clusters_own_roles() -> None:
+def test_users_read_and_change_pools_with_the_clusters_own_roles() -> None:
     labels = {m["metadata"]["name"]: m["metadata"]["labels"] for m in of_kind(rendered(), "ClusterRole")}
     assert labels["penstock-view"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
     assert labels["penstock-edit"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"

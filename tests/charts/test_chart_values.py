@@ -32,7 +32,7 @@ def test_the_vllm_that_pools_get_is_one_that_the_plug_in_beside_it_works_with() 
     check_version(VALUES["images"]["vllm"]["tag"].removeprefix("v"), HOOKS)
 
 
-def test_objects_of_ours_take_no_unknown_values() -> None:
+def test_schemas_of_the_chart_take_no_unknown_values() -> None:
     open_ones = [path for path, s in documented() if "properties" in s and s["additionalProperties"]]
     assert open_ones == []
 
@@ -66,7 +66,7 @@ def test_an_account_that_is_not_made_has_to_be_named() -> None:
     assert "serviceAccount.name: missing" in done.stderr
 
 
-def test_extra_labels_are_on_every_object_and_ours_win() -> None:
+def test_extra_labels_are_on_every_object_and_the_chart_s_own_win() -> None:
     flags = ["--set", "extraLabels.team=inference,operator.podLabels.app\\.kubernetes\\.io/name=other"]
     manifests = rendered("ha", flags)
     assert [

@@ -20,6 +20,6 @@ async def test_stopped_time_advances_only_by_skips() -> None:
     assert "time" not in vars(loop)
 
 
-async def test_time_that_was_not_stopped_need_not_be_let_go() -> None:
+async def test_time_that_was_not_stopped_need_not_be_resumed() -> None:
     thaw()
     assert asyncio.get_running_loop().time() > 0

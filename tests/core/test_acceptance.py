@@ -67,7 +67,7 @@ def test_an_estimate_is_always_a_chance(prior: float, pairs: list[tuple[int, int
     assert 0.0 <= measured.acceptance_of("chat") <= 1.0
 
 
-def test_tiers_that_anybody_may_invent_take_bounded_memory_and_cost_no_real_one_its_trials() -> None:
+def test_tiers_chosen_by_clients_take_bounded_memory_and_cost_no_real_one_its_trials() -> None:
     seen = Acceptance(0.5)
     for number in range(5 * MOST_TIERS):
         seen = observe(seen, [Drafted("chat", 1, 1), Drafted(f"invented-{number}", 1, 0)])

@@ -76,7 +76,7 @@ def test_every_kind_of_task_has_its_own_and_starts_as_predicted() -> None:
     assert "code" not in kinds
 
 
-def test_kinds_that_anybody_may_invent_take_bounded_memory() -> None:
+def test_kinds_chosen_by_clients_take_bounded_memory() -> None:
     kinds: Kinds = {}
     for number in range(2 * MOST_TIERS):
         kinds = observed(observed(kinds, f"invented-{number}", 0.5), "chat", 0.5)

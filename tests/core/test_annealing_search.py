@@ -378,13 +378,13 @@ def test_the_generator_passes_through_all_its_bits() -> None:
         assert 1300 < sum(state >> bit & 1 for state in states) < 1700
 
 
-def test_worth_counts_requests_in_time_over_everybodys_latency() -> None:
+def test_the_value_is_requests_in_time_over_the_latency_of_all() -> None:
     tables = tables_of([[1.0, 2.0], [1.5, 2.5]], [1.0, 2.5])
     assert worth(tables, np.array([0, 1]), ends_of((1, 1), 2), 2) == (1 / 4.0, 1)
     assert worth(tables, np.array([0, 1]), ends_of((2,), 2), 1) == (1 / 4.0, 1)
 
 
-def test_what_runs_beside_counts_and_gives_up_its_places_one_by_one() -> None:
+def test_running_requests_count_and_free_their_slots_one_by_one() -> None:
     asks = [Ask(100, 50, e2e_s=100.0), Ask(100, 50, waited_s=2.0)]
     alone = prospects(QWEN_7B_2XV100, asks, 2)
     beside = prospects(QWEN_7B_2XV100, asks, 2, Beside(3, 1, (10.0, 12.0)))

@@ -146,7 +146,7 @@ def test_what_a_pool_leaves_open_is_as_the_manual_says() -> None:
     assert DemandObservation(15.0, 2) == DemandObservation(15.0, 2, {}, held=0, replicas=())
 
 
-def test_the_worst_tier_speaks_for_the_pool() -> None:
+def test_the_worst_tier_decides_for_the_pool() -> None:
     tiers = {"chat": TierDemand(1000, 1000, 0, 0, 1000, 1000, 1000), "coder": TierDemand(40, 20, 20, 0, 40)}
     decision = decided(POOL, seen(tiers, HALF), remembering(2))
     assert (decision.replicas, decision.reason) == (5, Reason.REFUSED)
@@ -235,7 +235,7 @@ def test_to_zero_once_nothing_came_for_the_idle_timeout() -> None:
     ],
     ids=["runs", "came", "held"],
 )
-def test_not_to_zero_while_anybody_wants_anything(demand: DemandObservation) -> None:
+def test_not_to_zero_while_there_is_demand(demand: DemandObservation) -> None:
     memory = remembering(1, busy_s=NOW_S - 10 * ZERO.idle_timeout_s)
     assert decided(ZERO, demand, memory).replicas == 1
 
@@ -245,7 +245,7 @@ def test_one_stays_where_zero_is_not_allowed() -> None:
     assert decided(POOL, seen({}, pool_of(1, running=0)), memory).replicas == 1
 
 
-def test_the_first_held_request_wakes_the_pool_whatever_the_windows_say() -> None:
+def test_the_first_held_request_starts_a_replica_whatever_the_windows_are() -> None:
     patient = replace(ZERO, scale_up_window_s=600.0)
     memory = AutoscalerState(up=(ScalingDecision(NOW_S - 15, 0),), busy_s=NOW_S - 9000)
     decision, after = decide_replicas(patient, seen({}, (), held=1), memory, NOW_S)
@@ -253,12 +253,12 @@ def test_the_first_held_request_wakes_the_pool_whatever_the_windows_say() -> Non
     assert after.up == after.down == (ScalingDecision(NOW_S, 1),)
 
 
-def test_a_pool_that_wakes_to_much_work_wakes_to_as_many_replicas() -> None:
+def test_a_pool_scaled_from_zero_gets_replicas_for_all_held_requests() -> None:
     memory = remembering(0, capacity_rps=1.0)
     assert decided(ZERO, seen(chat(60, refused=60), (), held=60), memory).replicas == 5
 
 
-def test_a_pool_scaled_to_zero_sleeps_until_it_is_needed() -> None:
+def test_a_pool_scaled_to_zero_stays_there_until_it_is_needed() -> None:
     decision, memory = decide_replicas(ZERO, seen({}, (), elapsed_s=0.0), AutoscalerState(), NOW_S)
     assert (decision.replicas, decision.reason) == (0, Reason.IDLE)
     assert decide_replicas(ZERO, seen({}, ()), memory, NOW_S + 15)[0].replicas == 0

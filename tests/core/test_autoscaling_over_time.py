@@ -167,7 +167,9 @@ def test_never_below_what_admitted_requests_fill(shares: list[float]) -> None:
 
 @given(st.sampled_from([0.25, 0.5, 2.0, 4.0]), rates, starts)
 @examples(6)
-def test_a_world_that_runs_slower_is_scaled_alike(slower: float, rate_rps: float, replicas: int) -> None:
+def test_a_pool_at_another_speed_is_scaled_in_the_same_way(
+    slower: float, rate_rps: float, replicas: int
+) -> None:
     """All durations and rates stretched together: the same decisions."""
     arrived = max(round(rate_rps * 15), 1)  # whole requests a period in both
     usual = Pool(POOL, takes_rps=4.0, replicas=replicas)

@@ -212,7 +212,7 @@ def test_a_held_request_does_not_delay_others_but_shed_ones_wait() -> None:
     assert set(step.tokens) == {"d", "small"}
 
 
-def test_an_idle_replica_starts_anybody() -> None:
+def test_an_idle_replica_starts_any_request() -> None:
     assert step_of(FluidServe(), replica([], [prompt("p", 500, answer=5000)], free_blocks=100)).tokens == {
         "p": 500
     }

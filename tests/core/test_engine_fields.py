@@ -97,12 +97,12 @@ NO_WORDS: list[Any] = ["", 7, ["r-1"], "a\x00b", "\ud800", "x" * 201]
         *product(["id", "tier", "judge"], [*NO_WORDS, None]),
     ],
 )
-def test_a_value_that_makes_no_sense_is_a_value_error_whatever_its_type(field: str, value: Any) -> None:
+def test_an_invalid_value_is_a_value_error_whatever_its_type(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         engine_sees({f"penstock_{field}": value})
 
 
-def test_the_longest_word_and_the_largest_number_are_read() -> None:
+def test_the_longest_string_and_the_largest_number_are_read() -> None:
     job = engine_sees(
         {"penstock_id": "x" * 200, "penstock_tier": "y", "penstock_value": 1e9, "penstock_ttft_s": 1e9}
     )
@@ -114,5 +114,5 @@ def test_fields_of_a_newer_sidecar_are_ignored() -> None:
     assert engine_sees({"penstock_of_tomorrow": "x", "another": 1}) == engine_sees({})
 
 
-def test_a_measured_model_lies_beside_the_socket() -> None:
+def test_a_measured_model_is_beside_the_socket() -> None:
     assert measured_model_file("/run/penstock/r0.sock") == "/run/penstock/r0.sock.time-model.json"

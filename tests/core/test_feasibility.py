@@ -95,7 +95,7 @@ def test_a_price_is_asked_only_where_it_is_known_what_is_usual() -> None:
     assert answer.reason is Reason.KV_MEMORY
 
 
-def test_a_long_prompt_is_taken_only_where_it_is_soon_done_or_worth_much() -> None:
+def test_a_long_prompt_behind_a_queue_is_admitted_only_if_it_is_worth_much() -> None:
     """Behind prompts whose time is nearly over it would spend most of its own waiting."""
     queue = [asks(f"w{i}", 400, 20, 0.9) for i in range(16)]
     for value, taken in ((1.0, False), (9.0, True)):
@@ -169,7 +169,7 @@ def few_requests(random: Random) -> tuple[list[Job], list[Job]]:
 
 @examples(150)
 @given(st.integers(0, 1 << 20))
-def test_more_memory_or_slots_never_make_anybody_unfit(seed: int) -> None:
+def test_more_memory_or_slots_never_make_a_request_infeasible(seed: int) -> None:
     random = Random(seed)
     before, new = few_requests(random)
     blocks, slots = random.randint(20, 600), random.randint(1, 8)
@@ -181,7 +181,7 @@ def test_more_memory_or_slots_never_make_anybody_unfit(seed: int) -> None:
 
 @examples(150)
 @given(st.integers(0, 1 << 20))
-def test_an_engine_that_is_free_sooner_never_makes_anybody_unfit(seed: int) -> None:
+def test_an_engine_that_is_free_sooner_never_makes_a_request_infeasible(seed: int) -> None:
     random = Random(seed)
     _, new = few_requests(random)
     busy_s = random.uniform(0.0, 0.4)
@@ -191,7 +191,7 @@ def test_an_engine_that_is_free_sooner_never_makes_anybody_unfit(seed: int) -> N
 
 @examples(150)
 @given(st.integers(0, 1 << 20))
-def test_a_faster_engine_never_makes_anybody_unfit(seed: int) -> None:
+def test_a_faster_engine_never_makes_a_request_infeasible(seed: int) -> None:
     random = Random(seed)
     before, new = few_requests(random)
     scale = random.uniform(0.5, 2.0)
@@ -289,7 +289,7 @@ def test_time_for_a_prompt_is_there_once_those_before_it_are_computed() -> None:
     )
 
 
-def test_it_is_worth_asking_again_after_a_step_at_the_soonest() -> None:
+def test_the_earliest_retry_is_after_a_step() -> None:
     assert earliest_s(replica(busy_s=0.96), [], asks("a")) == pytest.approx(OPT.seconds(BatchWork(1, 500)))
 
 

@@ -194,7 +194,7 @@ def test_where_all_are_busy_kinds_do_not_matter() -> None:
     )
 
 
-def test_what_a_router_has_sent_counts_before_the_replica_says_so() -> None:
+def test_sent_requests_count_before_the_replica_reports_them() -> None:
     fresh, flooded = ReplicaLoad("fresh", IDLE), ReplicaLoad("flooded", IDLE, sent=5, sent_tokens=5000)
     assert flooded.batch == 5
     assert flooded.prefill_wait_s(0.0) == flooded.work_s(0.0) == pytest.approx(0.5)

@@ -194,7 +194,7 @@ DURATIONS_AND_RATES = (
 
 @pytest.mark.parametrize("field", DURATIONS_AND_RATES)
 @pytest.mark.parametrize("value", [nan, -1.0, -inf])
-def test_a_snapshot_with_a_negative_time_or_none_at_all_makes_no_sense(field: str, value: float) -> None:
+def test_a_snapshot_with_a_negative_time_or_none_is_invalid(field: str, value: float) -> None:
     assert is_valid(Snapshot())
     assert is_valid(_with(field, inf)) and is_valid(_with(field, 0.0))
     assert not is_valid(_with(field, value))

@@ -199,7 +199,7 @@ def maintainer(granted: list[Manifest]) -> list[Manifest]:
     return [role, binding("admin", "ClusterRole", "admin"), binding("more", "Role", "more")]
 
 
-def test_people_may_do_what_the_clusters_own_roles_say(
+def test_users_may_do_what_the_clusters_own_roles_allow(
     helm: Callable[..., str], kubectl: Kubectl, namespace: str
 ) -> None:
     helm("install", "penstock", CHART, "--take-ownership")
@@ -220,7 +220,7 @@ def test_people_may_do_what_the_clusters_own_roles_say(
     helm("uninstall", "penstock", "--wait")
 
 
-def test_the_operator_may_hand_on_what_routers_need_and_nothing_more(
+def test_the_operator_may_grant_what_routers_need_and_nothing_more(
     helm: Callable[..., str], kubectl: Kubectl, namespace: str
 ) -> None:
     helm("install", "penstock", CHART, "--take-ownership")

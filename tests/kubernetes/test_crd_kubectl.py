@@ -95,7 +95,7 @@ def test_a_status_is_written_apart_from_the_spec(kubectl: Kubectl, pools: Pools)
     )
 
 
-def test_two_people_may_each_own_a_tier(kubectl: Kubectl) -> None:
+def test_two_field_managers_may_each_own_a_tier(kubectl: Kubectl) -> None:
     kubectl.out("apply", "--server-side", "--field-manager=one", "--filename=-", stdin=yaml.safe_dump(GOOD))
     other = {"name": "night", "bestEffort": True}
     mine = {key: GOOD[key] for key in ("apiVersion", "kind", "metadata")} | {"spec": {"tiers": [other]}}

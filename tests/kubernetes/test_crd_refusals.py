@@ -318,7 +318,9 @@ TABLE: list[tuple[str, object, list[str]]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "lines"), TABLE)
-def test_a_wrong_pool_is_refused_in_words(pools: Pools, path: str, value: object, lines: list[str]) -> None:
+def test_an_invalid_pool_is_refused_with_a_message(
+    pools: Pools, path: str, value: object, lines: list[str]
+) -> None:
     reported = pools.refusals(with_change(path, value))
     assert [line[: len(output)] for line, output in zip(reported, lines, strict=True)] == lines
 

@@ -184,7 +184,7 @@ async def test_slices_are_followed_from_nothing_to_nothing(server: Server, names
         await seen.until_it_is()
 
 
-async def test_slices_of_other_services_are_none_of_ours(server: Server, namespace: Namespace) -> None:
+async def test_slices_of_other_services_are_ignored(server: Server, namespace: Namespace) -> None:
     await namespace.write_slice("other", endpoint("q-0", 9), service="q-replicas")
     async with followed(watch_of(namespace, server.kubeconfig)) as seen:
         await seen.until_it_is()
@@ -270,7 +270,7 @@ async def test_while_the_api_server_is_unavailable_the_last_set_stays(
     assert "cluster watched again" in [line["event"] for line in output]
 
 
-async def test_a_watch_whose_time_is_over_goes_on_from_where_it_was(
+async def test_a_watch_that_timed_out_continues_from_its_version(
     server: Server, namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its account may not list any more, so the version that it has is all there is."""

@@ -74,7 +74,7 @@ async def api(apiserver: Path) -> AsyncIterator[Api]:
 @pytest.mark.usefixtures("upstream")
 @pytest.mark.parametrize("tls", ["on", "off"])
 @pytest.mark.parametrize("spec", POOLS.values(), ids=POOLS)
-async def test_every_object_is_valid_and_comes_back_as_it_was_wanted(
+async def test_every_object_is_valid_and_is_stored_unchanged(
     spec: dict[str, Any], tls: str, world: World, api: Api
 ) -> None:
     document = world.make("ServingPool", pool_document(**spec))

@@ -104,7 +104,7 @@ def test_what_is_deleted_comes_back(world: World) -> None:
     world.ready()
 
 
-def test_what_is_no_longer_wanted_goes_and_what_is_not_the_pool_s_stays(world: World) -> None:
+def test_objects_no_longer_desired_are_deleted_and_foreign_ones_stay(world: World) -> None:
     world.make("ServingPool", pool_document(ingress={"host": "chat.example"}))
     eventually(lambda: world.get("Ingress", "chat"))
     stranger = {"metadata": {"name": "stranger", "labels": {"penstock.dev/pool": "chat", **_labels()}}}

@@ -156,7 +156,7 @@ def versions(world: World, kind: str) -> dict[str, object]:
     return {each["name"]: each.get("generation", each["resourceVersion"]) for each in metadata}
 
 
-def test_operator_that_stops_gives_the_lease_back(start: Start, home: str, client: httpx2.Client) -> None:
+def test_an_operator_that_stops_releases_the_lease(start: Start, home: str, client: httpx2.Client) -> None:
     first = start(f"--lease-namespace={home}")
     eventually(lambda: first.metric("penstock_operator_leading") == 1)
     assert first.stop() == 0

@@ -105,7 +105,7 @@ def scaled(world: World) -> dict[str, Any]:
     return dict(world.pool()["status"].get("autoscaling", {}))
 
 
-def test_refused_demand_brings_replicas_and_a_restart_forgets_nothing(
+def test_rejected_demand_adds_replicas_and_a_restart_keeps_what_was_learned(
     world: World, router: Router, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     with operator_home(world.client) as home:
@@ -156,7 +156,9 @@ def test_attainment_is_what_routers_counted(world: World, router: Router) -> Non
 
 
 @pytest.mark.usefixtures("operator")
-def test_pool_without_demand_may_sleep_and_is_woken_by_a_held_request(world: World, router: Router) -> None:
+def test_a_pool_without_demand_scales_to_zero_and_a_held_request_starts_it(
+    world: World, router: Router
+) -> None:
     asleep = AUTOSCALING | {"minReplicas": 0, "idleTimeout": "1s", "scaleDown": {"stabilizationWindow": "0s"}}
     world.make("ServingPool", pool_document(replicas=1, autoscaling=asleep))
     world.ready()

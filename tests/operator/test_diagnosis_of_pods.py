@@ -243,7 +243,7 @@ def test_evicted_pod() -> None:
     assert problem == PoolProblem(Cause.EVICTED, "chat-replica-0: Evicted: low on memory", Component.REPLICA)
 
 
-def test_pod_on_its_way_out_is_not_asked() -> None:
+def test_a_terminating_pod_is_not_read() -> None:
     leaving = unscheduled("0/1 nodes are available")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
     assert problems(leaving) == []
@@ -319,7 +319,7 @@ def test_a_pod_is_ready_that_says_so_and_has_an_address(status: dict[str, Any], 
     assert is_ready({"kind": "Pod", "metadata": {"name": "p"}, "status": status}) is ready
 
 
-def test_pods_on_their_way_out_and_other_objects_are_no_pods() -> None:
+def test_terminating_pods_and_other_objects_are_left_out() -> None:
     stays: Manifest = {"kind": "Pod", "metadata": {"name": "stays"}}
     leaves: Manifest = {"kind": "Pod", "metadata": {"name": "leaves", "deletionTimestamp": "now"}}
     assert pods_of([stays, leaves, {"kind": "Service", "metadata": {"name": "chat"}}]) == [stays]

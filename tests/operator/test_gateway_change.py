@@ -39,7 +39,7 @@ def with_status(workload: Manifest, old: int, **status: Any) -> Manifest:
 @pytest.mark.parametrize(
     ("wanted", "stage"), [("router", ROUTERS), ("envoy", ENVOYS), ("inferencePool", POOLS)]
 )
-def test_a_new_pool_begins_with_the_gateway_that_it_wants(wanted: Any, stage: GatewayNow) -> None:
+def test_a_new_pool_begins_with_the_gateway_of_its_spec(wanted: Any, stage: GatewayNow) -> None:
     assert gateway_now(wanted, ()) == stage
 
 
@@ -55,7 +55,7 @@ def test_envoys_come_after_all_replicas_take_http(workloads: Workloads) -> None:
     assert gateway_now("envoy", workloads(OPENED)) == ENVOYS
 
 
-def test_replicas_close_their_port_after_the_last_envoy_is_gone(workloads: Workloads) -> None:
+def test_replicas_close_their_port_after_the_last_envoy_has_ended(workloads: Workloads) -> None:
     assert gateway_now("router", workloads(ENVOYS)) == OPENED
     assert gateway_now("router", workloads(OPENED, old_fronts=1)) == OPENED
     assert gateway_now("router", workloads(OPENED)) == ROUTERS

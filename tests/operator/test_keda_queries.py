@@ -176,7 +176,7 @@ def test_behind_another_gateway_the_sidecars_metrics_say_the_same(
 
 
 @pytest.mark.parametrize("past", ["no-replicas", "nothing"])
-def test_nothing_is_given_away_behind_another_gateway_either(wanted: Wanted, past: str) -> None:
+def test_no_replica_is_removed_behind_another_gateway_either(wanted: Wanted, past: str) -> None:
     assert wanted(past, 4, "envoy") == 4
 
 
@@ -184,7 +184,7 @@ def test_a_third_refused_asks_for_half_as_many_replicas_more(wanted: Wanted) -> 
     assert wanted("third", 2) == 4  # 3, 0.9 full
 
 
-def test_the_worst_tier_speaks_for_the_pool(wanted: Wanted) -> None:
+def test_the_worst_tier_decides_for_the_pool(wanted: Wanted) -> None:
     assert wanted("worst-tier", 4) == 7  # 6, 0.9 full
 
 
@@ -210,21 +210,21 @@ def test_full_replicas_ask_for_more_before_anything_is_refused(wanted: Wanted) -
     assert wanted("full", 2) == 3
 
 
-def test_replicas_that_nothing_fills_are_given_away(wanted: Wanted) -> None:
+def test_unused_replicas_are_removed(wanted: Wanted) -> None:
     assert wanted("idle", 2) == 1
     assert wanted("idle", 2, minReplicas=0) == 0
 
 
-def test_a_sleeping_pool_sleeps_until_a_request_is_held(wanted: Wanted) -> None:
+def test_a_pool_scaled_to_zero_stays_there_until_a_request_is_held(wanted: Wanted) -> None:
     assert wanted("asleep", 0, minReplicas=0) == 0
     assert wanted("held", 0, minReplicas=0) == 1
 
 
-def test_best_effort_keeps_one_replica_awake_and_no_more(wanted: Wanted) -> None:
+def test_best_effort_keeps_one_replica_only(wanted: Wanted) -> None:
     assert wanted("idle-with-batch", 2, minReplicas=0) == 1
 
 
 @pytest.mark.parametrize("past", ["no-routers", "no-replicas", "nothing"])
 @pytest.mark.parametrize("least", [0, 1])
-def test_nothing_is_given_away_where_prometheus_does_not_know(wanted: Wanted, past: str, least: int) -> None:
+def test_no_replica_is_removed_where_prometheus_has_no_data(wanted: Wanted, past: str, least: int) -> None:
     assert wanted(past, 4, minReplicas=least) == 4

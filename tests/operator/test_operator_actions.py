@@ -39,12 +39,12 @@ def test_where_nothing_is_everything_is_applied_in_order(want: Want) -> None:
     assert [action.manifest for action in actions if isinstance(action, Apply)] == list(wanted)
 
 
-def test_where_all_is_as_wanted_nothing_is_done(want: Want) -> None:
+def test_where_all_is_as_desired_nothing_is_done(want: Want) -> None:
     wanted = tuple(want().values())
     assert decide(wanted, [stored(each) for each in wanted], OURS) == ()
 
 
-def test_what_somebody_changed_has_drifted_and_says_where(want: Want) -> None:
+def test_a_foreign_change_is_drift_and_names_the_field(want: Want) -> None:
     wanted = want()
     seen = [stored(each) for each in wanted.values()]
     (deployment,) = (each for each in seen if each["kind"] == "Deployment")
@@ -82,7 +82,7 @@ def test_what_the_api_server_leaves_out_is_said_and_not_sent_again(want: Want) -
     )
 
 
-def test_what_the_pool_now_wants_otherwise_has_changed(want: Want) -> None:
+def test_a_changed_spec_is_a_change_and_no_drift(want: Want) -> None:
     seen = [stored(each) for each in want(replicas=2).values()]
     actions = decide(tuple(want(replicas=3).values()), seen, OURS)
     assert words(actions) == [("changed", 'StatefulSet "llama-replica"')]
@@ -96,7 +96,7 @@ def test_a_field_that_is_no_longer_asked_for_has_changed_too(want: Want) -> None
 
 
 @pytest.mark.parametrize("lost", ["labels", "annotations"])
-def test_marks_that_somebody_took_off_are_put_back(want: Want, lost: str) -> None:
+def test_removed_labels_are_restored(want: Want, lost: str) -> None:
     wanted = want()["Service/llama"]
     seen = stored(wanted)
     del seen["metadata"][lost]
@@ -107,7 +107,7 @@ def test_marks_that_somebody_took_off_are_put_back(want: Want, lost: str) -> Non
     )
 
 
-def test_what_is_no_longer_wanted_is_deleted_by_its_uid(want: Want) -> None:
+def test_an_object_no_longer_desired_is_deleted_by_its_uid(want: Want) -> None:
     before, after = want(ingress={"host": "a.example"}), want()
     seen = [stored(each, uid=name) for name, each in before.items()]
     (action,) = decide(tuple(after.values()), seen, OURS)
@@ -135,7 +135,7 @@ def foreign(manifest: Manifest, **owner: Any) -> Manifest:
     ],
     ids=["nobody", "another controller", "an earlier pool of the name"],
 )
-def test_a_namesake_that_is_not_ours_is_a_conflict_and_left_alone(
+def test_a_foreign_object_of_the_same_name_is_a_conflict_and_left_alone(
     want: Want, owner: dict[str, Any], whose: str
 ) -> None:
     wanted = want()

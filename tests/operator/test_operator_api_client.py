@@ -149,7 +149,7 @@ def test_a_write_sends_the_manifest_and_returns_the_object(
     assert (request.headers["content-type"], request.json) == (content_type, MADE)
 
 
-def test_a_deletion_is_of_the_object_with_this_uid_and_what_is_gone_is_no_error() -> None:
+def test_a_deletion_is_of_the_object_with_this_uid_and_a_missing_one_is_no_error() -> None:
     server = HttpApi([(200, {}), (404, {"reason": "NotFound"}), (409, CONFLICT)])
 
     async def delete_three_times(api: Api) -> None:
@@ -164,14 +164,14 @@ def test_a_deletion_is_of_the_object_with_this_uid_and_what_is_gone_is_no_error(
     assert first.json == {"propagationPolicy": "Background", "preconditions": {"uid": "uid-1"}}
 
 
-def test_a_refusal_has_the_servers_words() -> None:
+def test_a_refusal_has_the_servers_message() -> None:
     found = refused(409, CONFLICT)
     assert (found.code, found.reason, str(found)) == (409, "Conflict", "the object has been modified")
     assert found.causes == ("NamespaceTerminating", "")
     assert found.leaving
 
 
-def test_a_refusal_without_words_has_those_of_its_status_line() -> None:
+def test_a_refusal_without_a_message_has_its_status_line() -> None:
     found = refused(403, {"details": None})
     assert (found.code, found.reason, str(found), found.causes) == (403, "Said", "Said", ())
     assert not found.leaving

@@ -75,7 +75,7 @@ def test_pool_that_names_no_number_begins_with_its_least() -> None:
     assert replicas_now(pool(replicas=1, minReplicas=2), {}) == 2
 
 
-def test_pool_that_somebody_else_scales_has_what_its_spec_says() -> None:
+def test_an_externally_scaled_pool_has_the_replicas_of_its_spec() -> None:
     by_hpa = pool(by="hpa")
     assert not scales(by_hpa)
     assert replicas_now(by_hpa, {"autoscaling": {"replicas": 5, "startedFrom": 2}}) == 2
@@ -111,7 +111,7 @@ def test_no_step_is_larger_than_the_pool_allows(
     assert ("maxStep" in decision.message) is (stepped_to != decided)
 
 
-def test_restarted_operator_goes_on_with_the_capacity_that_was_learned() -> None:
+def test_a_restarted_operator_continues_with_the_learned_capacity() -> None:
     first = Autoscaler()
     first.decide_scaling(pool(), {}, refused(desired=2, elapsed_s=0.0), now_s=990.0)
     reported = first.decide_scaling(

@@ -51,7 +51,7 @@ def test_a_late_event_does_not_restore_a_deleted_object() -> None:
     assert cache.children(KEY) == ()
 
 
-def test_namesake_made_since_is_not_forgotten_with_its_predecessor() -> None:
+def test_a_new_object_of_the_same_name_is_not_removed_with_its_predecessor() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "chat-router", 5, uid="new"))
     assert not cache.remove(made(CONFIG_MAP, "chat-router", 4, uid="old"))
@@ -67,7 +67,7 @@ def test_a_list_has_what_a_watch_has_missed() -> None:
     assert names(cache) == ["newer-than-the-list", "there"]
 
 
-def test_what_was_heard_while_a_list_was_under_way_stays() -> None:
+def test_events_received_during_a_list_are_kept() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "changes", 3))
     cache.update(made(CONFIG_MAP, "goes", 4))
@@ -129,7 +129,7 @@ def test_a_list_of_one_namespace_changes_no_other() -> None:
     assert len(cache.children(KEY)) == 1
 
 
-def test_what_is_gone_stays_gone_though_a_list_from_before_has_it() -> None:
+def test_a_deleted_object_stays_deleted_even_if_an_older_list_has_it() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "goes", 4))
     requested = cache.state(CONFIG_MAP)
@@ -172,7 +172,7 @@ def test_the_deletion_of_an_unknown_object_is_no_change() -> None:
     assert not cache.remove(made(CONFIG_MAP, "another", 3))
 
 
-def test_latest_deletions_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_latest_deletions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_operator.cluster.cache.GONE_KEPT", 2)
     cache = Cache()
     for name in ("first", "second", "third"):

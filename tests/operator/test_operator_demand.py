@@ -78,7 +78,7 @@ def test_router_that_was_silent_once_adds_what_it_missed() -> None:
     assert arrived(tally, 1020.0, reading(since_s=120, arrived=540)) == 40
 
 
-def test_routers_that_are_gone_are_forgotten() -> None:
+def test_routers_that_no_longer_exist_are_forgotten() -> None:
     tally = DemandTally()
     tally.added([reading("a"), reading("b")], 1000.0)
     tally.keep(["b"])

@@ -44,7 +44,7 @@ def test_the_engine_is_probed_from_start_to_end(pod_of: PodOf, kind: str) -> Non
     assert waits_s == (120 if kind == "simulated" else 1800)
 
 
-def test_a_simulated_engine_is_ours_and_reports_to_its_sidecar(pod_of: PodOf) -> None:
+def test_a_simulated_engine_is_of_penstock_s_image_and_reports_to_its_sidecar(pod_of: PodOf) -> None:
     pod = pod_of("simulated", args=["--seed", "7"], resources={"limits": {"nvidia.com/gpu": "1"}})
     engine = engine_of(pod)
     assert (engine["image"], engine["command"]) == ("simulator:1", ["penstock-engine"])
@@ -55,7 +55,7 @@ def test_a_simulated_engine_is_ours_and_reports_to_its_sidecar(pod_of: PodOf) ->
     assert shared(pod, "/run/penstock") == "telemetry"
 
 
-def test_vllm_is_left_as_it_is_and_its_scheduler_lies_beside_it(pod_of: PodOf) -> None:
+def test_the_vllm_image_is_unchanged_and_the_plug_in_is_mounted(pod_of: PodOf) -> None:
     pod = pod_of("vllm", image="vllm/vllm-openai:v0.33.0")
     copy, engine = pod["initContainers"]
     assert (copy["image"], engine["image"]) == ("plugin:1", "vllm/vllm-openai:v0.33.0")
@@ -196,7 +196,7 @@ def test_a_sidecar_that_measures_its_engine_gets_the_time_for_it(want: Want) -> 
     assert seconds("auto") == seconds("llama-3-8b-a100") + 180
 
 
-def test_a_templates_word_for_the_engine_adds_and_keeps(pod_of: PodOf) -> None:
+def test_a_template_for_the_engine_is_merged(pod_of: PodOf) -> None:
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}
     patch = {
         "spec": {

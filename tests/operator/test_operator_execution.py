@@ -107,7 +107,7 @@ async def test_an_api_server_that_does_not_answer_ends_it() -> None:
     assert api.asked == [("apply", "first")]
 
 
-async def test_what_cannot_be_beside_what_somebody_added_takes_its_place() -> None:
+async def test_a_field_that_excludes_a_foreign_addition_replaces_it() -> None:
     api = Api(refusing={"chat": [INVALID]})
     problems, _, _ = await carried_out(api, drifted("chat"))
     assert problems == ()

@@ -68,7 +68,7 @@ def test_kopf_neither_posts_nor_stores_nor_talks_to_peers() -> None:
     assert not patch
 
 
-def test_dead_connections_end_before_a_watch_is_renewed() -> None:
+def test_broken_connections_end_before_a_watch_is_renewed() -> None:
     settings = started(of_command())
     assert settings.watching.server_timeout == handlers.WATCH_S
     assert settings.watching.connect_timeout == handlers.CONNECT_S

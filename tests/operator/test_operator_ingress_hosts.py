@@ -10,7 +10,7 @@ def pool(name: str, made: str, host: str | None = "a.example", uid: str = "") ->
 OLD, YOUNG = pool("z", "2026-01-01T00:00:00Z"), pool("a", "2026-01-02T00:00:00Z")
 
 
-def test_older_pool_keeps_the_host_whoever_asks() -> None:
+def test_the_older_pool_keeps_the_host_in_any_order() -> None:
     assert older_claimant(YOUNG, [OLD]) is OLD
     assert older_claimant(OLD, [YOUNG]) is None
 
@@ -26,7 +26,7 @@ def test_other_hosts_and_no_host_belong_to_no_pool() -> None:
     assert older_claimant(pool("c", "2026-01-03T00:00:00Z", host=None), [OLD]) is None
 
 
-def test_pool_that_is_being_deleted_lets_go() -> None:
+def test_a_pool_that_is_being_deleted_releases_its_host() -> None:
     leaving = pool("z", "2026-01-01T00:00:00Z")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-05T00:00:00Z"
     assert older_claimant(YOUNG, [leaving]) is None

@@ -56,7 +56,7 @@ EVERYTHING: dict[str, Any] = {
     ],
     ids=["least", "envoy", "inference pool", "ingress", "gateway", "monitor", "own scaling", "hpa", "keda"],
 )
-def test_a_pool_wants_what_it_asks_for_and_nothing_else(
+def test_the_desired_objects_are_those_of_the_spec_and_no_others(
     want: Want, spec: dict[str, Any], more: set[str]
 ) -> None:
     less = {"Service/llama"} if spec.get("gateway") == "inferencePool" else set()
@@ -94,11 +94,11 @@ def test_the_longest_name_fits_everywhere(want: Want) -> None:
     assert all(len(name.partition("/")[2]) <= 52 for name in want(name=longest, **EVERYTHING))
 
 
-def test_equal_pools_want_equal_objects(want: Want) -> None:
+def test_equal_pools_have_equal_desired_objects(want: Want) -> None:
     assert want(**EVERYTHING) == want(**EVERYTHING)
 
 
-def test_pods_are_applied_after_what_they_need_and_before_what_leads_to_them(want: Want) -> None:
+def test_pods_are_applied_after_their_dependencies_and_before_their_services(want: Want) -> None:
     order = list(want(**EVERYTHING))
     pods = order.index("StatefulSet/llama-replica")
     assert all(order.index(name) < pods for name in (ALWAYS | KEYS) - set(order[pods : pods + 2]))

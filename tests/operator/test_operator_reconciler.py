@@ -202,7 +202,7 @@ def test_a_pool_that_stays_as_it_is_is_looked_at_less_often(clock: Clock) -> Non
     assert waits_s == [SHORTEST_RECHECK_S, SHORTEST_RECHECK_S, 15.0, HEALTHY_PERIOD_S]
 
 
-def test_a_pool_that_is_gone_or_goes_is_forgotten() -> None:
+def test_a_deleted_or_terminating_pool_is_forgotten() -> None:
     world = World(document())
     world.reconciled()
     assert list(world.reconciler.pool_memories) == [KEY]
@@ -275,7 +275,7 @@ def test_a_pool_that_is_made_anew_begins_without_what_was_known_of_the_old() -> 
     assert world.reconciler.pool_memories[KEY] is not known
 
 
-def test_an_object_that_is_gone_is_made_again_and_reported() -> None:
+def test_a_missing_object_is_created_again_and_reported() -> None:
     world = World(document())
     world.reconciled()
     ref = Ref("v1", "Service", "team", "chat")
@@ -337,7 +337,7 @@ def test_attainment_of_all_routers_is_in_the_status() -> None:
 
 
 @pytest.mark.parametrize("gateway", ["envoy", "inferencePool"])
-def test_sidecars_are_asked_where_pickers_do_not_see_how_requests_end(gateway: str) -> None:
+def test_sidecars_report_demand_where_pickers_do_not_see_the_end_of_requests(gateway: str) -> None:
     world = World(document(gateway=gateway))
     world.add_pod("router-0", "router")
     world.add_pod("chat-replica-0", "replica")
@@ -396,7 +396,7 @@ def test_replicas_that_are_not_ready_are_not_counted_as_serving(clock: Clock) ->
     assert seen[0] != seen[1]
 
 
-def test_a_router_that_has_gone_and_come_again_counts_from_zero() -> None:
+def test_a_restarted_router_counts_from_zero() -> None:
     world = World(document(autoscaling=SCALING))
     world.add_pod("router-0", "router")
     world.routers.readings = [reading(arrived=5)]
@@ -443,7 +443,7 @@ def test_a_learned_capacity_outlives_the_operator() -> None:
     ("by", "starts"),
     [({"by": "hpa"}, "NoneWanted"), ({"by": "keda", "prometheusUrl": "http://p:9090"}, "Asleep")],
 )
-def test_a_pool_that_others_scale_says_so_and_follows_its_spec(by: dict[str, str], starts: str) -> None:
+def test_the_status_of_an_externally_scaled_pool_says_so(by: dict[str, str], starts: str) -> None:
     least = {"minReplicas": 1 if by["by"] == "hpa" else 0}
     world = World(document(replicas=0, autoscaling={**SCALING, **least, **by}))
     world.reconciled()

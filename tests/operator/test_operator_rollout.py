@@ -188,7 +188,7 @@ def test_tracing_rolls_the_envoys_alone(want: Want, tracing: dict[str, Any]) -> 
     ],
     ids=["units", "defaults", "the first tier", "routing", "engine"],
 )
-def test_saying_the_same_in_other_words_rolls_nothing(want: Want, spelled: dict[str, Any]) -> None:
+def test_an_equivalent_spec_rolls_nothing(want: Want, spelled: dict[str, Any]) -> None:
     assert templates(want(**changed(spelled))) == templates(want(**BEFORE))
 
 

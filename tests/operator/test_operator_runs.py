@@ -283,7 +283,7 @@ def test_a_reconciliation_that_fails_is_counted_and_tried_again(failure: Excepti
         run(story())
 
 
-def test_a_standby_acts_once_the_lease_is_silent_and_gives_it_back_in_the_end() -> None:
+def test_a_standby_acts_once_the_lease_expires_and_releases_it_in_the_end() -> None:
     held = {
         "apiVersion": LEASE.api_version,
         "kind": LEASE.kind,
@@ -313,7 +313,7 @@ def test_a_standby_acts_once_the_lease_is_silent_and_gives_it_back_in_the_end() 
     run(story())
 
 
-def test_a_leader_that_lost_the_lease_goes_on_once_it_has_it_again() -> None:
+def test_a_leader_that_lost_the_lease_continues_once_it_holds_it_again() -> None:
     async def story() -> None:
         server = serving(pool())
         async with operating(server, replace(OPTIONS, lease=LEASE_REF)) as operator:

@@ -168,7 +168,7 @@ def test_the_same_keys_make_the_same_certificates() -> None:
     assert made[0] == made[1]
 
 
-def test_a_key_on_no_curve_is_none_of_ours(make_key: MakeKey) -> None:
+def test_a_key_of_another_kind_is_not_accepted(make_key: MakeKey) -> None:
     held = renewed(StoredCredentials(), NAME, START, make_key)
     other = ed25519.Ed25519PrivateKey.generate()
     key = other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -239,7 +239,7 @@ def test_a_name_that_is_no_longer_the_services_is_replaced(make_key: MakeKey) ->
     assert new.server != held.server
 
 
-def test_a_certificate_of_an_authority_that_is_gone_is_replaced(make_key: MakeKey) -> None:
+def test_a_certificate_of_a_missing_authority_is_replaced(make_key: MakeKey) -> None:
     one, other = (renewed(StoredCredentials(), NAME, START, make_key) for _ in range(2))
     new = renewed(
         Credentials(one.authorities, other.server, one.client, one.picker, one.engine), NAME, START, make_key
@@ -305,7 +305,7 @@ def _mixed(data: Any) -> None:
     ],
     ids=["no key", "no authority", "no client", "no engine", "no certificate", "no base64", "another's key"],
 )
-def test_what_somebody_spoiled_is_lost_and_nothing_else(
+def test_only_the_damaged_entry_is_lost(
     want: Want, credentials: Credentials, name: str, spoil: Callable[[Any], None], lost: str
 ) -> None:
     secrets = {each: deepcopy(want()[f"Secret/llama-{each}"]) for each in ("ca", "tls")}

@@ -30,7 +30,7 @@ async def test_taker_waits_for_a_key() -> None:
     assert await taking == "a"
 
 
-async def test_earliest_wish_counts() -> None:
+async def test_the_earliest_due_time_counts() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add_later("a", 3600)
     queue.add_later("a", 0)
@@ -54,7 +54,7 @@ async def test_pause_doubles_with_every_failure_up_to_a_bound_and_begins_anew_af
     queue.close()
 
 
-async def test_forgotten_key_does_not_come_later() -> None:
+async def test_a_removed_key_is_not_queued_later() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add_later("a", 0)
     queue.forget("a")

@@ -40,7 +40,7 @@ def conditions(status: Status) -> dict[str, tuple[str, str]]:
     return {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
 
 
-def test_all_ready_is_ready_settled_and_as_wanted() -> None:
+def test_all_ready_is_ready_settled_and_as_desired() -> None:
     status = status_of(view(replicas(), routers()), {}, NOW)
     assert conditions(status) == {
         "Ready": ("True", "Serving"),
@@ -80,7 +80,7 @@ def test_one_replica_of_three_serves_already_and_the_pool_is_not_ready() -> None
     ],
     ids=["old replica", "old router", "replica too many", "router too many", "router missing"],
 )
-def test_a_pool_is_ready_only_once_all_its_pods_are_those_that_are_wanted(
+def test_a_pool_is_ready_only_once_all_its_pods_are_the_desired_ones(
     pods: list[Manifest], reason: str
 ) -> None:
     reported = conditions(status_of(view(*pods), {}, NOW))
@@ -111,7 +111,7 @@ def test_what_the_statefulset_has_not_seen_yet_is_rolling_out() -> None:
     assert reported["ReplicasReady"] == ("False", "Starting")
 
 
-def test_more_pods_than_wanted_are_scaling() -> None:
+def test_more_pods_than_desired_are_scaling() -> None:
     reported = conditions(
         status_of(view(replicas(wanted=1, ready=1, replicas=2), routers(), wanted=1), {}, NOW)
     )
@@ -149,7 +149,7 @@ def test_a_problem_of_no_component_names_itself_where_either_is_not_ready() -> N
     assert {reported[name] for name in names} == {("False", "QuotaExceeded")}
 
 
-def test_a_way_in_that_is_refused_keeps_no_pod_from_starting() -> None:
+def test_a_rejected_route_keeps_no_pod_from_starting() -> None:
     problem = PoolProblem(Cause.ROUTE_REJECTED, "no listener")
     reported = conditions(status_of(view(replicas(ready=0), routers(), problems=[problem]), {}, NOW))
     assert reported["Ready"] == ("False", "RouteRejected")
@@ -168,7 +168,7 @@ def test_a_pool_of_one_replica_answers_while_it_is_ready(ready: int, answers: st
     assert conditions(status_of(one, {}, NOW))["Available"][0] == answers
 
 
-def test_conditions_say_how_many_pods_there_are_and_how_many_are_wanted() -> None:
+def test_conditions_have_the_present_and_desired_number_of_pods() -> None:
     def said(type_: str, *pods: Manifest, **rest: Any) -> str:
         found = condition(status_of(view(*pods, **rest), {}, NOW), type_)
         assert found is not None

@@ -243,7 +243,7 @@ def test_half_closed_client_is_answered_or_closed(router: tuple[str, int]) -> No
     assert exchange(router, post(CHAT, chat()), half_close=True).status in (0, 200)
 
 
-def test_client_that_vanishes_in_its_body_does_no_harm(router: tuple[str, int]) -> None:
+def test_a_client_that_disconnects_within_its_body_affects_no_other(router: tuple[str, int]) -> None:
     for _ in range(5):
         with socket.create_connection(router) as sock:
             sock.sendall(post(CHAT, chat())[:-10])

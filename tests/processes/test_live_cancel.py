@@ -41,7 +41,7 @@ async def test_stream_closed_by_the_async_client(pool: LivePool) -> None:
         assert_let_go(pool)
 
 
-def test_whole_answer_that_the_client_gave_up(pool: LivePool) -> None:
+def test_a_whole_answer_whose_client_disconnected(pool: LivePool) -> None:
     with pool.client(timeout=0.5) as client, pytest.raises(openai.APITimeoutError):
         client.chat.completions.create(model=pool.model, messages=HELLO, **ENDLESS)
     assert_let_go(pool)

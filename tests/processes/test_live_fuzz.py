@@ -150,11 +150,11 @@ def check(answer: Answer) -> None:
         assert isinstance(json.loads(answer.body), dict)
 
 
-async def test_no_body_hurts_another_stream(fuzzed: LivePool, quiet_logs: None) -> None:
+async def test_no_body_affects_another_stream(fuzzed: LivePool, quiet_logs: None) -> None:
     await beside_victims(fuzzed, body_case)
 
 
-async def test_no_misuse_of_http_hurts_another_stream(fuzzed: LivePool, quiet_logs: None) -> None:
+async def test_no_misuse_of_http_affects_another_stream(fuzzed: LivePool, quiet_logs: None) -> None:
     await beside_victims(fuzzed, exchange_case)
 
 
@@ -208,7 +208,7 @@ def grpc_case(random: Random, target: Target) -> Case:
     return random.choice((frames_case, frames_case, http2_case))(random, target)
 
 
-async def test_no_frame_of_one_session_hurts_another(fuzzed: LivePool, quiet_logs: None) -> None:
+async def test_no_frame_of_one_session_affects_another(fuzzed: LivePool, quiet_logs: None) -> None:
     await beside_victims(fuzzed, grpc_case)
     target = Target(("", 0), fuzzed.address("sidecar", "r0"))
     submit = wire.Submit(

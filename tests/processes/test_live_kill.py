@@ -91,7 +91,7 @@ def test_no_replica_at_all_is_503_until_one_is_back(pool: LivePool) -> None:
         assert one_word(client, pool) == "r0"
 
 
-def test_router_that_dies_cancels_what_it_carried(pool: LivePool) -> None:
+def test_a_router_that_crashes_cancels_its_requests(pool: LivePool) -> None:
     with pool.client() as client:
         answer = client.chat.completions.create(
             model=pool.model, messages=HELLO, max_tokens=8000, stream=True, extra_body={"ignore_eos": True}

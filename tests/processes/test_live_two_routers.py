@@ -37,7 +37,7 @@ async def test_both_serve_at_once_and_each_client_gets_its_own(pool: LivePool) -
     assert {replica for replica, _ in seen} == {"r0", "r1"}
 
 
-async def test_one_dies_and_the_others_streams_go_on(pool: LivePool) -> None:
+async def test_one_router_crashes_and_streams_of_the_other_continue(pool: LivePool) -> None:
     async with pool.async_client() as one, pool.async_client("second") as other:
         doomed = [asyncio.create_task(answer(one, pool, 4000)) for _ in range(4)]
         going_on = [asyncio.create_task(answer(other, pool, 150)) for _ in range(4)]

@@ -251,7 +251,7 @@ async def test_redis_decides_as_one_router_would(redis: RedisServer, seed: int) 
                 under_way.append(mine)
 
 
-async def test_what_a_dead_router_had_under_way_is_free_after_its_lease(redis: RedisServer) -> None:
+async def test_requests_of_a_crashed_router_are_released_after_its_lease(redis: RedisServer) -> None:
     of = limits(concurrentRequests=3)
     async with Redis.from_url(redis.url) as client:
         dead, alive = Script(client, of, "dead"), Script(client, of, "alive")

@@ -74,7 +74,9 @@ async def tell_until_heard(teller: Router, listener: Router) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_others_hear_what_one_has_placed_and_it_does_not_hear_itself(redis: RedisServer) -> None:
+async def test_others_receive_a_router_s_placements_and_it_does_not_receive_its_own(
+    redis: RedisServer,
+) -> None:
     a, b, c = (Router(lambda: redis.url) for _ in range(3))
     async with routers(a, b, c):
         a.shared.placed("r0", 100)
@@ -86,7 +88,7 @@ async def test_others_hear_what_one_has_placed_and_it_does_not_hear_itself(redis
         assert a.heard == []
 
 
-async def test_pools_do_not_hear_one_another(redis: RedisServer) -> None:
+async def test_pools_do_not_receive_each_other_s_placements(redis: RedisServer) -> None:
     a, b, other = Router(lambda: redis.url), Router(lambda: redis.url), Router(lambda: redis.url, "another")
     async with routers(a, b, other):
         await tell_until_heard(a, b)
@@ -123,7 +125,7 @@ async def test_a_redis_that_hangs_is_treated_as_unavailable(
         await tell_until_heard(a, b)
 
 
-async def test_messages_that_are_none_of_ours_are_passed_over(redis: RedisServer) -> None:
+async def test_foreign_messages_are_ignored(redis: RedisServer) -> None:
     a, b = Router(lambda: redis.url), Router(lambda: redis.url)
     async with routers(a, b), Redis.from_url(redis.url) as stranger:
         for message in (
@@ -169,7 +171,7 @@ def certificate(tmp_path: Path) -> ssl.SSLContext:
     return context
 
 
-async def test_it_speaks_tls(redis: RedisServer, certificate: ssl.SSLContext, tmp_path: Path) -> None:
+async def test_it_uses_tls(redis: RedisServer, certificate: ssl.SSLContext, tmp_path: Path) -> None:
     async with tls_in_front(redis.port, certificate) as port:
         url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={tmp_path / 'cert.pem'}"
         a, b = Router(lambda: url), Router(lambda: url)

@@ -197,7 +197,7 @@ async def test_a_stream_that_is_no_json_breaks_off(line: bytes) -> None:
             await followed(url)
 
 
-async def test_an_engine_that_is_gone_breaks_off_and_counts_nothing() -> None:
+async def test_a_lost_engine_aborts_the_profile_and_counts_nothing() -> None:
     async with serving(streaming(text(1)), metrics=f"{DRAFTED} 7") as url, connected(url) as engine:
         assert (await engine.drafts()).drafted == 7
         gone = replace(engine, url="http://127.0.0.1:9")

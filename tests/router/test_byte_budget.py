@@ -38,7 +38,7 @@ def test_output_is_held_until_the_look_after_the_one_that_took_it() -> None:
     assert budget.held_bytes == 0
 
 
-def test_whoever_holds_most_is_dropped_and_others_stay() -> None:
+def test_the_request_that_holds_most_is_dropped_and_others_stay() -> None:
     budget = ByteBudget(100)
     small, large, new = upstream(budget, 1), upstream(budget, 2), upstream(budget, 3)
     assert small.put(b"x" * 20, 1)

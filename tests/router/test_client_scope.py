@@ -17,7 +17,7 @@ async def test_work_for_a_client_that_goes_is_cancelled() -> None:
             await asyncio.get_running_loop().create_future()
 
 
-async def test_a_client_that_has_gone_before_the_work_began_has_none() -> None:
+async def test_a_client_that_disconnected_before_the_work_began_has_none() -> None:
     http = request_in_hand()
     http.lost()
     with pytest.raises(ClientGone):

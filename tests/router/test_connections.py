@@ -66,7 +66,7 @@ def test_waits_are_spread_over_their_upper_half() -> None:
     assert min(waits_s) < 0.027 and max(waits_s) > 0.048
 
 
-def test_a_dead_api_server_is_noticed_within_25_s() -> None:
+def test_a_lost_api_server_is_noticed_within_25_s() -> None:
     options = {option: value for _, option, value in KEEP_ALIVE}
     assert options[socket.SO_KEEPALIVE] == 1
     probes_s = options[socket.TCP_KEEPINTVL] * options[socket.TCP_KEEPCNT]

@@ -183,7 +183,7 @@ async def test_a_service_without_replicas_has_an_empty_set() -> None:
     assert names(await first_sets(watching([listing()], [[P2]]), 2)) == [[], ["p2"]]
 
 
-async def test_a_watch_goes_on_from_the_last_version_that_was_seen() -> None:
+async def test_a_watch_continues_from_the_last_version_seen() -> None:
     watches = [[], [change("ADDED", "b", "4", p1="10.0.0.2")], [change("BOOKMARK", "", "7")], [P2]]
     server = ApiServer([listing(A)], watches)
     assert names(await first_sets(watch_of(server), 3))[-1] == ["p0", "p1", "p2"]
@@ -196,7 +196,7 @@ async def test_a_watch_goes_on_from_the_last_version_that_was_seen() -> None:
     [refused(410), [{"type": "ERROR", "object": {"code": 410, "message": "too old"}}]],
     ids=["refused", "reported by the watch"],
 )
-async def test_when_the_server_has_forgotten_the_version_everything_is_listed_anew(forgotten: Any) -> None:
+async def test_an_expired_version_leads_to_a_new_list(forgotten: Any) -> None:
     server = ApiServer([listing(A, B), listing(B)], [forgotten, [P2]])
     watch = watch_of(server)
     assert names(await first_sets(watch, 3)) == [["p0", "p1"], ["p1"], ["p1", "p2"]]
@@ -240,7 +240,7 @@ async def test_a_refusal_without_a_message_is_logged_as_it_came_and_not_at_lengt
     assert why == f"502: {body[:200].decode(errors='replace')}"
 
 
-async def test_each_cause_is_logged_once_and_the_way_back_too() -> None:
+async def test_each_cause_is_logged_once_and_so_is_the_recovery() -> None:
     watches = [refused(500), refused(500), refused(503), [change("BOOKMARK", "", "5")], [], [P2]]
     with capture_logs() as output:
         await first_sets(watching([listing(A)], watches), 2)

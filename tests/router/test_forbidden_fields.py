@@ -143,7 +143,7 @@ def test_texts_are_no_places(content: Any) -> None:
     assert refusal(orjson.dumps({"model": "m", "messages": [{"role": "user", "content": content}]})) is None
 
 
-def test_escapes_and_repeated_names_are_no_way_round() -> None:
+def test_escapes_and_repeated_names_do_not_bypass_the_check() -> None:
     parts = b'[{"type": "image_url", "image_url": {"url": "https:\\/\\/x.org"}}]'
     for content in (b"content", b"\\u0063ontent"):
         assert refusal(b'{"model": "m", "messages": [{"' + content + b'": ' + parts + b"}]}") is not None
@@ -191,7 +191,7 @@ def test_no_place_is_missed_and_no_text_taken_for_one(parts: list[Any]) -> None:
     assert (refusal(chat(*parts)) is not None) == media
 
 
-async def test_no_replica_hears_of_it() -> None:
+async def test_no_replica_receives_it() -> None:
     replica = ScriptedReplica("r0")
     async with house(replica, pool=pool_with(requests={"allowFields": ["rid"]})) as router:
         refused = await router.chat(priority=-5)

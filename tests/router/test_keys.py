@@ -238,7 +238,7 @@ async def test_an_unreadable_secret_does_not_affect_others(found: Any) -> None:
 
 
 @pytest.mark.parametrize("fault", [lambda: httpx2.ConnectError("refused"), lambda: AccessError("no token")])
-async def test_an_api_server_that_is_away_is_asked_once_a_round_and_connected_to_anew(
+async def test_an_unavailable_api_server_is_tried_once_a_round_on_a_new_connection(
     fault: Callable[[], Exception],
 ) -> None:
     cluster = Cluster(ide=secret("a"), night=secret("c"))

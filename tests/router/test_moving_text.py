@@ -83,7 +83,7 @@ def said(stream: bytes) -> str:
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     shorter=st.integers(0, 20),
 )
-def test_a_stream_cut_at_any_byte_goes_on_as_if_it_were_whole(
+def test_a_stream_cut_at_any_byte_continues_as_if_it_were_whole(
     endpoint: "wire.Endpoint.ValueType", cuts: list[float], sizes: list[int], shorter: int
 ) -> None:
     client = BODIES[endpoint] | {"max_tokens": 75 - shorter}
@@ -360,7 +360,7 @@ def test_bounds_count_what_is_left_and_fields_of_the_first_prompt_go() -> None:
     assert orjson.loads(continued_body(COMPLETION, {"max_tokens": None}, [1], [2]))["max_tokens"] is None
 
 
-def test_ids_are_not_asked_for_where_the_client_speaks_of_them() -> None:
+def test_ids_are_not_requested_where_the_client_s_body_mentions_them() -> None:
     assert asking_ids(b'{"model":"m","return_token_ids":false}') is None
     assert asking_ids(b'{"model":"m"} \n') == b'{"model":"m","return_token_ids":true}'
 

@@ -51,7 +51,7 @@ def test_placements_that_no_snapshot_confirms_are_forgotten() -> None:
     assert peers.not_in_snapshot(snapshot_s=0.0, now_s=1.0 + LONGEST_S) == NOBODY
 
 
-def test_however_much_is_heard_no_more_than_a_bound_is_held() -> None:
+def test_received_placements_are_bounded() -> None:
     peers = heard(*[1.0] * (MOST + 50))
     assert peers.not_in_snapshot(snapshot_s=0.0, now_s=1.0) == PeerLoad(MOST, 10 * MOST)
 
@@ -62,7 +62,7 @@ async def test_orders_see_them_as_load() -> None:
     assert (link.load.sent, link.load.sent_tokens) == (2, 300)
 
 
-async def test_a_placement_at_a_replica_that_is_not_known_is_nothing() -> None:
+async def test_a_placement_at_an_unknown_replica_is_ignored() -> None:
     ReplicaSet(make_link).placed_by_peer("r9", PeerLoad(1, 1))
 
 

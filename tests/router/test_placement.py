@@ -159,7 +159,7 @@ async def test_a_stream_is_placed_with_its_first_bytes() -> None:
     assert desk.budget.held_bytes == 2
 
 
-async def test_whoever_rejects_is_followed_by_the_next_and_lets_go_of_the_request() -> None:
+async def test_after_a_rejection_the_next_replica_is_tried_and_the_request_released() -> None:
     desk = Desk(ends(FULL), serves)
     placed = await desk.placed()
     assert cast(object, placed.link) is desk["r1"]
@@ -206,7 +206,7 @@ def _best_effort(upstream: UpstreamRequest) -> None:
     upstream.finish(WHOLE)
 
 
-async def test_one_that_has_waited_is_refused_no_more() -> None:
+async def test_a_request_that_has_waited_is_not_refused() -> None:
     desk = Desk()
     desk.waits = [True, True]
 
@@ -236,7 +236,7 @@ async def test_a_request_that_is_lost_is_sent_to_one_other_replica(loss: End) ->
 
 
 @pytest.mark.parametrize("loss", [UNSENT, RETURNED], ids=["never sent", "handed back"])
-async def test_one_that_was_not_begun_goes_on_for_nothing(loss: End) -> None:
+async def test_a_request_that_was_not_begun_fails_over_without_the_retry_budget(loss: End) -> None:
     desk = Desk(ends(loss), ends(loss), serves)
     desk.may_replay = False
     placed = await desk.placed()
@@ -310,7 +310,7 @@ def test_a_failures_status_is_an_errors(output: int, status: int) -> None:
     ],
     ids=["in shape", "no object", "a list", "no JSON", "nothing", "too deep to be written"],
 )
-def test_a_failures_words_are_passed_on_where_they_are_in_openais_shape(
+def test_a_failure_s_message_is_passed_on_if_it_has_openais_format(
     body: bytes, reported: bytes | None
 ) -> None:
     answer = error_body(wire.Failed(status=500, body=body))

@@ -208,7 +208,7 @@ def test_a_refusal_says_when_to_come_again_in_whole_seconds() -> None:
     assert dict(error.headers)["x-ratelimit-remaining-tokens"] == "100"
 
 
-def test_a_refusal_for_ever_says_so() -> None:
+def test_a_permanent_refusal_says_so() -> None:
     of = limits(tokensPerMinute=100)
     error = refusal("ide", of, OverLimit(Limit.TOKENS_PER_MINUTE, None), Ledger(of).usage(0.0), 500)
     assert dict(error.headers)["x-should-retry"] == "false"

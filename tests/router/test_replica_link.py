@@ -197,7 +197,7 @@ async def test_an_accepted_request_is_in_the_replicas_own_numbers_from_then_on(k
         assert link.load.sent == 0
 
 
-async def test_an_ended_request_is_carried_no_more() -> None:
+async def test_an_ended_request_is_removed() -> None:
     async with linked() as (link, replica):
         upstream = ask(link)
         assert not _is_done(link.idle())
@@ -235,7 +235,7 @@ async def test_a_session_that_cannot_be_written_to_ends() -> None:
         assert len(replica.sessions) == 2
 
 
-async def test_whatever_ends_a_session_the_link_goes_on() -> None:
+async def test_whatever_ends_a_session_the_link_reconnects() -> None:
     async with linked() as (link, replica):
         for error in (Ended("odd"), OSError(2, "no such file", "ca.pem"), TimeoutError(), None):
             upstream = ask(link)
@@ -320,7 +320,7 @@ async def test_a_cause_is_logged_once_while_it_lasts() -> None:
     assert link.state is LinkState.CONNECTING
 
 
-async def test_whoever_counts_replicas_hears_of_every_change() -> None:
+async def test_every_change_of_replicas_is_reported() -> None:
     received: list[LinkState] = []
     async with linked(lambda link: received.append(link.state)) as (link, replica):
         received.clear()
@@ -356,7 +356,7 @@ async def test_how_old_a_snapshot_is_counts_from_when_it_came(still: None) -> No
         assert asyncio.get_running_loop().time() == link.load.snapshot_s
 
 
-async def test_a_replica_is_asked_again_and_again_what_it_is(still: None) -> None:
+async def test_a_replica_s_description_is_refreshed_periodically(still: None) -> None:
     async with linked() as (link, replica):
         replica.description = wire.DescribeReply(replica="r0", max_model_len=7)
         for _ in range(3):
@@ -423,7 +423,7 @@ async def test_an_answer_of_no_use_is_an_answer_too(
         assert link.description is reported
 
 
-async def test_a_request_of_which_nothing_is_heard_is_ended_and_taken_back(still: None) -> None:
+async def test_a_request_without_messages_is_ended_and_cancelled(still: None) -> None:
     async with linked() as (link, replica):
         silent, talking, waiting = ask(link), ask(link), ask(link)
         await turns()

@@ -173,7 +173,7 @@ async def test_a_replica_that_becomes_ready_again_is_chosen_again_over_the_link_
         assert r0.sessions == 1
 
 
-async def test_a_replica_that_says_more_than_its_owner_keeps_its_own_word() -> None:
+async def test_a_replica_s_own_status_is_kept_where_it_is_more_precise_than_its_owner_s() -> None:
     """What a replica lacks itself is the better reason: it is not hidden by what its owner wants."""
     r0, r1, announced = ScriptedReplica("r0"), ScriptedReplica("r1"), Announced()
     async with followed(announced, r0) as replica_set:

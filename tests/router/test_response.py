@@ -104,7 +104,7 @@ async def now_s(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[], f
     thaw()
 
 
-async def test_a_whole_answer_goes_out_in_one_piece(now_s: Callable[[], float]) -> None:
+async def test_a_whole_answer_is_written_in_one_piece(now_s: Callable[[], float]) -> None:
     answer = Answer(stream=False)
     answer.upstream.put(b"{}", 2)
     answer.upstream.finish(FIGURES)
@@ -207,7 +207,7 @@ async def test_an_end_without_figures_after_a_complete_answer_changes_nothing(
     ],
     ids=["failed", "lost", "the client was too slow"],
 )
-async def test_a_stream_that_cannot_go_on_ends_with_why(
+async def test_a_stream_that_cannot_continue_ends_with_the_reason(
     now_s: Callable[[], float], end: wire.Failed | Lost | Overflowed, last: bytes
 ) -> None:
     answer = Answer(stream=True)
@@ -223,7 +223,7 @@ async def test_a_stream_that_cannot_go_on_ends_with_why(
     assert answer.was_answered
 
 
-async def test_a_client_that_goes_away_lets_go_of_everything(now_s: Callable[[], float]) -> None:
+async def test_a_client_that_disconnects_releases_everything(now_s: Callable[[], float]) -> None:
     answer = Answer(stream=True)
     answer.upstream.put(b"a", 1)
     task = await answer.begin()

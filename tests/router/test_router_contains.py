@@ -79,7 +79,7 @@ async def test_a_fault_in_counting_does_not_reach_the_client(monkeypatch: pytest
         assert (await router.chat()).status_code == 200
 
 
-async def test_a_client_that_goes_with_a_second_request_on_its_way_takes_back_both() -> None:
+async def test_a_client_that_disconnects_cancels_also_its_second_request() -> None:
     """Requests may follow one another on a connection without waiting; it is lost for all of them."""
     replica = ScriptedReplica("r0", admits)
     async with house(replica) as router:
@@ -253,7 +253,7 @@ async def test_what_is_wrong_in_itself_is_not_worth_a_retry(
     assert (reply.status_code, reply.headers.get("x-should-retry")) == (status, retry)
 
 
-async def test_a_stream_that_ends_without_its_last_event_is_answered_all_the_same() -> None:
+async def test_a_stream_that_ends_without_its_last_event_counts_as_answered() -> None:
     async def leaves_out_done(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("hi"))

@@ -148,7 +148,7 @@ async def test_a_connection_serves_one_request_after_another() -> None:
 
 
 @pytest.mark.parametrize("spec", [{}, {"engine": {**DIRECT["engine"], "answerPath": "sidecar"}}])
-async def test_without_a_port_or_the_pool_s_word_answers_pass_the_sidecar(spec: dict[str, Any]) -> None:
+async def test_without_a_port_or_the_pool_s_setting_answers_pass_the_sidecar(spec: dict[str, Any]) -> None:
     replica = ScriptedReplica("r0")
     replica.engine_port = 4711 if spec else 0
     async with house(replica, pool=pool_with(**(DIRECT | spec))) as router:
@@ -193,7 +193,7 @@ async def test_an_engine_lost_before_its_answer_is_a_failover() -> None:
         assert (await replicas[0].parts[0].end()).state == wire.ANSWER_STATE_LOST
 
 
-async def test_a_stream_whose_engine_is_lost_goes_on_at_another_engine() -> None:
+async def test_a_stream_whose_engine_is_lost_continues_at_another_engine() -> None:
     def simulates(name: str, most: int | None = None) -> Any:
         async def script(exchange: Exchange) -> None:
             chat = exchange.path.endswith("chat/completions")
@@ -293,7 +293,7 @@ async def test_an_engine_that_cannot_be_reached_is_left_to_its_sidecar_for_a_whi
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_an_engine_that_does_not_let_the_router_in_is_left_to_its_sidecar(status: int) -> None:
+async def test_an_engine_that_refuses_the_router_is_left_to_its_sidecar(status: int) -> None:
     async def demands_a_key(exchange: Exchange) -> None:
         await exchange.begin(status, "application/json")
         await exchange.end()
@@ -330,7 +330,7 @@ async def test_the_end_of_thinking_is_reported_to_the_sidecar() -> None:
         assert [answer.thinking_tokens for answer in replica.parts[0].reported] == [0, 2, 0]
 
 
-async def test_the_engine_s_key_goes_along() -> None:
+async def test_the_engine_s_key_is_sent() -> None:
     async with pool() as (router, _, (engine,)):
         access = EngineAccess(router.replica_set, "secret")
         link = router.replica_set.links[0]
@@ -355,7 +355,7 @@ async def test_an_engine_under_tls_is_reached_only_by_a_router_that_can_verify_i
     assert not replica.parts[0].submit.direct
 
 
-async def test_engines_of_replicas_that_are_gone_are_forgotten() -> None:
+async def test_engines_of_removed_replicas_are_forgotten() -> None:
     async with pool() as (router, _, _):
         access = EngineAccess(router.replica_set, "")
         gone = access.engine("10.0.0.1:8000", tls=False)

@@ -62,7 +62,7 @@ async def returns(part: Part) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_request_that_ends_replicas_reaches_two_of_them_and_no_more(stream: bool) -> None:
+async def test_a_request_that_crashes_replicas_reaches_two_of_them_at_most(stream: bool) -> None:
     replicas = killed_by_requests(4)
     async with house(*replicas) as router:
         reply = await router.chat({"x-request-id": "mine"}, stream=stream)
@@ -97,7 +97,7 @@ async def test_returned_requests_try_the_next_replica_and_count_as_no_loss() -> 
         assert await router.metric("penstock_router_replays_left") == RetryBudget().left
 
 
-async def test_a_request_handed_back_by_all_may_come_again() -> None:
+async def test_a_request_returned_by_all_replicas_may_be_retried() -> None:
     async with house(ScriptedReplica("r0", returns)) as router:
         reply = await router.chat()
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_replicas")
@@ -167,7 +167,7 @@ async def test_the_last_replica_is_never_ejected(monkeypatch: pytest.MonkeyPatch
         assert (await router.chat()).status_code == 200
 
 
-async def test_a_process_that_hangs_behind_its_connection_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_hangs_with_an_open_connection_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_link, "DESCRIBE_AGAIN_S", 0.02)
     monkeypatch.setattr(replica_link, "CONNECT_S", 0.05)
 
@@ -196,7 +196,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_request_of_which_nothing_is_heard_goes_to_another_replica(stream: bool) -> None:
+async def test_a_request_without_messages_fails_over_to_another_replica(stream: bool) -> None:
     async def admits_and_forgets(part: Part) -> None:
         part.admit()
 
@@ -209,7 +209,7 @@ async def test_a_request_of_which_nothing_is_heard_goes_to_another_replica(strea
 
 
 @pytest.mark.usefixtures("hurried")
-async def test_a_stream_of_which_nothing_more_is_heard_ends_with_an_error_event() -> None:
+async def test_a_stream_without_further_messages_ends_with_an_error_event() -> None:
     async def begins_and_forgets(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("one"))

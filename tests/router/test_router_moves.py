@@ -204,7 +204,7 @@ async def test_it_moves_as_often_as_the_pool_allows() -> None:
     )
 
 
-async def test_replicas_lost_before_they_go_on_cost_moves() -> None:
+async def test_replicas_lost_before_they_continue_a_stream_cost_moves() -> None:
     async def dies_at_once(part: Part) -> None:
         part.fail(wire.FAILURE_ENGINE_LOST, 502)
 
@@ -248,7 +248,7 @@ async def test_what_cannot_be_continued_faithfully_ends_with_one_error(field: di
     assert len(replicas[1].parts) == 0
 
 
-async def test_a_model_that_thinks_is_not_continued() -> None:
+async def test_a_stream_of_a_thinking_model_is_not_continued() -> None:
     thinks: dict[str, Any] = {
         "vllm_xargs": {"simulated_output_tokens": TOKENS, "simulated_thinking_tokens": 20}
     }

@@ -97,7 +97,7 @@ def test_a_wrong_url_of_redis_is_not_repeated(
     ],
     ids=["no file", "no YAML", "no clusters", "no context"],
 )
-def test_a_kubeconfig_that_leads_nowhere_is_named(tmp_path: Path, config: str | None, words: str) -> None:
+def test_an_unusable_kubeconfig_is_named(tmp_path: Path, config: str | None, words: str) -> None:
     file = tmp_path / "kubeconfig"
     if config is not None:
         file.write_text(config)

@@ -42,7 +42,7 @@ async def first_asked(router: House, text: str = "hi") -> str:
         ("best-fit", {"kv_tokens_headroom": 0}),
     ],
 )
-async def test_whoever_is_busy_is_not_asked_first(name: str, busy: dict[str, float]) -> None:
+async def test_a_busy_replica_is_not_tried_first(name: str, busy: dict[str, float]) -> None:
     r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
     r0.snapshot, r1.snapshot = standing(**busy), standing()
     async with house(r0, r1, pool=pool_with(routing=order(name))) as router:
@@ -106,7 +106,7 @@ def key_of(*contents: str) -> int:
     return prompt_marks(orjson.dumps({"model": MODEL, **turn(*contents)})).marks[-1].key
 
 
-async def test_whoever_says_it_has_the_prefix_is_asked_first_until_it_says_otherwise() -> None:
+async def test_a_replica_that_reports_the_prefix_is_tried_first_until_it_no_longer_does() -> None:
     r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
     r0.snapshot, r1.snapshot = standing(), standing(work_s=9.0, running=9, prefill_tokens_left=9000)
     async with house(r0, r1, pool=pool_with(**PREFIX)) as router:
@@ -121,7 +121,7 @@ async def test_whoever_says_it_has_the_prefix_is_asked_first_until_it_says_other
         assert (await router.chat(**turn("one", "two"))).headers["x-penstock-replica"] == "r0"
 
 
-async def test_what_a_lost_replica_had_is_forgotten() -> None:
+async def test_prefixes_of_a_lost_replica_are_forgotten() -> None:
     replica = ScriptedReplica("r0")
     async with house(replica, pool=pool_with(**PREFIX)) as router:
         replica.tell_cached(added=[key_of("one")], anew=True)

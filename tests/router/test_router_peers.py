@@ -84,7 +84,7 @@ async def test_a_description_that_becomes_malformed_costs_nothing_that_is_under_
 @pytest.mark.parametrize(
     "field", ["work_s", "prefill_wait_s", "prefill_tokens_s", "step_s", "tightest_tpot_s"]
 )
-async def test_a_snapshot_without_sense_keeps_requests_away_until_the_next(field: str, value: float) -> None:
+async def test_an_invalid_snapshot_keeps_requests_away_until_the_next(field: str, value: float) -> None:
     async def begins(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("one"))
@@ -112,7 +112,7 @@ async def test_the_first_version_has_no_forecast() -> None:
         assert await serves(router)
 
 
-async def test_an_end_that_measures_nonsense_spoils_no_figures() -> None:
+async def test_an_end_with_invalid_figures_is_left_out_of_metrics() -> None:
     async def answers_nonsense(part: Part) -> None:
         part.say(wire.Event(admitted=wire.Admitted(ttft_predicted_s=math.nan, tpot_predicted_s=-1)))
         part.output(chat_answer("hello"), tokens=2)

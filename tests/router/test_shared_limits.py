@@ -156,7 +156,7 @@ async def test_a_refused_request_is_under_way_nowhere(redis: ScriptedRedis) -> N
         assert [call.open_requests for call in redis.calls] == [0, 1, 1]
 
 
-async def test_requests_under_way_are_renewed_and_without_any_redis_hears_nothing(
+async def test_leases_of_open_requests_are_renewed_and_without_any_nothing_is_sent(
     redis: ScriptedRedis,
 ) -> None:
     async with running(part_of()) as shared:

@@ -84,7 +84,7 @@ async def test_submits_of_some_milliseconds_travel_together(redis: ScriptedRedis
         assert b.heard[2:] == [("r0", PeerLoad(1, 3))]
 
 
-async def test_pools_do_not_hear_one_another(redis: ScriptedRedis) -> None:
+async def test_pools_do_not_receive_each_other_s_placements(redis: ScriptedRedis) -> None:
     a, other = Router(), Router("another")
     async with running(a, other):
         a.shared.placed("r0", 1)
@@ -93,7 +93,7 @@ async def test_pools_do_not_hear_one_another(redis: ScriptedRedis) -> None:
         assert other.heard == []
 
 
-async def test_it_is_connected_once_it_hears_itself(redis: ScriptedRedis) -> None:
+async def test_it_is_connected_once_it_receives_its_own_message(redis: ScriptedRedis) -> None:
     redis.answering.clear()
     router = Router()
     async with running(router):
@@ -128,7 +128,7 @@ async def test_without_traffic_heartbeats_keep_the_connection(redis: ScriptedRed
     assert orjson.loads(redis.published[-1])["placed"] == {}
 
 
-async def test_a_connection_that_brings_nothing_is_dead(redis: ScriptedRedis) -> None:
+async def test_a_silent_connection_counts_as_lost(redis: ScriptedRedis) -> None:
     router = Router()
     async with running(router):
         redis.answering.clear()
@@ -144,7 +144,7 @@ async def test_a_connection_that_brings_nothing_is_dead(redis: ScriptedRedis) ->
     assert output[0]["why"] == "TimeoutError: nothing was heard for 6 s"
 
 
-async def test_an_outage_is_logged_once_and_the_way_back_too(redis: ScriptedRedis) -> None:
+async def test_an_outage_is_logged_once_and_so_is_its_end(redis: ScriptedRedis) -> None:
     router = Router()
     with capture_logs() as output:
         async with running(router):

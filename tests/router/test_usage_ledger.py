@@ -79,7 +79,7 @@ async def test_of_many_at_once_exactly_the_limit_is_served_and_an_end_makes_room
         assert (await router.chat(KEY)).status_code == 200
 
 
-async def test_a_client_that_goes_away_makes_room() -> None:
+async def test_a_client_that_disconnects_frees_its_place() -> None:
     async def begins(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("one"))
@@ -186,7 +186,7 @@ async def test_tokens_from_the_prefix_cache_are_counted_separately() -> None:
 
 
 @pytest.mark.parametrize("step", [(Usage, "ended"), (Metrics, "ended")], ids=["usage", "metrics"])
-async def test_a_request_that_cannot_be_counted_makes_room_all_the_same(
+async def test_a_request_that_cannot_be_counted_frees_its_place_too(
     step: tuple[type, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_: object) -> None:

@@ -96,7 +96,7 @@ async def test_no_request_waits_longer_than_the_pool_allows() -> None:
         assert (await the_house.admin.get("/penstock/v1/demand")).json()["tiers"]["chat"]["rejected"] == 1
 
 
-async def test_a_client_that_goes_away_takes_its_request_along() -> None:
+async def test_a_client_that_disconnects_cancels_its_request() -> None:
     replica = ScriptedReplica("r0")
     async with asleep(replica) as the_house:
         requested = asyncio.create_task(the_house.chat())
@@ -229,7 +229,7 @@ async def test_all_waiting_requests_continue_when_a_replica_takes_work(now_s: Ca
     assert room.held == 0
 
 
-async def test_where_somebody_seems_to_take_work_there_is_a_pause(now_s: Callable[[], float]) -> None:
+async def test_where_a_replica_seems_to_take_work_there_is_a_pause(now_s: Callable[[], float]) -> None:
     replicas = Replicas()
     replicas.ready = True
     replicas.takes.set()

@@ -127,7 +127,7 @@ async def test_an_answer_is_read_however_it_comes(output: list[bytes], status: i
         "another protocol",
     ],
 )
-async def test_an_answer_that_is_not_whole_or_not_http_is_an_engine_that_is_gone(
+async def test_an_incomplete_or_invalid_answer_counts_as_a_lost_engine(
     output: list[bytes], cause: str
 ) -> None:
     async with engine(says(*output)) as connections:
@@ -262,7 +262,7 @@ async def test_a_kept_connection_is_closed_by_either_side_or_by_bytes_that_come_
         await until(lambda: connections.idle == 0)
 
 
-async def test_a_connection_that_closes_before_it_is_used_is_an_engine_that_is_gone() -> None:
+async def test_a_connection_that_closes_before_its_use_counts_as_a_lost_engine() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Close."""
 
@@ -293,7 +293,7 @@ async def test_all_addresses_of_a_host_are_tried(monkeypatch: pytest.MonkeyPatch
             await connections.open()
 
 
-async def test_an_engine_that_does_not_take_connections_in_time_is_gone(
+async def test_an_engine_that_accepts_no_connection_in_time_counts_as_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     connections = EngineConnections("https://engine/v", connect_s=0.01, idle_s=1.0)

@@ -169,7 +169,7 @@ async def test_an_early_answer_waits_for_the_rest_of_its_request_for_so_long() -
         assert wire.aborted
 
 
-async def test_what_comes_behind_a_refusal_is_dropped_for_so_long() -> None:
+async def test_bytes_after_a_refusal_are_dropped_for_a_bounded_time() -> None:
     async with connection(App(), linger_s=5) as (one, wire):
         await fed(one, b"no http at all\r\n\r\n")
         await fed(one, GET % b"")
@@ -258,7 +258,7 @@ async def test_the_answer_to_a_client_that_has_closed_its_side_is_its_last() -> 
         assert b"ended" in wire.written and wire.closed
 
 
-async def test_a_drain_ends_with_the_last_app_though_its_client_has_gone() -> None:
+async def test_a_drain_ends_with_the_last_app_even_if_its_client_has_disconnected() -> None:
     app = App()
     server = Server(app, HttpBounds(), None)
     one = server.connection()

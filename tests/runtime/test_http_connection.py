@@ -107,7 +107,7 @@ async def test_openais_client_reads_an_early_refusal_of_a_long_prompt() -> None:
 
 
 @on_each_loop
-def test_the_next_request_of_a_connection_is_answered_behind_a_refused_one(run: Run) -> None:
+def test_the_next_request_of_a_connection_is_answered_after_a_refused_one(run: Run) -> None:
     async def story() -> None:
         async with served(App(), head_bytes=1000) as (_, address):
             reader, writer = await asyncio.open_connection(*address)
@@ -141,7 +141,7 @@ def test_the_rest_of_a_refused_request_is_read_within_bounds(
 
 @on_each_loop
 @pytest.mark.parametrize("junk", [b"no http at all\r\n\r\n" + b"x" * MANY_BYTES, b"x" * MANY_BYTES])
-def test_a_client_that_sends_junk_reads_why(run: Run, junk: bytes) -> None:
+def test_a_client_that_sends_invalid_bytes_gets_the_reason(run: Run, junk: bytes) -> None:
     async def story() -> None:
         async with served(App()) as (server, address):
             reader, writer = await asyncio.open_connection(*address)
@@ -157,7 +157,7 @@ def test_a_client_that_sends_junk_reads_why(run: Run, junk: bytes) -> None:
 
 
 @on_each_loop
-def test_junk_behind_a_request_changes_nothing_of_its_answer(run: Run) -> None:
+def test_invalid_bytes_after_a_request_do_not_change_its_answer(run: Run) -> None:
     async def story() -> None:
         async with served(App()) as (_, address):
             reader, writer = await asyncio.open_connection(*address)
@@ -173,7 +173,7 @@ def test_junk_behind_a_request_changes_nothing_of_its_answer(run: Run) -> None:
 
 
 @on_each_loop
-def test_junk_in_a_request_is_answered_behind_the_answer_before_it(run: Run) -> None:
+def test_an_invalid_request_is_answered_after_the_one_before_it(run: Run) -> None:
     async def story() -> None:
         async with served(App()) as (_, address):
             reader, writer = await asyncio.open_connection(*address)
@@ -276,7 +276,7 @@ async def test_an_empty_part_does_not_end_a_stream() -> None:
     assert transport.written.endswith(b"\r\n\r\n1\r\na\r\n1\r\nb\r\n0\r\n\r\n")
 
 
-async def test_a_request_right_behind_a_refused_one_is_not_timed_as_an_idle_connection() -> None:
+async def test_a_request_directly_after_a_refused_one_is_not_timed_as_an_idle_connection() -> None:
     """The refused one's rest and it come in one piece, so nothing more comes from the client meanwhile."""
     app = App()
     async with served(app) as (server, _):
@@ -292,7 +292,9 @@ async def test_a_request_right_behind_a_refused_one_is_not_timed_as_an_idle_conn
             await asyncio.wait(server.tasks)
 
 
-async def test_an_answer_to_a_client_that_has_just_gone_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_answer_to_a_client_that_has_just_disconnected_is_no_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Between the end of a connection and the app's hearing of it, the app writes on."""
     async with served(App()) as (server, _):
         transport = Wire()

@@ -109,7 +109,7 @@ def test_any_split_of_the_bytes_gives_the_same_requests(
 
 
 @given(requests(), st.binary(min_size=1, max_size=300), st.lists(st.integers(0, 1000), max_size=5))
-def test_junk_ends_its_own_connection_with_one_refusal_at_most(
+def test_invalid_bytes_end_their_own_connection_with_one_refusal_at_most(
     good: bytes, junk: bytes, at: list[int]
 ) -> None:
     seen, wire = run([good, *split(junk, at)])
@@ -122,7 +122,7 @@ def test_junk_ends_its_own_connection_with_one_refusal_at_most(
         assert b"\r\nconnection: close\r\n" in wire.written
 
 
-async def test_every_request_before_junk_is_answered() -> None:
+async def test_every_request_before_invalid_bytes_is_answered() -> None:
     """The last has begun, and its body is no body."""
     seen, wire, connection = await fed([PLAIN * 2 + CHUNKED_HEAD + b"no length\r\n"])
     assert (len(seen), wire.statuses) == (2, [200, 200, 400])
@@ -130,7 +130,7 @@ async def test_every_request_before_junk_is_answered() -> None:
 
 
 @given(st.lists(st.integers(0, 1000), max_size=5))
-def test_junk_is_refused_once_however_it_is_split(at: list[int]) -> None:
+def test_invalid_bytes_are_refused_once_however_they_are_split(at: list[int]) -> None:
     _, wire = run(split(JUNK * 3, at))
     assert wire.statuses == [400] and wire.ended
 
@@ -166,7 +166,7 @@ def test_a_path_is_decoded_and_has_no_query() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"hello"])
-def test_a_client_that_would_rather_speak_another_protocol_is_answered_in_this_one(body: bytes) -> None:
+def test_a_client_that_offers_another_protocol_is_answered_in_http_1(body: bytes) -> None:
     """Java's client asks for HTTP/2 with its first request, whatever its body."""
     upgrade = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: x\r\n"
     head = b"POST /a HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n" % (upgrade, len(body))
@@ -195,7 +195,7 @@ def test_trailers_have_the_bound_of_headers(line: bytes) -> None:
     assert (seen, wire.statuses) == ([], [431])
 
 
-def test_nothing_is_served_behind_a_request_that_closes_its_connection() -> None:
+def test_nothing_is_served_after_a_request_that_closes_its_connection() -> None:
     closes = b"GET /a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
     for more in (b"", b"\r\n", closes, JUNK):
         seen, wire = run([closes + more])

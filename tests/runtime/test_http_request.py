@@ -92,7 +92,7 @@ async def test_each_piece_is_held_before_it_is_kept_and_what_holding_raises_ends
     assert (wire.statuses, held) == ([429], [1, 2, 2])
 
 
-async def test_a_client_that_goes_away_in_its_body_has_no_body() -> None:
+async def test_a_client_that_disconnects_within_its_body_has_no_body() -> None:
     ended = list[type[BaseException]]()
 
     async def app(request: HttpRequest) -> None:
@@ -128,7 +128,7 @@ async def test_little_is_read_of_a_body_before_its_app_asks_for_it() -> None:
 
 
 @pytest.mark.parametrize("header", [b"expect: something", b"x-other: 100-continue"])
-async def test_a_client_that_waits_for_nothing_is_asked_for_nothing(header: bytes) -> None:
+async def test_a_client_without_expect_continue_gets_no_100(header: bytes) -> None:
     connection, wire = await sent(echoes(3), posts(2, header))
     connection.connection_lost(None)
     assert wire.written == b""
@@ -250,7 +250,7 @@ async def test_an_answer_in_parts_may_end_without_a_last_one() -> None:
     assert (await asked(app, GET)).body == b"0\r\n\r\n"
 
 
-async def test_nothing_is_written_for_a_client_that_is_behind() -> None:
+async def test_nothing_is_written_to_a_client_that_does_not_read() -> None:
     async def app(request: HttpRequest) -> None:
         request.start()
         assert not request.write(b"one")
@@ -328,7 +328,7 @@ async def test_an_app_that_fails_in_a_whole_answer_cuts_it() -> None:
     assert wire.closed and read(wire.written).body == b""
 
 
-async def test_what_an_app_raises_behind_its_answer_changes_nothing_of_it() -> None:
+async def test_an_exception_after_the_answer_does_not_change_it() -> None:
     async def app(request: HttpRequest) -> None:
         await request.answer(b"hello")
         raise ZeroDivisionError

@@ -32,7 +32,7 @@ def written(*arguments: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_people_read_events_with_their_time_in_utc_and_warnings_of_libraries() -> None:
+def test_log_lines_have_utc_times_and_include_library_warnings() -> None:
     ready, failed, *_, look = written()
     stamp = r"timestamp=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z"
     assert re.fullmatch(rf"address=127.0.0.1:80 event=ready {stamp} level=info", ready)

@@ -118,7 +118,7 @@ async def test_a_connection_too_many_is_answered_503() -> None:
             writer.close()
 
 
-async def test_leaving_lets_an_open_stream_end_and_takes_no_new_one() -> None:
+async def test_a_closing_server_finishes_open_streams_and_accepts_no_new_one() -> None:
     async with served() as address:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(post("/stream=0.2", b""))

@@ -41,7 +41,7 @@ async def served(identity: Identity, bounds: HttpBounds = BOUNDS) -> AsyncIterat
         yield listener.getsockname()
 
 
-async def test_a_server_that_has_stopped_listens_no_more(identity: Identity) -> None:
+async def test_a_stopped_server_does_not_listen(identity: Identity) -> None:
     with listen("127.0.0.1", 0) as listener:
         async with serving(app, listener, 5.0, BOUNDS, server_context(identity.cert, identity.key)):
             assert listener.fileno() >= 0
@@ -174,7 +174,7 @@ async def test_a_client_over_the_bound_that_has_spoken_already_is_closed_and_not
         client.close()
 
 
-async def test_http_1_is_agreed_on_with_clients_that_would_speak_2(identity: Identity) -> None:
+async def test_http_1_is_negotiated_with_clients_that_offer_2(identity: Identity) -> None:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2", "http/1.1"])

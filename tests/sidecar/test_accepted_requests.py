@@ -353,14 +353,14 @@ def test_where_all_requests_progress_none_is_ended(monkeypatch: pytest.MonkeyPat
     assert not request.ended
 
 
-def test_one_of_several_answers_that_goes_on_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_progressing_answer_of_several_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     one, other = desk.accept("a", n=2), desk.accept("b", n=2)
     assert ended_overdue(desk, monkeypatch, *one.keys, other.keys[1])[0]
     assert (one.ended, other.ended) == (True, False)
 
 
-def test_what_the_gate_holds_is_not_the_engines_to_go_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_held_by_the_gate_are_not_expected_to_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     request = desk.accept("a")
     desk.gate.held.add("a")

@@ -47,7 +47,7 @@ async def test_a_burst_is_decided_in_groups_and_in_order() -> None:
     assert planner.plans == ["ab", "cd", "e"]
 
 
-async def test_a_burst_lets_others_have_a_turn_when_its_own_is_over() -> None:
+async def test_a_burst_yields_after_its_turn() -> None:
     planner = Planner(plan_s=0.5)
     planner.add(*map(Candidate, "abcde"))
     await asyncio.sleep(0)
@@ -57,7 +57,7 @@ async def test_a_burst_lets_others_have_a_turn_when_its_own_is_over() -> None:
     assert planner.plans == ["ab", "cd", "ef"]
 
 
-async def test_whoever_was_cancelled_is_not_planned_for() -> None:
+async def test_a_cancelled_request_is_not_planned_for() -> None:
     planner = Planner(plan_s=0.0)
     planner.add(Candidate("a"), Candidate("b", State.CANCELLED), Candidate("c", State.CANCELLED))
     await asyncio.sleep(0)

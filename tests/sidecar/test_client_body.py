@@ -126,7 +126,7 @@ def test_the_clients_own_extra_arguments_are_kept() -> None:
     }
 
 
-def test_a_client_cannot_give_itself_an_slo() -> None:
+def test_a_client_cannot_set_its_own_slo_fields() -> None:
     own = {"penstock_ttft_s": 0.001, "penstock_value": 1e9}
     sent = orjson.loads(completion(prompt="a", vllm_xargs=own).with_fields({"penstock_id": "a"}))
     assert sent["vllm_xargs"] == {"penstock_id": "a"}
@@ -170,7 +170,7 @@ def test_unknown_fields_may_be_anything_that_is_not_too_deep() -> None:
     assert sent.startswith(deepest[:-1])
 
 
-def test_deep_extra_arguments_go_on_as_they_came() -> None:
+def test_deep_extra_arguments_are_passed_unchanged() -> None:
     """They used to be written anew, which no library does to any depth."""
     own = b'{"simulated_output_tokens": ' + b"[" * 90 + b"]" * 90 + b"}"
     sent = read_body(COMPLETIONS, b'{"prompt": "a", "vllm_xargs": ' + own + b"}").with_fields(
@@ -264,7 +264,7 @@ def test_an_answer_that_is_not_streamed_has_its_usage_by_default(stream: dict[st
     assert completion(prompt="a", stream_options={"include_usage": False}, **stream).asking_usage() is None
 
 
-def test_a_body_that_is_too_long_to_be_written_anew_goes_on_as_it_is() -> None:
+def test_a_body_too_long_to_be_rewritten_is_passed_unchanged() -> None:
     options = b'{"prompt": "a", "stream": true, "stream_options": {"x": 1}, "other": "'
     padding = REWRITTEN_BYTES - len(options + b'"}')
     assert read_body(COMPLETIONS, options + b"x" * padding + b'"}').asking_usage() is not None

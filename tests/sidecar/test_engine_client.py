@@ -143,7 +143,7 @@ async def test_an_engine_that_does_not_answer_in_time_is_late() -> None:
     assert probe.cause.startswith("TimeoutError") or "Timeout" in probe.cause
 
 
-async def test_an_engine_whose_answer_breaks_off_is_late_and_one_that_is_away_refuses() -> None:
+async def test_a_truncated_probe_is_late_and_a_refused_connection_is_down() -> None:
     async with talking({"models": Page(b"{", short=5)}) as (client, server):
         probe = await client.probe()
         assert (probe.ready, probe.late, probe.refused) == (False, True, False)
@@ -253,7 +253,7 @@ async def test_answers_are_passed_on_as_they_come(page: Page, answer: tuple[int,
         assert await asked(client) == answer
 
 
-async def test_a_connection_that_breaks_or_cannot_be_made_is_an_engine_that_is_gone() -> None:
+async def test_a_broken_or_refused_connection_counts_as_a_lost_engine() -> None:
     async with talking({"answer": Page(b"{", short=5)}) as (client, server):
         with pytest.raises(EngineGone, match="ConnectionError: the engine closed it before"):
             await asked(client)

@@ -242,7 +242,7 @@ async def test_a_body_that_requests_usage_is_unchanged(fields: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("status", [400, 422])
-async def test_one_that_cannot_read_stream_options_gets_the_clients_own_body_and_is_asked_no_more(
+async def test_an_engine_that_rejects_stream_options_gets_the_clients_own_body_from_then_on(
     status: int,
 ) -> None:
     plain = {"prompt": "a", "stream": True}
@@ -267,7 +267,7 @@ IDS, USAGE = {"return_token_ids": True}, {"stream_options": {"include_usage": Tr
 PLAIN: dict[str, Any] = {"prompt": "a", "stream": True}
 
 
-async def test_one_that_refuses_token_ids_is_asked_for_usage_alone_and_for_ids_no_more() -> None:
+async def test_an_engine_that_rejects_token_ids_is_asked_for_usage_only_from_then_on() -> None:
     desk = Desk(Says((b"no",), 422), Says((TOKEN, DONE)), Says((TOKEN, DONE)))
     await desk.served(**IDS)
     assert desk.events[-1].WhichOneof("kind") == "finished"
@@ -395,7 +395,7 @@ async def test_the_end_of_thinking_is_noted_once() -> None:
     assert desk.events[-1].finished.thinking_tokens == 2
 
 
-async def test_a_fault_of_ours_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_error_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(Says((TOKEN, DONE)))
     monkeypatch.setattr(desk.mirror, "passed", lambda *_: 1 // 0)
     await desk.served()

@@ -23,12 +23,12 @@ def new_job(tier: Tier, learned: Learned, delivery_s: float = 0.0) -> Job:
     )
 
 
-def test_what_the_way_takes_is_kept_back_from_first_token_and_end() -> None:
+def test_the_transit_time_is_subtracted_from_first_token_and_end() -> None:
     tier = Tier("chat", Slo(ttft_s=1.0, tpot_s=0.1, e2e_s=5.0))
     assert new_job(tier, Learned(MODEL), 0.01).request.targets == Targets(0.99, 0.1, 4.99)
 
 
-def test_targets_that_are_not_there_stay_away() -> None:
+def test_absent_targets_stay_absent() -> None:
     assert less(Targets(tpot_s=0.1), 0.01) == Targets(tpot_s=0.1)
 
 

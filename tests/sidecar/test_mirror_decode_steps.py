@@ -54,7 +54,7 @@ step = st.sampled_from(["decode", "decode", "decode", "decode", "chunk", "join",
 
 
 @given(st.lists(st.tuples(step, st.sampled_from(KEYS), st.booleans()), max_size=40))
-def test_a_look_sees_the_same_whether_steps_were_taken_in_one_by_one_or_together(steps: Any) -> None:
+def test_the_view_is_the_same_whether_steps_were_applied_one_by_one_or_together(steps: Any) -> None:
     eager, lazy = mirror(), mirror()
     rows: dict[str, tuple[int, int]] = {"a": (20, 1)}
     left = set(KEYS)

@@ -115,7 +115,7 @@ def test_a_candidate_is_seen_with_what_the_engine_has_of_it() -> None:
 
 
 @pytest.mark.parametrize("cause", ["reset", "report lost", "silence"])
-def test_what_may_be_gone_is_planned_as_computed_whole(cause: str) -> None:
+def test_a_prefix_that_may_be_evicted_is_planned_as_computed(cause: str) -> None:
     pair, ids = Pair(), list(range(300))
     pair.serve("a", ids)
     if cause == "reset":

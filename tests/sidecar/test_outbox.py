@@ -70,7 +70,7 @@ async def test_output_that_waits_for_others_goes_when_none_come() -> None:
 
 
 @pytest.mark.parametrize("hurries", [(Hurry.AT_ONCE, Hurry.STEP), (Hurry.NONE, Hurry.AT_ONCE)])
-async def test_what_a_client_waits_for_does_not_wait_and_takes_along_what_is_there(
+async def test_urgent_events_are_sent_immediately_with_all_others(
     hurries: tuple[Hurry, Hurry],
 ) -> None:
     desk = await opened(step_s=1e6)
@@ -79,7 +79,7 @@ async def test_what_a_client_waits_for_does_not_wait_and_takes_along_what_is_the
     assert await desk.ids() == [0, 1]
 
 
-async def test_a_frame_takes_along_what_comes_in_the_same_turn_of_the_loop() -> None:
+async def test_a_frame_includes_events_of_the_same_turn_of_the_loop() -> None:
     desk = await opened()
     taking = asyncio.ensure_future(desk.ids())
     await asyncio.sleep(0)
@@ -116,7 +116,7 @@ async def test_events_without_urgency_are_sent_alone_in_the_end() -> None:
     assert await desk.ids() == [1]
 
 
-async def test_whoever_is_alone_does_not_wait() -> None:
+async def test_an_event_alone_does_not_wait() -> None:
     desk = await opened(sharing=1, step_s=1e6)
     desk.put(1)
     assert await desk.ids() == [1]
@@ -168,7 +168,7 @@ async def test_changes_travel_with_earlier_events_without_a_frame_of_their_own()
     taking.cancel()
 
 
-async def test_a_router_that_does_not_read_falls_behind() -> None:
+async def test_a_router_that_does_not_read_reaches_its_bound() -> None:
     desk = await opened()
     for id in range(20):
         desk.put(id, 500)
@@ -176,7 +176,7 @@ async def test_a_router_that_does_not_read_falls_behind() -> None:
     assert desk.box.empty
 
 
-async def test_a_closed_box_gives_what_it_has_and_takes_nothing() -> None:
+async def test_a_closed_outbox_returns_its_events_and_accepts_none() -> None:
     desk = await opened(step_s=1e6)
     desk.put(1)
     desk.box.close()

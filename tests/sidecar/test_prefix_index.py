@@ -87,7 +87,9 @@ def test_more_than_the_prompt_is_never_cached(index: PrefixIndex) -> None:
     ],
     ids=["evicted", "report lost", "reset", "restarted"],
 )
-def test_what_may_be_gone_counts_as_not_cached(index: PrefixIndex, then: StepReport, lost: int) -> None:
+def test_a_prefix_that_may_be_evicted_counts_as_not_cached(
+    index: PrefixIndex, then: StepReport, lost: int
+) -> None:
     index.take(then, lost)
     found = index.longest(chat("one", "two"))
     assert found is not None

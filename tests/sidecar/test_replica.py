@@ -124,7 +124,7 @@ def is_due(session: Session) -> bool:
     return session.outbox._due.is_set()
 
 
-async def test_whoever_asks_hears_whenever_new_requests_are_admitted_or_not() -> None:
+async def test_readiness_changes_are_reported() -> None:
     desk = Desk()
     assert not desk.replica.state.serves
     desk.replica.engine_up(Probe(True))
@@ -137,7 +137,7 @@ async def test_whoever_asks_hears_whenever_new_requests_are_admitted_or_not() ->
     await desk.replica.close()
 
 
-async def test_routers_hear_too() -> None:
+async def test_routers_get_them_too() -> None:
     async with serving() as desk:
         (session,) = desk.sessions
         assert (await snapshot_of(session)).engine_ready
@@ -160,7 +160,7 @@ async def test_the_context_length_is_the_engines_where_it_reports_one() -> None:
     await desk.replica.close()
 
 
-async def test_a_session_that_is_over_is_counted_no_more() -> None:
+async def test_an_ended_session_is_not_counted() -> None:
     async with serving() as desk:
         desk.sessions.append(desk.replica.open_session())
         assert desk.metric("sessions") == 2
@@ -258,7 +258,7 @@ async def test_a_tick_sends_changes_without_any_event() -> None:
         assert (await snapshot_of(session)).running == 1
 
 
-async def test_all_routers_hear_of_a_request_that_one_has_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_of_one_router_is_in_the_snapshots_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as desk:
         desk.sessions += [desk.replica.open_session() for _ in range(2)]
         reported: list[float] = []

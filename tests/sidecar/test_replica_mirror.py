@@ -65,7 +65,7 @@ def test_the_engines_order_is_kept_and_new_requests_wait_behind_it() -> None:
     assert (ids(view.running), ids(view.waiting)) == (["c", "a"], ["b", "d"])
 
 
-def test_a_reported_request_that_is_gone_from_the_report_takes_nothing() -> None:
+def test_a_request_missing_from_the_latest_report_holds_nothing() -> None:
     m = mirror()
     m.accept(job("a"), 0.0)
     m.accept(job("b"), 0.0)
@@ -281,7 +281,7 @@ def test_without_reports_output_shows_where_a_request_is() -> None:
     assert m.signs("b", shows_output=False) == Signs(Where.UNSEEN, 0.0, 0.4)
 
 
-def test_what_a_report_moves_goes_on_and_nothing_else_does() -> None:
+def test_only_requests_that_a_report_advances_progress() -> None:
     m = mirror()
     for id in "ab":
         m.accept(job(id), 0.0)
@@ -337,7 +337,7 @@ def test_several_tokens_of_one_step_are_ahead_of_their_deadlines() -> None:
     assert a.due_s == pytest.approx(5.0 + 5 * 0.1)
 
 
-def test_what_a_speculating_engine_has_brought_out_is_known_before_it_has_passed() -> None:
+def test_reported_tokens_of_a_speculating_engine_count_before_they_are_forwarded() -> None:
     m = mirror(speculation=Speculation(4, 0.7))
     m.accept(job("a"), 0.0)
     assert m.tokens_out("a") == 0
@@ -396,7 +396,7 @@ def test_without_reports_thinking_ends_where_the_tokens_that_pass_say() -> None:
     assert m.thinking_tokens("a") == 3
 
 
-def test_an_engines_word_on_thinking_goes_before_what_passes() -> None:
+def test_an_engines_report_on_thinking_precedes_the_forwarded_output() -> None:
     m = mirror()
     m.accept(thinker("a"), 0.0)
     ended = report([("a", 104, 5)])

@@ -218,7 +218,7 @@ def test_each_failure_has_its_kind_and_status_and_is_sent_immediately(
     assert desk.ended == desk.forgotten == [request]
 
 
-def test_an_engines_own_words_count_as_bytes_that_are_held() -> None:
+def test_an_engines_error_message_counts_as_held_bytes() -> None:
     desk = Desk()
     admitted(desk).engine_refused(422, b"no way")
     assert desk.events[0][1] == 6
@@ -240,7 +240,7 @@ def test_an_engine_without_room_is_a_rejection() -> None:
     assert request.state is State.REJECTED
 
 
-def test_one_that_is_cancelled_ends_without_a_word() -> None:
+def test_a_cancelled_request_ends_without_an_event() -> None:
     desk = Desk()
     request = admitted(desk)
     request.cancelled()

@@ -94,7 +94,7 @@ async def test_of_requests_decided_together_only_the_one_that_breaks_planning_fa
     assert rig.metric("faults_total", where="planning") == 1
 
 
-async def test_a_policy_that_forgets_somebody_fails_only_those_it_was_asked_about(
+async def test_a_policy_that_omits_a_verdict_fails_only_the_requests_of_that_decision(
     rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rig.policy, "admit", lambda view, new: [])
@@ -176,9 +176,7 @@ UNSOUND = [
 
 
 @pytest.mark.parametrize("report", UNSOUND, ids=str)
-async def test_a_report_that_makes_no_sense_changes_nothing(
-    rig: Rig, router: Router, report: StepReport
-) -> None:
+async def test_an_invalid_report_changes_nothing(rig: Rig, router: Router, report: StepReport) -> None:
     rig.reports.receive([report])
     assert rig.metric("telemetry_malformed_total") == 1
     assert rig.metric("telemetry_live") == 0

@@ -34,7 +34,7 @@ async def test_a_cancel_before_the_verdict_is_heeded(rig: Rig, router: Router) -
     assert router.events.get(1) is None
 
 
-async def test_an_engine_that_is_down_takes_its_last_report_along(
+async def test_the_last_report_of_an_engine_that_is_down_is_dropped(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     held = StepReport(
@@ -82,7 +82,7 @@ async def test_an_answer_ends_where_the_client_or_the_context_says(
     assert requested.request.max_output_tokens == longest
 
 
-def test_requests_that_came_or_went_while_the_engine_was_asked_are_not_others() -> None:
+def test_requests_that_came_or_ended_during_a_probe_are_not_foreign() -> None:
     for before, after in ((Count(3, 30), Count(1, 10)), (Count(1, 10), Count(3, 30))):
         mirror = HoldingMirror(KvCache(100, 100, 16), Limits(running=8), lambda _: 400)
         mirror.engine_load(EngineLoad(running=3, waiting=1, kv_used=0.4), before, after)
@@ -119,7 +119,7 @@ async def test_a_slot_that_becomes_free_is_used_immediately() -> None:
     await until(lambda: not gate.holds("b"))
 
 
-async def test_a_slow_policy_is_asked_no_more_often_than_its_share_of_time(
+async def test_a_slow_policy_is_called_only_within_its_share_of_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate, mirror = gate_before(replace(Bounds(), ask_share=0.2))

@@ -161,7 +161,7 @@ async def test_a_socket_that_was_removed_is_bound_again(socket_path: Path) -> No
     assert not is_there(socket_path)
 
 
-async def test_a_socket_whose_folder_is_gone_is_missed_once_until_it_is_back(tmp_path: Path) -> None:
+async def test_a_socket_whose_folder_is_missing_is_logged_once(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     receiver = TelemetrySocket(folder / "t.sock", lambda _: None)
@@ -178,7 +178,7 @@ async def test_a_socket_whose_folder_is_gone_is_missed_once_until_it_is_back(tmp
     receiver.close()
 
 
-async def test_a_socket_that_somebody_else_bound_meanwhile_is_left_to_them(socket_path: Path) -> None:
+async def test_a_socket_that_another_process_has_bound_is_left_to_it(socket_path: Path) -> None:
     receiver = TelemetrySocket(socket_path, lambda _: None)
     removed(socket_path)
     successor = TelemetrySocket(socket_path, lambda _: None)

@@ -68,7 +68,7 @@ async def test_cancels_after_the_end_or_of_unknown_requests_are_harmless(
     assert (await router.first(2)).HasField("admitted")
 
 
-async def test_a_router_that_goes_away_leaves_nothing_at_the_engine(engine: Engine, rig: Rig) -> None:
+async def test_a_router_that_disconnects_leaves_nothing_at_the_engine(engine: Engine, rig: Rig) -> None:
     async with rig.router() as router:
         await router.submit(1)
         await router.submit(2)
@@ -98,14 +98,14 @@ async def test_an_engine_that_refuses_is_quoted(engine: Engine, router: Router) 
     assert failed.body == b'{"error": "no such adapter"}'
 
 
-async def test_an_engine_that_dies_before_the_first_byte(engine: Engine, router: Router) -> None:
+async def test_an_engine_that_crashes_before_the_first_byte(engine: Engine, router: Router) -> None:
     await router.submit(1)
     (await engine.asked()).die()
     assert lost(await router.ended(1))
     assert router.kinds(1) == ["admitted", "failed"]
 
 
-async def test_an_engine_that_dies_within_an_answer(engine: Engine, router: Router) -> None:
+async def test_an_engine_that_crashes_within_an_answer(engine: Engine, router: Router) -> None:
     await router.submit(1)
     exchange = await streaming(engine)
     await until(lambda: "output" in router.kinds(1))
@@ -243,7 +243,7 @@ def handed_back(event: wire.Event) -> bool:
     return event.failed.failure == wire.FAILURE_RETURNED and event.failed.status == 503
 
 
-async def test_a_drain_hands_back_what_has_not_begun_and_lets_the_rest_end(
+async def test_a_drain_returns_requests_not_begun_and_finishes_the_rest(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     for id in (1, 2, 3):
@@ -271,7 +271,7 @@ async def test_a_drain_hands_back_what_has_not_begun_and_lets_the_rest_end(
     assert rig.metric("ends_total", tier="chat", end="returned") == 1
 
 
-async def test_a_drain_goes_by_the_engines_reports_where_there_are_any(
+async def test_a_drain_follows_the_engines_reports_where_there_are_any(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     for id in (1, 2, 3):
@@ -322,7 +322,7 @@ async def test_a_replica_that_stops_does_not_resume(rig: Rig, router: Router) ->
     assert rig.replica.state.draining
 
 
-async def test_a_replica_that_closes_hands_back_what_has_not_begun(
+async def test_a_replica_that_closes_returns_requests_not_begun(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     await router.submit(1)

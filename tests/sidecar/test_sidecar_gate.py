@@ -165,7 +165,7 @@ async def test_an_engine_without_room_sends_the_router_to_the_next_replica(
     assert rig.replica.unfinished == 0
 
 
-async def test_an_engine_that_refused_is_given_no_more_than_it_took(
+async def test_an_engine_that_refused_gets_no_more_than_it_accepted(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     await router.submit(1)
@@ -242,7 +242,7 @@ async def test_usage_that_the_client_asked_for_is_its_own(engine: Engine, rig: R
     assert router.data(1) == TOKEN + USAGE + DONE
 
 
-async def test_an_engine_that_does_not_know_stream_options_gets_the_body_as_it_came(
+async def test_an_engine_without_stream_options_gets_the_body_unchanged(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     await router.submit(1)

@@ -202,7 +202,9 @@ async def test_the_last_endpoint_rejects_too_where_the_pool_has_no_backup(gatewa
     assert gateway.metric("slo_missed_total", tier="chat", why="rejected") == 1
 
 
-async def test_a_rejection_that_another_replica_hears_of_is_not_the_clients(gateway: Gateway) -> None:
+async def test_a_rejection_followed_by_another_replica_is_not_counted_for_the_client(
+    gateway: Gateway,
+) -> None:
     rejects(gateway.rig)
     await gateway.ask(x_envoy_attempt_count="1", x_penstock_max_hops="1")
     assert gateway.metric("passed_on_total", tier="chat") == 1
@@ -294,7 +296,9 @@ async def test_an_engine_lost_in_the_middle_of_a_stream_ends_it_with_an_error_ev
     assert '"type":"engine_lost"' in text and "[DONE]" not in text
 
 
-async def test_the_engine_hears_at_once_of_a_client_that_leaves(gateway: Gateway, engine: Engine) -> None:
+async def test_the_engine_is_disconnected_immediately_when_the_client_is(
+    gateway: Gateway, engine: Engine
+) -> None:
     asking = gateway.begin()
     exchange = await engine.asked()
     await exchange.begin()
@@ -308,7 +312,7 @@ async def test_the_engine_hears_at_once_of_a_client_that_leaves(gateway: Gateway
     assert gateway.metric("slo_judged_total", tier="chat") == 0
 
 
-async def test_a_client_that_does_not_read_is_cut_off_and_others_go_on(
+async def test_a_client_that_does_not_read_is_disconnected_and_others_continue(
     gateway: Gateway, engine: Engine
 ) -> None:
     host, _, port = gateway.url.removeprefix("http://").rpartition(":")

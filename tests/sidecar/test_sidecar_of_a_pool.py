@@ -48,7 +48,7 @@ def test_drafts_are_expected_as_the_pool_says(
     assert view.speculation == speculation
 
 
-def test_a_policy_has_decided_about_every_tier_before_anybody_comes(tmp_path: Path) -> None:
+def test_a_policy_is_warmed_up_with_every_tier(tmp_path: Path) -> None:
     file = tmp_path / "pool.yaml"
     file.write_text(POOL.format(more=""))
     model = time_model("llama-3-8b-h100")

@@ -92,7 +92,7 @@ async def test_a_whole_answer_is_lost_sooner_where_the_engine_reports(
     assert lost(await router.ended(1))
 
 
-async def test_waiting_behind_others_that_go_on_is_no_fault(
+async def test_waiting_behind_progressing_requests_is_no_fault(
     engine: Engine, rig: Rig, router: Router, later: Any
 ) -> None:
     await router.submit(1)

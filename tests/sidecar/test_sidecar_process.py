@@ -114,7 +114,7 @@ async def test_what_hinders_its_start_is_one_line(pool: Path, tmp_path: Path, so
     assert output.startswith(f"{bad}: spec.tiers[0].slo.tpot:")
 
 
-async def test_without_an_engine_it_serves_and_says_so(pool: Path) -> None:
+async def test_without_an_engine_it_serves_and_reports_that(pool: Path) -> None:
     with listen("127.0.0.1", 0) as free:
         nowhere = f"127.0.0.1:{free.getsockname()[1]}"
     async with started("penstock_sidecar.main", *sidecar(pool, nowhere)) as process:

@@ -329,7 +329,7 @@ async def _interleaved(moves: list[tuple[str, int]], closes: bool) -> None:
 
 @examples(100)
 @given(st.lists(st.tuples(st.sampled_from(DOES), st.integers(0, 99)), max_size=40), st.booleans())
-def test_no_interleaving_of_session_and_engine_leaves_anything_behind(
+def test_no_interleaving_of_session_and_engine_leaves_state(
     moves: list[tuple[str, int]], closes: bool
 ) -> None:
     asyncio.run(_interleaved(moves, closes))

@@ -127,7 +127,7 @@ REASONS = {
 }
 
 
-async def test_every_reason_has_its_word_on_the_wire(rig: Rig, router: Router) -> None:
+async def test_every_reason_has_its_value_on_the_wire(rig: Rig, router: Router) -> None:
     assert set(REASONS) == set(Reason)
     for id, (reason, word) in enumerate(REASONS.items()):
         earliest_s = 1.5 if id % 2 else None
@@ -140,7 +140,7 @@ async def test_every_reason_has_its_word_on_the_wire(rig: Rig, router: Router) -
     assert rig.engine.exchanges == []
 
 
-async def test_a_rejected_request_goes_nowhere_and_its_id_is_free(rig: Rig, router: Router) -> None:
+async def test_a_rejected_request_is_not_forwarded_and_its_id_is_free(rig: Rig, router: Router) -> None:
     rig.policy.answers = lambda _: Rejected(Reason.KV_MEMORY, 3.0)
     await router.submit(1)
     await router.ended(1)
@@ -237,7 +237,7 @@ async def test_latencies_and_ends_are_counted(rig: Rig, router: Router) -> None:
     assert rig.metric("planner_seconds_max") > 0
 
 
-async def test_an_engine_that_is_not_ours_gets_the_body_as_it_came(engine: Engine, bounds: Bounds) -> None:
+async def test_an_unmodified_engine_gets_the_body_unchanged(engine: Engine, bounds: Bounds) -> None:
     rig = Rig(engine, bounds, reads_fields=False)
     raw = b'{ "model":"m", "prompt":[1,2,3] , "stream": true, "stream_options" :{"include_usage":true}}'
     async with rig.serving(), rig.router() as router:
@@ -263,7 +263,7 @@ async def test_a_changed_state_reaches_routers_that_carry_nothing(rig: Rig) -> N
         assert rig.metric("engine_ready") == 1
 
 
-async def test_what_one_router_brings_the_others_hear_of_by_themselves(rig: Rig) -> None:
+async def test_one_router_s_requests_are_in_the_snapshots_of_the_others(rig: Rig) -> None:
     """Nothing ticks here."""
     async with rig.router() as idle, rig.router() as busy:
         await until(lambda: bool(idle.frames))
@@ -285,7 +285,7 @@ async def test_a_rejection_sends_nothing_to_other_sessions(rig: Rig) -> None:
         assert len(idle.frames) == 2
 
 
-async def test_what_a_bad_time_taught_gets_old_only_while_there_is_nothing_to_do(rig: Rig) -> None:
+async def test_what_slow_times_taught_expires_only_while_idle(rig: Rig) -> None:
     for _ in range(50):
         rig.learned.step(BatchWork(100), 10 * MODEL.seconds(BatchWork(100)))
     async with rig.router() as router:

@@ -62,7 +62,7 @@ async def test_reports_arrive_oldest_first_and_rubbish_is_skipped(socket_path: P
     assert not is_there(socket_path)
 
 
-async def test_a_path_left_behind_is_taken_over_and_one_in_use_is_not(socket_path: Path) -> None:
+async def test_a_stale_path_is_taken_over_and_one_in_use_is_not(socket_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
         dead.bind(str(socket_path))
     receiver = TelemetrySocket(socket_path, lambda _: None)
@@ -117,7 +117,7 @@ async def test_of_several_reports_each_teaches_and_the_last_is_the_picture(rig: 
     assert rig.metric("time_model_error_ratio_count") == 2
 
 
-async def test_an_idle_report_teaches_nothing_and_nonsense_does_no_harm(rig: Rig) -> None:
+async def test_an_idle_report_is_not_learned_from_and_an_invalid_one_is_ignored(rig: Rig) -> None:
     rig.reports.receive([report(1), report(2, duration_s=float("inf"), tokens=1), report(3, duration_s=-1.0)])
     rig.reports.receive([report(4, duration_s=float("nan"), tokens=5)])
     assert rig.metric("time_model_error_ratio_count") == 0
@@ -130,7 +130,7 @@ async def test_loss_and_restart_are_counted(rig: Rig) -> None:
     assert rig.metric("engine_restarts_total") == 1
 
 
-async def test_a_report_may_go_on_from_an_earlier_one(rig: Rig) -> None:
+async def test_a_report_may_be_incremental(rig: Rig) -> None:
     rows: dict[str, Any] = {"running": 1, "waiting": 1, "kv_blocks_total": 500, "block_tokens": 16}
     rig.reports.receive(
         [
@@ -158,7 +158,7 @@ async def test_a_report_may_go_on_from_an_earlier_one(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "named", [report(3, since=2), report(2, "second", since=1)], ids=["lost", "another's"]
 )
-async def test_one_that_goes_on_from_what_never_came_leaves_the_picture(rig: Rig, named: StepReport) -> None:
+async def test_an_increment_of_a_missing_report_is_ignored(rig: Rig, named: StepReport) -> None:
     rig.reports.receive([held("x", 10, 3)])
     before = rig.metric("telemetry_lost_total")
     rig.reports.receive([named])
@@ -272,7 +272,7 @@ async def test_without_reports_a_whole_answer_has_no_token_times(
     assert not (await router.ended(1)).finished.token_gaps_us
 
 
-async def test_a_stream_is_timed_by_whoever_reads_it(rig: Rig, engine: Engine, router: Router) -> None:
+async def test_a_stream_is_timed_by_its_reader(rig: Rig, engine: Engine, router: Router) -> None:
     await router.submit(1)
     exchange = await engine.asked()
     rig.reports.receive([held(exchange.key, 3, 1)])

@@ -82,7 +82,7 @@ async def test_a_ticket_is_for_all_answers_of_its_request(rig: Rig, router: Rout
     assert ticket.uses == 3
 
 
-async def test_a_client_s_own_xargs_go_along_and_none_of_ours(rig: Rig, router: Router) -> None:
+async def test_a_client_s_own_xargs_are_passed_without_penstock_s_fields(rig: Rig, router: Router) -> None:
     xargs = {"seed": 7, "penstock_ttft_s": 0.001, TICKET: "forged"}
     await router.submit(1, {"prompt": [1], "stream": True, "vllm_xargs": xargs}, direct=True)
     fields = orjson.loads((await router.first(1)).engine_fields)
@@ -201,7 +201,7 @@ async def test_a_client_that_leaves_frees_its_place_at_once(rig: Rig, router: Ro
     assert rig.metric("ends_total", tier="chat", end="cancelled") == 1
 
 
-async def test_a_router_that_dies_frees_its_places(rig: Rig, router: Router) -> None:
+async def test_a_router_that_crashes_frees_its_places(rig: Rig, router: Router) -> None:
     await ticket_of(router, 1)
     router.call.cancel()
     await until(lambda: rig.replica.unfinished == 0)

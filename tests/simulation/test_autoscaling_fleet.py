@@ -69,7 +69,7 @@ def test_a_new_replica_takes_work_once_it_has_started() -> None:
     assert counts[-1].ready == 2
 
 
-def test_one_that_is_taken_away_finishes_what_it_has_and_takes_no_more() -> None:
+def test_a_removed_replica_finishes_its_requests_and_accepts_none() -> None:
     long = [Arrival(f"long-{i}", 9.5, "chat", 200, 400) for i in range(4)]
     outcomes, counts = served(
         scripted(2, 1), [*long, *(a for a in every(0.2, 40.0) if a.arrival_s > 9.5)], replicas=2
@@ -83,13 +83,13 @@ def test_one_that_is_taken_away_finishes_what_it_has_and_takes_no_more() -> None
     assert freed_s == pytest.approx(drained_s)
 
 
-def test_a_start_that_is_no_longer_wanted_is_gone_at_once() -> None:
+def test_a_start_that_is_no_longer_desired_ends_immediately() -> None:
     outcomes, counts = served(scripted(1, 3, 1), every(0.5, 60.0))
     assert [count.gpus for count in counts if count.at_s in {10.0, 20.0}] == [3, 1]
     assert {outcome.replica for outcome in outcomes} == {"r0"}
 
 
-def test_an_ordinal_comes_back_only_when_it_has_gone() -> None:
+def test_an_ordinal_is_reused_only_after_its_replica_has_ended() -> None:
     long = [Arrival(f"long-{i}", 9.5, "chat", 200, 800) for i in range(4)]
     outcomes, counts = served(
         scripted(2, 1, 2), [*long, *(a for a in every(0.5, 120.0) if a.arrival_s > 9.5)], replicas=2

@@ -60,7 +60,7 @@ def test_with_outdated_snapshots_every_request_is_served_and_slos_are_met(order:
 
 
 @pytest.mark.parametrize("order", [name for name in ORDERS if name != "round-robin"])
-def test_whoever_looks_asks_fewer(order: str) -> None:
+def test_an_order_by_load_needs_fewer_hops(order: str) -> None:
     """Every fourth prompt is long: in turn, all of those come to the same one of four replicas."""
     long = [Arrival(str(i), 0.02 * i, "chat", 60 if i % 4 else 1900, 5) for i in range(100)]
 
@@ -84,7 +84,7 @@ def test_a_burst_does_not_follow_a_stale_snapshot_to_one_replica() -> None:
     assert max(first.values()) < 2 * min(first.values())
 
 
-def test_routers_hear_of_one_anothers_placements_a_little_later_where_they_share_them() -> None:
+def test_shared_placements_reach_other_routers_after_a_delay() -> None:
     idle = SimulatedReplica("r0", FLEET, build(FLEET.policy, FLEET.knobs), 0).planning_view(0.0)
     for heard_s, received in ((0.003, 1), (inf, 0)):
         snapshots = ReplicaSnapshots("r0", idle, STALE_S, heard_s)

@@ -80,7 +80,7 @@ def test_a_hot_prefix_spreads_when_its_holder_has_no_room() -> None:
     assert [outcome.id for outcome in admitted if not outcome.met] == []
 
 
-def test_routers_find_the_prefix_without_a_prefix_cache_nowhere() -> None:
+def test_without_a_prefix_cache_routers_find_no_prefix() -> None:
     outcomes = served(replace(FLEET, prefix_caching=False), turns(5, 3))
     assert {outcome.cached_tokens for outcome in outcomes} == {0}
 

@@ -187,7 +187,7 @@ def test_a_session_counts_once_and_fails_with_any_of_its_stages() -> None:
 
 @given(st.integers(0, 10_000))
 @examples(20)
-def test_any_prices_give_an_upper_bound(seed: int) -> None:
+def test_any_dual_prices_give_an_upper_bound(seed: int) -> None:
     random = np.random.default_rng(seed)
     program, chosen = LinearProgram(), random.random(6)
     columns = program.columns(np.ones(6), gain=1.0)
@@ -201,7 +201,7 @@ def test_any_prices_give_an_upper_bound(seed: int) -> None:
     assert exact == pytest.approx(chosen.sum(), abs=1e-6)
 
 
-def test_a_capacity_lies_where_the_bound_crosses() -> None:
+def test_a_capacity_is_where_the_bound_crosses_the_attainment() -> None:
     chat = scenario("chatbot")
     small = replace(
         chat,

@@ -69,7 +69,7 @@ def test_prompts_go_whole_first_come_first_served_in_batches_of_the_budget() -> 
     assert outcomes["c"].ttft_s == pytest.approx(FLEET.hop_latency_s + batch_s + MODEL.prefill_seconds(1000))
 
 
-def test_work_goes_to_whoever_has_least() -> None:
+def test_work_goes_to_the_least_loaded_replica() -> None:
     outcomes = served(
         [ask("a", 2000, 40), ask("b", 100, 40), ask("c", 100, 40), ask("d", 100, 40, at_s=5.0)],
         ratio=Ratio(2, 2),

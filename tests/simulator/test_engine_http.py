@@ -244,7 +244,7 @@ async def test_the_official_client_raises_what_it_should(real_time: RealTime) ->
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_goes_away_frees_its_memory(real_time: RealTime, stream: bool) -> None:
+async def test_a_client_that_disconnects_frees_its_memory(real_time: RealTime, stream: bool) -> None:
     body = {"prompt": "hi", "max_tokens": 900, "ignore_eos": True, "stream": stream}
     async with real_time(step_s=0.02) as engine:
         async with httpx2.AsyncClient(base_url=engine.url) as http:

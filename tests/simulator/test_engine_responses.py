@@ -169,7 +169,7 @@ async def test_a_stream_hands_out_each_token_once() -> None:
     assert (stream.first_s, stream.last_s, stream.finish) == (3.0, 6.0, Finish.STOP)
 
 
-async def test_an_aborted_stream_ends_whoever_waits_and_whoever_asks() -> None:
+async def test_an_aborted_stream_ends_its_readers_now_and_later() -> None:
     stream = TokenStream("a", 1.0)
     taking = asyncio.create_task(stream.take())
     await asyncio.sleep(0)

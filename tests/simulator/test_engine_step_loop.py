@@ -218,7 +218,7 @@ def test_a_report_past_the_socket_leaves_out_the_last_of_the_waiting(job: Make, 
     assert len(report.computed_tokens) == len(report.best_effort) == len(report.request_ids)
 
 
-def test_a_reader_that_is_behind_costs_reports_and_no_time(job: Make, tmp_path: Path) -> None:
+def test_a_slow_reader_costs_reports_and_no_time(job: Make, tmp_path: Path) -> None:
     state = crowd(job, 10)
     with bind(tmp_path / "t.sock"):
         sender = ReportSocket(tmp_path / "t.sock", print)

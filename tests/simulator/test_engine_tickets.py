@@ -50,7 +50,7 @@ async def test_a_ticket_counts_once_though_a_client_names_its_request_again(real
         assert await served(engine, once) == ("cmpl-x", True)
 
 
-async def test_fields_without_a_ticket_are_worth_nothing(real_time: RealTime) -> None:
+async def test_fields_without_a_ticket_are_ignored(real_time: RealTime) -> None:
     async with real_time(ticket_key=KEY) as engine:
         assert await served(engine, FIELDS) == ("cmpl-x", True)
         assert await served(engine, FIELDS | {TICKET: "forged"}) == ("cmpl-x", True)

@@ -77,7 +77,7 @@ def test_a_shape_counts_its_tokens_as_the_planners_terms() -> None:
 
 
 @pytest.mark.parametrize(("x", "y"), [(1, 0.0), (2, 10.0), (3, 20.0), (4, 50.0), (5, 80.0), (6, 110.0)])
-def test_between_goes_on_past_both_ends(x: float, y: float) -> None:
+def test_interpolation_extrapolates_at_both_ends(x: float, y: float) -> None:
     assert between([2, 3, 5], [10.0, 20.0, 80.0], x) == pytest.approx(y)
 
 
@@ -90,7 +90,7 @@ def test_the_shortest_prompt_of_a_table_is_the_launch() -> None:
     assert times.attention_pair_ms == pytest.approx([0.0, 2 * 0.4 / 400])
 
 
-def test_a_model_without_tables_pays_for_whole_tiles() -> None:
+def test_a_model_without_tables_computes_whole_tiles() -> None:
     model = TimeModel("line", (Term(1e-3, 0.0),))
 
     def tokens(count: int) -> int:

@@ -25,7 +25,7 @@ class Watched(Eager):
         return super().step(view, memory)
 
 
-def test_a_policy_has_seen_prefills_decodes_and_drafts_before_anybody_comes() -> None:
+def test_a_policy_is_warmed_up_with_prefills_decodes_and_drafts() -> None:
     policy, reported = Watched(), Speculation(4, 0.7)
     warm_up(policy, Limits(), MODEL, reported)
     assert all(view.speculation == reported for view in policy.views)

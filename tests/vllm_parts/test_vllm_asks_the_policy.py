@@ -104,7 +104,9 @@ def test_what_a_policy_remembers_is_of_its_last_good_step() -> None:
 @pytest.mark.parametrize(
     ("took_s", "steps_off"), [(0.5, 0), (0.75, 1), (1.0, 2), (2.25, 4), (9e9, MOST_STEPS_OFF)]
 )
-def test_a_policy_that_took_too_long_rests_until_that_is_earned_back(took_s: float, steps_off: int) -> None:
+def test_a_policy_that_took_too_long_is_skipped_until_that_time_is_made_up(
+    took_s: float, steps_off: int
+) -> None:
     clock, policy = Clock(), Scripted()
     plans, faults = planning(clock, policy)
     clock.step_s = took_s

@@ -340,7 +340,7 @@ def test_all_tokens_but_one_are_accepted_drafts() -> None:
     assert accepted([0, 1], [[0, 1, 2]]) == [Drafted("direct", 2, 2)]
 
 
-def test_steps_are_learned_from_when_somebody_asks_or_many_are_noted() -> None:
+def test_steps_are_evaluated_on_demand_or_when_many_are_recorded() -> None:
     work = BatchWork(100)
     once = observe(Correction(), MODEL, work, 0.2)
     asked_for = EngineEstimates(MODEL, None)

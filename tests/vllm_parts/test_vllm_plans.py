@@ -117,7 +117,7 @@ def test_what_no_engine_could_do_is_refused(step: Step) -> None:
         plan_of(step, VIEW, held())
 
 
-def test_whoever_is_preempted_or_promoted_is_said_with_the_rest() -> None:
+def test_preempted_and_promoted_requests_are_reported_with_the_rest() -> None:
     here = held()
     plan = plan_of(Step({"a": 1, "x": 100}, preempt=("b",), drafts={"a": 2}, promote=("x", "a")), VIEW, here)
     assert (plan.preempt, plan.order, plan.start) == ((here["b"],), (here["a"],), (here["x"],))

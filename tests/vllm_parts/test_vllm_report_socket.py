@@ -68,7 +68,7 @@ def heard(receiver: socket.socket) -> StepReport:
     return StepReport.FromString(receiver.recv(1 << 20))
 
 
-def test_reports_are_lost_until_somebody_listens(path: Path) -> None:
+def test_reports_are_lost_until_there_is_a_reader(path: Path) -> None:
     reports = Reports(ReportSocket(path, WARN))
     reports.send(IDLE)
     assert reports.lost == 1
@@ -84,7 +84,7 @@ def test_reports_are_lost_until_somebody_listens(path: Path) -> None:
     reports.close()
 
 
-def test_a_reader_that_is_behind_costs_reports_and_no_time(path: Path, reader: socket.socket) -> None:
+def test_a_slow_reader_costs_reports_and_no_time(path: Path, reader: socket.socket) -> None:
     ours = ReportSocket(path, WARN)
     taken = [ours.send(StepReport(kv_blocks_total=1)) for _ in range(5000)]
     assert set(taken) == {True, False}
@@ -167,7 +167,9 @@ def test_a_report_is_as_long_as_the_kernel_allows_any_process(path: Path, reader
     ours.close()
 
 
-def test_an_idle_engine_says_so_again_and_a_working_one_does_not(path: Path, reader: socket.socket) -> None:
+def test_an_idle_engine_reports_repeatedly_and_a_working_one_does_not(
+    path: Path, reader: socket.socket
+) -> None:
     reports = Reports(ReportSocket(path, WARN))
     reports.send(IDLE)
     reports.repeat()
@@ -179,7 +181,7 @@ def test_an_idle_engine_says_so_again_and_a_working_one_does_not(path: Path, rea
     reports.close()
 
 
-def test_the_thread_sends_all_it_was_handed_before_it_ends() -> None:
+def test_the_thread_sends_all_queued_reports_before_it_ends() -> None:
     wire = Wire()
     reports, queue = Reports(wire), SimpleQueue[Boundary | Further | None]()
     teller = BoundaryRecorder(reports, queue)
@@ -287,7 +289,7 @@ def test_requests_are_reported_again_only_when_more_than_tokens_has_changed(path
     assert not teller.knows(3, (), WHOLE_EVERY_S / 2)
 
 
-def test_a_boundary_that_goes_on_is_the_one_before_but_for_what_it_says(
+def test_an_incremental_boundary_is_the_one_before_with_its_changes(
     path: Path, reader: socket.socket
 ) -> None:
     reports = Reports(ReportSocket(path, WARN))
@@ -301,7 +303,7 @@ def test_a_boundary_that_goes_on_is_the_one_before_but_for_what_it_says(
     reports.close()
 
 
-def test_a_boundary_goes_on_only_while_nothing_else_has_happened(path: Path) -> None:
+def test_a_boundary_is_incremental_only_while_nothing_else_has_changed(path: Path) -> None:
     reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | Further | None]()
     teller, further = BoundaryRecorder(reports, queue), Further(None, KvMemory(100, 60, 16), 0.04, 5)
     assert not teller.repeat(MOVING.turns, further, 0.0), "nothing was reported before"

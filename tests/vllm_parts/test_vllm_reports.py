@@ -104,7 +104,7 @@ def test_a_short_report_names_the_last_that_had_all_requests() -> None:
     assert not reports.broken
 
 
-def test_without_one_to_build_on_nothing_is_sent_and_all_requests_are_wanted() -> None:
+def test_without_a_base_nothing_is_sent_and_all_requests_are_due() -> None:
     wire = Wire()
     reports = Reports(wire)
     assert not reports.broken

@@ -85,7 +85,7 @@ def test_a_ticket_brings_its_request_s_slo(sidecar: Sidecar) -> None:
     assert job.request.targets == Targets(1.0, 0.1)
 
 
-def test_time_on_the_way_to_the_engine_is_spent_too(sidecar: Sidecar) -> None:
+def test_time_in_transit_to_the_engine_counts_as_spent(sidecar: Sidecar) -> None:
     ticket = sidecar.ticket()
     sidecar.clock.now_s += 0.5
     assert sidecar.job("cmpl-1", ticket).request.arrival_s == 50.0 - 0.25
@@ -112,7 +112,7 @@ def test_each_answer_of_a_request_has_its_slo(sidecar: Sidecar) -> None:
     assert [job.request.id for job in jobs[:2]] == ["r-1", "r-1~1"]
 
 
-def test_an_old_ticket_is_worth_nothing(sidecar: Sidecar) -> None:
+def test_an_expired_ticket_is_ignored(sidecar: Sidecar) -> None:
     ticket = sidecar.ticket()
     sidecar.clock.now_s += VALID_S + 0.1
     assert sidecar.job("cmpl-1", ticket).best_effort
@@ -183,6 +183,6 @@ def test_tickets_can_be_required(tmp_path: Path) -> None:
         (NAMED | {"PENSTOCK_TICKETS": "yes"}, 'PENSTOCK_TICKETS: "yes" is not `required`; leave it out'),
     ],
 )
-def test_a_wrong_word_about_tickets_is_explained(environment: dict[str, str], words: str) -> None:
+def test_an_invalid_setting_for_tickets_is_explained(environment: dict[str, str], words: str) -> None:
     with pytest.raises(BadSetting, match=words):
         read_settings({}, environment)

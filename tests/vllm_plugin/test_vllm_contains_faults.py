@@ -127,7 +127,7 @@ def test_nor_does_how_deep_it_is() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_request_whose_fields_make_no_sense_is_best_effort_and_others_keep_their_plan(kind: str) -> None:
+def test_a_request_with_invalid_fields_is_best_effort_and_others_keep_their_plan(kind: str) -> None:
     sound = {"penstock_ttft_s": 1.0, "penstock_tpot_s": 0.05, "penstock_best_effort": 0}
     engine, policy = watched(KINDS[kind])
     for name, fields in (("odd", sound | {"penstock_tpot_s": nan}), ("sound", sound)):
@@ -162,7 +162,7 @@ def serve(engine: Engine) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", OURS)
-def test_an_error_of_ours_costs_a_step_its_plan_and_no_request_anything(
+def test_an_internal_error_costs_one_plan_and_affects_no_request(
     where: str, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, policy = watched(KINDS[kind])

@@ -110,7 +110,7 @@ def test_best_effort_pins_nothing() -> None:
     assert not pins_of(engine)
 
 
-def test_a_request_that_leaves_gives_its_prefix_back() -> None:
+def test_a_request_that_ends_releases_its_prefix() -> None:
     engine = served()
     engine.add("long", 0, 3, prompt=prompt(2, 60), fields=CHAT)
     engine.step()

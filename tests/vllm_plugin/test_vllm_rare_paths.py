@@ -140,7 +140,7 @@ def test_time_that_a_request_took_to_come_here_is_of_its_budget(late_s: float, c
 
 
 @pytest.mark.parametrize("session", [False, True])
-def test_no_more_adapters_are_in_use_than_there_is_room_for_with_one_that_rests(session: bool) -> None:
+def test_adapters_in_use_stay_within_the_bound_with_one_that_is_idle(session: bool) -> None:
     """vLLM counts those that it computes: next step one more than fit would be, and vLLM would end."""
     engine, policy = decoding(replace(SMALL, loras=2), 1, lora=1)
     for lora in (2, 3):

@@ -109,7 +109,7 @@ def test_a_report_measures_the_step_that_has_ended() -> None:
     assert (wire.reports[-1].tokens, wire.reports[-1].context_tokens) == (2, 132)
 
 
-def test_an_engine_that_has_nothing_left_says_so() -> None:
+def test_an_engine_without_requests_reports_it() -> None:
     engine = Engine(Kind(policy="vllm"))
     wire = wired(engine)
     engine.add("r1", 100, 3, fields={"penstock_id": "p1"})
@@ -133,7 +133,7 @@ CHAT = {"penstock_tier": "chat", "penstock_ttft_s": 5.0, "penstock_tpot_s": 0.2,
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_answers_and_prompts_of_one_request_are_the_jobs_that_the_sidecar_knows(ahead: bool) -> None:
+def test_answers_and_prompts_of_one_request_have_the_names_of_the_sidecar_s_jobs(ahead: bool) -> None:
     """vLLM makes a request of each and names it in its own way; all carry the fields of one."""
     engine, lengths = Engine(Kind(policy="slos-serve", ahead=ahead)), (40, 40, 90, 90)
     wire, ids = wired(engine), sequence_ids("p1", 4)

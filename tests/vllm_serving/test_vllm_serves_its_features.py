@@ -98,9 +98,7 @@ async def test_a_stop_string_ends_the_answer_before_it(
 
 
 @pytest.mark.parametrize("server", ["drafting", "adapting"])
-async def test_a_client_that_goes_away_leaves_nothing_behind(
-    server: str, request: pytest.FixtureRequest
-) -> None:
+async def test_a_client_that_disconnects_leaves_no_state(server: str, request: pytest.FixtureRequest) -> None:
     engine: Server = request.getfixturevalue(server)
     events = engine.events(prompt="never read to its end ", max_tokens=900, ignore_eos=True)
     for _ in range(3):

@@ -181,7 +181,7 @@ def test_steps_without_a_plan_are_those_of_vllm_itself() -> None:
     assert faulty.finished == own.finished == set(own.asked)
 
 
-def test_a_policy_that_is_too_slow_rests_until_its_time_is_earned_back() -> None:
+def test_a_policy_that_is_too_slow_is_skipped_until_its_time_is_made_up() -> None:
     engine, policy = watched(replace(SMALL, blocks=400, policy="vllm", more={"planningS": 0.01}))
     ticks = iter([0.0, 0.05] + [1.0] * 1000)
     engine.scheduler.planning._clock = lambda: next(ticks)

@@ -182,9 +182,7 @@ async def test_a_replica_lost_in_a_stream_ends_it_with_an_error_event() -> None:
 @pytest.mark.parametrize(
     ("talks", "status", "kind"), [(True, 429, "slo_unattainable"), (False, 503, "no_replicas")]
 )
-async def test_a_replica_too_busy_to_answer_is_not_one_that_is_gone(
-    talks: bool, status: int, kind: str
-) -> None:
+async def test_a_replica_too_busy_to_answer_is_not_lost(talks: bool, status: int, kind: str) -> None:
     async def is_too_busy(part: Part) -> None:
         replica.tell(running=1)
         await until(lambda: router.replica_set["r0"].load.snapshot.running == 1)
@@ -258,7 +256,7 @@ async def never_ends(part: Part) -> None:
 
 
 @pytest.mark.parametrize("script", [is_silent, never_ends])
-async def test_a_client_that_goes_away_takes_its_request_back(script: object) -> None:
+async def test_a_client_that_disconnects_has_its_request_cancelled(script: object) -> None:
     replica = ScriptedReplica("r0", script)  # type: ignore[arg-type]
     async with house(replica) as router:
         asking = asyncio.create_task(router.chat(stream=True))
@@ -318,7 +316,7 @@ async def test_a_request_too_many_gets_an_error() -> None:
         asking.cancel()
 
 
-async def test_what_a_router_does_not_know_of_a_replica_does_no_harm() -> None:
+async def test_unknown_fields_of_a_replica_are_ignored() -> None:
     async def speaks_a_later_version(part: Part) -> None:
         part.say(wire.Event())
         part.reject(wire.REASON_UNSPECIFIED)
