@@ -75,7 +75,7 @@ def rss_mib(pid: int) -> float:
 
 
 @dataclass(frozen=True)
-class Steady:
+class ConstantSteps:
     """A truth in which every iteration takes as long."""
 
     step_s: float
@@ -90,7 +90,7 @@ def serve(pool: str, step_s: float, telemetry: str) -> int:
     options = engine.parser().parse_args(flags)
     configure_logs("penstock-engine", "info")
     loaded = load_pool(options.file)
-    return run_process(lambda stop: engine.serve_engine(loaded, Steady(step_s), options, stop))
+    return run_process(lambda stop: engine.serve_engine(loaded, ConstantSteps(step_s), options, stop))
 
 
 async def start(

@@ -26,14 +26,14 @@ TOGETHER = 8
 
 
 class Seen(NamedTuple):
-    """Results of one seed. promises: admitted requests whose SLO was checked."""
+    """Results of one seed. slos_checked: admitted requests whose SLO was checked."""
 
     seed: int
     broken: list[str]
     faults: Counter[str]
     outcomes: Counter[str]
     moves: Counter[str]
-    promises: int
+    slos_checked: int
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all CPUs)")
     options = parser.parse_args()
-    began_s, broken, promises = time.monotonic(), 0, 0
+    began_s, broken, slos_checked = time.monotonic(), 0, 0
     faults, outcomes, moves = Counter[str](), Counter[str](), Counter[str]()
     with Pool(options.jobs, _start) as pool:
         seeds = range(options.first, options.first + options.seeds)
@@ -51,14 +51,14 @@ def main() -> int:
             faults += seen.faults
             outcomes += seen.outcomes
             moves += seen.moves
-            promises += seen.promises
+            slos_checked += seen.slos_checked
             broken += bool(seen.broken)
             for line in seen.broken:
                 print(f"seed {seen.seed}: {line}", flush=True)
     _print("faults injected", faults)
     _print("requests", outcomes)
     _print("moves", moves)
-    print(f"SLOs of admitted requests checked: {promises}")
+    print(f"SLOs of admitted requests checked: {slos_checked}")
     print(f"{options.seeds} seeds in {time.monotonic() - began_s:.0f} s: {broken} with a broken invariant")
     return 1 if broken else 0
 
@@ -75,7 +75,7 @@ def _run(seed: int) -> Seen:
     except Exception as error:  # a run that cannot end is broken too
         return Seen(seed, [f"8 the run ended by {error!r}"], Counter(), Counter(), Counter(), 0)
     outcomes = Counter(map(_outcome, result.answers))
-    return Seen(seed, result.broken, result.faults, outcomes, result.moves, result.promises)
+    return Seen(seed, result.broken, result.faults, outcomes, result.moves, result.slos_checked)
 
 
 def _outcome(answer: Answer) -> str:

@@ -65,12 +65,12 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def tell_until_heard(teller: Router, listener: Router) -> None:
+async def publish_until_received(sender: Router, listener: Router) -> None:
     """Messages may be lost around an outage; later ones are not."""
     before = listener.requests
     async with asyncio.timeout(PATIENCE_S):
         while listener.requests == before:
-            teller.shared.placed("r0", 1)
+            sender.shared.placed("r0", 1)
             await asyncio.sleep(0.01)
 
 
@@ -91,7 +91,7 @@ async def test_others_receive_a_router_s_placements_and_it_does_not_receive_its_
 async def test_pools_do_not_receive_each_other_s_placements(redis: RedisServer) -> None:
     a, b, other = Router(lambda: redis.url), Router(lambda: redis.url), Router(lambda: redis.url, "another")
     async with routers(a, b, other):
-        await tell_until_heard(a, b)
+        await publish_until_received(a, b)
         assert other.heard == []
 
 
@@ -99,7 +99,7 @@ async def test_a_redis_that_is_killed_is_missed_once_and_comes_back(redis: Redis
     a, b = Router(lambda: redis.url), Router(lambda: redis.url)
     with capture_logs() as output:
         async with routers(a, b):
-            await tell_until_heard(a, b)
+            await publish_until_received(a, b)
             redis.kill()
             await until(lambda: not a.shared.connected and not b.shared.connected)
             a.shared.placed("r0", 1)  # without a listener, nothing is kept
@@ -107,7 +107,7 @@ async def test_a_redis_that_is_killed_is_missed_once_and_comes_back(redis: Redis
             redis.start()
             await until(lambda: a.shared.connected and b.shared.connected)
             assert len(b.heard) == received
-            await tell_until_heard(a, b)
+            await publish_until_received(a, b)
     assert len([line for line in output if line["event"] == "redis unavailable"]) == 2  # one for each router
 
 
@@ -122,7 +122,7 @@ async def test_a_redis_that_hangs_is_treated_as_unavailable(
         await until(lambda: not a.shared.connected and not b.shared.connected)
         redis.signal(signal.SIGCONT)
         await until(lambda: a.shared.connected and b.shared.connected)
-        await tell_until_heard(a, b)
+        await publish_until_received(a, b)
 
 
 async def test_foreign_messages_are_ignored(redis: RedisServer) -> None:
@@ -138,7 +138,7 @@ async def test_foreign_messages_are_ignored(redis: RedisServer) -> None:
         ):
             await stranger.publish("pool", message)
         await stranger.publish("pool", b" " * (shared_placements.MESSAGE_BYTES + 1))
-        await tell_until_heard(a, b)
+        await publish_until_received(a, b)
         assert {name for name, _ in b.heard} == {"r0"}
         assert a.shared.connected and b.shared.connected
 
@@ -176,7 +176,7 @@ async def test_it_uses_tls(redis: RedisServer, certificate: ssl.SSLContext, tmp_
         url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={tmp_path / 'cert.pem'}"
         a, b = Router(lambda: url), Router(lambda: url)
         async with routers(a, b):
-            await tell_until_heard(a, b)
+            await publish_until_received(a, b)
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from penstock_routing.request.generation_request import GenerationRequest
 from scripted.house import make_link, until
 from scripted.replica import ScriptedReplica, is_silent
 
-NOBODY = PeerLoad(0, 0)
+NO_LOAD = PeerLoad(0, 0)
 
 
 def heard(*at_s: float) -> PeerPlacements:
@@ -38,7 +38,7 @@ def test_placements_add_up() -> None:
 def test_a_snapshot_that_must_know_of_them_ends_them() -> None:
     peers = heard(1.0, 1.02)
     assert peers.not_in_snapshot(snapshot_s=1.0 + SETTLED_S, now_s=1.03) == PeerLoad(1, 10)
-    assert peers.not_in_snapshot(snapshot_s=1.02 + SETTLED_S, now_s=1.04) == NOBODY
+    assert peers.not_in_snapshot(snapshot_s=1.02 + SETTLED_S, now_s=1.04) == NO_LOAD
 
 
 def test_a_snapshot_that_crossed_them_does_not_know_of_them() -> None:
@@ -48,7 +48,7 @@ def test_a_snapshot_that_crossed_them_does_not_know_of_them() -> None:
 def test_placements_that_no_snapshot_confirms_are_forgotten() -> None:
     peers = heard(1.0)
     assert peers.not_in_snapshot(snapshot_s=0.0, now_s=1.0 + LONGEST_S / 2) == PeerLoad(1, 10)
-    assert peers.not_in_snapshot(snapshot_s=0.0, now_s=1.0 + LONGEST_S) == NOBODY
+    assert peers.not_in_snapshot(snapshot_s=0.0, now_s=1.0 + LONGEST_S) == NO_LOAD
 
 
 def test_received_placements_are_bounded() -> None:

@@ -577,7 +577,7 @@ class LinkMachine(RuleBasedStateMachine):
         self.session.bring(event(id, **known[kind]))
 
     @rule(id=st.integers(10_000, 10_010))
-    def event_of_nobody(self, id: int) -> None:
+    def event_of_an_unknown_request(self, id: int) -> None:
         self.session.bring(event(id, finished=wire.Finished()))
 
     @rule(id=consumes(requests))

@@ -7,32 +7,32 @@ from scripted.house import MODEL, House, house, pool_with, until
 from scripted.replica import Part, ScriptedReplica, chat_answer, chat_chunk, is_busy, serves_as_backup
 
 
-async def demand(the_house: House) -> dict[str, Any]:
-    page = (await the_house.admin.get("/penstock/v1/demand")).json()
+async def demand(router: House) -> dict[str, Any]:
+    page = (await router.admin.get("/penstock/v1/demand")).json()
     assert isinstance(page, dict)
     return page
 
 
-async def tier_of(the_house: House, tier: str = "chat") -> dict[str, int]:
-    counted = (await demand(the_house))["tiers"][tier]
+async def tier_of(router: House, tier: str = "chat") -> dict[str, int]:
+    counted = (await demand(router))["tiers"][tier]
     assert isinstance(counted, dict)
     return {name: count for name, count in counted.items() if count}
 
 
 async def test_every_tier_is_there_from_the_start() -> None:
-    async with house(ScriptedReplica("r0")) as the_house:
-        page = await demand(the_house)
+    async with house(ScriptedReplica("r0")) as router:
+        page = await demand(router)
         assert (page["held"], list(page["tiers"])) == (0, ["chat", "coder", "batch"])
         assert not any(count for tier in page["tiers"].values() for count in tier.values())
         assert page["since_s"] > 0
 
 
 async def test_an_answered_request_is_counted_to_its_end() -> None:
-    async with house(ScriptedReplica("r0")) as the_house:
-        await the_house.chat()
-        await the_house.counted('penstock_router_slo_judged_total{tier="chat"}')
+    async with house(ScriptedReplica("r0")) as router:
+        await router.chat()
+        await router.counted('penstock_router_slo_judged_total{tier="chat"}')
         counted = {"arrived": 1, "admitted": 1, "hops": 1, "judged": 1, "met": 1}
-        assert await tier_of(the_house) == {**counted, "all_judged": 1, "all_met": 1}
+        assert await tier_of(router) == {**counted, "all_judged": 1, "all_met": 1}
 
 
 async def test_a_request_is_demand_before_it_is_answered() -> None:
@@ -40,10 +40,10 @@ async def test_a_request_is_demand_before_it_is_answered() -> None:
         part.admit()
         part.output(chat_chunk("one"))
 
-    async with house(ScriptedReplica("r0", begins)) as the_house:
+    async with house(ScriptedReplica("r0", begins)) as router:
         body = {"model": MODEL, "messages": [], "stream": True}
-        async with the_house.http.stream("POST", "/v1/chat/completions", json=body):
-            assert await tier_of(the_house) == {"arrived": 1, "admitted": 1, "hops": 1}
+        async with router.http.stream("POST", "/v1/chat/completions", json=body):
+            assert await tier_of(router) == {"arrived": 1, "admitted": 1, "hops": 1}
 
 
 async def test_a_verdict_is_a_metric_once_it_is_given() -> None:
@@ -51,28 +51,28 @@ async def test_a_verdict_is_a_metric_once_it_is_given() -> None:
         part.admit()
         part.output(chat_chunk("one"))
 
-    async with house(ScriptedReplica("r0", begins)) as the_house:
+    async with house(ScriptedReplica("r0", begins)) as router:
         none = 'penstock_router_verdicts_total{tier="coder",verdict="rejected"} 0.0'
-        assert none in (await the_house.admin.get("/metrics")).text.splitlines()
+        assert none in (await router.admin.get("/metrics")).text.splitlines()
         body = {"model": MODEL, "messages": [], "stream": True}
-        async with the_house.http.stream("POST", "/v1/chat/completions", json=body):
+        async with router.http.stream("POST", "/v1/chat/completions", json=body):
             one = 'penstock_router_verdicts_total{tier="chat",verdict="admitted"} 1.0'
-            assert one in (await the_house.admin.get("/metrics")).text.splitlines()
+            assert one in (await router.admin.get("/metrics")).text.splitlines()
 
 
 async def test_a_refused_request_is_missed_and_not_admitted() -> None:
-    async with house(ScriptedReplica("r0", is_busy), ScriptedReplica("r1", is_busy)) as the_house:
-        assert (await the_house.chat()).status_code == 429
+    async with house(ScriptedReplica("r0", is_busy), ScriptedReplica("r1", is_busy)) as router:
+        assert (await router.chat()).status_code == 429
         counted = {"arrived": 1, "rejected": 1, "hops": 2, "all_judged": 1}
-        assert await tier_of(the_house) == counted
+        assert await tier_of(router) == counted
 
 
 async def test_what_the_backup_serves_is_best_effort() -> None:
     pool = pool_with(routing={"backup": "best-effort"})
-    async with house(ScriptedReplica("r0", serves_as_backup), pool=pool) as the_house:
-        assert (await the_house.chat()).status_code == 200
-        await the_house.counted('penstock_router_slo_judged_total{tier="chat"}')
-        counted = await tier_of(the_house)
+    async with house(ScriptedReplica("r0", serves_as_backup), pool=pool) as router:
+        assert (await router.chat()).status_code == 200
+        await router.counted('penstock_router_slo_judged_total{tier="chat"}')
+        counted = await tier_of(router)
         assert (counted["best_effort"], counted["all_judged"]) == (1, 1)
         assert "judged" not in counted
 
@@ -81,9 +81,9 @@ async def test_what_no_replica_could_ever_serve_is_no_reason_for_more_of_them() 
     async def never(part: Part) -> None:
         part.reject(wire.REASON_NEVER)
 
-    async with house(ScriptedReplica("r0", never)) as the_house:
-        assert (await the_house.chat()).status_code == 429
-        assert await tier_of(the_house) == {"arrived": 1, "never": 1, "hops": 1, "all_judged": 1}
+    async with house(ScriptedReplica("r0", never)) as router:
+        assert (await router.chat()).status_code == 429
+        assert await tier_of(router) == {"arrived": 1, "never": 1, "hops": 1, "all_judged": 1}
 
 
 async def test_a_request_that_a_lost_replica_had_admitted_counts_once() -> None:
@@ -98,18 +98,18 @@ async def test_a_request_that_a_lost_replica_had_admitted_counts_once() -> None:
         part.finish()
 
     dying, other = ScriptedReplica("r0", admits_and_dies), ScriptedReplica("r1", answers_late)
-    async with house(dying, other) as the_house:
-        assert (await the_house.chat()).headers["x-penstock-replica"] == "r1"
-        await the_house.counted('penstock_router_slo_judged_total{tier="chat"}')
-        counted = await tier_of(the_house)
+    async with house(dying, other) as router:
+        assert (await router.chat()).headers["x-penstock-replica"] == "r1"
+        await router.counted('penstock_router_slo_judged_total{tier="chat"}')
+        counted = await tier_of(router)
         assert (counted["arrived"], counted["admitted"], counted["judged"]) == (1, 1, 1)
 
 
 async def test_the_page_has_the_last_snapshot_of_each_replica() -> None:
     replica = ScriptedReplica("r0")
     replica.snapshot = wire.Snapshot(engine_ready=True, running=3, work_s=1.5, tightest_tpot_s=float("inf"))
-    async with house(replica) as the_house:
-        [reported] = (await demand(the_house))["replicas"]
+    async with house(replica) as router:
+        [reported] = (await demand(router))["replicas"]
         assert (reported["name"], reported["state"], reported["running"], reported["work_s"]) == (
             "r0",
             "ready",
@@ -118,6 +118,6 @@ async def test_the_page_has_the_last_snapshot_of_each_replica() -> None:
         )
         assert reported["tightest_tpot_s"] is None
         replica.tell(draining=True)
-        await until(lambda: not the_house.replica_set.ready)
-        [reported] = (await demand(the_house))["replicas"]
+        await until(lambda: not router.replica_set.ready)
+        [reported] = (await demand(router))["replicas"]
         assert reported["state"] == "draining"

@@ -187,14 +187,14 @@ async def test_a_process_that_hangs_with_an_open_connection_is_lost(monkeypatch:
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas may be silent about a request for milliseconds."""
     monkeypatch.setattr(replica_link, "SWEEP_S", 0.01)
     monkeypatch.setattr(progress, "SHORTEST_S", 0.05)
     monkeypatch.setattr(progress, "TIMES_FORECAST", 0.0)
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("short_timeouts")
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_request_without_messages_fails_over_to_another_replica(stream: bool) -> None:
     async def admits_and_forgets(part: Part) -> None:
@@ -208,7 +208,7 @@ async def test_a_request_without_messages_fails_over_to_another_replica(stream: 
         assert await router.metric('penstock_router_stalled_requests_total{replica="r0"}') == 1
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("short_timeouts")
 async def test_a_stream_without_further_messages_ends_with_an_error_event() -> None:
     async def begins_and_forgets(part: Part) -> None:
         part.admit()

@@ -21,7 +21,7 @@ BODY: dict[str, Any] = {
     "stream_options": {"include_usage": True},
 }
 ENGINE_ERROR = b'data: {"error":{"message":"EngineCore encountered an issue","code":500}}\n\n' + DONE
-HEARD = ("id", "object", "created", "model")
+FIRST_SENT = ("id", "object", "created", "model")
 
 
 def serves(replica: ScriptedReplica, *losses: str, events: int = 9) -> Script:
@@ -108,7 +108,7 @@ async def test_a_stream_continues_on_another_replica_token_for_token(way: str, p
     assert said(moved) == said(whole)
     assert len(said(whole)) == TOKENS
     assert chunks_of(moved)[-1]["usage"] == chunks_of(whole)[-1]["usage"]
-    assert len({tuple(chunk[name] for name in HEARD) for chunk in chunks_of(moved)}) == 1
+    assert len({tuple(chunk[name] for name in FIRST_SENT) for chunk in chunks_of(moved)}) == 1
     assert moved.count(DONE) == 1
     assert b"token_ids" not in moved
 

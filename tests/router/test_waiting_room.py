@@ -23,36 +23,36 @@ async def asleep(replica: ScriptedReplica, **spec: Any) -> AsyncIterator[House]:
     """A router whose only replica takes no work yet, in a pool that may have none."""
     replica.snapshot = wire.Snapshot(engine_ready=False)
     pool = pool_with(**{"autoscaling": MAY_BE_NONE, **spec})
-    async with house(replica, pool=pool, ready=False) as the_house:
+    async with house(replica, pool=pool, ready=False) as router:
         await until(lambda: replica.sessions == 1)
-        yield the_house
+        yield router
 
 
-async def held(the_house: House, requests: int) -> None:
+async def held(router: House, requests: int) -> None:
     """Until so many wait, as the page says that the operator reads."""
     async with asyncio.timeout(20):
-        while (await the_house.admin.get("/penstock/v1/demand")).json()["held"] != requests:  # noqa: ASYNC110
+        while (await router.admin.get("/penstock/v1/demand")).json()["held"] != requests:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
 
 async def test_requests_wait_and_are_served_when_a_replica_takes_work() -> None:
     replica = ScriptedReplica("r0")
-    async with asleep(replica) as the_house:
-        requested = [asyncio.create_task(the_house.chat()) for _ in range(5)]
-        await held(the_house, 5)
-        assert await the_house.metric("penstock_router_held_requests") == 5
+    async with asleep(replica) as router:
+        requested = [asyncio.create_task(router.chat()) for _ in range(5)]
+        await held(router, 5)
+        assert await router.metric("penstock_router_held_requests") == 5
         replica.tell()
         assert [answer.status_code for answer in await asyncio.gather(*requested)] == [200] * 5
-        await held(the_house, 0)
+        await held(router, 0)
 
 
 async def test_the_clock_of_a_request_runs_while_it_waits() -> None:
     replica = ScriptedReplica("r0")
-    async with asleep(replica) as the_house:
-        requested = asyncio.create_task(the_house.chat())
-        await held(the_house, 1)
+    async with asleep(replica) as router:
+        requested = asyncio.create_task(router.chat())
+        await held(router, 1)
         began_s = asyncio.get_running_loop().time()
-        await held(the_house, 1)
+        await held(router, 1)
         waited_s = asyncio.get_running_loop().time() - began_s
         replica.tell()
         await requested
@@ -61,7 +61,7 @@ async def test_the_clock_of_a_request_runs_while_it_waits() -> None:
 
 @pytest.mark.parametrize("backup", ["reject", "best-effort"])
 async def test_what_has_waited_too_long_for_its_targets_is_served_as_best_effort(backup: str) -> None:
-    async def too_late_for_a_promise(part: Part) -> None:
+    async def too_late_for_its_slo(part: Part) -> None:
         if not part.submit.backup:
             part.reject(wire.REASON_NEVER)
             return
@@ -69,10 +69,10 @@ async def test_what_has_waited_too_long_for_its_targets_is_served_as_best_effort
         part.output(chat_answer("late"))
         part.finish()
 
-    replica = ScriptedReplica("r0", too_late_for_a_promise)
-    async with asleep(replica, routing={"backup": backup}) as the_house:
-        requested = asyncio.create_task(the_house.chat())
-        await held(the_house, 1)
+    replica = ScriptedReplica("r0", too_late_for_its_slo)
+    async with asleep(replica, routing={"backup": backup}) as router:
+        requested = asyncio.create_task(router.chat())
+        await held(router, 1)
         replica.tell()
         answer = await requested
         assert (answer.status_code, answer.headers["x-penstock-verdict"]) == (200, "best-effort")
@@ -80,9 +80,9 @@ async def test_what_has_waited_too_long_for_its_targets_is_served_as_best_effort
 
 async def test_a_best_effort_tier_waits_as_well() -> None:
     replica = ScriptedReplica("r0")
-    async with asleep(replica) as the_house:
-        requested = asyncio.create_task(the_house.chat({"x-penstock-tier": "batch"}))
-        await held(the_house, 1)
+    async with asleep(replica) as router:
+        requested = asyncio.create_task(router.chat({"x-penstock-tier": "batch"}))
+        await held(router, 1)
         replica.tell()
         assert (await requested).status_code == 200
         assert len(replica.parts) == 1
@@ -90,32 +90,32 @@ async def test_a_best_effort_tier_waits_as_well() -> None:
 
 async def test_no_request_waits_longer_than_the_pool_allows() -> None:
     replica = ScriptedReplica("r0")
-    async with asleep(replica, autoscaling={**MAY_BE_NONE, "wakeTimeout": "50ms"}) as the_house:
-        answer = await the_house.chat()
+    async with asleep(replica, autoscaling={**MAY_BE_NONE, "wakeTimeout": "50ms"}) as router:
+        answer = await router.chat()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replicas")
-        assert (await the_house.admin.get("/penstock/v1/demand")).json()["tiers"]["chat"]["rejected"] == 1
+        assert (await router.admin.get("/penstock/v1/demand")).json()["tiers"]["chat"]["rejected"] == 1
 
 
 async def test_a_client_that_disconnects_cancels_its_request() -> None:
     replica = ScriptedReplica("r0")
-    async with asleep(replica) as the_house:
-        requested = asyncio.create_task(the_house.chat())
-        await held(the_house, 1)
+    async with asleep(replica) as router:
+        requested = asyncio.create_task(router.chat())
+        await held(router, 1)
         requested.cancel()
-        await held(the_house, 0)
+        await held(router, 0)
         replica.tell()
-        await until(lambda: the_house.replica_set.ready)
-        assert (await the_house.chat()).status_code == 200
+        await until(lambda: router.replica_set.ready)
+        assert (await router.chat()).status_code == 200
         assert len(replica.parts) == 1
 
 
 async def test_a_request_beyond_the_bound_is_answered_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_room, "MOST_REQUESTS", 1)
     replica = ScriptedReplica("r0")
-    async with asleep(replica) as the_house:
-        requested = asyncio.create_task(the_house.chat())
-        await held(the_house, 1)
-        assert (await the_house.chat()).status_code == 503
+    async with asleep(replica) as router:
+        requested = asyncio.create_task(router.chat())
+        await held(router, 1)
+        assert (await router.chat()).status_code == 503
         replica.tell()
         assert (await requested).status_code == 200
 
@@ -131,12 +131,12 @@ async def test_a_replica_that_goes_again_before_it_answered_is_waited_for_again(
         part.finish()
 
     replica = ScriptedReplica("r0", goes_again)
-    async with asleep(replica) as the_house:
-        requested = asyncio.create_task(the_house.chat())
-        await held(the_house, 1)
+    async with asleep(replica) as router:
+        requested = asyncio.create_task(router.chat())
+        await held(router, 1)
         replica.tell()
         await until(lambda: len(replica.parts) == 1)
-        await held(the_house, 1)
+        await held(router, 1)
         replica.tell()
         assert (await requested).status_code == 200
 
@@ -158,15 +158,15 @@ async def test_a_replica_that_only_seems_to_take_work_is_not_asked_again_at_once
 
 
 async def test_a_router_that_may_hold_is_ready_without_any_replica() -> None:
-    async with asleep(ScriptedReplica("r0")) as the_house:
-        assert (await the_house.http.get("/ready")).status_code == 200
+    async with asleep(ScriptedReplica("r0")) as router:
+        assert (await router.http.get("/ready")).status_code == 200
 
 
 async def test_requests_do_not_wait_in_a_pool_that_always_has_replicas() -> None:
     replica = ScriptedReplica("r0")
-    async with asleep(replica, autoscaling={**MAY_BE_NONE, "minReplicas": 1}) as the_house:
-        assert (await the_house.http.get("/ready")).status_code == 503
-        answer: httpx2.Response = await the_house.chat()
+    async with asleep(replica, autoscaling={**MAY_BE_NONE, "minReplicas": 1}) as router:
+        assert (await router.http.get("/ready")).status_code == 503
+        answer: httpx2.Response = await router.chat()
         assert answer.status_code == 503
 
 

@@ -193,7 +193,7 @@ class Engine:
             await self.script(exchange)
 
 
-class Everybody:
+class AdmitsAll:
     """A policy that admits every request; a test may give it other `answers`, or `break` it."""
 
     def __init__(self) -> None:
@@ -299,7 +299,7 @@ class Rig:
     ) -> None:
         self.ticket_key = ticket_key
         self.engine, self.bounds, self.reads_fields = engine, bounds, reads_fields
-        self.policy = Everybody()
+        self.policy = AdmitsAll()
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self.learned = Learned(MODEL)

@@ -28,7 +28,7 @@ class Page:
     silent: bool = False
 
 
-ELSEWHERE = Page(status=307, headers="location: /elsewhere\r\n")
+REDIRECT = Page(status=307, headers="location: /elsewhere\r\n")
 
 
 @dataclass
@@ -98,8 +98,8 @@ def card(id: str, **more: object) -> Page:
     [
         ({}, Probe(True, max_model_len=4096)),
         ({"health": Page(status=500)}, Probe(False, cause="/health answers 500")),
-        ({"health": ELSEWHERE}, Probe(False, cause="/health answers 307")),
-        ({"models": ELSEWHERE}, Probe(False, cause="/v1/models answers 307")),
+        ({"health": REDIRECT}, Probe(False, cause="/health answers 307")),
+        ({"models": REDIRECT}, Probe(False, cause="/v1/models answers 307")),
         (
             {"models": Page(MODELS, 401)},
             Probe(False, cause="it requires another API key: set PENSTOCK_ENGINE_API_KEY"),
@@ -176,7 +176,7 @@ async def test_an_engine_may_not_tell_its_load(page: Page | None) -> None:
 
 
 async def test_a_redirected_load_is_not_the_engines() -> None:
-    async with talking({"metrics": ELSEWHERE}) as (client, server):
+    async with talking({"metrics": REDIRECT}) as (client, server):
         server.pages["/elsewhere"] = Page(LOAD)
         assert await client.load() is None
 

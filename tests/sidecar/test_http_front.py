@@ -10,7 +10,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas.upstream_request import UpstreamRequest
 from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import ApiError
-from penstock_sidecar.frames.outbox import Hurry
+from penstock_sidecar.frames.outbox import Urgency
 from penstock_sidecar.http.app import HttpApp
 from penstock_sidecar.http.attempt_head import AttemptHead, attempt_head
 from penstock_sidecar.http.http_owner import HttpOwner
@@ -157,9 +157,9 @@ def test_events_of_a_request_reach_its_own_reader() -> None:
     owner = HttpOwner(upstream, accepted.append)
     owner.outbox.put(wire.Event(id=1))
     assert (accepted, upstream.end) == ([], None)
-    owner.outbox.put(wire.Event(id=1, best_effort=wire.BestEffort()), 0, Hurry.STEP)
+    owner.outbox.put(wire.Event(id=1, best_effort=wire.BestEffort()), 0, Urgency.STEP)
     assert accepted == [BestEffort()] and upstream.end is None
-    owner.outbox.output(1, b"one", 1, Hurry.STEP)
+    owner.outbox.output(1, b"one", 1, Urgency.STEP)
     assert upstream.brought
     owner.outbox.put(wire.Event(id=1, finished=wire.Finished(completion_tokens=7)))
     received = upstream.take()

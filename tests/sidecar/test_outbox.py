@@ -5,7 +5,7 @@ import pytest
 from loop_time import skip
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.frames.outbox import Hurry, Outbox
+from penstock_sidecar.frames.outbox import Outbox, Urgency
 
 BOUNDS = replace(Bounds(), outbox_bytes=10_000, frame_bytes=2_000, alone=1)
 
@@ -19,9 +19,9 @@ class Desk:
         self.sharing = sharing
         self.box = Outbox(bounds, lambda: self.state, lambda: self.sharing)
 
-    def put(self, id: int, size: int = 10, hurry: Hurry = Hurry.STEP) -> None:
+    def put(self, id: int, size: int = 10, urgency: Urgency = Urgency.STEP) -> None:
         output = wire.Output(data=b"x" * size, tokens=1)
-        self.box.put(wire.Event(id=id, output=output), size, hurry)
+        self.box.put(wire.Event(id=id, output=output), size, urgency)
 
     async def frame(self) -> wire.ReplicaFrame:
         async with asyncio.timeout(20):
@@ -51,7 +51,7 @@ async def test_output_of_one_step_shares_a_frame() -> None:
 
 async def test_output_that_cannot_wait_waits_for_turns_of_the_loop_alone() -> None:
     desk = await opened()
-    desk.put(1, hurry=Hurry.AT_ONCE)
+    desk.put(1, urgency=Urgency.IMMEDIATE)
     taking = asyncio.ensure_future(desk.ids())
     for _ in range(3):
         await asyncio.sleep(0)
@@ -65,17 +65,17 @@ async def test_output_that_waits_for_others_goes_when_none_come() -> None:
     taking = asyncio.ensure_future(desk.ids())
     await skip(0.9e6)
     assert not taking.done()
-    desk.put(2, hurry=Hurry.AT_ONCE)
+    desk.put(2, urgency=Urgency.IMMEDIATE)
     assert await taking == [1, 2]
 
 
-@pytest.mark.parametrize("hurries", [(Hurry.AT_ONCE, Hurry.STEP), (Hurry.NONE, Hurry.AT_ONCE)])
+@pytest.mark.parametrize("urgencies", [(Urgency.IMMEDIATE, Urgency.STEP), (Urgency.NONE, Urgency.IMMEDIATE)])
 async def test_urgent_events_are_sent_immediately_with_all_others(
-    hurries: tuple[Hurry, Hurry],
+    urgencies: tuple[Urgency, Urgency],
 ) -> None:
     desk = await opened(step_s=1e6)
-    for id, hurry in enumerate(hurries):
-        desk.put(id, hurry=hurry)
+    for id, urgency in enumerate(urgencies):
+        desk.put(id, urgency=urgency)
     assert await desk.ids() == [0, 1]
 
 
@@ -83,19 +83,19 @@ async def test_a_frame_includes_events_of_the_same_turn_of_the_loop() -> None:
     desk = await opened()
     taking = asyncio.ensure_future(desk.ids())
     await asyncio.sleep(0)
-    desk.put(1, hurry=Hurry.AT_ONCE)
-    asyncio.get_running_loop().call_soon(desk.put, 2, 10, Hurry.AT_ONCE)
+    desk.put(1, urgency=Urgency.IMMEDIATE)
+    asyncio.get_running_loop().call_soon(desk.put, 2, 10, Urgency.IMMEDIATE)
     assert await taking == [1, 2]
 
 
 @pytest.mark.parametrize("sharing", [1, 5])
 async def test_events_without_urgency_wait_for_output(sharing: int) -> None:
     desk = await opened(sharing)
-    desk.put(1, hurry=Hurry.NONE)
+    desk.put(1, urgency=Urgency.NONE)
     taking = asyncio.ensure_future(desk.ids())
     await skip(0.9e6)
     assert not taking.done()
-    desk.put(2, hurry=Hurry.STEP)
+    desk.put(2, urgency=Urgency.STEP)
     assert await taking == [1, 2]
 
 
@@ -105,14 +105,14 @@ async def test_a_timer_that_is_due_at_once_may_be_set_earlier(monkeypatch: pytes
     loop = asyncio.get_running_loop()
     with monkeypatch.context() as paused:
         paused.setattr(loop, "call_at", lambda at_s, call: loop.call_soon(call))
-        desk.put(1, hurry=Hurry.NONE)
-        desk.put(2, hurry=Hurry.STEP)
+        desk.put(1, urgency=Urgency.NONE)
+        desk.put(2, urgency=Urgency.STEP)
     assert await desk.ids() == [1, 2]
 
 
 async def test_events_without_urgency_are_sent_alone_in_the_end() -> None:
     desk = await opened(step_s=1e6, unhurried_s=0.001)
-    desk.put(1, hurry=Hurry.NONE)
+    desk.put(1, urgency=Urgency.NONE)
     assert await desk.ids() == [1]
 
 
@@ -160,7 +160,7 @@ async def test_changes_are_sent_alone_within_their_time() -> None:
 async def test_changes_travel_with_earlier_events_without_a_frame_of_their_own() -> None:
     desk = await opened()
     desk.box.send_within(60)
-    desk.put(1, hurry=Hurry.AT_ONCE)
+    desk.put(1, urgency=Urgency.IMMEDIATE)
     assert await desk.ids() == [1]
     taking = asyncio.ensure_future(desk.frame())
     await skip(1e6)
@@ -188,7 +188,7 @@ async def test_a_closed_outbox_returns_its_events_and_accepts_none() -> None:
 async def test_output_joins_a_frame_that_waits_whatever_was_added_to_it_since() -> None:
     desk = await opened(step_s=1e6, unhurried_s=1e9)
     desk.put(1)
-    desk.put(2, hurry=Hurry.NONE)
+    desk.put(2, urgency=Urgency.NONE)
     desk.sharing = 1
     desk.put(3)  # alone in its session it would go by itself
     taking = asyncio.ensure_future(desk.box.frame())

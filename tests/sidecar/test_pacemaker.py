@@ -21,9 +21,9 @@ class Engine:
         self.pacemaker = Pacemaker(self.mirror, self.learned, Metrics(CollectorRegistry()))
         self.keys = [f"d{i}" for i in range(decodes)]
         for key in self.keys:
-            self.goes_in(key, 0.0)
+            self.enters(key, 0.0)
 
-    def goes_in(self, key: str, now_s: float) -> None:
+    def enters(self, key: str, now_s: float) -> None:
         self.mirror.accept(new_job(Request(key, "chat", 0.0, 100, 5000), 4000, False), now_s)
         self.mirror.released(key, now_s)
 
@@ -48,7 +48,7 @@ def test_the_measured_time_of_an_engine_slower_than_its_model_is_used() -> None:
 
 def test_nothing_is_learned_beside_a_prompt_or_where_tokens_come_together() -> None:
     beside, merged, drafting = Engine(5), Engine(5), Engine(5, Speculation(3, 0.7))
-    beside.goes_in("prompt", 0.5)
+    beside.enters("prompt", 0.5)
     for step in range(100):
         beside.iterates(1.0 + step)
         merged.iterates(1.0 + step, tokens=3)

@@ -24,7 +24,7 @@ from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 from prometheus_client import CollectorRegistry
 
-from tests.sidecar.conftest import DONE, MODEL, TIERS, TOKEN, Everybody, submit
+from tests.sidecar.conftest import DONE, MODEL, TIERS, TOKEN, AdmitsAll, submit
 
 
 class Engine:
@@ -65,7 +65,7 @@ class Desk:
 
     def __init__(self, **serving: Any) -> None:
         self.registry = CollectorRegistry()
-        self.policy, self.engine, self.learned = Everybody(), Engine(), Rest()
+        self.policy, self.engine, self.learned = AdmitsAll(), Engine(), Rest()
         self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), self.learned.longer)
         self.heard: list[bool] = []
         self.lost = 0
@@ -201,7 +201,7 @@ async def test_a_drain_returns_what_the_engine_has_not_begun() -> None:
         desk.policy.answers = lambda job: Rejected(Reason.KV_MEMORY)
         rejected = await desk.submitted()
         assert rejected.ended
-        desk.policy.answers = Everybody().answers
+        desk.policy.answers = AdmitsAll().answers
         waiting = desk.replica.submit(submit(2), desk.sessions[0])
         await asyncio.sleep(0)  # it is admitted, and has no output yet
         assert await desk.replica.drain(None) == 0

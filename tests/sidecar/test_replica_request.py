@@ -12,7 +12,7 @@ from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.engine.sse import EngineUsage
 from penstock_runtime.openai_errors import ApiError
-from penstock_sidecar.frames.outbox import Hurry, Outbox
+from penstock_sidecar.frames.outbox import Outbox, Urgency
 from penstock_sidecar.requests.client_body import read_body
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 
@@ -21,24 +21,24 @@ class Desk:
     """The session that a request came by, and the replica that hears of its end."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[wire.Event, int, Hurry]] = []
+        self.events: list[tuple[wire.Event, int, Urgency]] = []
         self.forgotten: list[ReplicaRequest] = []
         self.ended: list[ReplicaRequest] = []
         self.outbox = cast(Outbox, self)
 
-    def put(self, event: wire.Event, data_bytes: int = 0, hurry: Hurry = Hurry.STEP) -> None:
-        self.events.append((event, data_bytes, hurry))
+    def put(self, event: wire.Event, data_bytes: int = 0, urgency: Urgency = Urgency.STEP) -> None:
+        self.events.append((event, data_bytes, urgency))
 
-    def output(self, id: int, data: bytes, tokens: int, hurry: Hurry) -> None:
+    def output(self, id: int, data: bytes, tokens: int, urgency: Urgency) -> None:
         event = wire.Event(id=id, output=wire.Output(data=data, tokens=tokens))
-        self.put(event, len(data), hurry)
+        self.put(event, len(data), urgency)
 
     def forget(self, request: ReplicaRequest) -> None:
         self.forgotten.append(request)
 
     @property
-    def hurries(self) -> list[Hurry]:
-        return [hurry for _, _, hurry in self.events]
+    def urgencies(self) -> list[Urgency]:
+        return [urgency for _, _, urgency in self.events]
 
     @property
     def last(self) -> wire.Event:
@@ -89,8 +89,8 @@ def test_a_rejection_is_sent_immediately_and_is_the_end() -> None:
     desk = Desk()
     request = planned(desk)
     request.decided(Rejected(Reason.KV_MEMORY, 1.5))
-    ((event, _, hurry),) = desk.events
-    assert (event.id, event.rejected.reason, hurry) == (7, wire.REASON_KV_MEMORY, Hurry.AT_ONCE)
+    ((event, _, urgency),) = desk.events
+    assert (event.id, event.rejected.reason, urgency) == (7, wire.REASON_KV_MEMORY, Urgency.IMMEDIATE)
     assert request.verdict == Rejected(Reason.KV_MEMORY, 1.5)
     assert request.ended
     assert desk.forgotten == desk.ended == [request]
@@ -101,7 +101,7 @@ def test_an_acceptance_waits_for_output(verdict: Admitted | BestEffort) -> None:
     desk = Desk()
     request = planned(desk)
     request.decided(verdict)
-    assert desk.hurries == [Hurry.NONE]
+    assert desk.urgencies == [Urgency.NONE]
     assert (request.verdict, request.state, request.ended) == (verdict, State.WAITING, False)
     assert desk.ended == []
 
@@ -111,8 +111,8 @@ def test_the_first_output_of_a_stream_goes_at_once_and_later_ones_with_their_ste
     request = admitted(desk)
     assert [request.output(b"ab", 1, 0, at_s) for at_s in (100.5, 100.75)] == [1, 1]
     first, second = desk.events
-    assert (first[0].output.data, first[1:]) == (b"ab", (2, Hurry.AT_ONCE))
-    assert second[1:] == (2, Hurry.STEP)
+    assert (first[0].output.data, first[1:]) == (b"ab", (2, Urgency.IMMEDIATE))
+    assert second[1:] == (2, Urgency.STEP)
     assert (request.first_s, request.last_s, request.tpot_s) == (100.5, 100.75, 0.25)
 
 
@@ -121,7 +121,7 @@ def test_an_answer_that_is_not_streamed_has_no_urgent_output() -> None:
     request = admitted(desk, stream=False)
     request.output(b"{}", 2, 0, 100.5)
     request.finished(EngineUsage(3, 2), (), 0)
-    assert desk.hurries == [Hurry.NONE, Hurry.AT_ONCE]
+    assert desk.urgencies == [Urgency.NONE, Urgency.IMMEDIATE]
     assert not request.streams
 
 
@@ -167,7 +167,7 @@ def test_the_end_of_a_stream_has_its_usage_and_may_wait() -> None:
         1,
     )
     assert (reported.ttft_s, reported.tpot_s, list(reported.token_gaps_us)) == (0.5, 0.5, [])
-    assert desk.hurries[-1] is Hurry.NONE
+    assert desk.urgencies[-1] is Urgency.NONE
     assert desk.ended == [request]
     assert request.usage == EngineUsage(3, 2, 1)
 
@@ -214,7 +214,7 @@ def test_each_failure_has_its_kind_and_status_and_is_sent_immediately(
     request = admitted(desk)
     end(request)
     assert (desk.last.failed.failure, desk.last.failed.status) == (failure, status)
-    assert desk.hurries == [Hurry.AT_ONCE]
+    assert desk.urgencies == [Urgency.IMMEDIATE]
     assert desk.ended == desk.forgotten == [request]
 
 

@@ -68,12 +68,12 @@ def ids(engine: Engine) -> list[str]:
 
 async def fills_slots(engine: Engine, router: Router) -> list[Exchange]:
     """As many as there are slots, all decoding."""
-    seated = []
+    in_slots = []
     for id in range(1, SLOTS + 1):
         await router.submit(id)
-        seated.append(await begins(engine, id))
+        in_slots.append(await begins(engine, id))
         await until(lambda id=id: "output" in router.kinds(id))  # type: ignore[misc]
-    return seated
+    return in_slots
 
 
 async def test_requests_beyond_the_engines_slots_are_held_and_released_by_policy(
@@ -322,14 +322,14 @@ async def test_an_answer_that_ends_without_a_reason_was_cut_short(
 
 
 async def test_a_drain_returns_held_requests(engine: Engine, rig: Rig, router: Router) -> None:
-    seated = await fills_slots(engine, router)
+    in_slots = await fills_slots(engine, router)
     await router.submit(3)
     await router.submit(4, {"model": "m", "prompt": [1, 2, 3]})
     await router.first(4)
     draining = asyncio.ensure_future(router.stub.Drain(wire.DrainRequest()))
     for id in (3, 4):
         assert (await router.ended(id)).failed.failure == wire.FAILURE_RETURNED
-    for exchange in seated:
+    for exchange in in_slots:
         await ends(exchange)
     assert (await draining).unfinished == 0
     assert ids(engine) == ["r1", "r2"]

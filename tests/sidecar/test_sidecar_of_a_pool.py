@@ -15,7 +15,7 @@ from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.sidecar import identity_of, mirror_of, root_port, tickets_of
 from penstock_sidecar.warm_up import warm_up
 
-from tests.sidecar.conftest import TIERS, Everybody
+from tests.sidecar.conftest import TIERS, AdmitsAll
 
 POOL = """
 apiVersion: penstock.dev/v1alpha1
@@ -53,7 +53,7 @@ def test_a_policy_is_warmed_up_with_every_tier(tmp_path: Path) -> None:
     file.write_text(POOL.format(more=""))
     model = time_model("llama-3-8b-h100")
     pool = load_pool(file)
-    mirror, policy = mirror_of(pool, named(pool).kv, Learned(model), Bounds()), Everybody()
+    mirror, policy = mirror_of(pool, named(pool).kv, Learned(model), Bounds()), AdmitsAll()
     warm_up(policy, mirror.view(0.0, model), TIERS.values())
     ((chat, slow, batch),) = policy.asked
     assert (chat.request.targets.tpot_s, batch.best_effort) == (0.1, True)

@@ -19,7 +19,7 @@ from penstock_runtime.engine.connection import EngineGone, Receive
 from penstock_runtime.engine.http_client import EngineResponse
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.client import EngineClient
-from penstock_sidecar.frames.outbox import Hurry, Outbox
+from penstock_sidecar.frames.outbox import Outbox, Urgency
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.holding_mirror import HoldingMirror
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
@@ -30,20 +30,20 @@ from penstock_sidecar.requests.learned import Learned
 from prometheus_client import CollectorRegistry
 
 from examples import examples
-from tests.sidecar.conftest import DONE, TIERS, TOKEN, Everybody, submit
+from tests.sidecar.conftest import DONE, TIERS, TOKEN, AdmitsAll, submit
 
 MODEL = TimeModel("test", (Term(0.0001, 0.01),))
 KEYS = "abcd"
 
 PUTS = st.lists(
     st.tuples(
-        st.integers(1, 3), st.binary(max_size=200), st.integers(0, 3), st.sampled_from(Hurry), st.booleans()
+        st.integers(1, 3), st.binary(max_size=200), st.integers(0, 3), st.sampled_from(Urgency), st.booleans()
     ),
     max_size=30,
 )
 
 
-async def _framed(puts: list[tuple[int, bytes, int, Hurry, bool]]) -> dict[int, UpstreamRequest]:
+async def _framed(puts: list[tuple[int, bytes, int, Urgency, bool]]) -> dict[int, UpstreamRequest]:
     """What reaches a router's exchanges of what is put, when frames are taken at any point between."""
     bounds = replace(Bounds(), frame_bytes=256, step_s=0.0, unhurried_s=0.0)
     outbox = Outbox(bounds, wire.Snapshot, lambda: 99)
@@ -53,8 +53,8 @@ async def _framed(puts: list[tuple[int, bytes, int, Hurry, bool]]) -> dict[int, 
         for event in frame.events if frame else ():
             exchanges[event.id].put(event.output.data, event.output.tokens)
 
-    for id, data, tokens, hurry, then_taken in puts:
-        outbox.put(wire.Event(id=id, output=wire.Output(data=data, tokens=tokens)), len(data), hurry)
+    for id, data, tokens, urgency, then_taken in puts:
+        outbox.put(wire.Event(id=id, output=wire.Output(data=data, tokens=tokens)), len(data), urgency)
         if then_taken:
             deliver(await outbox.frame())
     outbox.close()
@@ -175,9 +175,9 @@ async def _through_the_gate(moves: list[tuple[str, int]]) -> None:
             mirror.accept(_job(key), 0.0)
             gate.hold((key,))
             waiting[key] = asyncio.create_task(awaits(key))
-        elif does == "token" and (seated := [key for key in inside if key not in gone]):
-            mirror.passed(seated[number % len(seated)], 1, 0.0)
-            gate.passed(seated[number % len(seated)], 1, 0.0)
+        elif does == "token" and (in_slots := [key for key in inside if key not in gone]):
+            mirror.passed(in_slots[number % len(in_slots)], 1, 0.0)
+            gate.passed(in_slots[number % len(in_slots)], 1, 0.0)
         elif does == "end":
             ends(here[number % len(here)])
         await asyncio.sleep(0)
@@ -230,7 +230,7 @@ class Interleaving:
 
     def __init__(self) -> None:
         self.client = ScriptedClient()
-        self.policy = Everybody()
+        self.policy = AdmitsAll()
         learned = Learned(MODEL)
         self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), learned.longer)
         self.metrics = Metrics(CollectorRegistry())

@@ -169,7 +169,7 @@ def test_production_decisions_meet_a_load_that_one_replica_cannot() -> None:
 
 # The yardsticks.
 
-STANDS = [
+REPLICAS_OVER_TIME = [
     ReplicaCounts(0.0, 1, 1, 1),
     ReplicaCounts(100.0, 3, 1, 3),
     ReplicaCounts(160.0, 3, 3, 3),
@@ -178,9 +178,9 @@ STANDS = [
 
 
 def test_gpu_hours_count_starting_and_draining_ones() -> None:
-    assert gpu_hours(STANDS, 500.0) * 3600 == 100 * 1 + 300 * 3 + 100 * 2
-    assert gpu_hours(STANDS, 200.0) * 3600 == 100 * 1 + 100 * 3
-    assert scale_events(STANDS) == 2
+    assert gpu_hours(REPLICAS_OVER_TIME, 500.0) * 3600 == 100 * 1 + 300 * 3 + 100 * 2
+    assert gpu_hours(REPLICAS_OVER_TIME, 200.0) * 3600 == 100 * 1 + 100 * 3
+    assert scale_events(REPLICAS_OVER_TIME) == 2
 
 
 def waiting_at(loads: list[int], starting: int = 0) -> DemandObservation:

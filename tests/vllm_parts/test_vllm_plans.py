@@ -24,7 +24,7 @@ WAITING = tuple([job(name, decodes=False) for name in ("x", "y")])
 VIEW = ReplicaView(
     0.0, 0.0, RUNNING, WAITING, KvCache(100, 80, 16), Limits(150, 8), time_model("llama-3-8b-a100"), None
 )
-EVERYBODY = {"a": 1, "b": 1}
+ALL_RUNNING = {"a": 1, "b": 1}
 
 
 def held() -> dict[str, Held]:
@@ -36,15 +36,15 @@ def held() -> dict[str, Held]:
 
 
 def test_one_token_for_every_running_request_needs_no_changes() -> None:
-    plan = plan_of(Step(EVERYBODY, repeatable_blocks=7), VIEW, held())
+    plan = plan_of(Step(ALL_RUNNING, repeatable_blocks=7), VIEW, held())
     assert (plan.order, plan.start, plan.caps, plan.repeatable_blocks) == (None, (), None, 7)
 
 
 def test_new_requests_behind_the_running_ones_are_the_only_change() -> None:
     here = held()
-    whole = plan_of(Step({**EVERYBODY, "y": 100}, repeatable_blocks=7), VIEW, here)
+    whole = plan_of(Step({**ALL_RUNNING, "y": 100}, repeatable_blocks=7), VIEW, here)
     assert (whole.order, whole.start, whole.caps, whole.repeatable_blocks) == (None, (here["y"],), None, None)
-    part = plan_of(Step({**EVERYBODY, "x": 40, "y": 100}), VIEW, here)
+    part = plan_of(Step({**ALL_RUNNING, "x": 40, "y": 100}), VIEW, here)
     assert (part.order, part.start, part.caps) == (None, (here["x"], here["y"]), {"engine-x": 40})
 
 
@@ -62,9 +62,9 @@ def test_new_requests_behind_the_running_ones_are_the_only_change() -> None:
 def test_any_other_step_says_everything(tokens: dict[str, int]) -> None:
     here = held()
     plan = plan_of(Step(tokens), VIEW, here)
-    assert plan.order == tuple([here[name] for name in tokens if name in EVERYBODY])
-    assert plan.start == tuple([here[name] for name in tokens if name not in EVERYBODY])
-    assert plan.caps == {f"engine-{name}": tokens.get(name, 0) for name in {**EVERYBODY, **tokens}}
+    assert plan.order == tuple([here[name] for name in tokens if name in ALL_RUNNING])
+    assert plan.start == tuple([here[name] for name in tokens if name not in ALL_RUNNING])
+    assert plan.caps == {f"engine-{name}": tokens.get(name, 0) for name in {**ALL_RUNNING, **tokens}}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_any_other_step_says_everything(tokens: dict[str, int]) -> None:
 )
 def test_impossible_new_requests_are_refused(more: dict[str, int], why: str) -> None:
     with pytest.raises(ImpossibleStep, match=why):
-        plan_of(Step({**EVERYBODY, **more}), VIEW, held())
+        plan_of(Step({**ALL_RUNNING, **more}), VIEW, held())
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_drafts_count_for_the_batch(drafts: dict[str, int], fits: bool) -> None:
 
 def test_draft_tokens_count_in_a_batch_of_all_requests_and_new_ones() -> None:
     with pytest.raises(ImpossibleStep, match="151 tokens in a batch of at most 150"):
-        plan_of(Step({**EVERYBODY, "x": 100}, drafts={"a": 49}), VIEW, held())
+        plan_of(Step({**ALL_RUNNING, "x": 100}, drafts={"a": 49}), VIEW, held())
 
 
 @pytest.mark.parametrize(
@@ -123,12 +123,12 @@ def test_preempted_and_promoted_requests_are_reported_with_the_rest() -> None:
     assert (plan.preempt, plan.order, plan.start) == ((here["b"],), (here["a"],), (here["x"],))
     assert plan.caps == {"engine-a": 3, "engine-b": 0, "engine-x": 100}
     assert (plan.drafts, plan.promote, plan.repeatable_blocks) == ({"a": 2}, (here["x"], here["a"]), None)
-    only = plan_of(Step(EVERYBODY, promote=("x",)), VIEW, here)
+    only = plan_of(Step(ALL_RUNNING, promote=("x",)), VIEW, here)
     assert (only.order, only.promote) == ((here["a"], here["b"]), (here["x"],))
 
 
 def test_draft_tokens_of_all_requests_need_no_reordering() -> None:
-    plan = plan_of(Step(EVERYBODY, drafts={"a": 2}), VIEW, held())
+    plan = plan_of(Step(ALL_RUNNING, drafts={"a": 2}), VIEW, held())
     assert (plan.order, plan.caps, plan.drafts) == (None, None, {"a": 2})
 
 
@@ -136,8 +136,8 @@ def test_a_prompt_in_progress_is_no_step_of_decodes_alone() -> None:
     begun = job("p", decodes=False)._replace(computed_tokens=40)
     view = replace(VIEW, running=(*RUNNING, begun))
     here = held() | {"p": Held(SimpleNamespace(request_id="engine-p"), begun)}
-    plan = plan_of(Step({**EVERYBODY, "p": 60}), view, here)
+    plan = plan_of(Step({**ALL_RUNNING, "p": 60}), view, here)
     assert plan.caps == {"engine-a": 1, "engine-b": 1, "engine-p": 60}
     with pytest.raises(ImpossibleStep, match="p cannot draft 1 tokens"):
-        plan_of(Step({**EVERYBODY, "p": 60}, drafts={"p": 1}), view, here)
-    plan_of(Step({**EVERYBODY, "p": 60}, drafts={"p": 0}), view, here)
+        plan_of(Step({**ALL_RUNNING, "p": 60}, drafts={"p": 1}), view, here)
+    plan_of(Step({**ALL_RUNNING, "p": 60}, drafts={"p": 0}), view, here)

@@ -15,7 +15,7 @@ from served.server import NAME, PATIENCE_S, Server, data_of
 
 PROMPTS = [f"{number}: the quick brown fox jumps over the lazy dog. " * 4 for number in range(6)]
 
-PROMISED = {"penstock_best_effort": False, "penstock_ttft_s": 60.0, "penstock_tpot_s": 0.1}
+WITH_SLO = {"penstock_best_effort": False, "penstock_ttft_s": 60.0, "penstock_tpot_s": 0.1}
 """As the sidecar says it; `slos-serve` uses draft tokens for admitted requests."""
 
 
@@ -32,7 +32,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 async def test_drafts_that_are_accepted_change_no_answer(plain: Server, drafting: Server) -> None:
     before = drafting.counted("vllm:spec_decode_num_accepted_tokens_total")
-    requested = asks(PROMPTS, 300, vllm_xargs=PROMISED)
+    requested = asks(PROMPTS, 300, vllm_xargs=WITH_SLO)
     assert await drafting.texts(requested) == await plain.texts(requested)
     assert drafting.counted("vllm:spec_decode_num_accepted_tokens_total") > before
 

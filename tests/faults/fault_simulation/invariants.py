@@ -61,7 +61,7 @@ def broken_service(answer: Answer, well: list[str], pool: Pool) -> Iterator[str]
         yield f"5 {answer.plan.id}: {', '.join(well)} was well: status {answer.status}: {message}"
 
 
-def broken_promise(answer: Answer, pool: Pool, delay_s: float) -> Iterator[str]:
+def missed_slo(answer: Answer, pool: Pool, delay_s: float) -> Iterator[str]:
     """Yield where an admitted request did not keep its SLO, beyond what its way through the network takes."""
     slo = pool.tiers()[answer.plan.tier].slo
     assert slo.ttft_s is not None and slo.tpot_s is not None

@@ -16,10 +16,10 @@ from fault_simulation.invariants import (
     broken_caches,
     broken_limits,
     broken_minute,
-    broken_promise,
     broken_rest,
     broken_service,
     broken_tokens,
+    missed_slo,
 )
 from fault_simulation.network import Network
 from fault_simulation.scenario import MOST_AT_ONCE, scenario_of
@@ -55,7 +55,7 @@ CANCELLED_S = 1.0
 class Result:
     """What one run has shown.
 
-    broken: invariants, with what was seen. moves: of streams, by outcome. promises: admitted requests that
+    broken: invariants, with what was seen. moves: of streams, by outcome. slos_checked: admitted requests that
     were checked against their SLO.
     """
 
@@ -64,7 +64,7 @@ class Result:
     faults: Counter[str]
     broken: list[str]
     moves: Counter[str]
-    promises: int
+    slos_checked: int
     turns: int
     virtual_s: float
 
@@ -98,8 +98,8 @@ async def _run(seed: int) -> Result:
     checking.cancel()
     broken += [*_broken(world, answers), *left]
     moves = sum(map(moves_of, world.fronts.values()), world.moves)
-    promises = sum(_is_kept(world, answer) for answer in answers)
-    result = Result(seed, answers, +network.faults, broken, moves, promises, loop.turns, loop.time())
+    slos_checked = sum(_is_kept(world, answer) for answer in answers)
+    result = Result(seed, answers, +network.faults, broken, moves, slos_checked, loop.turns, loop.time())
     await _end(world)
     return result
 
@@ -169,7 +169,7 @@ def _broken(world: World, answers: list[Answer]) -> Iterator[str]:
     for answer in answers:
         yield from broken_answer(answer, may_be_cut=_may_be_cut(world, answer))
         if _is_kept(world, answer):
-            yield from broken_promise(answer, world.scenario.pool, world.scenario.weather.delay_s)
+            yield from missed_slo(answer, world.scenario.pool, world.scenario.weather.delay_s)
 
 
 def _may_be_cut(world: World, answer: Answer) -> bool:

@@ -132,10 +132,10 @@ async def house(
         await stack.enter_async_context(admin)
         openai = AsyncOpenAI(base_url=f"http://{address}/v1", api_key="any", max_retries=0)
         await stack.enter_async_context(openai)
-        the_house = House(address, app, replica_set, http, admin, openai)
+        router = House(address, app, replica_set, http, admin, openai)
         if ready:
-            await the_house.all_in()
-        yield the_house
+            await router.all_in()
+        yield router
 
 
 def make_link(name: str, address: str, changed: Callable[[], None] = lambda: None) -> ReplicaLink:

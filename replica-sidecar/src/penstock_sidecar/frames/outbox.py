@@ -1,7 +1,7 @@
 """Events of one session, gathered into frames for its router.
 
 A frame costs both ends as much as a dozen events in it, so an event may wait for others, as long as no client
-notices (`Hurry`). At each step the engine generates one token of every request within a millisecond or so;
+notices (`Urgency`). At each step the engine generates one token of every request within a millisecond or so;
 these share a frame. An event that no client waits for goes with the next one. And every frame waits for one
 turn of the event loop, which takes no time when it is idle, and under load gathers what others have ready.
 
@@ -25,10 +25,10 @@ EVENT_BYTES = 64
 """Size of an event without data, about."""
 
 
-class Hurry(Enum):
+class Urgency(Enum):
     """How long an event may wait for others."""
 
-    AT_ONCE = "at once"  # a client waits for just this
+    IMMEDIATE = "at once"  # a client waits for just this
     STEP = "step"  # for the rest of its step, unless so few share the session that nothing can be gained
     NONE = "none"  # no client waits for it
 
@@ -69,19 +69,19 @@ class Outbox:
         """Whether everything has been taken."""
         return not self._full and not self._open_bytes
 
-    def output(self, id: int, data: bytes, tokens: int, hurry: Hurry) -> None:
+    def output(self, id: int, data: bytes, tokens: int, urgency: Urgency) -> None:
         """Add bytes of a request's answer."""
         if not self._closed:
             event = self._open.events.add(id=id)
             event.output.data = data
             event.output.tokens = tokens
-            self._added(len(data), hurry)
+            self._added(len(data), urgency)
 
-    def put(self, event: wire.Event, data_bytes: int = 0, hurry: Hurry = Hurry.STEP) -> None:
+    def put(self, event: wire.Event, data_bytes: int = 0, urgency: Urgency = Urgency.STEP) -> None:
         """Add an event. data_bytes: size of what it carries."""
         if not self._closed:
             self._open.events.append(event)
-            self._added(data_bytes, hurry)
+            self._added(data_bytes, urgency)
 
     def send_changes(self) -> None:
         """Send the replica's snapshot, with or without events, if it has changed since the last one."""
@@ -139,7 +139,7 @@ class Outbox:
         self._full_bytes += self._open_bytes
         self._open, self._open_bytes = wire.ReplicaFrame(), 0
 
-    def _added(self, data_bytes: int, hurry: Hurry) -> None:
+    def _added(self, data_bytes: int, urgency: Urgency) -> None:
         """Account for an event that was added to the open frame, and schedule the frame."""
         self._open_bytes += EVENT_BYTES + data_bytes
         if self._full_bytes + self._open_bytes > self._bounds.outbox_bytes:
@@ -150,12 +150,12 @@ class Outbox:
             self._fill()
             self._due.set()
         elif not self._due.is_set():
-            self._schedule(hurry)
+            self._schedule(urgency)
 
-    def _schedule(self, hurry: Hurry) -> None:
-        if hurry is Hurry.NONE:
+    def _schedule(self, urgency: Urgency) -> None:
+        if urgency is Urgency.NONE:
             self._go_within(self._bounds.unhurried_s)
-        elif hurry is Hurry.STEP and (
+        elif urgency is Urgency.STEP and (
             self._timer_s <= self._bounds.step_s or self._sharing() > self._bounds.alone
         ):
             self._go_within(self._bounds.step_s)

@@ -12,7 +12,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas import wire_conversion
 from penstock_routing.replicas.upstream_request import UpstreamRequest
 
-from penstock_sidecar.frames.outbox import Hurry
+from penstock_sidecar.frames.outbox import Urgency
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 
 
@@ -23,11 +23,11 @@ class HttpOwner:
         self._upstream, self._accepted = upstream, accepted
         self.outbox = self
 
-    def output(self, id: int, data: bytes, tokens: int, hurry: Hurry) -> None:
+    def output(self, id: int, data: bytes, tokens: int, urgency: Urgency) -> None:
         """Take bytes of the answer."""
         self._upstream.put(data, tokens)
 
-    def put(self, event: wire.Event, data_bytes: int = 0, hurry: Hurry = Hurry.STEP) -> None:
+    def put(self, event: wire.Event, data_bytes: int = 0, urgency: Urgency = Urgency.STEP) -> None:
         """Take a verdict or an end."""
         kind = event.WhichOneof("kind")
         if kind in ("admitted", "best_effort"):

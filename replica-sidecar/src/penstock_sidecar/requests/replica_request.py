@@ -28,7 +28,7 @@ from penstock_sidecar.frames.messages import (
     finished_event,
     verdict_event,
 )
-from penstock_sidecar.frames.outbox import Hurry
+from penstock_sidecar.frames.outbox import Urgency
 from penstock_sidecar.requests.client_body import ClientBody
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -41,10 +41,10 @@ LONGEST_GAP_US = 2**32 - 1
 class Sink(Protocol):
     """Where a request's events go."""
 
-    def output(self, id: int, data: bytes, tokens: int, hurry: Hurry) -> None:
+    def output(self, id: int, data: bytes, tokens: int, urgency: Urgency) -> None:
         """Take bytes of the answer."""
 
-    def put(self, event: wire.Event, data_bytes: int = 0, hurry: Hurry = Hurry.STEP) -> None:
+    def put(self, event: wire.Event, data_bytes: int = 0, urgency: Urgency = Urgency.STEP) -> None:
         """Take any other event."""
 
 
@@ -177,7 +177,7 @@ class ReplicaRequest:
         event = verdict_event(self.id, verdict)
         event.engine_fields = engine_fields
         acts = rejected or engine_fields  # else the router waits for output
-        self._owner.outbox.put(event, hurry=Hurry.AT_ONCE if acts else Hurry.NONE)
+        self._owner.outbox.put(event, urgency=Urgency.IMMEDIATE if acts else Urgency.NONE)
         self._happens(Event.REFUSED if rejected else Event.ACCEPTED)
 
     def begun_at_router(self, now_s: float) -> None:
@@ -203,8 +203,8 @@ class ReplicaRequest:
         self._seen_tokens += tokens
         before, self.tokens = self.tokens, max(self._seen_tokens, reported_tokens, self.tokens)
         new_tokens = self.tokens - before
-        hurry = Hurry.NONE if not self.streams else Hurry.AT_ONCE if first else Hurry.STEP
-        self._owner.outbox.output(self.id, data, new_tokens, hurry)
+        urgency = Urgency.NONE if not self.streams else Urgency.IMMEDIATE if first else Urgency.STEP
+        self._owner.outbox.output(self.id, data, new_tokens, urgency)
         return new_tokens
 
     def finished(self, usage: EngineUsage, token_times_s: Sequence[float], thinking_tokens: int) -> None:
@@ -223,7 +223,7 @@ class ReplicaRequest:
             thinking_tokens=thinking_tokens,
             token_gaps_us=self._gaps_us(token_times_s),
         )
-        self._happens(Event.ENDED, event, hurry=Hurry.NONE if self.streams else Hurry.AT_ONCE)
+        self._happens(Event.ENDED, event, urgency=Urgency.NONE if self.streams else Urgency.IMMEDIATE)
 
     def engine_refused(self, status: int, body: bytes) -> None:
         """End it: the engine answered with an error status."""
@@ -269,13 +269,13 @@ class ReplicaRequest:
         event: Event,
         answer: wire.Event | None = None,
         data_bytes: int = 0,
-        hurry: Hurry = Hurry.AT_ONCE,
+        urgency: Urgency = Urgency.IMMEDIATE,
     ) -> None:
         """Move to the next state and send the router `answer`. Raises ImpossibleEvent."""
         before = self.state
         self.state, _ = after(before, event)
         if answer is not None:
-            self._owner.outbox.put(answer, data_bytes, hurry)
+            self._owner.outbox.put(answer, data_bytes, urgency)
         if self.state in ENDS and before not in ENDS:
             if self.task is not None and self.task is not asyncio.current_task():
                 self.task.cancel()
