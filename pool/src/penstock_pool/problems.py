@@ -64,9 +64,9 @@ def schema_problems(error: ValidationError, root: type[BaseModel]) -> Iterator[P
     for detail in error.errors(include_url=False):
         if detail["type"] not in SILENT:
             location = [part for part in detail["loc"] if not _is_tag(part)]
-            named_field = detail.get("ctx", {}).get("field")
+            field = detail.get("ctx", {}).get("field")
             yield (
-                dotted([*location, named_field] if named_field else location),
+                dotted([*location, field] if field else location),
                 _message(detail, location, root),
             )
 

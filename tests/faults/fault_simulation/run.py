@@ -55,8 +55,8 @@ CANCELLED_S = 1.0
 class Result:
     """What one run has shown.
 
-    broken: invariants, with what was seen. moves: of streams, by outcome. slos_checked: admitted requests that
-    were checked against their SLO.
+    broken: invariants, with what was seen. moves: of streams, by outcome. slos_checked: admitted requests
+        whose SLO was checked.
     """
 
     seed: int
