@@ -13,7 +13,7 @@ from penstock_operator.cluster.lease import (
     RENEW_S,
     Leadership,
     LeaseLost,
-    Sighting,
+    ObservedLease,
     elapsed_s,
     may_take,
     taken,
@@ -40,12 +40,12 @@ def test_absent_given_back_and_own_lease_is_free() -> None:
 
 def test_lease_of_another_is_free_once_it_was_silent_for_its_duration() -> None:
     assert not may_take(lease("you"), "me", None, 0.0)
-    assert not may_take(lease("you"), "me", Sighting("7", 100.0), 100.0 + DURATION_S - 1)
-    assert may_take(lease("you"), "me", Sighting("7", 100.0), 100.0 + DURATION_S)
+    assert not may_take(lease("you"), "me", ObservedLease("7", 100.0), 100.0 + DURATION_S - 1)
+    assert may_take(lease("you"), "me", ObservedLease("7", 100.0), 100.0 + DURATION_S)
 
 
 def test_lease_that_was_renewed_meanwhile_is_not_free() -> None:
-    assert not may_take(lease("you", version="8"), "me", Sighting("7", 100.0), 1000.0)
+    assert not may_take(lease("you", version="8"), "me", ObservedLease("7", 100.0), 1000.0)
 
 
 def test_taking_it_over_counts_a_transition_and_renewing_does_not() -> None:

@@ -15,7 +15,7 @@ from penstock_runtime.http_connection.protocol import HttpProtocol
 from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import Server, listen, serving
-from penstock_runtime.tls_server import GOODBYE_S
+from penstock_runtime.tls_server import TLS_SHUTDOWN_S
 
 GET = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
 HALF = GET[:-2]
@@ -308,6 +308,6 @@ def test_the_bounds_are_those_of_the_manual() -> None:
     assert documented["an idle connection"] == idle
     assert (
         documented["a TLS handshake; a client's answer to the end of TLS"]
-        == f"{usual.head_s:g} s; {GOODBYE_S:g} s"
+        == f"{usual.head_s:g} s; {TLS_SHUTDOWN_S:g} s"
     )
     assert documented["an answer to a client that has closed its side"] == f"{usual.half_closed_s:g} s"

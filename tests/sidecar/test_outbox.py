@@ -13,9 +13,9 @@ BOUNDS = replace(Bounds(), outbox_bytes=10_000, frame_bytes=2_000, alone=1)
 class Desk:
     """An outbox with a state that a test can change."""
 
-    def __init__(self, sharing: int = 5, step_s: float = 0.001, unhurried_s: float = 1e6) -> None:
+    def __init__(self, sharing: int = 5, step_s: float = 0.001, not_urgent_s: float = 1e6) -> None:
         self.state = wire.Snapshot(running=1)
-        bounds = replace(BOUNDS, step_s=step_s, unhurried_s=unhurried_s)
+        bounds = replace(BOUNDS, step_s=step_s, not_urgent_s=not_urgent_s)
         self.sharing = sharing
         self.box = Outbox(bounds, lambda: self.state, lambda: self.sharing)
 
@@ -33,9 +33,9 @@ class Desk:
         return [event.id for event in (await self.frame()).events]
 
 
-async def opened(sharing: int = 5, step_s: float = 0.001, unhurried_s: float = 1e6) -> Desk:
+async def opened(sharing: int = 5, step_s: float = 0.001, not_urgent_s: float = 1e6) -> Desk:
     """After the first frame, which has only the replica's state."""
-    desk = Desk(sharing, step_s, unhurried_s)
+    desk = Desk(sharing, step_s, not_urgent_s)
     assert await desk.ids() == []
     return desk
 
@@ -111,7 +111,7 @@ async def test_a_timer_that_is_due_at_once_may_be_set_earlier(monkeypatch: pytes
 
 
 async def test_events_without_urgency_are_sent_alone_in_the_end() -> None:
-    desk = await opened(step_s=1e6, unhurried_s=0.001)
+    desk = await opened(step_s=1e6, not_urgent_s=0.001)
     desk.put(1, urgency=Urgency.NONE)
     assert await desk.ids() == [1]
 
@@ -186,7 +186,7 @@ async def test_a_closed_outbox_returns_its_events_and_accepts_none() -> None:
 
 
 async def test_output_joins_a_frame_that_waits_whatever_was_added_to_it_since() -> None:
-    desk = await opened(step_s=1e6, unhurried_s=1e9)
+    desk = await opened(step_s=1e6, not_urgent_s=1e9)
     desk.put(1)
     desk.put(2, urgency=Urgency.NONE)
     desk.sharing = 1

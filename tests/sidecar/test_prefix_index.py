@@ -8,7 +8,7 @@ import pytest
 from penstock_proto.telemetry_pb2 import CachedPrompt, StepReport
 from penstock_runtime.prompt_marks import PIECE_BYTES, PromptMarks, prompt_marks
 from penstock_sidecar.mirror import prefix_index
-from penstock_sidecar.mirror.prefix_index import CAUTION, PrefixIndex
+from penstock_sidecar.mirror.prefix_index import MARGIN, PrefixIndex
 
 
 def chat(*contents: str) -> PromptMarks:
@@ -45,7 +45,7 @@ def test_a_turn_finds_the_whole_turn_before(index: PrefixIndex) -> None:
 def test_within_a_prompt_its_share_is_taken_with_caution(index: PrefixIndex) -> None:
     found = index.longest(chat("one", "other"))
     assert found is not None
-    assert (found.tokens, found.exact) == (int(50 * (1 - CAUTION)), False)
+    assert (found.tokens, found.exact) == (int(50 * (1 - MARGIN)), False)
     assert found.cached_tokens == found.tokens
 
 

@@ -44,7 +44,7 @@ class Bounds:
     alone: int = 8
     """With at most this many requests in a session output does not wait: too few would share its frame."""
 
-    unhurried_s: float = 0.005
+    not_urgent_s: float = 0.005
     """Longest wait of an event that no client waits for, like an acceptance. Less than any step takes."""
 
     snapshot_s: float = 1.0

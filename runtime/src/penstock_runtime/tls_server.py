@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from penstock_runtime.http_connection.bounds import HttpBounds
 
-GOODBYE_S = 1.0
+TLS_SHUTDOWN_S = 1.0
 """Seconds for a client to answer the end of TLS; then its connection is closed."""
 
 NO_SOCKETS_PAUSE_S = 1.0
@@ -25,7 +25,7 @@ class TlsServer:
 
     connection: returns the protocol of one connection.
     bounds: `head_s` also bounds a handshake; `connections` includes handshakes.
-    standing: connections whose handshake is complete.
+    established: connections whose handshake is complete.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class TlsServer:
         connection: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext,
         bounds: HttpBounds,
-        standing: Sized,
+        established: Sized,
     ) -> None:
         self._listener, self._connection, self._tls = listener, connection, tls
-        self._bounds, self._standing = bounds, standing
+        self._bounds, self._established = bounds, established
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.create_task(self._accept())
         self._accepting.add_done_callback(lambda _: listener.close())
@@ -61,7 +61,7 @@ class TlsServer:
             except OSError:
                 await asyncio.sleep(NO_SOCKETS_PAUSE_S)
                 continue
-            if len(self._handshakes) + len(self._standing) >= self._bounds.connections:
+            if len(self._handshakes) + len(self._established) >= self._bounds.connections:
                 _refuse(accepted)
                 continue
             task = asyncio.create_task(self._shake_hands(accepted))
@@ -75,7 +75,7 @@ class TlsServer:
                 accepted,
                 ssl=self._tls,
                 ssl_handshake_timeout=self._bounds.head_s,
-                ssl_shutdown_timeout=GOODBYE_S,
+                ssl_shutdown_timeout=TLS_SHUTDOWN_S,
             )
 
 

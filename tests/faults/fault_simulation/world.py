@@ -30,7 +30,7 @@ from fault_simulation.redis_peer import RedisProcess, start_redis
 from fault_simulation.scenario import Scenario
 from penstock_routing.discovery.endpoints import Condition
 from penstock_routing.replicas.replica_set import ReplicaSet
-from penstock_sidecar.service.grpc_server import GOODBYE_S
+from penstock_sidecar.service.grpc_server import STOP_GRACE_S
 from penstock_sidecar.sidecar import stop_serving
 
 RECOVERY_S = 15.0
@@ -119,7 +119,7 @@ class World:
         self.cluster.publish(replica, sidecar_of(replica), Condition.TERMINATING)
         if sidecar.host.alive:
             await asyncio.wait({sidecar.host.spawn(stop_serving(sidecar.replica, sidecar.http, drain_s))})
-            await asyncio.sleep(GOODBYE_S)
+            await asyncio.sleep(STOP_GRACE_S)
         await sidecar.host.kill()
         await engine.host.kill()
         self.cluster.withdraw(replica)

@@ -53,23 +53,23 @@ def elapsed_s() -> float:
 
 
 @dataclass(slots=True)
-class Sighting:
+class ObservedLease:
     """A Lease's last version and when it was first seen. since_s: on this process's clock."""
 
     version: str
     since_s: float
 
 
-def may_take(lease: Manifest | None, me: str, sighting: Sighting | None, now_s: float) -> bool:
+def may_take(lease: Manifest | None, me: str, observed: ObservedLease | None, now_s: float) -> bool:
     """Return whether the Lease can be taken: absent, released, already held, or expired."""
     if lease is None:
         return True
     spec = lease.get("spec", {})
     if spec.get("holderIdentity", "") in ("", me):
         return True
-    unchanged = sighting is not None and sighting.version == lease["metadata"]["resourceVersion"]
+    unchanged = observed is not None and observed.version == lease["metadata"]["resourceVersion"]
     duration_s = float(spec.get("leaseDurationSeconds", DURATION_S))
-    return unchanged and sighting is not None and now_s - sighting.since_s >= duration_s
+    return unchanged and observed is not None and now_s - observed.since_s >= duration_s
 
 
 def taken(lease: Manifest | None, ref: Ref, me: str, now: str) -> Manifest:
@@ -107,7 +107,7 @@ class Leadership:
         self._api, self._ref, self._me, self._changed, self._now_s = api, ref, me, changed, now_s
         self._leads = False
         self._renewed_s = 0.0
-        self._sighting: Sighting | None = None
+        self._observed: ObservedLease | None = None
 
     async def run(self) -> None:
         """Acquire and renew the Lease until cancelled; then release it."""
@@ -149,11 +149,11 @@ class Leadership:
 
     async def _try(self, now_s: float) -> bool:
         lease = await self._api.get(self._ref)
-        free = may_take(lease, self._me, self._sighting, now_s)
+        free = may_take(lease, self._me, self._observed, now_s)
         if lease is not None:
             version = lease["metadata"]["resourceVersion"]
-            if self._sighting is None or self._sighting.version != version:
-                self._sighting = Sighting(version, now_s)
+            if self._observed is None or self._observed.version != version:
+                self._observed = ObservedLease(version, now_s)
         if not free:
             return False
         try:

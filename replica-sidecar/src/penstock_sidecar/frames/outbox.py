@@ -154,7 +154,7 @@ class Outbox:
 
     def _schedule(self, urgency: Urgency) -> None:
         if urgency is Urgency.NONE:
-            self._go_within(self._bounds.unhurried_s)
+            self._go_within(self._bounds.not_urgent_s)
         elif urgency is Urgency.STEP and (
             self._timer_s <= self._bounds.step_s or self._sharing() > self._bounds.alone
         ):

@@ -28,7 +28,7 @@ from penstock_sidecar.mirror.prefix_index import MOST_PROMPTS, PrefixIndex
 KEPT_AT_FIRST = 0.5
 """Share of the KV cache that earlier prompts are taken to have until more is known."""
 
-CAUTION = 0.8
+MARGIN = 0.8
 """Share of an age at which a prompt was missing, up to which others are still counted on."""
 
 RESET = 0.25
@@ -137,7 +137,7 @@ class LearnedPrefixes:
         elif expected.age_tokens < RESET * self.keeps_tokens:
             self.lose()
         else:
-            self.keeps_tokens = min(self.keeps_tokens, int(expected.age_tokens * CAUTION))
+            self.keeps_tokens = min(self.keeps_tokens, int(expected.age_tokens * MARGIN))
 
     def _use(self, request_id: RequestId) -> None:
         self._used_at.pop(request_id, None)

@@ -5,7 +5,7 @@ The engine reports of each prompt that it has computed how many of its tokens ar
 begins like it furthest. So the sidecar needs no tokenizer and no hashes of the engine.
 
 A prefix that ends where the earlier prompt ended has exactly that prompt's tokens; within it, its share of
-the prompt's bytes is taken, less `CAUTION`. The index is bounded in prompts and marks, and forgets the least
+the prompt's bytes is taken, less `MARGIN`. The index is bounded in prompts and marks, and forgets the least
 recently served. Where reports are lost, all is forgotten: what is not known to be cached counts as not
 cached.
 """
@@ -24,7 +24,7 @@ MOST_PROMPTS = 1024
 MOST_MARKS = 1 << 17
 """Of all prompts together: 128 MB of prompts in pieces of a kilobyte."""
 
-CAUTION = 0.1
+MARGIN = 0.1
 """Share of the tokens of an unfinished prefix that is not counted on, because the tokens per byte differ
 from place to place."""
 
@@ -171,4 +171,4 @@ def _tokens_within(known: _Known, size: int) -> int:
         return min(size, known.prompt_tokens)
     if size >= known.marks.size:
         return known.prompt_tokens
-    return int(known.prompt_tokens * size / known.marks.size * (1 - CAUTION))
+    return int(known.prompt_tokens * size / known.marks.size * (1 - MARGIN))

@@ -119,10 +119,10 @@ class AdmissionController:
             self._see_cached(request)
         jobs = [job for request in candidates for job in request.jobs]
         state, held = self._state, self._accepted
-        standing = AdmissionState(state.draining, state.engine_ready, held.sequences, held.best_effort)
+        admitted_state = AdmissionState(state.draining, state.engine_ready, held.sequences, held.best_effort)
         began_s = monotonic()
         view = self._mirror.view(began_s, self._learned.admission_model(began_s))
-        verdicts = decide(self._policy, view, jobs, standing, self._bounds.holds)
+        verdicts = decide(self._policy, view, jobs, admitted_state, self._bounds.holds)
         self._metrics.planned(monotonic() - began_s)
         if len(verdicts) != len(jobs):
             raise ValueError(f"{len(verdicts)} verdicts for {len(jobs)} answers")

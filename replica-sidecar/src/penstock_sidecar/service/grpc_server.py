@@ -13,7 +13,7 @@ from penstock_sidecar.service.health import Health
 from penstock_sidecar.service.renewed_certificate import server_credentials
 from penstock_sidecar.service.replica_service import ReplicaService
 
-GOODBYE_S = 1.0
+STOP_GRACE_S = 1.0
 """Time for sessions to take their last frame when the server stops."""
 
 
@@ -30,7 +30,7 @@ async def grpc_serving(
     try:
         yield address
     finally:
-        await server.stop(GOODBYE_S)
+        await server.stop(STOP_GRACE_S)
 
 
 def _bind(server: "grpc.aio.Server", wanted: Address, tls: SidecarTls | None) -> Address:

@@ -27,7 +27,7 @@ def blocks_freed(entry: ActiveRequest, kv: KvCache) -> int:
 
 def missing_blocks(wanted: Iteration, kv: KvCache) -> int:
     """Return how many more blocks than are free an iteration needs; negative if some are left."""
-    return sum(_owed(wanted, kv).values()) - kv.free_blocks
+    return sum(_needed_blocks(wanted, kv).values()) - kv.free_blocks
 
 
 def preempt_for_growth(
@@ -37,22 +37,22 @@ def preempt_for_growth(
 
     running: all requests that hold blocks, in the order in which they were started.
     """
-    owed = _owed(wanted, kv)
-    missing = sum(owed.values()) - kv.free_blocks
+    needed = _needed_blocks(wanted, kv)
+    missing = sum(needed.values()) - kv.free_blocks
     out: dict[int, ActiveRequest] = {}
     for entry in _preemption_order(wanted, running) if missing > 0 else ():
         out[id(entry)] = entry
-        missing -= blocks_freed(entry, kv) + owed.get(id(entry), 0)
+        missing -= blocks_freed(entry, kv) + needed.get(id(entry), 0)
         if missing <= 0:
             break
     return _without(wanted, out), [entry for entry in out.values() if entry.blocks]
 
 
-def _owed(wanted: Iteration, kv: KvCache) -> dict[int, int]:
+def _needed_blocks(wanted: Iteration, kv: KvCache) -> dict[int, int]:
     """Return the blocks that each request of an iteration needs."""
     full = [entry for entry in wanted.decodes if entry.job.computed_tokens == entry.blocks * kv.block_tokens]
-    owed = {id(g.entry): growth_blocks(g.entry, g.kv_tokens, kv) for g in wanted.grants}
-    return owed | {id(entry): 1 for entry in full}
+    needed = {id(g.entry): growth_blocks(g.entry, g.kv_tokens, kv) for g in wanted.grants}
+    return needed | {id(entry): 1 for entry in full}
 
 
 def _preemption_order(wanted: Iteration, running: Sequence[ActiveRequest]) -> list[ActiveRequest]:

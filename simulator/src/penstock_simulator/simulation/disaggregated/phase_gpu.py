@@ -36,7 +36,7 @@ class PhaseGpu:
         self._speculation = MeasuredSpeculation(speculation)
         accept = no_drafts if speculation is None else Drafter(speculation.acceptance, seed).accepted
         self._engine = EngineState(fleet.kv_tokens, fleet.limits, fleet.block_tokens, accept)
-        self._journeys: dict[str, SimulatedRequest] = {}
+        self._requests: dict[str, SimulatedRequest] = {}
         self.busy = False
         self.load_tokens = 0
 
@@ -56,8 +56,8 @@ class PhaseGpu:
         self._timer.end(now_s)
         self._speculation.observe(outcome.drafted)
         for job_id, tokens in outcome.tokens.items():
-            self._journeys[job_id].take(tokens, now_s)
-        leaving = [self._journeys.pop(job_id) for job_id in outcome.finished]
+            self._requests[job_id].take(tokens, now_s)
+        leaving = [self._requests.pop(job_id) for job_id in outcome.finished]
         self.load_tokens -= sum(simulated.arrival.prompt_tokens for simulated in leaving)
         return leaving
 
@@ -72,7 +72,7 @@ class PrefillGpu(PhaseGpu):
         """Queue a request."""
         job = new_job(simulated.request, simulated.request.max_output_tokens, simulated.best_effort)
         self._engine.add(job, 1)
-        self._journeys[job.request.id] = simulated
+        self._requests[job.request.id] = simulated
 
 
 class DecodeGpu(PhaseGpu):
@@ -99,5 +99,5 @@ class DecodeGpu(PhaseGpu):
                 break
             self._arrived.popleft()
             self._engine.receive(job, simulated.arrival.output_tokens, simulated.arrival.thinking_tokens)
-            self._journeys[job.request.id] = simulated
+            self._requests[job.request.id] = simulated
         return super().begin(now_s)
