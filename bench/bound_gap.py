@@ -14,7 +14,7 @@ when a difficulty is removed, that difficulty caused a part of the gap.
   no drafts     the engine has no drafter, so nothing is left to luck
   no drafts or bursts
   memory        four times the KV cache
-  whole answers the pace is judged over the whole answer, not by tens: what it is ahead is never lost
+  whole answers TPOT is judged over the whole answer, not by tens: a lead is never lost
 """
 
 import argparse

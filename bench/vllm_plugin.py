@@ -57,7 +57,7 @@ def took(seconds: list[float]) -> Took:
 
 @contextmanager
 def reader(path: Path) -> Iterator[None]:
-    """Somebody who reads reports, as a sidecar does."""
+    """A reader of reports, as a sidecar is."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(path))
         process = PROCESSES.Process(target=read, args=(receiver,), daemon=True)

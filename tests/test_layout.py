@@ -1,4 +1,4 @@
-"""Where files may live. Each rule here is a trap somebody fell into."""
+"""Where files may live. Each rule here prevents a mistake that was made."""
 
 import subprocess
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Trials that were run, kept as they end, so that a bench that was stopped goes on where it was.
+"""Trials that were run, kept as they end, so that a stopped bench continues where it was.
 
 A line of JSON each, in a folder named after everything that a trial's result depends on but the way and the
 rate. A line that was cut off by the stop is passed over.

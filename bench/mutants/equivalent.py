@@ -1,4 +1,4 @@
-"""Mutants that make no difference that anybody could observe: reviewed, with reasons, in `equivalent.toml`.
+"""Mutants that make no observable difference: reviewed, with reasons, in `equivalent.toml`.
 
 A mark names a mutant by its file, the text of its line and the change as the probe prints it. A mark that
 matches no mutant any more is an error, and so is one that matches more of them than it says.

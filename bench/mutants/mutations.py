@@ -2,7 +2,7 @@
 
 Each is one place in the text: a comparison, an operator, a number or a truth value is another one, a guard
 never holds, a statement is left out, a function returns None. Left alone is what changes no behaviour that
-anybody relies on: annotations, docstrings, what is logged, texts of exceptions, and settings: numbers that a
+code relies on: annotations, docstrings, what is logged, texts of exceptions, and settings: numbers that a
 module names in upper case and explains in a docstring, for tests take those by name, whatever they are. So
 are assertions, and `strict` of zip, which is one.
 """

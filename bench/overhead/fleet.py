@@ -1,6 +1,6 @@
 """What needs more than one replica: what a hop costs, and how long decisions take in front of ten replicas.
 
-A router and two Envoys, one for each protocol in which pickers are asked, stand in front of the same sidecars
+A router and two Envoys, one for each protocol of pickers, are in front of the same sidecars
 and take turns. Each sidecar reports to all three, so their CPU is not measured here.
 """
 

@@ -37,7 +37,7 @@ def roomy(world: World, backup: str = "best-effort") -> Path:
 
 
 def small(world: World) -> Path:
-    """Too little memory for those who want it, and drafts by n-gram."""
+    """Too little memory for all requests, and drafts by n-gram."""
     args = [*COMMON, "--num-gpu-blocks-override", str(FEW_BLOCKS)]
     args += ["--speculative-config", orjson.dumps(NGRAM).decode()]
     engine = {"timeModel": "auto", "profileTimeout": "15s", "maxModelLen": SHORT_CONTEXT, "args": args}

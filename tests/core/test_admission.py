@@ -222,7 +222,7 @@ def test_decodes_beyond_their_tpot_leave_no_time_for_candidates() -> None:
 
 
 def test_the_fuller_memory_the_cheaper_a_new_request_has_to_be() -> None:
-    """Blocks would suffice for each of them; only who asks for little, or is worth much, is taken."""
+    """Blocks would suffice for each of them; only small or valuable requests are admitted."""
     running = tuple(decodes(f"d{i}", 500, 100) for i in range(40))
     costly = asks("a", 1500, 2000, ttft_s=5.0)
     full, free = (replica(running, kv_tokens=tokens) for tokens in (28_800, 96_000))

@@ -1,4 +1,4 @@
-"""Feedback queues: where a job joins, how it sinks, who is served first, who gives way."""
+"""Feedback queues: where a job joins, when it moves down, which is served first, which is preempted."""
 
 import pytest
 from penstock_core.domain.policy import Step

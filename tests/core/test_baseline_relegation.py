@@ -1,4 +1,4 @@
-"""Who can't be in time any more waits behind; batches as long as slack; requests held till they can't be."""
+"""Requests that cannot be in time wait behind; batches as long as slack; requests held while feasible."""
 
 from math import inf
 

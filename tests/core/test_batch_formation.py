@@ -1,4 +1,4 @@
-"""Batches: who is in, how long they are, who gives way."""
+"""Batches: their requests, their duration, and which requests are preempted."""
 
 from dataclasses import replace
 from math import inf
@@ -124,7 +124,7 @@ def test_a_long_batch_still_ends_before_any_token_is_due() -> None:
 
 
 def crowd() -> list[Job]:
-    """Three decodes of a tight pace, and many that go half as fast."""
+    """Three decodes of a tight TPOT target, and many with twice that."""
     running = [decode(f"tight{i}", due_in_s=0.05, tpot_s=0.05) for i in range(3)]
     return running + [decode(f"loose{i}", due_in_s=0.1) for i in range(60)]
 
@@ -139,7 +139,7 @@ def test_loose_decodes_wait_where_a_prompt_would_be_late_otherwise() -> None:
 
 
 def test_loose_decodes_run_where_prompts_leave_room() -> None:
-    """The last prompt is out before the batch is full; whoever could wait goes along."""
+    """The last prompt is computed before the batch is full; decodes that could wait are included."""
     last_s = MODEL.prefill_seconds(4 + 200)
     running = [decode("tight", due_in_s=0.05, tpot_s=0.05), decode("loose"), decode("free", tpot_s=None)]
     assert len(batch(running, [prompt("p", 200, due_in_s=last_s)]).tokens) == 4
@@ -385,7 +385,7 @@ def test_best_effort_lengthens_a_batch_only_as_far_as_memory_is_free() -> None:
 
 
 def any_crowd(random: Random) -> tuple[list[Job], list[Job], list[Job], list[Job]]:
-    """Accepted jobs and best effort: who runs, and who waits."""
+    """Accepted jobs and best effort: which run, and which wait."""
     running = [decode(f"d{i}", random.randint(1, 900)) for i in range(random.randint(0, 6))]
     running += [prompt(f"r{i}", 800, done=random.randint(1, 700)) for i in range(random.randint(0, 2))]
     waiting = [prompt(f"w{i}", random.randint(1, 3000)) for i in range(random.randint(0, 3))]

@@ -68,7 +68,7 @@ def decode(
     context: int = 300,
     answer_tpot_s: float | None = None,
 ) -> Job:
-    """One of which `came` tokens came out, on its pace so far."""
+    """One with `came` generated tokens, on time so far."""
     request = Request(name, "tier", 0.0, context, 4096, Targets(1.0, tpot_s, None, judge, answer_tpot_s))
     first_s = NOW_S + due_in_s - came * (tpot_s or 0.0)
     job = advance(new_job(request, output, False, sure), context, 1, first_s)
@@ -106,7 +106,7 @@ def test_it_starts_when_the_batch_under_way_ends() -> None:
 
 
 def test_the_batch_under_way_brings_a_token_of_every_decode() -> None:
-    """So what is due before the one after that is not late; who began in it has none yet."""
+    """So what is due before the one after that is not late; a request that began in it has none yet."""
     nearly_due, busy = [decode("d", due_in_s=0.04)], replica(busy_s=0.03)
     assert foreseen(nearly_due, [prompt("p", 500, 1.0)], view=busy).limit_s == pytest.approx(0.1)
     began = [decode("d", due_in_s=0.13)]
@@ -253,7 +253,7 @@ def test_drafts_are_in_every_batch() -> None:
 
 
 def test_a_preempted_prompt_goes_on_from_its_anchor() -> None:
-    """It resumes late in its pace, so its next token is due sooner than a new one's would be."""
+    """It resumes late, so its next token is due sooner than a new one's would be."""
     gone = preempted(decode("d", came=5, due_in_s=0.3))
     behind, ahead = prompt("p", 1000, 0.6), prompt("p", 1000, 9.0)
     assert foreseen([], [gone, ahead]).in_time
@@ -452,7 +452,7 @@ def test_first_tokens_of_a_feasible_plan_are_in_time(seed: int) -> None:
 @examples(100)
 @given(st.integers(0, 1 << 20))
 def test_a_prompt_less_never_makes_a_plan_of_one_batch_infeasible(seed: int) -> None:
-    """Who leaves only leaves room."""
+    """A request that leaves only frees capacity."""
     random = Random(seed)
     view, _, prompts = any_replica(random)
     reported = foreseen([], prompts, BatchingRule(9.0), replace(view, model=OPT))

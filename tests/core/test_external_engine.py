@@ -96,7 +96,7 @@ def test_of_several_iterations_the_first_and_the_last_bring_their_token_in_time(
 
 
 def test_a_decode_counts_that_can_just_keep_its_tpot_by_decoding_alone() -> None:
-    """Five tokens left, each of which takes an iteration alone, at half of that pace."""
+    """Five tokens left, each of which takes an iteration alone, at half of that speed."""
     alone_s = batch_s(0)
     tpot_s = alone_s / 2
     due_s = 5 * alone_s - 4 * tpot_s

@@ -37,7 +37,7 @@ def job(
 
 
 def decode(id: str, now_s: float, ahead_s: float = 0.0, **more: object) -> Job:
-    """One that has brought its first token so long ago that it is so far ahead of its pace."""
+    """One that has brought its first token so long ago that it is so far ahead of its deadlines."""
     fresh = job(id, **more)  # type: ignore[arg-type]
     begun = advance(fresh, fresh.pending_tokens, 1, now_s)
     return begun._replace(due_s=begun.due_s + ahead_s)
@@ -242,7 +242,7 @@ class Engine:
         self.prefills.append(came)
 
     def iterate(self, now_s: float) -> tuple[float, list[str]]:
-        """When it ends, and who has ended with it."""
+        """When it ends, and which requests ended with it."""
         left = LIMITS.batch_tokens - len(self.decodes)
         for i, prefill in enumerate(self.prefills):
             chunk = min(prefill.pending_tokens, left)

@@ -98,7 +98,7 @@ def test_every_gap_counts_and_the_last_window_is_what_is_left() -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=60), paces, st.sampled_from(Judge))
 def test_tokens_on_their_due_times_are_judged_on_tpot(leads: list[float], pace: float, judge: Judge) -> None:
-    """Whatever lead each token has over its due time, keeping all due times keeps the judged pace."""
+    """Whatever lead each token has over its due time, meeting all deadlines meets the judged TPOT target."""
     times_s = [0.0]
     anchor = anchor_after(judge, None, 1, 0.0)
     for generated, lead in enumerate(leads, start=1):

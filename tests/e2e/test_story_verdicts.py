@@ -1,4 +1,4 @@
-"""What the end-to-end story counts as lost, and when it believes that a pool has settled."""
+"""What the end-to-end test counts as lost, and when it takes a pool as settled."""
 
 from typing import Any
 

@@ -49,7 +49,7 @@ class Server:
         return self.folder / "kubeconfig"
 
     def kill(self) -> None:
-        """kill -9 of the API server; etcd goes on."""
+        """kill -9 of the API server; etcd continues."""
         os.kill(int((self.folder / "pid" / "kube-apiserver").read_text().split()[0]), signal.SIGKILL)
 
     def restart(self) -> None:

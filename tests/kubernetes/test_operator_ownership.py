@@ -1,4 +1,4 @@
-"""Who owns which field of a pool's objects: admission, other managers, and the operator again."""
+"""Owners of the fields of a pool's objects: admission, other managers, and the operator again."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An etcd that is restored from a backup: resource versions go back, and watches hear nothing for a while.
+"""An etcd that is restored from a backup: resource versions go back, and watches get nothing for a while.
 
 It has an API server of its own: the controllers of a restored one would be as deaf.
 """

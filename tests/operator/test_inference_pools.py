@@ -1,4 +1,4 @@
-"""Pools whose gateway is a Gateway of the cluster: what its controller reads, and who reaches what."""
+"""Pools whose gateway is a Gateway of the cluster: what its controller reads, and network access."""
 
 from collections.abc import Callable
 from dataclasses import replace

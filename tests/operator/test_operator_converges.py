@@ -54,7 +54,7 @@ class NoRouters:
 
 
 class Cluster:
-    """An API server that fails, people who meddle, and one operator."""
+    """An API server that fails, users who change objects, and one operator."""
 
     def __init__(self, seed: int, admit: bool) -> None:
         self.chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What pods refer to and somebody else has to make, by the field of the pool that names it."""
+"""Objects that pods refer to and a user has to create, by the field of the pool that names it."""
 
 from typing import Any
 

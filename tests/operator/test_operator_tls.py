@@ -1,4 +1,4 @@
-"""Certificates between routers and replicas: who is trusted, and when what is renewed."""
+"""Certificates between routers and replicas: which are trusted, and when they are renewed."""
 
 import hashlib
 from base64 import b64encode

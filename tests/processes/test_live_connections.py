@@ -1,4 +1,4 @@
-"""Ways between real processes that are slow, break, or let nothing through: streams go on token for token."""
+"""Connections between real processes that are slow, break, or pass nothing: streams continue exactly."""
 
 import asyncio
 from collections.abc import Iterator

@@ -43,7 +43,7 @@ def test_streams_and_whole_answers_are_served_and_counted(direct: LivePool) -> N
 
 
 async def test_no_answer_passes_a_sidecar(direct: LivePool) -> None:
-    """Frozen, it carries nothing: the stream goes on, to its last token."""
+    """Frozen, it passes nothing: the stream continues to its last token."""
     async with direct.async_client() as client:
         stream = await begun(client, direct, 1, TOKENS)
         with direct.frozen("sidecar", stream.replica):

@@ -40,7 +40,7 @@ async def stream(client: openai.AsyncOpenAI, pool: LivePool, begun: asyncio.Even
 
 
 async def one_word(client: openai.AsyncOpenAI, pool: LivePool) -> str:
-    """A short answer; who gave it."""
+    """The replica that gave a short answer."""
     raw = await client.chat.completions.with_raw_response.create(
         model=pool.model, messages=HELLO, max_tokens=1
     )

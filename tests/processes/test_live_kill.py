@@ -1,4 +1,4 @@
-"""kill -9 in the middle: requests go on at the other replica, streams token for token."""
+"""kill -9 in the middle: requests continue at the other replica, streams token for token."""
 
 import asyncio
 
@@ -46,7 +46,7 @@ async def test_a_stream_outlives_two_replicas(pool: LivePool) -> None:
 
 @pytest.mark.parametrize("kind", ["sidecar", "engine"])
 async def test_requests_without_a_first_byte_succeed_on_another_replica(pool: LivePool, kind: Kind) -> None:
-    """Prefills queue up at both replicas; one dies under them."""
+    """Prefills queue up at both replicas; one of these crashes."""
 
     async def ask(client: openai.AsyncOpenAI) -> str:
         raw = await client.completions.with_raw_response.create(
@@ -134,6 +134,6 @@ async def test_requests_with_one_id_do_not_disturb_each_other(pool: LivePool) ->
 
 
 def one_word(client: openai.OpenAI, pool: LivePool) -> str:
-    """A short answer; who gave it."""
+    """The replica that gave a short answer."""
     raw = client.chat.completions.with_raw_response.create(model=pool.model, messages=HELLO, max_tokens=1)
     return raw.headers["x-penstock-replica"]

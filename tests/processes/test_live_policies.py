@@ -1,6 +1,6 @@
 """Every policy serves, live: real processes, concurrent streams, a drafter that is right more often than not.
 
-One router stands in front of replicas that each have a policy of their own, which is no pool that anybody
+One router is in front of replicas that each have a policy of their own, which is no pool that a user
 would want, and needs the fewest processes.
 """
 

@@ -50,7 +50,7 @@ async def ask(client: openai.AsyncOpenAI, pool: LivePool) -> str:
 
 
 async def heard(client: openai.AsyncOpenAI, pool: LivePool) -> None:
-    """Until the other router hears of what this client asks for."""
+    """Until the other router counts this client's requests."""
     metric = "penstock_router_placements_heard_total"
     before = pool.router_value(metric, "second")
     async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""Who gets which tier: header, key, `service_tier`, default; and targets of a request's own."""
+"""Which tier a request gets: header, key, `service_tier`, default; and targets of a request's own."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""Router and sidecar under mutual TLS: who has none of our certificates gets no session; renewals count."""
+"""Router and sidecar under mutual TLS: no session without a certificate of the pool; renewals count."""
 
 import re
 import ssl

@@ -20,7 +20,7 @@ def pool(shared_pool: LivePool) -> LivePool:
 
 
 async def answer(client: openai.AsyncOpenAI, pool: LivePool, tokens: int) -> tuple[str, int]:
-    """Who answered, and how many words came."""
+    """The replica that answered, and the number of words."""
     chunks = await client.chat.completions.create(
         model=pool.model, messages=HELLO, max_tokens=tokens, stream=True, extra_body={"ignore_eos": True}
     )

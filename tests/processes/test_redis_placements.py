@@ -30,7 +30,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 class Router:
-    """One router's part, and what it has heard."""
+    """One router's part, and what it has received."""
 
     def __init__(self, url: Callable[[], str], channel: str = "pool") -> None:
         self.heard: list[tuple[str, PeerLoad]] = []

@@ -35,7 +35,7 @@ class VirtualEngine:
     """Batches continuously. It replaces aiohttp's session: requests and answers are those of the wire.
 
     mixes: whether prompts and decodes share iterations. ends_after: tokens after which answers end.
-    drafted, accepted: draft tokens of an iteration, of each request. pace: how slow the machine is at a time.
+    drafted, accepted: draft tokens of an iteration, of each request. pace: the machine's slowdown at a time.
     """
 
     mixes: bool = True

@@ -217,7 +217,7 @@ def test_a_permanent_refusal_says_so() -> None:
 
 
 class Others:
-    """All routers together, who say what a test has written."""
+    """All routers together, with answers that a test has written."""
 
     def __init__(self, answer: LimitDecision | BaseException | None) -> None:
         self.answer = answer

@@ -36,7 +36,7 @@ HEADERS = [
 
 
 class Answer:
-    """One answer on its way. relayed: parts that were written without the request's task; behind: none is."""
+    """One answer in progress. relayed: parts written without the request's task; behind: none is."""
 
     name = "r0"
 

@@ -27,7 +27,7 @@ def sped_up(options: Options) -> Options:
 
 
 class Network:
-    """What lies between a router and a replica. swallows: takes everything, and passes nothing on."""
+    """The network between a router and a replica. swallows: takes everything, and passes nothing on."""
 
     def __init__(self, port: int) -> None:
         self._port, self.swallows = port, False

@@ -108,7 +108,7 @@ def reads_nothing(router: House, requested: int = 1, **body: Any) -> Iterator[so
 
 
 async def writes_and_waits(part: Part) -> None:
-    """Fills what lies between the router and its client, stays within what is held, and never ends."""
+    """Fills the buffers between the router and its client, stays within what is held, and never ends."""
     part.admit()
     for _ in range(100):
         part.output(chat_chunk("x" * 60_000))
@@ -140,7 +140,7 @@ async def test_a_whole_answer_that_no_client_reads_is_released() -> None:
 
 
 async def test_clients_that_do_not_read_hold_no_more_than_the_budget_between_them() -> None:
-    """Each is far within its own bound; those who hold most go, and one that reads is served meanwhile."""
+    """Each is far within its own bound; those that hold most are dropped, and one that reads is served."""
     replica = ScriptedReplica("r0", writes_and_waits)
     pool = pool_with(router={"streamBufferBytes": 100_000_000, "bufferBytes": 4_000_000})
     async with house(replica, pool=pool) as router:

@@ -1,4 +1,4 @@
-"""Requests that are rejected, lost or taken back on their way."""
+"""Requests that are rejected, lost or returned."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Requests that are answered with an error before any replica hears of them."""
+"""Requests that are answered with an error before any replica receives them."""
 
 import asyncio
 from pathlib import Path

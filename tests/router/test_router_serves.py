@@ -177,7 +177,7 @@ async def _nothing() -> None:
 
 
 class ScriptedReplicaAt(ScriptedReplica):
-    """The name of a replica that somebody else runs."""
+    """The name of a replica that another process runs."""
 
     def __init__(self, name: str, port: int) -> None:
         super().__init__(name)

@@ -56,7 +56,7 @@ async def running(shared: SharedLimits) -> AsyncIterator[SharedLimits]:
 
 
 async def asked(shared: SharedLimits, *tokens: int) -> "list[asyncio.Task[LimitDecision | None]]":
-    """Requests of so many tokens each, on their way."""
+    """Requests of so many tokens each, in progress."""
     tasks = [asyncio.create_task(shared.ask("ide", each)) for each in tokens]
     await turns()
     return tasks

@@ -37,7 +37,7 @@ async def redis(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedRedis]
 
 
 class Router:
-    """One router's part, what it has heard, and how often it was no message."""
+    """One router's part, what it has received, and how often it was malformed."""
 
     def __init__(self, channel: str = "pool", backoff: Backoff | None = None) -> None:
         self.heard: list[tuple[str, PeerLoad]] = []

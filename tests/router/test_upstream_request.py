@@ -88,7 +88,7 @@ async def test_a_finished_request_keeps_what_came_before_its_end() -> None:
 
 
 def waits(upstream: UpstreamRequest) -> bool:
-    """Whether there is nothing new to hear of it."""
+    """Whether there is nothing new."""
     waiting = upstream.changed()
     try:
         waiting.send(None)

@@ -144,7 +144,7 @@ async def test_a_replica_that_goes_again_before_it_answered_is_waited_for_again(
 async def test_a_replica_that_only_seems_to_take_work_is_not_asked_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its news are on their way. The pause is longer here than the wait, so the request never asks again."""
+    """Its snapshot is on the way. The pause is longer here than the wait, so the request never asks again."""
     monkeypatch.setattr(waiting_room, "AGAIN_S", 30.0)
 
     async def has_no_engine(part: Part) -> None:

@@ -1,4 +1,4 @@
-"""What is read from a connection: the same requests however bytes are split, and one refusal of junk."""
+"""Parsing of a connection: the same requests however bytes are split, and one refusal of invalid ones."""
 
 import asyncio
 from collections.abc import Sequence

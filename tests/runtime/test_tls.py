@@ -221,7 +221,7 @@ def test_a_failed_handshake_makes_room(identity: Identity, run: Run) -> None:
 
 
 async def served_again(address: tuple[str, int]) -> None:
-    """Wait until a connection is served: the server hears of those that closed a moment later."""
+    """Wait until a connection is served: the server notices closed ones a moment later."""
     while True:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             async with connected(address) as client:

@@ -1,4 +1,4 @@
-"""Requests that a replica has accepted: what they hold, what it learns of them, and who ends with what."""
+"""Requests that a replica has accepted: what they hold, what it learns from them, and how each ends."""
 
 from collections.abc import Callable
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Accepted requests on their way to an engine whose answers are written beforehand, and back."""
+"""Accepted requests are forwarded to an engine with scripted answers, and back."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Steps that only decode are noted and taken in together: whoever looks sees the same as if each had been."""
+"""Steps that only decode are recorded and applied together: views are the same as if each had been."""
 
 from typing import Any
 

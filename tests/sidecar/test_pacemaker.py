@@ -13,7 +13,7 @@ from tests.sidecar.conftest import MODEL
 
 
 class Engine:
-    """Decodes that run, and a pacemaker that hears of their tokens."""
+    """Decodes that run, and a pacemaker that gets their tokens."""
 
     def __init__(self, decodes: int, speculation: Speculation | None = None) -> None:
         self.learned = Learned(MODEL)

@@ -1,4 +1,4 @@
-"""One replica in memory: who hears when it takes requests, what a drain waits for, what time brings about."""
+"""One replica in memory: its state callbacks, what a drain waits for, what happens with time."""
 
 import asyncio
 from collections.abc import AsyncIterator

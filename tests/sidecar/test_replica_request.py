@@ -18,7 +18,7 @@ from penstock_sidecar.requests.replica_request import ReplicaRequest
 
 
 class Desk:
-    """The session that a request came by, and the replica that hears of its end."""
+    """The session of a request, and the replica that gets its end."""
 
     def __init__(self) -> None:
         self.events: list[tuple[wire.Event, int, Urgency]] = []

@@ -28,7 +28,7 @@ HOSTILE = [
 
 
 async def streaming(engine: Engine, router: Router, id: int) -> Exchange:
-    """A stream of somebody else's, with one token out."""
+    """Another client's stream, with one token sent."""
     await router.submit(id)
     exchange = await engine.asked(len(engine.exchanges) + 1)
     await exchange.begin()

@@ -21,7 +21,7 @@ USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":7}}
 
 
 class LastFirst:
-    """A policy that serves whoever came last, one at a time; `broken` ones fail."""
+    """A policy that serves the last request first, one at a time; `broken` ones fail."""
 
     def __init__(self) -> None:
         self.broken = False

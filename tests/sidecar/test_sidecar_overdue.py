@@ -1,4 +1,4 @@
-"""An engine that takes a request and does not go on with it, behind a health check that answers."""
+"""An engine that accepts a request and makes no progress, although its health check answers."""
 
 from time import monotonic
 from typing import Any

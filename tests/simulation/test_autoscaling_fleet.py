@@ -1,4 +1,4 @@
-"""Fleets whose number of replicas moves: who starts when, who drains, who is held, and what it costs."""
+"""Fleets whose number of replicas changes: starts and drains, requests that are held, and the cost."""
 
 from collections.abc import Callable
 from dataclasses import replace

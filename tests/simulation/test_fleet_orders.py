@@ -78,7 +78,7 @@ def test_no_replica_is_idle_in_a_burst(order: str) -> None:
 
 
 def test_a_burst_does_not_follow_a_stale_snapshot_to_one_replica() -> None:
-    """Half a second old, no snapshot knows of anybody in the burst."""
+    """Half a second old, no snapshot includes a request of the burst."""
     first = Counter(outcome.replica for outcome in served("best-fit", STALE_S) if outcome.hops == 1)
     assert len(first) == 4
     assert max(first.values()) < 2 * min(first.values())

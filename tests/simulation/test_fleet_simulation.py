@@ -44,7 +44,7 @@ Build = Callable[[str, Knobs], Any]
 class Scripted:
     """vLLM's steps, with verdicts as a test says.
 
-    views: what it was shown when it was asked. together: who was decided at once.
+    views: what it was shown when it was asked. together: requests decided in one call.
     """
 
     answer: Callable[[ReplicaView, Job], Verdict] = lambda view, job: Admitted(0.0, 0.0)
@@ -306,7 +306,7 @@ def test_an_old_session_is_forgotten() -> None:
 
 
 def test_thinking_and_answer_are_paced_and_judged_apart() -> None:
-    """A long prompt comes while it answers: the pause breaks the thinking's pace, not the answer's."""
+    """A long prompt comes while it answers: thinking misses its TPOT target, the answer does not."""
     scripted = Scripted()
     thought_s = 0.001 + MODEL.prefill_seconds(100) + 39 * MODEL.prefill_seconds(1)
     arrivals = [

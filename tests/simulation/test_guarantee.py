@@ -201,7 +201,7 @@ def test_light_load_is_nearly_all_admitted() -> None:
 
 
 def test_best_effort_never_starves_under_endless_load() -> None:
-    """The replica is full all the time and refuses much, yet offline work ends while the load goes on."""
+    """The replica is always full and rejects much, yet offline work ends under continued load."""
     kinds = ("chat",) * 7 + ("coder",) * 2 + ("batch",)
     outcomes = Load(OPT, kinds, 8.0, 16_000, aging_s=5.0).serve(700, 3)
     last_arrival_s = outcomes[-1].arrival_s

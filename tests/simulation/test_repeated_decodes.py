@@ -1,4 +1,4 @@
-"""Iterations gone on with bring the same as iterations asked for one by one."""
+"""Repeated iterations have the same result as iterations planned one by one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""A policy's step as what vLLM must do: nothing is said of those who do what they would do anyway."""
+"""A policy's step as instructions to vLLM, without requests that need none."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The engine's end of the telemetry socket: lossy, never blocking, and back as soon as somebody listens."""
+"""The engine's end of the telemetry socket: lossy, never blocking, and reconnecting."""
 
 import logging
 import socket

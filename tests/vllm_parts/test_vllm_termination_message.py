@@ -1,4 +1,4 @@
-"""What an engine that cannot go on leaves for whoever started it."""
+"""The message that a failing engine leaves for the process that started it."""
 
 import logging
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Whatever clients write into their requests, and whatever code of ours raises, the engine goes on."""
+"""Whatever clients write into their requests, and whatever Penstock's code raises, the engine continues."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A policy's step goes in; what vLLM's own scheduler hands to its workers is that step, token by token."""
+"""A policy's step goes in; what vLLM's own scheduler sends to its workers is that step, token by token."""
 
 from dataclasses import replace
 

@@ -152,7 +152,7 @@ class Life:
             assert self.memory.ours.pool.clear() == self.memory.vllm.reset_prefix_cache()
 
     def arrive(self) -> None:
-        """A prompt that goes on from an earlier request, branches off it, or repeats it."""
+        """A prompt that continues an earlier request, branches off it, or repeats it."""
         self.number += 1
         history = self.chance.choice(self.histories)
         kept = history[: self.chance.choice([len(history), self.chance.randint(0, len(history))])]

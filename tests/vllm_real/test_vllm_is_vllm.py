@@ -122,7 +122,7 @@ def test_with_drafts_every_step_is_vllms_while_memory_lasts() -> None:
 
 @pytest.mark.parametrize("kind", SCARCE[:3], ids=str)
 def test_with_drafts_in_scarce_memory_few_steps_differ(kind: Engine) -> None:
-    """vLLM lets others give way for drafts, and reserves for drafts past an answer's end."""
+    """vLLM preempts others for drafts, and reserves for drafts past an answer's end."""
     moments = list(life(kind._replace(drafts=4), seed=4, shortest_prompt=2))
     assert all(moment.vllm_real_free_blocks <= moment.free_blocks for moment in moments)
     differ = sum(wanted(moment.vllm) != wanted(moment.vllm_real) for moment in moments)

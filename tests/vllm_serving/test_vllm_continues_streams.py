@@ -1,4 +1,4 @@
-"""A stream that is cut anywhere goes on at vLLM as if it had not been cut: the router's code, a real engine.
+"""A stream that is cut anywhere continues at vLLM as if it were whole: the router's code, a real engine.
 
 The tokens of the tiny model are bytes, and its answers are random, so most of its characters are broken or
 several tokens long: the hardest text there is.

@@ -55,7 +55,7 @@ def _back(world: World, killed: int, killed_at_s: float) -> float:
 
 
 def _served_by(world: World) -> str:
-    """Who answers a request of now."""
+    """The replica that answers a request now."""
     with client_of(world) as client:
         requested = client.completions.with_raw_response.create(model=MODEL, prompt=PROMPT, max_tokens=1)
     return requested.headers["x-penstock-replica"]

@@ -109,7 +109,7 @@ async def _stream(
 ) -> AsyncIterator[tuple[aiohttp.ClientSession, Seen, float]]:
     """While it runs: a session for others, what is seen of it, and when it was sent.
 
-    It is asked for again while it is not admitted: after a busy time an engine is believed to be slow.
+    It is asked for again while it is not admitted: after a busy time an engine is planned as slow.
     """
     async with session() as http:
         async with asyncio.timeout(ADMITTED_S):

@@ -149,7 +149,7 @@ async def _hang_engine(world: World, random: Random, replica: str, lasts_s: floa
 
 
 async def _drain(world: World, random: Random, replica: str, lasts_s: float) -> None:
-    """Somebody on the replica's machine drains it, and then resumes."""
+    """A user on the replica's machine drains it, and then resumes."""
     sidecar = world.sidecars[replica]
     if sidecar.host.alive:
         draining = sidecar.host.spawn(sidecar.replica.drain(random.choice((None, lasts_s))))

@@ -150,7 +150,7 @@ def broken_tokens(answers: Iterable[Answer], most: int | None, counted: int) -> 
 def broken_caches(
     fronts: Iterable[Front], sidecars: Mapping[str, SidecarProcess], engines: Mapping[str, EngineProcess]
 ) -> Iterator[str]:
-    """Yield where, at rest, somebody takes for cached what is not."""
+    """Yield where, at rest, a process counts as cached what is not."""
     for front in fronts:
         for link in front.replica_set.links:
             sidecar = sidecars.get(link.name)

@@ -90,7 +90,7 @@ class Network:
         self._listeners.pop(address, None)
 
     def listener(self, address: str) -> tuple[Host, Any]:
-        """Return who listens at an address. Raises ConnectionRefusedError."""
+        """Return the listener at an address. Raises ConnectionRefusedError."""
         found = self._listeners.get(address)
         if found is None or not found[0].alive:
             raise ConnectionRefusedError(111, f"no process listens at {address}")

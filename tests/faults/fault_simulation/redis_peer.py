@@ -23,7 +23,7 @@ SLOTS = 60
 class RedisProcess:
     """A Redis.
 
-    open: requests under way, and until when that is believed, by router.
+    open: requests under way, and when that expires, by router.
     accepted_ms: when each request was accepted. tokens: accepted and corrected, by second.
     """
 

@@ -1,6 +1,6 @@
 """An API server in memory, with the verbs of the operator's `Api`.
 
-It keeps what the operator's logic rests on: resource versions, uids, who owns which field, admission that
+It keeps what the operator's logic rests on: resource versions, uids, the owner of each field, admission that
 changes what is applied, and failures before or after the effect. It checks no schema and fills in no default.
 """
 

@@ -1,4 +1,4 @@
-"""Pools that are closed by whoever asked for them to be opened."""
+"""Pools that are closed by the fixture that opened them."""
 
 from typing import Any
 

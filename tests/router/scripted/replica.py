@@ -31,7 +31,7 @@ def chat_answer(text: str) -> bytes:
 
 
 class Part:
-    """A replica's part in one request: what it says, and what it hears."""
+    """A replica's part in one request: what it sends, and what it receives."""
 
     def __init__(self, submit: wire.Submit, frames: "asyncio.Queue[wire.ReplicaFrame]") -> None:
         self.submit = submit

@@ -245,7 +245,7 @@ class Engine:
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def drain(self, most_steps: int = 5000) -> None:
-        """Go on until nothing is left to do."""
+        """Continue until all requests have ended."""
         for _ in range(most_steps):
             if not self.scheduler.has_requests() and not self.under_way:
                 return

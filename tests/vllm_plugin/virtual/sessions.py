@@ -28,7 +28,7 @@ class Started:
 
 @dataclass
 class Sessions:
-    """Draws prompts: a new one, one that goes on from an earlier one, or from a part of it."""
+    """Draws prompts: a new one, one that continues an earlier one, or a part of it."""
 
     chance: random.Random
     longest: int
