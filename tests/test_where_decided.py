@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md answers where things are decided with functions, classes and files that exist."""
+"""Pages name functions, files and folders that exist, and CONTRIBUTING.md says where things are decided."""
 
 import ast
 import re
@@ -35,6 +35,44 @@ def test_at_least_twenty_questions_are_answered() -> None:
 
 def test_every_answer_is_a_name_in_a_file() -> None:
     assert [(name, path) for name, path in answers() if name not in names_in(path)] == []
+
+
+def pages() -> list[Path]:
+    """The pages that describe today's code. Decision records describe that of their time."""
+    pages = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "ARCHITECTURE.md",
+        *ROOT.glob("*/README.md"),
+        *ROOT.glob("docs/**/*.md"),
+    ]
+    return [ROOT / page for page in pages if "adr" not in Path(page).parts]
+
+
+def is_in_the_tree(name: str) -> bool:
+    """Whether a file ends like this; a path may begin with a distribution: `core/timing/fit.py`."""
+    first, _, rest = name.partition("/")
+    return any(
+        path.is_file()
+        for pattern in (
+            name,
+            f"*/src/penstock_*/{name}",
+            f"*/{name}",
+            f"*/src/{name}",
+            f"{first}/src/penstock_*/{rest or name}",
+        )
+        for path in ROOT.glob(pattern)
+    ) or ("/" not in name and any(ROOT.glob(f"*/src/**/{name}")))
+
+
+def test_python_files_that_pages_name_exist() -> None:
+    named = {
+        (page.relative_to(ROOT).as_posix(), name)
+        for page in pages()
+        for name in re.findall(r"`((?:[\w-]+/)*\w+\.py)`", page.read_text())
+    }
+    assert len(named) > 40
+    assert {(page, name) for page, name in named if not is_in_the_tree(name)} == set()
 
 
 def test_every_package_and_folder_of_code_is_in_the_architecture() -> None:

@@ -306,7 +306,7 @@ def test_an_old_session_is_forgotten() -> None:
 
 
 def test_thinking_and_answer_are_paced_and_judged_apart() -> None:
-    """A long prompt comes while it answers: thinking misses its TPOT target, the answer does not."""
+    """A long prompt delays its answer: that would miss the TPOT target of thinking, not its own."""
     scripted = Scripted()
     thought_s = 0.001 + MODEL.prefill_seconds(100) + 39 * MODEL.prefill_seconds(1)
     arrivals = [
