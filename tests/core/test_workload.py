@@ -18,7 +18,7 @@ def decoding(one: Job) -> Job:
     return advance(one, 100, 1, 4.0)
 
 
-def carrying(*waiting: Job, running: tuple[Job, ...] = ()) -> Workload:
+def workload_of(*waiting: Job, running: tuple[Job, ...] = ()) -> Workload:
     kv = KvCache(1000, 1000, 16)
     view = ReplicaView(31.0, 31.0, running, waiting, kv, Limits(), time_model("llama-3-8b-a100"))
     return Workload.of(view, 30.0)
@@ -27,7 +27,7 @@ def carrying(*waiting: Job, running: tuple[Job, ...] = ()) -> Workload:
 def test_decodes_prompts_by_deadline_and_best_effort_are_apart() -> None:
     late, soon, offline = job("late", at_s=9.0), job("soon", at_s=8.0), job("o", best_effort=True, at_s=9.0)
     begun, running = advance(job("begun", at_s=8.5), 50, 0, 9.0), decoding(job("d"))
-    here = carrying(late, offline, soon, running=(begun, running))
+    here = workload_of(late, offline, soon, running=(begun, running))
     assert (here.admitted.decodes, here.admitted.prompts) == ([running], [soon, begun, late])
     assert (here.best_effort, here.protected) == ([offline], None)
 
@@ -35,28 +35,28 @@ def test_decodes_prompts_by_deadline_and_best_effort_are_apart() -> None:
 def test_rejected_requests_count_running_or_not_and_offline_work_does_not() -> None:
     rejected = [job(f"r{i}", best_effort=True) for i in range(3)]
     offline = [job(f"o{i}", Targets(), best_effort=True) for i in range(9)]
-    assert carrying().admitted.rejected == 0
-    assert carrying(*[job(f"{i}") for i in range(9)]).admitted.rejected == 0
-    assert carrying(*offline).admitted.rejected == 0
-    assert carrying(*offline, *rejected[:2], running=(decoding(rejected[2]),)).admitted.rejected == 3
-    assert carrying(*offline, *rejected[:2]).admitted.rejected == 2
+    assert workload_of().admitted.rejected == 0
+    assert workload_of(*[job(f"{i}") for i in range(9)]).admitted.rejected == 0
+    assert workload_of(*offline).admitted.rejected == 0
+    assert workload_of(*offline, *rejected[:2], running=(decoding(rejected[2]),)).admitted.rejected == 3
+    assert workload_of(*offline, *rejected[:2]).admitted.rejected == 2
 
 
 def test_the_protected_request_is_among_the_admitted_ones_and_no_best_effort_any_more() -> None:
     old, young = job("old", best_effort=True), job("young", best_effort=True, at_s=9.0)
     prompt, decode = job("p", at_s=9.0), decoding(job("d"))
-    here = carrying(old, young, prompt, running=(decode,))
+    here = workload_of(old, young, prompt, running=(decode,))
     assert here.protected is not None
     assert here.admitted.prompts == [prompt]
     together = here.protecting()
     assert [one.request.id for one in together.admitted.prompts] == ["old", "p"]
     assert (together.admitted.decodes, together.admitted.rejected) == ([decode], here.admitted.rejected)
     assert together.best_effort == [young]
-    running = carrying(young, running=(decoding(old), decode)).protecting()
+    running = workload_of(young, running=(decoding(old), decode)).protecting()
     assert [one.request.id for one in running.admitted.decodes] == ["d", "old"]
 
 
 def test_what_is_usual_is_known_from_a_few_requests_on() -> None:
     few = [job(f"{i}") for i in range(FEW_REQUESTS)]
-    assert carrying(*few[1:]).admitted.usual == UsualCosts(float("inf"), float("inf"))
-    assert carrying(*few).admitted.usual == usual_costs(few) == UsualCosts(50 * 125.0, 150.0)
+    assert workload_of(*few[1:]).admitted.usual == UsualCosts(float("inf"), float("inf"))
+    assert workload_of(*few).admitted.usual == usual_costs(few) == UsualCosts(50 * 125.0, 150.0)

@@ -167,7 +167,7 @@ class Desk:
 
     @property
     def faults(self) -> float | None:
-        return self.registry.get_sample_value("penstock_replica_faults_total", {"where": "carrying"})
+        return self.registry.get_sample_value("penstock_replica_faults_total", {"where": "forwarding"})
 
 
 async def test_a_request_enters_the_engine_when_its_turn_has_come() -> None:

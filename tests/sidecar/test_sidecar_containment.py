@@ -105,7 +105,7 @@ async def test_a_policy_that_omits_a_verdict_fails_only_the_requests_of_that_dec
     assert (await router.first(2)).HasField("admitted")
 
 
-async def test_a_request_whose_carrying_breaks_does_not_wait_for_ever(
+async def test_a_request_whose_forwarding_fails_does_not_wait_for_ever(
     engine: Engine, rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rig.client, "answer", lambda *request: 1 // 0)
@@ -113,7 +113,7 @@ async def test_a_request_whose_carrying_breaks_does_not_wait_for_ever(
     assert (await router.ended(1)).failed.failure == wire.FAILURE_INTERNAL
     assert router.kinds(1) == ["admitted", "failed"]
     assert rig.replica.unfinished == 0
-    assert rig.metric("faults_total", where="carrying") == 1
+    assert rig.metric("faults_total", where="forwarding") == 1
 
 
 @pytest.mark.parametrize("target", [float("nan"), float("inf"), -1.0])

@@ -123,10 +123,10 @@ class Steering(PlanExecution):
             self._noted(output, None, repeated, now_s)
             return output
         planned = self._planned(now_s)
-        carrying = ExitStack()
-        if planned is not None and not self._apply_plan(carrying, planned[0], now_s):
+        applied = ExitStack()
+        if planned is not None and not self._apply_plan(applied, planned[0], now_s):
             planned = None
-        with carrying:
+        with applied:
             output = super().schedule(throttle_prefills)
         self._noted(output, planned, None, now_s)
         return output
@@ -284,13 +284,13 @@ class Steering(PlanExecution):
         plan = self.planning.plan(view, self.ledger.by_name)
         return None if plan is None else (plan, view)
 
-    def _apply_plan(self, carrying: ExitStack, plan: StepInstructions, now_s: float) -> bool:
-        """Apply the plan to vLLM until `carrying` is closed. Returns False if that failed."""
+    def _apply_plan(self, applied: ExitStack, plan: StepInstructions, now_s: float) -> bool:
+        """Apply the plan to vLLM until `applied` is closed. Returns False if that failed."""
         kept = self._last_computed if self._drafts_stay_with_worker else None
         try:
             if self._prefixes is not None:
                 self._prefixes.pin(plan.start)
-            carrying.enter_context(self._execution_of(plan, now_s, kept))
+            applied.enter_context(self._execution_of(plan, now_s, kept))
         except Exception as error:
             self._contain(error)
             return False

@@ -92,7 +92,7 @@ class Forwarder:
             await asyncio.wait(self._tasks)
 
     async def _forward(self, request: ReplicaRequest) -> None:
-        with self._faults.of(request, "carrying"):
+        with self._faults.of(request, "forwarding"):
             assert request.body is not None
             await self._gate.turn(request.key)
             try:
