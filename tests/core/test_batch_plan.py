@@ -31,7 +31,7 @@ from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.step_tail import LATE_WINDOWS, spare_steps
-from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
+from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
 from recorded_lines import assert_recorded
 
 from examples import examples
@@ -477,6 +477,11 @@ def best(view: ReplicaView, decodes: list[Job], prompts: list[Job]) -> BatchPlan
 def test_an_ordinary_batch_is_four_shortest_ones_and_not_below_60_ms() -> None:
     assert ordinary_batch_s(OPT) == 4 * OPT.prefill_seconds(1) > 0.060
     assert ordinary_batch_s(FAST) == 0.060
+
+
+def test_an_ordinary_batch_is_shorter_where_that_wastes_little() -> None:
+    small = TimeModel("small", (Term(8e-5, 0.00192),))
+    assert ordinary_batch_s(small) == pytest.approx(8 * 0.002)
 
 
 def test_longer_batches_come_later_and_skipping_last() -> None:

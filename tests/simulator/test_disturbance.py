@@ -5,9 +5,10 @@ from math import inf, nan
 
 import pytest
 from penstock_core.timing.builtin_models import builtin
-from penstock_simulator.engine_timing.batch_shape import BatchShape
+from penstock_simulator.engine_timing.batch_shape import BatchShape, Chunk
 from penstock_simulator.engine_timing.disturbance import (
     Disturbance,
+    KindFactors,
     SlowSteps,
     SpeedChange,
     disturbed,
@@ -61,12 +62,41 @@ def test_which_steps_are_slow_is_the_seed_s() -> None:
     assert durations(steps, 7) != durations(steps, 8)
 
 
+CHUNK_S = 0.05
+
+
+@dataclass(frozen=True)
+class PerPart:
+    """Decodes take the constant, and each chunk adds as much."""
+
+    def seconds(self, shape: BatchShape, at_s: float) -> float:
+        return (TRUTH_S if shape.decodes else 0.0) + CHUNK_S * len(shape.chunks)
+
+
+@pytest.mark.parametrize(
+    ("shape", "seconds"),
+    [
+        (DECODES, 0.5 * TRUTH_S),
+        (DECODES._replace(draft_tokens=16, spec_steps=2), 0.5 * TRUTH_S),
+        (BatchShape((Chunk(300, 0),)), 3 * CHUNK_S),
+        (DECODES._replace(chunks=(Chunk(6, 0), Chunk(18, 100))), 0.5 * TRUTH_S + 3 * 2 * CHUNK_S),
+    ],
+)
+def test_an_engine_is_off_by_kind_of_token(shape: BatchShape, seconds: float) -> None:
+    truth = disturbed(PerPart(), Disturbance(kinds=KindFactors(decode=0.5, prefill=3.0)), 0)
+    assert truth.seconds(shape, 0.0) == pytest.approx(seconds)
+
+
 @pytest.mark.parametrize("factor", [0.0, -1.0, inf, nan])
 def test_a_factor_that_no_engine_can_have_is_refused(factor: float) -> None:
     with pytest.raises(ValueError, match="is not positive and finite"):
         SpeedChange(0.0, factor=factor)
     with pytest.raises(ValueError, match="is not positive and finite"):
         SlowSteps(factor=factor)
+    with pytest.raises(ValueError, match="is not positive and finite"):
+        KindFactors(decode=factor)
+    with pytest.raises(ValueError, match="is not positive and finite"):
+        KindFactors(prefill=factor)
 
 
 @pytest.mark.parametrize("chance", [-0.1, 1.1, nan])

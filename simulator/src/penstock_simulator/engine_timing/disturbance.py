@@ -1,7 +1,8 @@
-"""Disturbances of an engine's speed: a change of speed for a while, and slow steps now and then.
+"""Disturbances of an engine: a change of speed, slow steps now and then, an error by kind of token.
 
-Clocks are throttled, neighbours take memory bandwidth or cores, and single steps wait for a stalled host. The
-noise of every measured ground truth (`noise`) is mild; these are the bad days, and off unless asked for.
+Clocks are throttled, neighbours take memory bandwidth or cores, single steps wait for a stalled host, and an
+engine unlike the profiled one computes prompts more slowly and decodes faster than fitted. The noise of every
+measured ground truth (`noise`) is mild; these are the bad days, and off unless asked for.
 """
 
 from collections.abc import Sequence
@@ -45,11 +46,33 @@ class SlowSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class KindFactors:
+    """Decodes take `decode` times as long, and what prefill chunks add to an iteration `prefill` times."""
+
+    decode: float = 1.0
+    prefill: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if a factor is not positive and finite."""
+        _check_factor(self.decode)
+        _check_factor(self.prefill)
+
+    def seconds(self, truth: GroundTruth, shape: BatchShape, at_s: float) -> float:
+        """Return the duration of an iteration; of one with both, two draws of the truth's noise."""
+        whole_s = truth.seconds(shape, at_s)
+        if not shape.decodes:
+            return self.prefill * whole_s
+        decodes_s = truth.seconds(shape._replace(chunks=()), at_s) if shape.chunks else whole_s
+        return self.decode * decodes_s + self.prefill * max(whole_s - decodes_s, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Disturbance:
     """What disturbs an engine; nothing by default."""
 
     speed_changes: Sequence[SpeedChange] = ()
     slow_steps: SlowSteps | None = None
+    kinds: KindFactors | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +88,8 @@ class DisturbedTruth:
 
     def seconds(self, shape: BatchShape, at_s: float) -> float:
         """Return the undisturbed duration times the factors of this iteration."""
-        seconds = self.truth.seconds(shape, at_s)
+        kinds = self.disturbance.kinds
+        seconds = kinds.seconds(self.truth, shape, at_s) if kinds else self.truth.seconds(shape, at_s)
         for change in self.disturbance.speed_changes:
             seconds *= change.at(at_s)
         slow = self.disturbance.slow_steps

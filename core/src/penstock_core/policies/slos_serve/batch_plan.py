@@ -8,10 +8,10 @@ prefills by deadline in the rest of the longest batch that makes no token late.
 **Length of a batch.** TPOT is judged over windows, so a decode need not meet it for each token: it must reach
 the end of its window in time. With r tokens left in the window, a batch may last until that deadline minus
 the time of the r - 1 other tokens in batches without prefill. If the answer may end before its window does
-(`Job.sure_tokens`), the deadline of the next token counts. A batch also lasts at most four of the shortest,
-60 ms, or twice as long as its decodes alone: it cannot be interrupted, so an arriving request may wait for
-all of it. Without decodes, a prompt of which one token takes longer is computed all the same: by a wrong time
-model, or after a very long context (`largest_chunk`).
+(`Job.sure_tokens`), the deadline of the next token counts. A batch also lasts at most as long as four of the
+shortest, 60 ms where that is no more than eight of them, or twice as long as its decodes alone: it cannot be
+interrupted, so an arriving request may wait for all of it. Without decodes, a prompt of which one token takes
+longer is computed all the same: by a wrong time model, or after a very long context (`largest_chunk`).
 
 **Slow steps.** An engine may have steps that take several times as long (`step_tail`). Then a batch, itself
 perhaps a slow one, leaves as much of a window as its other tokens need, some of them in slow steps: as many
@@ -63,6 +63,12 @@ from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 
 SHORTEST_BATCHES = 4.0
 """A batch may last so many of the shortest: its fixed cost is then a quarter."""
+
+WASTELESS_BATCHES = 8.0
+"""A batch need not last longer than so many of the shortest, of which its fixed cost is an eighth then.
+
+It concerns engines whose shortest batch takes less than 7.5 ms, which is that of no built-in model. There it
+makes streams beside long prompts as smooth as the best fixed token budget (ADR 0046)."""
 
 LENGTHS = (1.0, 4.0)
 """Batches tried, as multiples of that: longer ones waste less where ordinary ones would be late. Without them
@@ -142,8 +148,9 @@ class InitialState(NamedTuple):
 
 
 def ordinary_batch_s(model: TimeModel) -> float:
-    """Return how long a batch may be that arrivals wait for."""
-    return max(ORDINARY_BATCH_S, SHORTEST_BATCHES * model.seconds(BatchWork(1)))
+    """Return how long a batch may be that arrivals and other streams' next tokens wait for."""
+    shortest_s = model.seconds(BatchWork(1))
+    return max(min(ORDINARY_BATCH_S, WASTELESS_BATCHES * shortest_s), SHORTEST_BATCHES * shortest_s)
 
 
 def best_plan(view: ReplicaView, admitted: AdmittedSet, *, either_margin: bool = False) -> BatchPlan:
