@@ -130,7 +130,7 @@ async def test_a_session_continues_where_no_snapshot_can_be_made(
     exchange = await streaming(engine, router, 1)
     monkeypatch.setattr(rig.mirror, "snapshot", lambda now_s, model: 1 // 0)
     await ends_whole(router, 1, exchange)
-    assert rig.metric("faults_total", where="snapshot") > 0
+    await until(lambda: rig.metric("faults_total", where="snapshot") > 0)
 
 
 async def test_what_breaks_when_a_request_ends_leaves_the_replica_empty(

@@ -10,6 +10,7 @@ import grpc
 import httpx2
 import pytest
 from patience import PATIENCE_S
+from patience import answered as asked_until
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.serving import listen
 from replica_processes import engine, logged, ready, sidecar, started
@@ -174,6 +175,7 @@ async def test_the_same_traffic_gives_the_same_figures_of_tiers_over_http_as_thr
             replica = ("--replica", f"r0={reported['address']}", "--port", "0", "--admin-port", "0")
             async with started("penstock_router.main", "-f", pool, *replica) as router:
                 fronts = dict(re.findall(r"(\w+)=(127\.0\.0\.1:\d+)", await logged(router, "ready")))
+                await in_service(f"http://{fronts['address']}")
                 await answered(f"http://{fronts['address']}", {})
                 await answered(f"http://{reported['http']}", {"x-penstock-max-hops": "0"})
                 of_router = await tier_figures(f"http://{fronts['admin']}/metrics")
@@ -182,6 +184,15 @@ async def test_the_same_traffic_gives_the_same_figures_of_tiers_over_http_as_thr
     assert of_router['slo_met_total{tier="chat"}'] == 3
     assert of_router['slo_missed_total{tier="chat",why="rejected"}'] == 1
     assert of_router['ttft_seconds_count{tier="chat"}'] == 3
+
+
+async def in_service(router: str) -> None:
+    async with httpx2.AsyncClient(base_url=router) as client:
+
+        async def is_ready() -> bool:
+            return (await client.get("/ready")).status_code == 200
+
+        await asked_until(is_ready, "the router has its replica in service")
 
 
 async def answered(url: str, headers: dict[str, str]) -> None:
