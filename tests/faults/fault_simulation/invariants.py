@@ -150,7 +150,10 @@ def broken_tokens(answers: Iterable[Answer], most: int | None, counted: int) -> 
 def broken_caches(
     fronts: Iterable[Front], sidecars: Mapping[str, SidecarProcess], engines: Mapping[str, EngineProcess]
 ) -> Iterator[str]:
-    """Yield where, at rest, a process counts as cached what is not."""
+    """Yield where, at rest, a process counts as cached what is not.
+
+    Of an engine that reports nothing a sidecar estimates what is cached, from earlier answers.
+    """
     for front in fronts:
         for link in front.replica_set.links:
             sidecar = sidecars.get(link.name)
@@ -160,7 +163,8 @@ def broken_caches(
                     yield f"13 {front.host.name} and {link.name} differ in {differing} cached prefixes"
     for name, sidecar in sidecars.items():
         index, cached = sidecar.replica._mirror.prefixes, engines[name].loop.state.cached
-        if not index.used or cached is None:
+        instance, _ = index._as_of
+        if not instance or cached is None:
             continue
         for id, known in index._known.items():
             served = cached.served._served.get(id)
