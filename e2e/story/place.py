@@ -1,7 +1,8 @@
 """The cluster of the story: its own, or the one of a kubeconfig.
 
-Its own is created by e2e/cluster and removed at the end: GPUs are added to its node's capacity, images are
-built here and loaded onto it, the ingress controller is Traefik. There, processes may be killed from outside.
+Its own is created by e2e/cluster and removed at the end: GPUs are added to its nodes' capacity, images are
+built here and loaded onto them, the ingress controller is Traefik. There, processes may be killed from
+outside. Pods run on the first of its two nodes; the second is for steps that drain or lose a node.
 
 A given one ($KUBECONFIG) needs: images at $PENSTOCK_E2E_REGISTRY/penstock/NAME:dev (operator, router,
 picker, sidecar, simulator, and a stock Envoy as envoy), an ingress controller of the class
@@ -15,8 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 
 CLUSTER = Path(__file__).resolve().parents[1] / "cluster"
+NODES = 2
+SLOW_S, FAST_S = 0.3, 0.05
+"""How long a slow process is stopped, and then runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +34,10 @@ class OwnCluster:
 
     def up(self) -> Path:
         _said(CLUSTER / "build")
-        return Path(_said(CLUSTER / "cluster", "up"))
+        return Path(_said(CLUSTER / "cluster", "up", NODES))
 
     def load(self, *archives: Path) -> None:
-        """Import images on the node."""
+        """Import images on the nodes."""
         _said(CLUSTER / "cluster", "load", *archives)
 
     def ingress_url(self) -> str:
@@ -57,6 +62,29 @@ class OwnCluster:
             yield
         finally:
             self._signal(process, "CONT")
+
+    @contextmanager
+    def slow(self, process: str) -> Iterator[None]:
+        """Let a process of the node run only now and then."""
+        over = Event()
+
+        def stop_again_and_again() -> None:
+            while not over.is_set():
+                with self.stopped(process):
+                    over.wait(SLOW_S)
+                over.wait(FAST_S)
+
+        slowing = Thread(target=stop_again_and_again, name="slow", daemon=True)
+        slowing.start()
+        try:
+            yield
+        finally:
+            over.set()
+            slowing.join()
+
+    def lose(self, number: int) -> None:
+        """End a node, whose peers hear nothing of it."""
+        _said(CLUSTER / "cluster", "lose", number)
 
     def _signal(self, process: str, name: str) -> None:
         _said(CLUSTER / "cluster", "signal", "1", process, name)

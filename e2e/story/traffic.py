@@ -21,7 +21,8 @@ import openai
 from story.waiting import until
 
 RATE_PER_S = 3.0
-ANSWER_TOKENS = 60
+MOST_TOKENS = 60
+"""Of an answer whose length the model decides."""
 PROMPT = "Tell me how a penstock works. " * 20
 LONGEST_S = 60.0
 """Of one request. Far more than any needs, so what takes longer is lost."""
@@ -31,7 +32,8 @@ LONGEST_S = 60.0
 class Asked:
     """One request and what came of it. Times are of the wall clock.
 
-    replica: that serves it, once known. problem: why it was lost. refused: it was answered 429.
+    replica: that serves it first, once known. problem: why it was lost. refused: it was answered 429.
+    text: of its answer.
     """
 
     number: int
@@ -41,6 +43,7 @@ class Asked:
     ended_s: float | None = None
     problem: str | None = None
     refused: bool = False
+    text: str = ""
 
 
 Excuse = Callable[[Asked], bool]
@@ -49,19 +52,27 @@ Excuse = Callable[[Asked], bool]
 
 @dataclass(slots=True)
 class Toll:
-    """What a step cost: how many were asked meanwhile, refused, lost, and lost because they had to be."""
+    """What a step cost: how many were asked meanwhile, refused, lost, and lost because they had to be.
+
+    texts: of whole answers.
+    """
 
     asked: int = 0
     refused: int = 0
     excused: int = 0
     lost: list[Asked] = field(default_factory=list)
+    texts: set[str] = field(default_factory=set)
 
 
 class Traffic:
-    """Asks while its context is open."""
+    """Asks while its context is open. answer_tokens: of each answer; None: as many as the model likes."""
 
-    def __init__(self, url: str, model: str, rate_per_s: float = RATE_PER_S) -> None:
+    def __init__(
+        self, url: str, model: str, rate_per_s: float = RATE_PER_S, answer_tokens: int | None = None
+    ) -> None:
         self._url, self._model, self._rate_per_s = url, model, rate_per_s
+        self._answer_tokens = answer_tokens
+        self._streaming: dict[int, Asked] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="traffic", daemon=True)
         self._open: dict[int, asyncio.Task[None]] = {}
@@ -90,6 +101,11 @@ class Traffic:
         """How many wait for their answer's end."""
         return len(self._open)
 
+    @property
+    def streaming(self) -> list[Asked]:
+        """Return the requests whose first token has come, and whose end has not."""
+        return [asked for asked in list(self._streaming.values()) if asked.first_s is not None]
+
     def more_requests(self, number: int) -> None:
         """Wait until so many more have begun."""
         enough = self._begun + number
@@ -115,15 +131,16 @@ class Traffic:
                 self._begun += 1
 
     async def _ask(self, client: openai.AsyncOpenAI, asked: Asked) -> None:
+        self._streaming[asked.number] = asked
         try:
-            await stream(client, self._model, asked)
+            await stream(client, self._model, asked, self._answer_tokens)
         except openai.RateLimitError:
             asked.refused = True
         except (openai.OpenAIError, httpx2.HTTPError, AssertionError) as error:
             asked.problem = f"{type(error).__name__}: {error}"
         asked.ended_s = time()
         self._ended.append(asked)
-        del self._open[asked.number]
+        del self._open[asked.number], self._streaming[asked.number]
 
     async def _settled(self) -> None:
         if begun := list(self._open.values()):
@@ -136,13 +153,14 @@ class Traffic:
             await asyncio.wait(begun)
 
 
-async def stream(client: openai.AsyncOpenAI, model: str, asked: Asked) -> None:
+async def stream(client: openai.AsyncOpenAI, model: str, asked: Asked, answer_tokens: int | None) -> None:
     """One chat answer, as it streams. Raises AssertionError where it is cut short, and as `openai` does."""
     response = await client.chat.completions.with_raw_response.create(
         model=model,
         messages=[{"role": "user", "content": PROMPT}],
-        max_tokens=ANSWER_TOKENS,
+        max_tokens=answer_tokens or MOST_TOKENS,
         stream=True,
+        extra_body=None if answer_tokens is None else {"ignore_eos": True},
     )
     asked.replica = response.headers.get("x-penstock-replica")
     tokens, finish = 0, None
@@ -150,6 +168,7 @@ async def stream(client: openai.AsyncOpenAI, model: str, asked: Asked) -> None:
         asked.first_s = asked.first_s or time()
         if chunk.choices:
             tokens += bool(chunk.choices[0].delta.content)
+            asked.text += chunk.choices[0].delta.content or ""
             finish = chunk.choices[0].finish_reason or finish
     assert finish is not None, f"the stream ended after {tokens} chunks without a reason to finish"
 
@@ -159,6 +178,7 @@ def count_toll(ended: Sequence[Asked], excuses: Sequence[Excuse]) -> Toll:
     toll = Toll(asked=len(ended), refused=sum(asked.refused for asked in ended))
     for asked in ended:
         if asked.problem is None:
+            toll.texts |= set() if asked.refused else {asked.text}
             continue
         if any(excuse(asked) for excuse in excuses):
             toll.excused += 1

@@ -51,6 +51,17 @@ def etcd(world: World) -> None:
     world.settled(REPLICAS)
 
 
+def slow_etcd(world: World) -> None:
+    """etcd is slow: a change of the pool takes longer, and requests are served."""
+    with world.node.slow("etcd"):
+        began_s = monotonic()
+        world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"replicas": REPLICAS - 1}})
+        world.settled(REPLICAS - 1)
+        world.figures["slow_etcd_change_s"] = round(monotonic() - began_s, 1)
+        world.tools.patch("pool", NAME, NAMESPACE, {"spec": {"replicas": REPLICAS}})
+        world.settled(REPLICAS)
+
+
 def kubelet(world: World) -> None:
     """The kubelet is stopped while an engine is killed: streams move, and the engine starts later."""
     pod = world.pods("replica")[0]

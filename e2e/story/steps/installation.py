@@ -13,33 +13,37 @@ from story.world import ROOT, World
 CHART, RELEASE, SYSTEM = ROOT / "charts" / "penstock", "penstock", "penstock-system"
 IMAGES = ("operator", "router", "picker", "sidecar", "simulator")
 GPUS = 8
+SECOND_NODE = "node2"
+"""Cordoned, but for the steps that drain or lose it."""
 
 
 def cluster(world: World) -> None:
-    """A cluster starts, with GPUs on its node."""
+    """A cluster starts, with GPUs on its nodes."""
     world.tools_or_none = Tools(binaries(), world.place.up())
     if isinstance(world.place, OwnCluster):
-        _pretend_gpus(world.tools)
+        for node in ("node1", SECOND_NODE):
+            _pretend_gpus(world.tools, node)
+        world.tools.kubectl("cordon", SECOND_NODE)
     for name in (NAMESPACE, SYSTEM):
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
         world.tools.kubectl("apply", "--filename=-", stdin=json.dumps(namespace))
 
 
-def _pretend_gpus(tools: Tools) -> None:
-    """Patch the node's capacity, as a device plug-in would."""
+def _pretend_gpus(tools: Tools, node: str) -> None:
+    """Patch a node's capacity, as a device plug-in would."""
     capacity = [{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": str(GPUS)}]
     tools.kubectl(
-        "patch", "node", "node1", "--subresource=status", "--type=json", "--patch", json.dumps(capacity)
+        "patch", "node", node, "--subresource=status", "--type=json", "--patch", json.dumps(capacity)
     )
     until(
-        lambda: tools.get("node", "node1")["status"]["allocatable"].get("nvidia.com/gpu") == str(GPUS),
-        "the node's GPUs allocatable",
+        lambda: tools.get("node", node)["status"]["allocatable"].get("nvidia.com/gpu") == str(GPUS),
+        f"{node}'s GPUs allocatable",
     )
 
 
 def images(world: World) -> None:
-    """Images are built and loaded onto the node."""
+    """Images are built and loaded onto the nodes."""
     if not isinstance(world.place, OwnCluster):
         return
     folder = world.results / "images"
