@@ -1,7 +1,8 @@
 """A gateway as Envoy is one: it asks a picker for endpoints, and sends each request to them in order.
 
 It asks by `ext_authz`, over HTTP, or by `ext_proc`, message by message. The next endpoint is tried where one
-cannot be reached, is lost before its response begins, or rejects the request by header. Once a response has
+cannot be reached, or rejects the request by header. Each is told by headers which attempt it is, and how much
+time the others took. An endpoint that is lost with the request is the client's error. Once a response has
 begun, its bytes are passed on as they come, and its loss cuts the client's connection.
 """
 
@@ -18,7 +19,8 @@ from fault_simulation.hosts import Host
 from fault_simulation.network import Network
 from fault_simulation.processes import PickerProcess, address_of
 from penstock_picker.conversation import Conversation
-from penstock_runtime.gateway_headers import DESTINATION, REJECTED
+from penstock_runtime.envoy.bootstrap import REQUEST_S
+from penstock_runtime.gateway_headers import ATTEMPT, DESTINATION, REJECTED, TIMEOUT_LEFT_MS, TIMEOUT_MS
 
 PICK_S = 10.0
 """Longest wait for the picker."""
@@ -34,6 +36,13 @@ class NotPicked(Exception):
         super().__init__()
         self.response = response
 
+
+class Lost(Exception):
+    """An endpoint was lost with a request, before its response began."""
+
+
+LOST = "no replica answered: upstream_reset_before_response_started at "
+"""Begins the error of a client whose endpoint was lost so; the endpoint follows."""
 
 Headers = dict[bytes, bytes]
 Ask = Callable[[Headers, bytes], Awaitable[Headers]]
@@ -123,10 +132,16 @@ class Downstream(asyncio.Protocol):
             self.transport.close()
             return
         endpoints = headers.pop(DESTINATION.encode()).decode().split(",")
+        begun_s = asyncio.get_running_loop().time()
         for number, endpoint in enumerate(endpoints, 1):
-            attempt = {**headers, b"x-envoy-attempt-count": b"%d" % number}
-            upstream = await _begin(endpoint, _request(self.path, attempt, self._body))
-            if upstream is None:
+            attempt = headers | _of_attempt(number, asyncio.get_running_loop().time() - begun_s)
+            try:
+                upstream = await _begin(endpoint, _request(self.path, attempt, self._body))
+            except Lost:
+                self.transport.write(_error(503, f"{LOST}{endpoint}"))
+                self.transport.close()
+                return
+            except OSError:
                 continue
             if REJECTED.encode() in upstream.headers and number < len(endpoints):
                 upstream.transport.abort()
@@ -207,21 +222,25 @@ def _set(future: "asyncio.Future[bool]", value: bool) -> None:
         future.set_result(value)
 
 
-async def _begin(address: str, request: bytes) -> Upstream | None:
-    """Send a request, and wait until its response begins. None where it was lost before."""
+async def _begin(address: str, request: bytes) -> Upstream:
+    """Send a request, and wait until its response begins. Raises Lost; OSError where it was not sent."""
     host, _, port = address.rpartition(":")
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            _, upstream = await asyncio.get_running_loop().create_connection(Upstream, host, int(port))
-    except OSError:  # a timeout is one
-        return None
+    async with asyncio.timeout(CONNECT_S):
+        _, upstream = await asyncio.get_running_loop().create_connection(Upstream, host, int(port))
     upstream.transport.write(request)
     try:
         begun = await upstream.begun
     except asyncio.CancelledError:
         upstream.transport.abort()
         raise
-    return upstream if begun else None
+    if not begun:
+        raise Lost(address)
+    return upstream
+
+
+def _of_attempt(number: int, spent_s: float) -> Headers:
+    values = {ATTEMPT: number, TIMEOUT_MS: REQUEST_S * 1000, TIMEOUT_LEFT_MS: (REQUEST_S - spent_s) * 1000}
+    return {name.encode(): b"%d" % value for name, value in values.items()}
 
 
 def _request(path: bytes, headers: Headers, body: bytes) -> bytes:
@@ -240,9 +259,9 @@ async def _ask_ext_authz(picker: PickerProcess, headers: Headers, body: bytes) -
     try:
         async with asyncio.timeout(PICK_S):
             answer = await _begin(address_of(picker.host), request)
-            if answer is None or not await answer.whole:
+            if not await answer.whole:
                 raise NotPicked(_error(503, "the picker does not answer"))
-    except TimeoutError:
+    except (Lost, OSError):  # a timeout is one
         raise NotPicked(_error(503, "the picker does not answer")) from None
     answer.transport.abort()
     if answer.status != 200:

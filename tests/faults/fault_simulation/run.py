@@ -9,6 +9,7 @@ from typing import Any
 
 from fault_simulation.clients import FAULTS_S, Answer, plan_of, run_client
 from fault_simulation.faults import inject
+from fault_simulation.gateway import LOST
 from fault_simulation.hosts import HOST, Host, follow_tasks
 from fault_simulation.invariants import (
     broken_answer,
@@ -19,6 +20,7 @@ from fault_simulation.invariants import (
     broken_rest,
     broken_service,
     broken_tokens,
+    error_of,
     missed_slo,
 )
 from fault_simulation.network import Network
@@ -118,7 +120,16 @@ async def _serve(world: World, answer: Answer, broken: list[str]) -> None:
         since_s = answer.sent_s
         if answer.status in (200, 502) or world.scenario.tight:  # sidecars have the bound, and drop answers
             return
+        if answer.whole and _is_of_lost_endpoint(world, answer):
+            return
     broken += broken_service(answer, world.well(since_s), world.scenario.pool)
+
+
+def _is_of_lost_endpoint(world: World, answer: Answer) -> bool:
+    """Return whether a gateway has lost an endpoint with the request, and a fault has touched that."""
+    message = str(error_of(answer).get("message"))
+    replica = message.removeprefix(LOST).partition("-")[0]
+    return message.startswith(LOST) and world.unwell_until_s.get(replica, 0.0) > answer.sent_s
 
 
 def _is_kept(world: World, answer: Answer) -> bool:
