@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import orjson
-from overhead.machine import MEASURED_CORE, Machine, Started, Way, free_port, wait_until_ready
+from overhead.machine import (
+    MEASURED_CORE,
+    FastEngine,
+    Machine,
+    Started,
+    Way,
+    free_port,
+    wait_until_ready,
+)
+from overhead.tls_files import TlsFiles
 from penstock_cli.local.envoy import envoy_command, envoy_program
 from penstock_runtime.envoy import ext_authz, ext_proc
 from penstock_runtime.envoy.bootstrap import bootstrap
@@ -33,6 +42,8 @@ spec:
 """
 """Loose targets: every request is planned for, as in a real pool, and none is turned away."""
 
+DIRECT_POOL = POOL.replace("type: vllm", "type: vllm, answerPath: direct")
+
 PICKER = {"envoy+authz": "ext_authz", "envoy+proc": "ext_proc"}
 """How the Envoy of a way asks its picker."""
 
@@ -45,33 +56,52 @@ class Replica:
     grpc: str
     http: str
     pid: int
+    engine_pid: int
 
 
 def replicas(
-    machine: Machine, name: str, pools: Sequence[str], step_ms: float, programs: Path = BIN, *, http: bool
+    machine: Machine,
+    name: str,
+    pools: Sequence[str],
+    step_ms: float,
+    programs: Path = BIN,
+    *,
+    http: bool,
+    tls: TlsFiles | None = None,
 ) -> list[Replica]:
-    """Start a sidecar and its engine for each pool file. http: whether they answer gateways too."""
-    sidecars: list[Started] = []
+    """Start a sidecar and its engine for each pool file.
+
+    http: whether they answer gateways too. tls: of what routers read from, sidecars or engines.
+    """
+    started: list[tuple[Started, FastEngine]] = []
     for number, text in enumerate(pools):
         pool, telemetry = (
             pool_file(machine, f"{name}-r{number}", text),
             machine.folder / f"{name}{number}.sock",
         )
-        engine = machine.engine(f"engine-{name}-r{number}", step_ms, telemetry)
+        engine_tls = tls if "answerPath: direct" in text else None
+        scheme = "https" if engine_tls else "http"
+        engine = machine.engine(
+            f"engine-{name}-r{number}", step_ms, telemetry, engine_tls.engine if engine_tls else ()
+        )
         command: list[str | Path] = [
             *(programs / "penstock-sidecar", "-f", pool, "--name", f"r{number}", "--listen", "127.0.0.1:0"),
-            *("--engine", f"http://{engine}", "--telemetry", telemetry),
+            *("--engine", f"{scheme}://{engine.address}", "--telemetry", telemetry),
             *(("--http-port", "0") if http else ()),
+            *(tls.sidecar if tls else ()),
+            *(engine_tls.to_engine if engine_tls else ()),
         ]
-        sidecars.append(machine.start(f"sidecar-{name}-r{number}", command, MEASURED_CORE))
+        sidecar = machine.start(f"sidecar-{name}-r{number}", command, MEASURED_CORE)
+        started.append((sidecar, engine))
     return [
         Replica(
             f"r{number}",
             _serving(sidecar, "address"),
             _serving(sidecar, "http") if http else "",
             sidecar.pid,
+            engine.pid,
         )
-        for number, sidecar in enumerate(sidecars)
+        for number, (sidecar, engine) in enumerate(started)
     ]
 
 
@@ -89,9 +119,15 @@ def gateway(machine: Machine, step_ms: float, name: str) -> Way:
 
 
 def router(
-    machine: Machine, name: str, behind: Sequence[Replica], programs: Path = BIN, pool_text: str = POOL
+    machine: Machine,
+    name: str,
+    behind: Sequence[Replica],
+    programs: Path = BIN,
+    pool_text: str = POOL,
+    *,
+    tls: TlsFiles | None = None,
 ) -> Way:
-    """Start a router in front of replicas."""
+    """Start a router in front of replicas. tls: to them."""
     pool = pool_file(machine, name, pool_text)
     front = machine.start(
         f"router-{name}",
@@ -99,6 +135,7 @@ def router(
             *(programs / "penstock-router", "-f", pool, "--host", "127.0.0.1", "--port", "0"),
             *_replica_flags(behind),
             *_admin_port(programs),
+            *(tls.router if tls else ()),
         ],
         MEASURED_CORE,
     )
@@ -134,7 +171,7 @@ def envoy_alone(machine: Machine, step_ms: float, name: str) -> Way:
     """Start an Envoy in front of an engine: the same configuration without a picker."""
     folder = machine.folder / name
     folder.mkdir()
-    engine = machine.engine(f"engine-{name}", step_ms, None)
+    engine = machine.engine(f"engine-{name}", step_ms, None).address
     settings = _envoy_settings(folder, SocketAddress("127.0.0.1", free_port()))
     write_endpoints(Path(settings.endpoints_file), [engine])
     config = bootstrap(settings)

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import time
 from base64 import urlsafe_b64decode
 from dataclasses import dataclass
@@ -251,10 +252,10 @@ COMPLETE = json_response(
 )
 
 
-async def serve(port: int, step_s: float, telemetry: str | None) -> None:
+async def serve(port: int, step_s: float, telemetry: str | None, tls: ssl.SSLContext | None) -> None:
     engine = Engine(step_s, telemetry)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(engine), "127.0.0.1", port, backlog=2048)
+    server = await loop.create_server(lambda: Connection(engine), "127.0.0.1", port, backlog=2048, ssl=tls)
     print(f"ready {server.sockets[0].getsockname()[1]}", flush=True)
     await engine.tick_forever()
 
@@ -264,9 +265,15 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--step-ms", type=float, default=30.0, help="time between two tokens of a stream")
     parser.add_argument("--telemetry", help="Unix socket of a sidecar to report each tick to")
+    parser.add_argument("--ssl-certfile", help="serve TLS with this certificate")
+    parser.add_argument("--ssl-keyfile", help="and this key")
     options = parser.parse_args()
+    tls = None
+    if options.ssl_certfile:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
     with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve(options.port, options.step_ms / 1000, options.telemetry))
+        uvloop.run(serve(options.port, options.step_ms / 1000, options.telemetry, tls))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from overhead.load import BadAnswer
 
@@ -69,6 +70,13 @@ class Started:
             self.process.wait()
 
 
+class FastEngine(NamedTuple):
+    """`fast_engine.py`, running."""
+
+    address: str
+    pid: int
+
+
 class Machine:
     """Starts processes and stops them all, last first. folder: of their logs, files and sockets."""
 
@@ -81,12 +89,15 @@ class Machine:
         self.stack.callback(started.stop)
         return started
 
-    def engine(self, name: str, step_ms: float, telemetry: Path | None) -> str:
-        """A fast engine's address."""
+    def engine(
+        self, name: str, step_ms: float, telemetry: Path | None, flags: Sequence[str] = ()
+    ) -> FastEngine:
+        """Start a fast engine. flags: more of its own."""
         program = Path(__file__).with_name("fast_engine.py")
         reports: list[str | Path] = [] if telemetry is None else ["--telemetry", telemetry]
-        command: list[str | Path] = [sys.executable, program, "--step-ms", str(step_ms), *reports]
-        return "127.0.0.1:" + self.start(name, command, OTHER_CORE).wait_for(r"ready (\d+)")
+        command: list[str | Path] = [sys.executable, program, "--step-ms", str(step_ms), *reports, *flags]
+        started = self.start(name, command, OTHER_CORE)
+        return FastEngine("127.0.0.1:" + started.wait_for(r"ready (\d+)"), started.pid)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from overhead.deployments import POOL, envoy_alone, gateway, penstock
+from overhead.deployments import DIRECT_POOL, envoy_alone, gateway, penstock
 from overhead.fast_engine import MODEL
 from overhead.machine import MEASURED_CORE, Machine, Way, free_port, machine, wait_until_ready
 from overhead.programs import LITELLM, SMG, VLLM_ROUTER
@@ -18,17 +18,15 @@ from overhead.programs import LITELLM, SMG, VLLM_ROUTER
 ROUTER, ROUTER_DIRECT, AUTHZ, PROC = "router", "router+direct", "envoy+authz", "envoy+proc"
 OURS = (ROUTER, ROUTER_DIRECT, AUTHZ, PROC)
 
-DIRECT_POOL = POOL.replace("type: vllm", "type: vllm, answerPath: direct")
-
 
 def direct(machine: Machine, step_ms: float) -> Way:
     """No router at all: what others' latency is added to."""
-    return Way("direct", f"http://{machine.engine('engine-direct', step_ms, None)}", {})
+    return Way("direct", f"http://{machine.engine('engine-direct', step_ms, None).address}", {})
 
 
 def vllm_router(machine: Machine, step_ms: float) -> Way:
     """The vLLM project's router, in Rust."""
-    engine, port = machine.engine("engine-vllm-router", step_ms, None), free_port()
+    engine, port = machine.engine("engine-vllm-router", step_ms, None).address, free_port()
     started = machine.start(
         "vllm-router",
         [
@@ -44,7 +42,7 @@ def vllm_router(machine: Machine, step_ms: float) -> Way:
 
 def smg(machine: Machine, step_ms: float) -> Way:
     """Shepherd Model Gateway, which was SGLang's router, in Rust with a launcher in Python."""
-    engine, port = machine.engine("engine-smg", step_ms, None), free_port()
+    engine, port = machine.engine("engine-smg", step_ms, None).address, free_port()
     started = machine.start(
         "smg",
         [
@@ -60,7 +58,7 @@ def smg(machine: Machine, step_ms: float) -> Way:
 
 def litellm(machine: Machine, step_ms: float) -> Way:
     """LiteLLM's proxy, in Python, with one worker and without a database."""
-    engine, port = machine.engine("engine-litellm", step_ms, None), free_port()
+    engine, port = machine.engine("engine-litellm", step_ms, None).address, free_port()
     deployment = {"model": f"openai/{MODEL}", "api_base": f"http://{engine}/v1", "api_key": "none"}
     config = machine.folder / "litellm.yaml"
     config.write_text(json.dumps({"model_list": [{"model_name": MODEL, "litellm_params": deployment}]}))
