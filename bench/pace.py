@@ -1,16 +1,18 @@
 """How many admitted requests keep their SLO on a machine that changes its speed.
 
     .venv/bin/python bench/pace.py [--scenarios S,S] [--disturbances D,D] [--seeds N] [--first-seed N]
-        [--processes N]
+        [--seconds N] [--processes N]
 
 One replica in virtual time, each scenario of the catalogue at a rate near its capacity, with predicted
-lengths and measured ground truth, as in production. Three machines:
+lengths and measured ground truth, as in production. Five machines:
 
 - steady: no disturbance beyond the ground truth's noise and drift. Attainment of all requests at this rate is
   the proxy for capacity.
 - slow-down: every iteration takes twice as long for a minute. Judged are the requests admitted from 5 s after
   its start on, until the last one, the recovery among them; and those admitted while it lasts.
 - slow steps: one iteration in fifty takes four times as long. Judged are all admitted requests.
+- kinds: prompts take 1.5 times as long as by the time model and decodes 0.7 times, as on a CPU; fast-prefill:
+  0.7 and 1.5 times. Judged are all admitted requests.
 
 Constants are chosen on seeds from 50 on (`--first-seed 50`), figures are reported on those from 0 on.
 """
@@ -24,7 +26,7 @@ from itertools import product, takewhile
 from typing import NamedTuple
 
 from kept_slos import NEAR_CAPACITY_RPS
-from penstock_simulator.engine_timing.disturbance import Disturbance, SlowSteps, SpeedChange
+from penstock_simulator.engine_timing.disturbance import Disturbance, KindFactors, SlowSteps, SpeedChange
 from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import arrivals, scenario
 from penstock_simulator.simulation import FirstVerdict, LengthKnowledge, SimulatedOutcome, simulate
@@ -39,6 +41,8 @@ DISTURBANCES = {
     "steady": Disturbance(),
     "slow-down": Disturbance(speed_changes=(SpeedChange(SLOW_FROM_S, SLOW_UNTIL_S, 2.0),)),
     "slow-steps": Disturbance(slow_steps=SlowSteps(chance=1 / 50, factor=4.0)),
+    "kinds": Disturbance(kinds=KindFactors(decode=0.7, prefill=1.5)),
+    "fast-prefill": Disturbance(kinds=KindFactors(decode=1.5, prefill=0.7)),
 }
 
 
@@ -78,12 +82,14 @@ def kept(outcomes: Iterable[SimulatedOutcome], from_s: float, until_s: float) ->
     return Kept(len(admitted), sum(outcome.met for outcome in admitted))
 
 
-def sample(name: str, disturbance: str, seed: int, load: float) -> Sample:
+def sample(
+    name: str, disturbance: str, seed: int, load: float, arrivals_end_s: float = ARRIVALS_END_S
+) -> Sample:
     here = scenario(name)
     fleet = fleet_of(here, "slos-serve", LengthKnowledge.PREDICTED, TruthKind.MEASURED)
     fleet = replace(fleet, disturbance=DISTURBANCES[disturbance])
     arriving = arrivals(here, RATES_RPS[name] * load, seed)
-    coming = takewhile(lambda arrival: arrival.arrival_s < ARRIVALS_END_S, arriving)
+    coming = takewhile(lambda arrival: arrival.arrival_s < arrivals_end_s, arriving)
     ended = list(simulate(fleet, coming, seed))
     settled_s = SLOW_FROM_S + SETTLED_S
     from_s = settled_s if disturbance == "slow-down" else 0.0
@@ -98,6 +104,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="samples of each (default 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="of the first sample (default 0)")
     parser.add_argument("--load", type=float, default=1.0, help="multiple of each rate (default 1)")
+    parser.add_argument("--seconds", type=float, default=ARRIVALS_END_S, help="of arrivals (default 360)")
     parser.add_argument("--processes", type=int, default=None, help="at a time (default one per core)")
     options = parser.parse_args()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
@@ -105,7 +112,8 @@ def main() -> None:
     with ProcessPoolExecutor(options.processes) as pool:
         rows = list(product(options.disturbances.split(","), options.scenarios.split(",")))
         running = [
-            [pool.submit(sample, name, how, seed, options.load) for seed in seeds] for how, name in rows
+            [pool.submit(sample, name, how, seed, options.load, options.seconds) for seed in seeds]
+            for how, name in rows
         ]
         for (how, name), samples in zip(rows, running, strict=True):
             whole = reduce(Sample.plus, [one.result() for one in samples])

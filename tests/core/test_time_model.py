@@ -1,6 +1,7 @@
 """The time model: its lines, its inverse, its attention terms."""
 
 import math
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -50,6 +51,31 @@ def test_every_part_of_the_work_adds_its_time() -> None:
     assert model.seconds(BatchWork(10, 1000, 1e6, 2)) == pytest.approx(
         2 * (0.001 + 0.002 + 0.010 + 0.0001 + 0.001 + 0.003)
     )
+
+
+KINDS = TimeModel(
+    "kinds", (Term(1e-4, 0.002),), 1e-7, 1e-9, decode_scale=2.0, prefill_scale=3.0, mixed_scale=5.0
+)
+
+
+@pytest.mark.parametrize(
+    ("work", "factor"),
+    [
+        (BatchWork(10, 1000), 2.0),
+        (BatchWork(10), 3.0),
+        (BatchWork(10, 0, 1e6), 3.0),
+        (BatchWork(10, 1000, 1e6), 5.0),
+    ],
+)
+def test_decodes_prefill_and_both_have_a_scale_of_their_own(work: BatchWork, factor: float) -> None:
+    alike = replace(KINDS, decode_scale=1.0, prefill_scale=1.0, mixed_scale=1.0)
+    assert KINDS.seconds(work) == pytest.approx(factor * alike.seconds(work))
+
+
+@pytest.mark.parametrize("context_tokens", [0, 1000])
+def test_tokens_within_are_those_of_an_iteration_with_prefill(context_tokens: int) -> None:
+    time_s = KINDS.seconds(BatchWork(500, context_tokens, 1e6))
+    assert KINDS.tokens_within(time_s, context_tokens, 1e6) == 500
 
 
 @given(MODELS, SCALES, st.floats(0, 2), BESIDE)
@@ -104,6 +130,10 @@ def test_a_model_survives_json(model: TimeModel) -> None:
     assert from_json(to_json(model)) == model
 
 
+def test_scales_by_kind_survive_json() -> None:
+    assert from_json(to_json(KINDS)) == KINDS
+
+
 @given(MODELS, st.dictionaries(st.text(), st.integers() | st.text() | st.none()))
 def test_a_model_of_a_later_version_is_read_by_what_is_known_of_it(
     model: TimeModel, later: dict[str, Any]
@@ -136,7 +166,7 @@ SOUND = {"name": "m", "terms": [{"token_s": 0.1, "fixed_s": 0.2, "spec_step_s": 
         *[SOUND | {name: value} for name in ("scale", "overhead_s") for value in NO_DURATIONS],
         *[SOUND | {"terms": [{"token_s": value, "fixed_s": 0.2}]} for value in NO_DURATIONS],
         *[SOUND | {"terms": [{"token_s": 0.1, "fixed_s": value}]} for value in (None, math.nan, math.inf)],
-        SOUND | {"scale": 0.0},
+        *[SOUND | {f"{kind}scale": 0.0} for kind in ("", "decode_", "prefill_", "mixed_")],
         [],
         "terms",
     ],

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.correction import (
-    MOST_MARGIN,
     REST_HALF_LIFE_S,
     Correction,
     corrected,
@@ -17,6 +16,7 @@ from penstock_core.timing.correction import (
     observe,
     rested,
 )
+from penstock_core.timing.quantile_margin import MOST_MARGIN
 from penstock_core.timing.step_tail import StepTail
 from penstock_core.timing.time_model import BatchWork
 

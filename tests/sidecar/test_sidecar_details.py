@@ -7,6 +7,7 @@ import pytest
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.policies import build
+from penstock_core.timing.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_sidecar.bounds import Bounds
@@ -97,6 +98,18 @@ def test_a_job_in_the_engine_takes_the_blocks_of_its_prompt_and_its_answer() -> 
     mirror.released("a", 0.0)
     mirror.passed("a", 13, 1.0)
     assert mirror.count == Count(1, 8)
+
+
+def test_each_kind_of_iteration_is_predicted_by_what_its_own_took() -> None:
+    learned = Learned(MODEL)
+    decodes, both = BatchWork(30, 30_000), BatchWork(400, 30_000, 70_000.0)
+    for _ in range(200):
+        decode_error = learned.step(decodes, 0.7 * MODEL.seconds(decodes))
+        mixed_error = learned.step(both, 1.4 * MODEL.seconds(both))
+    assert max(decode_error, mixed_error) < 0.05
+    planned = learned.admission_model(0.0)
+    assert planned.seconds(decodes) < 0.8 * MODEL.seconds(decodes)
+    assert planned.seconds(both) > 1.4 * MODEL.seconds(both)
 
 
 def gate_before(bounds: Bounds) -> tuple[ReleaseGate, HoldingMirror]:

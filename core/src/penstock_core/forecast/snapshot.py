@@ -23,7 +23,7 @@ from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.forecast.job_columns import JobColumns, columns
 from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
 from penstock_core.forecast.prefill_rate import PrefillRate, prefill_rate
-from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_works
+from penstock_core.timing.time_model import ONE_DECODE, BatchWork, TimeModel, chunk_works
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,7 @@ class _Queue(NamedTuple):
 def _queue(view: ReplicaView, jobs: JobColumns, decoding: Bools, with_slo: Bools, free_in_s: float) -> _Queue:
     queued = np.flatnonzero(~decoding & with_slo)
     targets_s = jobs.tpot_s[with_slo]
-    kept_s = targets_s[
-        targets_s >= view.model.seconds(BatchWork(1))
-    ]  # smaller targets cannot be met in any case
+    kept_s = targets_s[targets_s >= view.model.seconds(ONE_DECODE)]  # of tighter ones none can be met
     tightest_s = float(kept_s.min(initial=inf))
     decodes = _decodes(jobs, decoding & with_slo)
     rate = prefill_rate(view, decodes._replace(tokens=decodes.tokens + len(queued)), tightest_s)

@@ -8,10 +8,13 @@ there. The usual error adapts, so an engine that has become slower is followed w
 Single slow iterations are learned apart, and plans leave time for them (`step_tail`).
 
 A mean is exceeded by every other iteration, and lines are exceeded at every step of the kernels. `margin` is
-the ratio to the mean that only one iteration in forty exceeds, tracked online (stochastic approximation of a
-quantile), and `corrected` plans with it. Noise averages out over the tokens of an answer, so an SLO judged by
-means is met with room to spare; one judged by single gaps is missed by the fortieth iteration that also uses
-its whole budget. The first iterations are planned with a margin of a tenth, about the error of a fit.
+the ratio to the mean that only one iteration in forty exceeds (`quantile_margin`), and `corrected` plans with
+it. Noise averages out over the tokens of an answer, so an SLO judged by means is met with room to spare; one
+judged by single gaps is missed by the fortieth iteration that also uses its whole budget. The first
+iterations are planned with a margin of a tenth, about the error of a fit.
+
+Mean and margin are those of all iterations. Where a kind of them, decodes alone for example, is clearly
+faster or slower beside the others than the model says, it has its own (`kind_correction`).
 
 Only iterations update a correction, and one learned while other programs used the machine may be so
 pessimistic that all requests are rejected and there are no iterations. So it decays while the engine is idle
@@ -23,27 +26,13 @@ The state is a value: `observe` and `rested` return the next one.
 from dataclasses import dataclass, replace
 from math import isfinite
 
+from penstock_core.timing.kind_correction import NEW_KINDS, Kinds, counted
+from penstock_core.timing.quantile_margin import clipped, error_after, margin_after
 from penstock_core.timing.step_tail import LEAST_CHANCE, NO_TAIL, StepTail
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
 LEARNING_RATE = 0.05
 """α. Twenty iterations are about a second of an engine's work."""
-
-MARGIN_QUANTILE = 0.975
-MARGIN_STEP = 0.2
-"""Change of the margin per iteration, in usual errors."""
-
-MOST_MARGIN = 1.5
-"""Largest margin. An engine that exceeds it needs another model, not a larger margin."""
-
-MOST_MARGIN_ERRORS = 4.0
-"""Largest margin in usual errors, so that a margin learned under disturbance decays with the errors."""
-
-STALL_ERRORS = 5.0
-"""Deviation in usual errors at which a ratio is clipped."""
-
-LEAST_ERROR = 0.005
-"""Smallest usual error, so that the first deviation after exact iterations is not taken for a stall."""
 
 REST_HALF_LIFE_S = 10.0
 """Idle seconds after which half of a correction is left."""
@@ -58,6 +47,7 @@ class Correction:
     margin: ratio to the mean that one iteration in forty exceeds; at least 1.
     observed: iterations learned from.
     tail: its slow steps.
+    kinds: what differs by kind of iteration.
     """
 
     ratio: float = 1.0
@@ -65,6 +55,7 @@ class Correction:
     margin: float = 1.1
     observed: int = 0
     tail: StepTail = NO_TAIL
+    kinds: Kinds = NEW_KINDS
 
 
 def observe(correction: Correction, model: TimeModel, work: BatchWork, seconds: float) -> Correction:
@@ -77,17 +68,18 @@ def observe(correction: Correction, model: TimeModel, work: BatchWork, seconds: 
     predicted_s = model.seconds(work)
     if predicted_s <= 0:
         return correction
-    relative = seconds / predicted_s / correction.ratio
-    rate = max(LEARNING_RATE, 1 / (correction.observed + 1))
-    stall = STALL_ERRORS * max(correction.error, LEAST_ERROR)
-    believed = min(max(relative, 1 - stall), 1 + stall)
-    error = correction.error + LEARNING_RATE * (min(abs(relative - 1), 1.0) - correction.error)
+    kind, observed, tail = correction.kinds.of(work), correction.observed, correction.tail
+    relative = seconds / predicted_s / correction.ratio / counted(kind.ratio)
+    rate = max(LEARNING_RATE, 1 / (observed + 1))
+    ratio = correction.ratio * (1 + rate * (clipped(relative, correction.error) - 1))
+    error = error_after(correction.error, relative)
     return Correction(
-        ratio=correction.ratio * (1 + rate * (believed - 1)),
+        ratio=ratio,
         error=error,
-        margin=_margin_after(correction.margin, error, relative),
-        observed=correction.observed + 1,
-        tail=correction.tail.after(relative, correction.observed),
+        margin=margin_after(correction.margin, error, relative),
+        observed=observed + 1,
+        tail=tail.after(relative, observed) if kind.known else tail,
+        kinds=correction.kinds.after(work, seconds / predicted_s / ratio),
     )
 
 
@@ -95,27 +87,34 @@ def rested(correction: Correction, seconds: float) -> Correction:
     """Return the correction after idle seconds: nearer to the initial one."""
     fresh, left = Correction(), 0.5 ** (seconds / REST_HALF_LIFE_S)
     margin = fresh.margin + (correction.margin - fresh.margin) * left
-    tail = correction.tail.fading(left)
-    return replace(correction, ratio=correction.ratio**left, margin=margin, tail=tail)
-
-
-def _margin_after(margin: float, error: float, relative: float) -> float:
-    """Return the next margin: much larger if exceeded, else slightly smaller, in balance at one in forty."""
-    share = MARGIN_QUANTILE if relative > margin else MARGIN_QUANTILE - 1
-    usual = max(error, LEAST_ERROR)
-    most = min(MOST_MARGIN, 1 + MOST_MARGIN_ERRORS * usual)
-    return min(max(margin + MARGIN_STEP * usual * share, 1.0), most)
+    tail, kinds = correction.tail.fading(left), correction.kinds.fading(left)
+    return replace(correction, ratio=correction.ratio**left, margin=margin, tail=tail, kinds=kinds)
 
 
 def expected(model: TimeModel, correction: Correction) -> TimeModel:
     """Return the model at the engine's mean speed."""
-    return replace(model, scale=model.scale * correction.ratio)
+    means = [counted(kind.ratio) for kind in correction.kinds]
+    return _by_kind(replace(model, scale=model.scale * correction.ratio), *means)
 
 
 def corrected(model: TimeModel, correction: Correction) -> TimeModel:
     """Return the model for planning: a speed that all but one iteration in forty reach, and the slow ones."""
-    planned = replace(model, scale=model.scale * correction.ratio * correction.margin)
-    chance, excess = correction.tail.chance, (1.0 + correction.tail.excess) / correction.margin - 1.0
+    margin = correction.margin
+    quantiles = [counted(kind.ratio * kind.margin / margin) for kind in correction.kinds]
+    planned = _by_kind(replace(model, scale=model.scale * correction.ratio * margin), *quantiles)
+    chance, excess = correction.tail.chance, (1.0 + correction.tail.excess) / margin - 1.0
     if chance < LEAST_CHANCE or excess <= 0.0:
         return planned
     return replace(planned, slow_chance=chance, slow_excess=excess)
+
+
+def _by_kind(model: TimeModel, decode: float, prefill: float, mixed: float) -> TimeModel:
+    """The model with these further factors; the same object where there are none."""
+    if decode == prefill == mixed == 1.0:
+        return model
+    return replace(
+        model,
+        decode_scale=model.decode_scale * decode,
+        prefill_scale=model.prefill_scale * prefill,
+        mixed_scale=model.mixed_scale * mixed,
+    )

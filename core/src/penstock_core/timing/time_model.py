@@ -2,12 +2,13 @@
 
 The planner's estimate of its engine, fitted to measured iterations:
 
-    T = scale · ( max over terms l of (k[l]·tokens + s[l]·spec_steps + b[l])
-                  + kd·context_tokens + kp·prefill_work + c0 )
+    T = scale · kind_scale · ( max over terms l of (k[l]·tokens + s[l]·spec_steps + b[l])
+                               + kd·context_tokens + kp·prefill_work + c0 )
 
 The terms are the roofline: one for iterations bound by compute, one for those bound by loading weights. The
 paper has only these. Long contexts need the two attention terms [SOLA, eq. 3–4]: a decode reads its whole
-context, and a prefill chunk attends to everything before it. `scale` is the online correction.
+context, and a prefill chunk attends to everything before it. `scale` is the online correction; `kind_scale`
+is its part for the kind of iteration: of decodes alone, of prefill alone, of both (`correction`).
 """
 
 from collections.abc import Collection, Mapping
@@ -68,6 +69,10 @@ class Term(NamedTuple):
     spec_step_s: float = 0.0
 
 
+ONE_DECODE = BatchWork(1, context_tokens=1)
+"""The shortest iteration of decodes: no TPOT target below its duration can be met."""
+
+
 class Coefficients(Protocol):
     """Coefficients of the formula: a `TimeModel`, or its numbers in compiled code.
 
@@ -84,11 +89,24 @@ class Coefficients(Protocol):
     def overhead_s(self) -> float: ...  # noqa: D102
     @property
     def scale(self) -> float: ...  # noqa: D102
+    @property
+    def decode_scale(self) -> float: ...  # noqa: D102
+    @property
+    def prefill_scale(self) -> float: ...  # noqa: D102
+    @property
+    def mixed_scale(self) -> float: ...  # noqa: D102
 
 
 def line_seconds(term: Any, tokens: Any, spec_steps: Any) -> Any:
     """Return the seconds by one line of the roofline, of a batch or arrays, without attention and scale."""
     return term[0] * tokens + term[2] * spec_steps + term[1]
+
+
+def kind_scale(model: Coefficients, context_tokens: int, prefill_work: float) -> float:
+    """Return the scale of an iteration's kind: decodes alone read contexts, prefill alone reads none."""
+    if context_tokens == 0:
+        return model.prefill_scale
+    return model.mixed_scale if prefill_work > 0.0 else model.decode_scale
 
 
 def iteration_seconds(model: Coefficients, work: BatchWork) -> float:
@@ -102,7 +120,8 @@ def iteration_seconds(model: Coefficients, work: BatchWork) -> float:
     for term in model.terms:
         roofline_s = max(roofline_s, line_seconds(term, work.tokens, work.spec_steps))
     attention_s = model.context_token_s * work.context_tokens + model.prefill_work_s * work.prefill_work
-    return model.scale * (roofline_s + attention_s + model.overhead_s)
+    scale = model.scale * kind_scale(model, work.context_tokens, work.prefill_work)
+    return scale * (roofline_s + attention_s + model.overhead_s)
 
 
 def with_chunk(work: BatchWork, chunk_tokens: int, computed_tokens: int) -> BatchWork:
@@ -150,6 +169,8 @@ class TimeModel:
 
     slow_chance, slow_excess: share of iterations that are slow, and how much longer those take, relative to
         their predicted duration (`step_tail`).
+    decode_scale, prefill_scale, mixed_scale: factors of iterations of decodes alone, of prefill alone, and of
+        both (`kind_correction`). Work without context counts as prefill.
     """
 
     name: str
@@ -160,6 +181,9 @@ class TimeModel:
     scale: float = 1.0
     slow_chance: float = 0.0
     slow_excess: float = 0.0
+    decode_scale: float = 1.0
+    prefill_scale: float = 1.0
+    mixed_scale: float = 1.0
 
     def seconds(self, work: BatchWork) -> float:
         """Return the predicted duration of an iteration; 0 for an empty one."""
@@ -170,11 +194,12 @@ class TimeModel:
     ) -> int:
         """Return the most tokens whose iteration takes at most `time_s`, beside this attention (`time2bs`).
 
-        The inverse of `seconds`, to a billionth of a token. At most `UNBOUNDED_TOKENS`, also for an infinite
-        time.
+        The inverse of `seconds`, to a billionth of a token, where there is prefill in the iteration; it is
+        taken to be beside a context. At most `UNBOUNDED_TOKENS`, also for an infinite time.
         """
         attention_s = self.context_token_s * context_tokens + self.prefill_work_s * prefill_work
-        left_s = time_s / self.scale - attention_s - self.overhead_s
+        scale = self.scale * (self.mixed_scale if context_tokens else self.prefill_scale)
+        left_s = time_s / scale - attention_s - self.overhead_s
         fits = min([_tokens_under(t, left_s - t.spec_step_s * spec_steps) for t in self.terms])
         return floor(min(max(fits + 1e-9, 0.0), UNBOUNDED_TOKENS))
 
@@ -197,6 +222,9 @@ COEFFICIENTS = (
     "scale",
     "slow_chance",
     "slow_excess",
+    "decode_scale",
+    "prefill_scale",
+    "mixed_scale",
 )
 TERM_FIELDS = ("token_s", "fixed_s", "spec_step_s")
 
@@ -217,7 +245,7 @@ def from_json(values: Mapping[str, Any]) -> TimeModel:
         model = TimeModel(str(values["name"]), terms, **_numbers(values, COEFFICIENTS))
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"a field is missing or of a wrong type: {error}") from None
-    if not terms or not model.prefill_seconds(1) > 0:
+    if not terms or not model.prefill_seconds(1) * model.decode_scale * model.mixed_scale > 0:
         raise ValueError("an iteration would take no time")
     return model
 

@@ -12,7 +12,7 @@ and a whole answer is the sum over its tokens, which has a closed form (eq. 16):
 The coefficients are the least-squares solution over profiled batches. If an engine has a time model of
 iterations, its batches are computed instead of measured, on the paper's grid of sizes and of lengths below
 2k, and fitted in the same way. The fit is made for the model at scale 1 and then scaled, so an online
-correction costs nothing.
+correction costs nothing. Its scales by kind of iteration are left out.
 
 Lengths beyond the grid are extrapolated. An iteration model is not exactly bilinear, and a fit of squared
 errors favours large batches.
@@ -118,7 +118,8 @@ def fit_latency(samples: Sequence[Profiled]) -> BatchLatency:
 
 def latency_of(model: TimeModel) -> BatchLatency:
     """Return the predictor of an engine with this model of iterations."""
-    return _at_scale_one(replace(model, scale=1.0)).scaled(model.scale)
+    even = replace(model, scale=1.0, decode_scale=1.0, prefill_scale=1.0, mixed_scale=1.0)
+    return _at_scale_one(even).scaled(model.scale)
 
 
 @lru_cache(maxsize=64)

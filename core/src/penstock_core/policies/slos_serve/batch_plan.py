@@ -59,7 +59,7 @@ from penstock_core.policies.slos_serve.speculation import (
 )
 from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.batch_length import ORDINARY_BATCH_S
-from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
+from penstock_core.timing.time_model import ONE_DECODE, BatchWork, TimeModel, chunk_work
 
 SHORTEST_BATCHES = 4.0
 """A batch may last so many of the shortest: its fixed cost is then a quarter."""
@@ -225,7 +225,9 @@ def _engine(view: ReplicaView) -> Engine:
     model, batch_tokens = view.model, view.limits.batch_tokens
     attention_s = model.context_token_s, model.prefill_work_s
     slow = model.slow_chance, model.slow_excess
-    return Engine(_floats(model.terms), *attention_s, model.overhead_s, model.scale, batch_tokens, *slow)
+    kinds = model.decode_scale, model.prefill_scale, model.mixed_scale
+    general = _floats(model.terms), *attention_s, model.overhead_s, model.scale, batch_tokens
+    return Engine(*general, *slow, *kinds)
 
 
 def _rows(jobs: Sequence[Job], decodes: int, model: TimeModel) -> Rows:
@@ -244,7 +246,7 @@ def _rows(jobs: Sequence[Job], decodes: int, model: TimeModel) -> Rows:
         in_batch=np.zeros_like(decoding),
         window=np.array([target.judge.window for target in targets], np.int64),
         deadline_s=_floats(of.due_s),
-        tpot_s=np.where(tpot_s < model.seconds(BatchWork(1)), NO_TARGET_S, tpot_s),
+        tpot_s=np.where(tpot_s < model.seconds(ONE_DECODE), NO_TARGET_S, tpot_s),
         gap_s=gap_s,
         gap_ends_s=_floats(of.came_s) + gap_s,
         since=since,

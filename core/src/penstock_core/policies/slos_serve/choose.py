@@ -33,7 +33,7 @@ from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
 from penstock_core.forecast.prefill_rate import PrefillRate, prefill_rate
 from penstock_core.policies.slos_serve.batch_plan import ordinary_batch_s
 from penstock_core.policies.slos_serve.workload import AdmittedSet
-from penstock_core.timing.time_model import BatchWork, chunk_work
+from penstock_core.timing.time_model import ONE_DECODE, BatchWork, chunk_work
 
 EXACT_CANDIDATES = 10
 """Candidates up to which every set is kept: the program is exact."""
@@ -184,7 +184,7 @@ def _beam(sets: Sets, room: Ints, most: int) -> Ints:
 def program_of(view: ReplicaView, admitted: Sequence[Job], candidates: Sequence[Job]) -> Program:
     """Return the program that chooses among these candidates (by deadline) beside these admitted requests."""
     jobs, present = columns([*admitted, *candidates]), len(admitted)
-    shortest_s = view.model.seconds(BatchWork(1))
+    shortest_s = view.model.seconds(ONE_DECODE)
     targets_s = np.where(jobs.tpot_s >= shortest_s, jobs.tpot_s, inf)  # of tighter ones none can be met
     tightest_s = float(targets_s[:present].min(initial=inf))
     tightest_with_s = np.minimum(targets_s[present:], tightest_s)

@@ -19,12 +19,13 @@ from penstock_core.timing.time_model import (
     BatchWork,
     chunk_work,
     iteration_seconds,
+    kind_scale,
     largest_chunk,
     line_seconds,
     with_chunk,
 )
 
-for formula in (line_seconds, chunk_work, iteration_seconds, with_chunk, largest_chunk):
+for formula in (line_seconds, chunk_work, kind_scale, iteration_seconds, with_chunk, largest_chunk):
     part(formula)
 for rule in (closed_tokens, tokens_until_judged, longest_batch_s, spare_steps):
     part(rule)
@@ -51,6 +52,7 @@ class Engine(NamedTuple):
 
     terms: a row for each line of the roofline, with the fields of `time_model.Term`.
     slow_chance, slow_excess: its slow steps, as far as plans leave time for them.
+    decode_scale, prefill_scale, mixed_scale: by kind of batch.
     """
 
     terms: Floats
@@ -61,6 +63,9 @@ class Engine(NamedTuple):
     batch_tokens: int
     slow_chance: float
     slow_excess: float
+    decode_scale: float
+    prefill_scale: float
+    mixed_scale: float
 
 
 class Rows(NamedTuple):
@@ -340,7 +345,7 @@ def _sustainable(engine: Engine, rows: Rows, skips: int) -> bool:
 
 @compiled(
     results(INT, INT, FLOAT, INTS, FLOATS, INTS),
-    record(Engine, TABLE, FLOAT, FLOAT, FLOAT, FLOAT, INT, FLOAT, FLOAT),
+    record(Engine, TABLE, FLOAT, FLOAT, FLOAT, FLOAT, INT, *(5 * [FLOAT])),
     record(Rows, INTS, INTS, INTS, *(10 * [FLOATS])),
     record(Prompts, INTS, INTS, FLOATS),
     record(Rule, FLOAT, INT, FLOAT),

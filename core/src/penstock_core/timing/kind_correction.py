@@ -1,0 +1,129 @@
+"""Correction of a time model by kind of iteration: of decodes alone, of prefill alone, of both.
+
+A model may be right on average and wrong for each kind. On a CPU, for example, a prompt's tokens may take
+longer than fitted and decodes less. One ratio for all then follows whichever kind was last, so prefill after
+many decodes is planned too short, and its iterations look like stalls.
+
+Each kind has a mean and a quantile of measured over predicted time, both relative to the mean of all kinds.
+That mean (`correction`) follows a change of the engine's speed, which applies to all kinds, also to those
+that were not seen since. So kinds learn slowly, and the less the larger a kind's share of the iterations is:
+while an engine computes decodes alone, nothing tells its speed from theirs. What a kind has learned fades
+with iterations of other kinds, and while the engine is idle.
+
+A kind counts only where it is clearly off (`counted`). The built-in models are up to 4 % off by kind, within
+the common margin, and correcting that would make plans depend on noise.
+
+The state is a value: `after` and `fading` return the next one.
+"""
+
+from math import log
+from typing import NamedTuple
+
+from penstock_core.timing.quantile_margin import clipped, error_after, margin_after
+from penstock_core.timing.time_model import BatchWork
+
+KIND_RATE = 0.02
+"""Weight of one iteration of a kind, at most. Well below that of the common mean, which follows changes."""
+
+PRIOR_STEPS = 2.0
+"""Weight of the prior, that a kind is like all others, in iterations of that kind."""
+
+STALE_STEPS = 20_000.0
+"""Iterations of other kinds after which a third of a correction is left: ten minutes or so. A kind
+that is one iteration in twenty is thereby predicted a thirtieth wrong."""
+
+SHARE_RATE = 0.01
+"""Weight of one iteration in the shares of the kinds."""
+
+UNCOUNTED, COUNTED = log(1.1), log(1.2)
+"""A kind that is off by less than a tenth is not corrected, by more than a fifth wholly."""
+
+KNOWN_STEPS = 10
+"""Iterations of a kind before a slow one is told from one whose kind is slow."""
+
+
+class KindCorrection(NamedTuple):
+    """The learned speed of one kind.
+
+    ratio: mean of measured over predicted time, relative to that of all kinds.
+    error: mean absolute error that remains.
+    margin: ratio to the kind's mean that one of its iterations in forty exceeds.
+    observed: its iterations. share: of the last hundred of all.
+    """
+
+    ratio: float = 1.0
+    error: float = 0.05
+    margin: float = 1.1
+    observed: int = 0
+    share: float = 0.0
+
+    def after(self, relative: float) -> "KindCorrection":
+        """Return the correction after one more iteration of this kind. relative: to the mean of all kinds."""
+        own = relative / self.ratio
+        rate = max(KIND_RATE, 1.0 / (self.observed + PRIOR_STEPS)) * (1.0 - self.share)
+        error = error_after(self.error, own)
+        return KindCorrection(
+            self.ratio * (1.0 + rate * (clipped(own, self.error) - 1.0)),
+            error,
+            margin_after(self.margin, error, own),
+            self.observed + 1,
+            self.share,
+        )
+
+    def fading(self, left: float) -> "KindCorrection":
+        """Return the correction of which this share is left."""
+        margin = NEW_KIND.margin + (self.margin - NEW_KIND.margin) * left
+        return self._replace(ratio=self.ratio**left, margin=margin)
+
+    @property
+    def known(self) -> bool:
+        """Return whether a slow iteration of this kind is an exception."""
+        return self.observed >= KNOWN_STEPS
+
+
+NEW_KIND = KindCorrection()
+
+
+class Kinds(NamedTuple):
+    """The corrections by kind, named as the scales of a `TimeModel`."""
+
+    decode: KindCorrection = NEW_KIND
+    prefill: KindCorrection = NEW_KIND
+    mixed: KindCorrection = NEW_KIND
+
+    def of(self, work: BatchWork) -> KindCorrection:
+        """Return the correction of this iteration's kind."""
+        return self[_kind(work)]
+
+    def after(self, work: BatchWork, relative: float) -> "Kinds":
+        """Return the corrections after one more iteration. relative: to the mean of all kinds."""
+        here, left = _kind(work), 1.0 - 1.0 / STALE_STEPS
+        rate = max(SHARE_RATE, 1.0 / (1 + sum([kind.observed for kind in self])))
+        shared = [kind._replace(share=kind.share * (1.0 - rate)) for kind in self]
+        shared[here] = shared[here]._replace(share=shared[here].share + rate)
+        return Kinds._make(
+            [
+                kind.after(relative) if place == here else kind.fading(left)
+                for place, kind in enumerate(shared)
+            ]
+        )
+
+    def fading(self, left: float) -> "Kinds":
+        """Return the corrections of which this share is left."""
+        return Kinds._make([one.fading(left) for one in self])
+
+
+NEW_KINDS = Kinds()
+
+
+def counted(ratio: float) -> float:
+    """Return how much of a kind's ratio is used: none of a small one, all of a large one, without a jump."""
+    share = (abs(log(ratio)) - UNCOUNTED) / (COUNTED - UNCOUNTED)
+    return 1.0 if share <= 0.0 else float(ratio ** min(share, 1.0))
+
+
+def _kind(work: BatchWork) -> int:
+    """The place of an iteration's kind in `Kinds`, as `time_model.kind_scale` tells them."""
+    if work.context_tokens == 0:
+        return 1
+    return 2 if work.prefill_work > 0.0 else 0
