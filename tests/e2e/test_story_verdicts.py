@@ -1,5 +1,6 @@
 """What the end-to-end test counts as lost, and when it takes a pool as settled."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,12 @@ def test_an_answer_that_was_cut_short_is_lost() -> None:
 def test_a_refusal_is_no_loss() -> None:
     toll = count_toll([REFUSED], [])
     assert (toll.refused, toll.lost) == (1, [])
+
+
+def test_whole_answers_are_compared_and_no_others() -> None:
+    whole, doubled = replace(ANSWERED, text="a b"), replace(ANSWERED, text="a b b")
+    assert count_toll([whole, whole, REFUSED, replace(CUT_SHORT, text="a")], []).texts == {"a b"}
+    assert count_toll([whole, doubled], []).texts == {"a b", "a b b"}
 
 
 def test_what_was_on_a_killed_process_is_excused_and_nothing_else() -> None:
