@@ -15,7 +15,8 @@ from random import Random
 
 import numpy as np
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
-from penstock_core.domain.request import Job, Request, advance, new_job
+from penstock_core.domain.request import Job, Request, advance, new_job, with_cached_prefix
+from penstock_core.domain.shared_prefixes import SharedPrefixes
 from penstock_core.domain.slo import Judge, Targets
 from penstock_core.forecast.snapshot import snapshot
 from penstock_core.policies.slos_serve.policy import SlosServe
@@ -89,6 +90,22 @@ def admission(
     return make
 
 
+def admission_beside_sharers(decodes: int, kv_share: float) -> Case:
+    """Decodes that hold common prefixes, and a new request whose cached prefix one of them holds."""
+
+    def make(random: Random) -> Act:
+        view = replica(random, decodes, 2, kv_share)
+        ids = [job.request.id for job in view.running]
+        common = [0, *[random.randint(0, 40) for _ in ids[1:]]]
+        view = replace(view, kv=replace(view.kv, shared_prefixes=SharedPrefixes(ids, common)))
+        job = new_request(random, "n", view.now_s)
+        cached = (job.request.prompt_tokens - 1) // 16
+        job = with_cached_prefix(job, cached * 16, cached // 2, random.choice(ids))
+        return lambda: SlosServe().admit(view, [job])
+
+    return make
+
+
 def step(policy: SlosServe | Vllm, decodes: int, prefills: int, drafts: int = 0) -> Case:
     """`drafts`: most that the engine's drafter makes, where it has one."""
 
@@ -117,6 +134,7 @@ CASES = {
     "admit 8 of 3 classes, 200 running, memory binds": admission(195, 5, 8, 1.15, patience_s=4.0),
     "admit 1, 200 running": admission(198, 2, 1, 20.0),
     "admit 1, 200 running, memory binds": admission(198, 2, 1, 1.15),
+    "admit 1, 200 running with common prefixes": admission_beside_sharers(198, 20.0),
     "admit 1, 45 running": admission(44, 1, 1, 2.0),
     "step, 256 decodes": step(SlosServe(), 256, 0),
     "step, 250 decodes and 6 prefills": step(SlosServe(), 250, 6),

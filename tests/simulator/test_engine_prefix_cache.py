@@ -7,6 +7,8 @@ import pytest
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import Limits
 from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.forecast.kv_forecast import forecast_jobs
+from penstock_core.forecast.shared_rows import counted_once
 from penstock_core.policies import build
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_simulator.engine.cached_kv import LOOKED_UP
@@ -84,11 +86,48 @@ def test_blocks_that_two_requests_hold_are_counted_once_and_freed_with_the_secon
     assert state.total_blocks - state.free_blocks == 10 + 1 + 1
     view = state.view(0.0, 0.0, MODEL)
     assert view.kv.shared_blocks == {"b": 10, "c": 10}
+    assert view.kv.shared_prefixes == (["b", "c"], [0, 10])
     state.abort("b")
     assert state.total_blocks - state.free_blocks == 11
     assert state.view(0.0, 0.0, MODEL).kv.shared_blocks == {}
     state.abort("c")
     assert state.free_blocks == state.total_blocks
+
+
+def test_a_candidate_names_a_request_that_holds_its_cached_prefix() -> None:
+    state = engine()
+    serve(state, "a", 160, first=1)
+    assert state.candidate(job("c", 176), keys(1, 176)).prefix_of is None
+    state.add(job("b", 176), 20, keys=keys(1, 176))
+    state.apply(Step({"b": 16}), 0.0)
+    seen = state.candidate(job("c", 176), keys(1, 176))
+    assert (seen.unheld_blocks, seen.prefix_of) == (0, "b")
+    state.abort("b")
+    seen = state.candidate(job("c", 176), keys(1, 176))
+    assert (seen.unheld_blocks, seen.prefix_of) == (10, None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_forecast_of_this_moment_is_what_the_engine_holds(seed: int) -> None:
+    """Never less, and more by the block of each decode's next token at most."""
+    random, state, shared = Random(seed), engine(blocks=400), 0
+    for at in range(60):
+        prompt = random.randint(20, 600)
+        prefix, own = random.randint(0, 3), random.randint(0, prompt // SIZE)
+        ids = [*keys(prefix, prompt)[:own], *keys(100 + at, prompt)[own:]]
+        if state.waiting_count < 4:
+            state.add(job(f"r{at}", prompt), random.randint(1, 40), keys=ids)
+        running, waiting = state.running, state.waiting
+        fits = state.free_blocks > 100 and state.running_count < 8
+        step = {one.request.id: one.pending_tokens for one in (*running, *(waiting[:1] if fits else ()))}
+        state.apply(Step(step), float(at))
+        view = state.view(float(at), float(at), MODEL)
+        now = [one._replace(output_tokens=one.generated_tokens + 1) for one in view.running]
+        counted = counted_once(forecast_jobs(now, view.kv).blocks, now, view.kv).sum()
+        held = state.total_blocks - state.free_blocks
+        assert held <= counted <= held + len(now)
+        shared += bool(view.kv.shared_blocks)
+    assert shared > 10, "requests share blocks"
 
 
 def test_a_pinned_prefix_survives_others_that_fill_the_memory() -> None:

@@ -89,7 +89,7 @@ def test_shared_blocks_are_held_once_and_free_when_no_request_holds_them() -> No
     cache = PrefixCache(10, BLOCK)
     first, second = of_tokens("first", range(9)), of_tokens("second", range(9))
     run(cache, first, 9)
-    assert cache.look_up(second, 9) == CachedPrefix(8, 0)
+    assert cache.look_up(second, 9) == CachedPrefix(8, 0, "first")
     run(cache, second, 9)
     assert cache.pool.free_blocks == 10 - 4
     cache.release(first)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock_core.domain.request import Job, RequestId, advance
+from penstock_core.domain.shared_prefixes import SharedPrefixes
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 
@@ -19,12 +20,15 @@ class KvCache:
     free_blocks: blocks that no request holds, including those in the prefix cache.
     shared_blocks: of running requests, by id, the blocks that other requests hold too: preempting one alone
         does not free them. None without a prefix cache; requests with none may be absent.
+    shared_prefixes: which requests, running or not, hold the same leading blocks. None if it is not
+        known: forecasts then count them for each request.
     """
 
     total_blocks: int
     free_blocks: int
     block_tokens: int
     shared_blocks: Mapping[RequestId, int] | None = None
+    shared_prefixes: SharedPrefixes | None = None
 
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that `tokens` tokens of one request occupy."""

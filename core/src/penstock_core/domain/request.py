@@ -61,6 +61,7 @@ class Job(NamedTuple):
     unheld_blocks: None, except for a job that holds no KV and whose prefix is in the engine's prefix cache.
         Then `computed_tokens` are those cached, and this is how many of their blocks no request holds:
         starting the job takes them from the free blocks. It computes at least one token.
+    prefix_of: a request that holds the others of these blocks, if it is known.
     """
 
     request: Request
@@ -74,6 +75,7 @@ class Job(NamedTuple):
     sure_tokens: int = 0
     came_s: float = inf
     unheld_blocks: int | None = None
+    prefix_of: RequestId | None = None
 
     @property
     def holds_kv(self) -> bool:
@@ -188,18 +190,20 @@ def preempted(job: Job) -> Job:
     return job._replace(computed_tokens=0)
 
 
-def with_cached_prefix(job: Job, tokens: int, unheld_blocks: int) -> Job:
+def with_cached_prefix(job: Job, tokens: int, unheld_blocks: int, prefix_of: RequestId | None = None) -> Job:
     """Return a job that holds no KV and of which the engine has `tokens` cached; see `Job.unheld_blocks`.
 
     A preempted job must have two tokens left to compute: with one it would look like a decode, which holds
     KV.
     """
-    return job._replace(computed_tokens=tokens, unheld_blocks=unheld_blocks) if tokens else job
+    if not tokens:
+        return job
+    return job._replace(computed_tokens=tokens, unheld_blocks=unheld_blocks, prefix_of=prefix_of)
 
 
 def holding_cached(job: Job) -> Job:
     """Return a job that has taken what was cached of its prompt, and computes the rest."""
-    return job if job.unheld_blocks is None else job._replace(unheld_blocks=None)
+    return job if job.unheld_blocks is None else job._replace(unheld_blocks=None, prefix_of=None)
 
 
 def holding_kv(jobs: Iterable[Job]) -> list[Job]:

@@ -12,7 +12,7 @@ between.
 The forecast has one row per request and one column per bucket of steps: the most blocks that the request
 holds within that bucket. The usage of a set is the sum of its rows, so adding a request adds a row. With one
 bucket for every end the forecast is exact. With more than `MOST_BUCKETS` ends, neighbouring ends share a
-bucket and the forecast is an upper bound.
+bucket and the forecast is an upper bound. `shared_rows` takes out what several requests hold together.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ from penstock_core.compilation.arrays import Ints
 from penstock_core.domain.replica_view import KvCache
 from penstock_core.domain.request import Job
 from penstock_core.forecast.job_columns import columns
+from penstock_core.forecast.shared_rows import counted_once
 
 MOST_BUCKETS = 64
 """Exact for the requests that most replicas can hold, and few enough to add rows in microseconds."""
@@ -88,7 +89,8 @@ def first_fit(kv: KvCache, running: Sequence[Job], candidates: Sequence[Job]) ->
     left = np.minimum(of.output_tokens_left, np.maximum(capacity_tokens - size + 1, 1))
     if (-(-(size + left - 1) // kv.block_tokens)).sum() <= kv.total_blocks:
         return [True] * len(candidates)  # all peaks fit at once, so their forecast need not be computed
-    rows, count = forecast(size, left, kv.block_tokens).blocks, len(running)
+    count, blocks = len(running), forecast(size, left, kv.block_tokens).blocks
+    rows = counted_once(blocks, [*running, *candidates], kv, count)
     held, fits = rows[:count].sum(axis=0), []
     for row in rows[count:]:
         fits.append(bool((held + row).max() <= kv.total_blocks))

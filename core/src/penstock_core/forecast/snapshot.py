@@ -12,7 +12,9 @@ Times are durations from the moment of the snapshot, so clocks need not agree.
 Sidecars and simulated replicas use this code, in one pass over columns.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from math import inf
 from typing import NamedTuple
 
@@ -20,9 +22,11 @@ import numpy as np
 
 from penstock_core.compilation.arrays import Bools
 from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
 from penstock_core.forecast.job_columns import JobColumns, columns
 from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
 from penstock_core.forecast.prefill_rate import PrefillRate, prefill_rate
+from penstock_core.forecast.shared_rows import counted_once
 from penstock_core.timing.time_model import ONE_DECODE, BatchWork, TimeModel, chunk_works
 
 
@@ -80,6 +84,7 @@ def snapshot(view: ReplicaView) -> Snapshot:
     free_in_s = max(view.busy_until_s - view.now_s, 0.0)
     decoding = jobs.decoding
     queue = _queue(view, jobs, decoding, with_slo, free_in_s)
+    headroom = _headroom_blocks(view, all_jobs, jobs, with_slo, queue)
     return Snapshot(
         running=len(view.running),
         waiting=len(view.waiting),
@@ -93,7 +98,7 @@ def snapshot(view: ReplicaView) -> Snapshot:
         prefill_tokens_s=queue.rate.tokens_s,
         step_s=view.model.seconds(_decodes(jobs, decoding & with_slo)),
         tightest_tpot_s=queue.tightest_tpot_s,
-        kv_tokens_headroom=_headroom_blocks(view, jobs, decoding, with_slo, queue) * view.kv.block_tokens,
+        kv_tokens_headroom=headroom * view.kv.block_tokens,
     )
 
 
@@ -136,14 +141,15 @@ def _work_s(model: TimeModel, jobs: JobColumns) -> float:
 
 
 def _headroom_blocks(
-    view: ReplicaView, jobs: JobColumns, decoding: Bools, with_slo: Bools, queue: _Queue
+    view: ReplicaView, all_jobs: Sequence[Job], jobs: JobColumns, with_slo: Bools, queue: _Queue
 ) -> int:
     """Return the blocks that stay free without new requests.
 
     A prefill may start as late as the queue is long.
     """
     longest = queue.wait_s / queue.rate.period_s if queue.wait_s < inf else UNKNOWN_DELAY_STEPS
-    delay = np.where(decoding[with_slo], 0, int(longest))
+    delay = np.where(jobs.decoding[with_slo], 0, int(longest))
     left = jobs.output_tokens_left[with_slo]
     future = forecast(jobs.size_tokens[with_slo], left, view.kv.block_tokens, delay)
-    return max(view.kv.total_blocks - future.peak_blocks, 0)
+    blocks = counted_once(future.blocks, list(compress(all_jobs, with_slo.tolist())), view.kv)
+    return max(view.kv.total_blocks - int(blocks.sum(axis=0).max()), 0)

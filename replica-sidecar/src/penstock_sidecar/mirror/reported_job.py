@@ -36,7 +36,9 @@ def within_prediction(job: Job, longer: Callable[[Job], int]) -> Job:
 
 def computed_whole(job: Job) -> Job:
     """Return the job with nothing of it cached."""
-    return job if job.unheld_blocks is None else job._replace(computed_tokens=0, unheld_blocks=None)
+    if job.unheld_blocks is None:
+        return job
+    return job._replace(computed_tokens=0, unheld_blocks=None, prefix_of=None)
 
 
 def with_cached(job: Job, row: Row) -> Job:

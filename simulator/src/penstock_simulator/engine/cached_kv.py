@@ -10,9 +10,11 @@ happens only if predicted lengths were wrong: then a late first token is better 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from penstock_core.domain.request import Job, RequestId, with_cached_prefix
+from penstock_core.domain.request import Job, RequestId, holding_cached, with_cached_prefix
 from penstock_core.domain.served_prompts import CachedBlocks, ServedPrompts
+from penstock_core.domain.shared_prefixes import SharedPrefixes, shared_prefixes
 
 from penstock_simulator.engine.iteration import ActiveRequest
 from penstock_simulator.prefix_cache.block_keys import BlockKey
@@ -21,6 +23,16 @@ from penstock_simulator.prefix_cache.prefix_cache import CachedPrefix, PrefixCac
 LOOKED_UP = 16
 """Waiting requests whose cached prefix is looked up for a view, in order of arrival. A look-up of 100,000
 tokens takes a third of a millisecond; the others are planned as if nothing of them were cached."""
+
+
+class Sharing(NamedTuple):
+    """What requests hold together.
+
+    blocks: how many of its blocks others hold too, of each request that has any. prefixes: which others.
+    """
+
+    blocks: Mapping[RequestId, int]
+    prefixes: SharedPrefixes
 
 
 class CachedKv:
@@ -34,7 +46,7 @@ class CachedKv:
         self.cache = PrefixCache(total_blocks, block_tokens)
         self.queried_tokens = self.hit_tokens = self.resets = 0
         self.served = ServedPrompts(self._cached_blocks, block_tokens)
-        self._shared: dict[RequestId, int] = {}
+        self._shared = Sharing({}, SharedPrefixes())
         self._shared_as_of = 0
 
     @property
@@ -70,16 +82,14 @@ class CachedKv:
         assert entry.kv is not None, "every request of an engine with a prefix cache has this"
         return _seen(entry.job, self.cache.look_up(entry.kv, _sought_tokens(entry.job)))
 
-    def shared_blocks(self, requests: Iterable[ActiveRequest]) -> Mapping[RequestId, int]:
-        """Return how many of its blocks others hold too, for each request that has any."""
+    def sharing(self, requests: Iterable[ActiveRequest]) -> Sharing:
+        """Return which of these requests hold the same blocks."""
         changes = self.cache.pool.sharing_changes
         if changes != self._shared_as_of:
-            counts = {
-                entry.job.request.id: self.cache.pool.shared_among(entry.kv.blocks)
-                for entry in requests
-                if entry.kv is not None
-            }
-            self._shared = {job_id: count for job_id, count in counts.items() if count}
+            held = {entry.job.request.id: entry.kv.blocks for entry in requests if entry.kv is not None}
+            counts = {job_id: self.cache.pool.shared_among(blocks) for job_id, blocks in held.items()}
+            shared = {job_id: count for job_id, count in counts.items() if count}
+            self._shared = Sharing(shared, shared_prefixes({job_id: held[job_id] for job_id in shared}))
             self._shared_as_of = changes
         return self._shared
 
@@ -93,7 +103,7 @@ class CachedKv:
         """Let a waiting request hold nothing."""
         assert entry.kv is not None, "every request of an engine with a prefix cache has this"
         self.cache.release(entry.kv)
-        entry.job = entry.job._replace(computed_tokens=0, unheld_blocks=None)
+        entry.job = entry.job._replace(computed_tokens=0, unheld_blocks=None, prefix_of=None)
 
     def started(self, entry: ActiveRequest) -> int:
         """Record that a request with its pinned prefix begins its prefill. Returns the cached tokens."""
@@ -102,7 +112,7 @@ class CachedKv:
         self.served.started(request.id, request.prompt_tokens, entry.kv.keys)
         self.queried_tokens += _size_tokens(entry.job)
         self.hit_tokens += cached
-        entry.job = entry.job._replace(unheld_blocks=None)
+        entry.job = holding_cached(entry.job)
         entry.blocks = cached // self.cache.block_tokens
         return cached
 
@@ -149,4 +159,5 @@ def _sought_tokens(job: Job) -> int:
 
 
 def _seen(job: Job, found: CachedPrefix) -> Job:
-    return with_cached_prefix(job, found.tokens, found.free_blocks)
+    holder = None if found.holder is None else str(found.holder)
+    return with_cached_prefix(job, found.tokens, found.free_blocks, holder)

@@ -92,12 +92,10 @@ class EngineState:
 
     @property
     def _kv(self) -> KvCache:
-        shared = (
-            None
-            if self._cached is None
-            else self._cached.shared_blocks([*self._running.values(), *self._waiting])
-        )
-        return KvCache(self.total_blocks, self.free_blocks, self.block_tokens, shared)
+        if self._cached is None:
+            return KvCache(self.total_blocks, self.free_blocks, self.block_tokens)
+        shared = self._cached.sharing([*self._running.values(), *self._waiting])
+        return KvCache(self.total_blocks, self.free_blocks, self.block_tokens, *shared)
 
     @property
     def running(self) -> tuple[Job, ...]:
@@ -183,7 +181,7 @@ class EngineState:
             raise NeverFits(job.request.id)
         entry = ActiveRequest(job, answer_tokens, thinking_tokens)
         if self._cached is not None:
-            entry.job = job._replace(computed_tokens=0, unheld_blocks=None)
+            entry.job = job._replace(computed_tokens=0, unheld_blocks=None, prefix_of=None)
             entry.kv = self._cached.blocks_of(job, keys)
             if pinned:
                 self._pin(entry)

@@ -35,10 +35,15 @@ class RequestBlocks:
 
 
 class CachedPrefix(NamedTuple):
-    """What a request would find. tokens: cached. free_blocks: cached blocks that no request holds yet."""
+    """What a request would find.
+
+    tokens: cached. free_blocks: cached blocks that no request holds yet.
+    holder: name of a request that holds the others, if one holds all of them.
+    """
 
     tokens: int
     free_blocks: int
+    holder: Hashable | None = None
 
 
 class PrefixCache:
@@ -47,11 +52,13 @@ class PrefixCache:
     def __init__(self, total_blocks: int, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self.pool = BlockPool(total_blocks)
+        self._holders: dict[Block, RequestBlocks] = {}  # the last request that took each block
 
     def look_up(self, request: RequestBlocks, tokens: int) -> CachedPrefix:
         """Return what a request of `tokens` tokens that holds nothing would find now. Changes nothing."""
         found = self._find(request, tokens)
-        return CachedPrefix(len(found) * self.block_tokens, self.pool.free_among(found))
+        free = self.pool.free_among(found)
+        return CachedPrefix(len(found) * self.block_tokens, free, self._holder(found[: len(found) - free]))
 
     def cached_tokens(self, keys: Sequence[BlockKey], tokens: int) -> int:
         """Return the cached tokens of a prompt of this length with these keys. Changes nothing."""
@@ -62,6 +69,7 @@ class PrefixCache:
         request.blocks = self._find(request, tokens)
         request.stored = len(request.blocks)
         self.pool.hold(request.blocks)
+        self._holders |= dict.fromkeys(request.blocks, request)
         return request.stored * self.block_tokens
 
     def grow(self, request: RequestBlocks, kv_tokens: int, known_tokens: int) -> list[Block]:
@@ -72,6 +80,7 @@ class PrefixCache:
         """
         new = self.pool.take(max(-(-kv_tokens // self.block_tokens) - len(request.blocks), 0))
         request.blocks += new
+        self._holders |= dict.fromkeys(new, request)
         full = min(kv_tokens, known_tokens) // self.block_tokens
         for block, key in zip(
             request.blocks[request.stored : full], request.keys_between(request.stored, full), strict=True
@@ -84,6 +93,11 @@ class PrefixCache:
         """Take all blocks from a request. They stay cached until they are taken by others."""
         self.pool.release(request.blocks)
         request.blocks, request.stored = [], 0
+
+    def _holder(self, blocks: list[Block]) -> Hashable | None:
+        """Return the name of a request that begins with these blocks, if the last one to take them does."""
+        holder = self._holders.get(blocks[-1]) if blocks else None
+        return holder.name if holder is not None and holder.blocks[: len(blocks)] == blocks else None
 
     def _find(self, request: RequestBlocks, tokens: int) -> list[Block]:
         return self.pool.find(request.keys_between(0, (tokens - 1) // self.block_tokens))

@@ -31,6 +31,7 @@ from penstock_core.domain.request import Job, deadline_order
 from penstock_core.forecast.job_columns import columns
 from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
 from penstock_core.forecast.prefill_rate import PrefillRate, prefill_rate
+from penstock_core.forecast.shared_rows import counted_once
 from penstock_core.policies.slos_serve.batch_plan import ordinary_batch_s
 from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.time_model import ONE_DECODE, BatchWork, chunk_work
@@ -202,7 +203,8 @@ def program_of(view: ReplicaView, admitted: Sequence[Job], candidates: Sequence[
     steps = np.ceil((jobs.due_s - start_s) / period_s[0, 0])
     steps = np.where(np.isfinite(steps), np.clip(steps, 0, UNKNOWN_DELAY_STEPS), UNKNOWN_DELAY_STEPS)
     delay = np.where(waiting, steps, 0).astype(np.int64)
-    blocks = forecast(jobs.size_tokens, jobs.output_tokens_left, view.kv.block_tokens, delay).blocks
+    future = forecast(jobs.size_tokens, jobs.output_tokens_left, view.kv.block_tokens, delay)
+    blocks = counted_once(future.blocks, [*admitted, *candidates], view.kv, present)
     prefills = [_prefill(view, job) for job in sorted(admitted, key=deadline_order) if not job.decoding]
     class_of = np.searchsorted(classes_s, tightest_with_s).tolist()
     prefills += [_prefill(view, job, i, class_of[i]) for i, job in enumerate(candidates)]

@@ -12,6 +12,7 @@ from penstock_core.domain.request import Job, RequestId, deadline_order
 from penstock_core.domain.verdict import Reason
 from penstock_core.forecast.kv_forecast import forecast
 from penstock_core.forecast.prefill_queue import full_batches
+from penstock_core.forecast.shared_rows import counted_once
 from penstock_core.policies.slos_serve.batch_plan import BatchPlan, best_plan
 from penstock_core.policies.slos_serve.price import CommittedShares, too_costly
 from penstock_core.policies.slos_serve.workload import AdmittedSet
@@ -58,7 +59,7 @@ def feasible(
         return Infeasible(Reason.DECODE_BUDGET, _until_ends_s(together, step_s))
     if not plan.in_time or not _have_lead(view, plan, prompts, new, with_lead):
         return Infeasible(Reason.PREFILL_BUDGET, _until_computed_s(view, together, new, step_s))
-    peak = _Peak.of(view.kv, plan)
+    peak = _Peak.of(view.kv, plan, [*together.decodes, *prompts])
     if peak.share > 1.0:
         return Infeasible(Reason.KV_MEMORY, peak.over_in_steps * step_s)
     first_token_s = {job.request.id: at_s for job, at_s in zip(prompts, plan.first_token_s, strict=True)}
@@ -97,14 +98,14 @@ class _Peak(NamedTuple):
     over_in_steps: int
 
     @staticmethod
-    def of(kv: KvCache, plan: BatchPlan) -> "_Peak":
+    def of(kv: KvCache, plan: BatchPlan, jobs: Sequence[Job]) -> "_Peak":
         rows, drafts = plan.rows, max(plan.rule.speculation.values(), default=0)
         left = rows.left.astype(np.int64)
         delay: Ints = np.zeros(len(left), np.int64)
         delay[len(left) - len(plan.batches) :] = plan.batches
         delay *= 1 + drafts
         future = forecast(rows.context.astype(np.int64) + drafts, left, kv.block_tokens, delay)
-        usage = future.blocks.sum(axis=0)
+        usage = counted_once(future.blocks, jobs, kv).sum(axis=0)
         crowded = np.flatnonzero(usage > kv.total_blocks)
         last = int(future.ends[crowded[-1]]) if len(crowded) else 0
         return _Peak(int(usage.max()) / kv.total_blocks, last + 1)
