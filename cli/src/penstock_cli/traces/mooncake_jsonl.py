@@ -8,7 +8,7 @@ one token of its prompt, and generates one.
 
 Traces of sessions name each one in `session_id`. A session's later lines may have `delay`: milliseconds from
 the answer to the line before until the request is sent, as AIPerf writes it. Such a line may have no
-`timestamp`; it then stands where the session's line before stands.
+`timestamp`; its time is then that of the session's line before.
 """
 
 from collections.abc import Iterator

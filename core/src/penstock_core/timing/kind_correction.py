@@ -39,7 +39,7 @@ UNCOUNTED, COUNTED = log(1.1), log(1.2)
 """A kind that is off by less than a tenth is not corrected, by more than a fifth wholly."""
 
 KNOWN_STEPS = 10
-"""Iterations of a kind before a slow one is told from one whose kind is slow."""
+"""Iterations of a kind before a slow one is distinguished from one of a slow kind."""
 
 
 class KindCorrection(NamedTuple):

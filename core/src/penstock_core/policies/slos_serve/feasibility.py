@@ -105,7 +105,8 @@ class _Peak(NamedTuple):
         delay[len(left) - len(plan.batches) :] = plan.batches
         delay *= 1 + drafts
         future = forecast(rows.context.astype(np.int64) + drafts, left, kv.block_tokens, delay)
-        usage = counted_once(future.blocks, jobs, kv).sum(axis=0)
+        shares = kv.shared_prefixes is not None
+        usage = (counted_once(future.blocks, jobs, kv) if shares else future.blocks).sum(axis=0)
         crowded = np.flatnonzero(usage > kv.total_blocks)
         last = int(future.ends[crowded[-1]]) if len(crowded) else 0
         return _Peak(int(usage.max()) / kv.total_blocks, last + 1)
