@@ -16,7 +16,8 @@ from penstock_core.policies.slos_serve.workload import AdmittedSet, Workload
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
-from penstock_simulator.engine.engine_state import EngineState, no_drafts
+from penstock_simulator.engine.engine_state import EngineState
+from penstock_simulator.engine.generation import no_drafts
 
 from examples import examples
 

@@ -70,9 +70,9 @@ async def test_drafts_are_accepted_as_the_pool_says_and_planned_with() -> None:
     loop = build_loop(pool(speculation={"maxTokens": 3, "acceptance": 0.6}), truth, options("--seed", "5"))
     assert loop._speculation.measured == Speculation(3, 0.6)
     same = Drafter(0.6, 5)
-    assert [loop.state._accept(3) for _ in range(50)] == [same.accepted(3) for _ in range(50)]
+    assert [loop.state._generation._accept(3) for _ in range(50)] == [same.accepted(3) for _ in range(50)]
     without = build_loop(pool(), truth, options())
-    assert (without._speculation.measured, without.state._accept(3)) == (None, 0)
+    assert (without._speculation.measured, without.state._generation._accept(3)) == (None, 0)
 
 
 @pytest.mark.parametrize(("acceptance", "accepted"), [(0.0, {0}), (1.0, {4}), (0.5, {0, 1, 2, 3, 4})])

@@ -17,7 +17,8 @@ from penstock_core.domain.request import Job, RequestId, new_job
 from penstock_core.domain.verdict import Admitted, BestEffort, Rejected, Verdict
 
 from penstock_simulator.engine.drafter import Drafter
-from penstock_simulator.engine.engine_state import EngineState, no_drafts
+from penstock_simulator.engine.engine_state import EngineState
+from penstock_simulator.engine.generation import no_drafts
 from penstock_simulator.engine.iteration import Iteration
 from penstock_simulator.engine.measured_speculation import MeasuredSpeculation
 from penstock_simulator.prefix_cache.block_keys import BlockKey

@@ -15,7 +15,8 @@ from penstock_core.policies.vllm import Vllm
 from penstock_core.policies.vllm_legacy import VllmLegacy
 
 from penstock_simulator.engine.drafter import Drafter
-from penstock_simulator.engine.engine_state import EngineState, no_drafts
+from penstock_simulator.engine.engine_state import EngineState
+from penstock_simulator.engine.generation import no_drafts
 from penstock_simulator.engine.measured_speculation import MeasuredSpeculation
 from penstock_simulator.simulation.fleet import Fleet
 from penstock_simulator.simulation.iteration_timer import iteration_timer
