@@ -15,10 +15,10 @@ from penstock_routing.replicas.upstream_request import UpstreamRequest
 from penstock_routing.request.byte_budget import BodyBytes, ByteBudget
 from penstock_routing.request.outcome import Ending, Outcome
 from penstock_routing.response.answer import answer_headers, write_answer
+from penstock_routing.response.client_ending import client_ending
 from penstock_routing.response.client_scope import ClientScope
-from penstock_routing.response.upstream_error import UpstreamError, upstream_error
+from penstock_routing.response.upstream_error import upstream_error
 from penstock_runtime.clock import monotonic
-from penstock_runtime.http_request import ClientGone
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_sidecar.http.http_owner import HttpOwner
@@ -70,17 +70,10 @@ class HttpRequestPath:
         if outcome.hops == 1:  # other replicas count its verdict if this one rejects it
             self._metrics.demand.arrived(request.tier.name)
         try:
-            async with ClientScope(http) as client:
-                await self._submit(call, taken, outcome, client)
-        except ClientGone:
-            outcome.ending = Ending.CLIENT_GONE
-            raise
-        except UpstreamError as error:
-            outcome.ending = Ending.INVALID if error.status < 500 else Ending.FAILED
-            raise
+            with client_ending(http, outcome):
+                async with ClientScope(http) as client:
+                    await self._submit(call, taken, outcome, client)
         finally:
-            if http.slow:
-                outcome.ending = Ending.CLIENT_SLOW
             with self._faults.within("http"):
                 self._count(outcome, taken.last)
 

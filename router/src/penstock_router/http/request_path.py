@@ -13,11 +13,10 @@ import structlog
 from penstock_core.timing.time_model import TimeModel
 from penstock_routing.applications.token_usage import Usage
 from penstock_routing.request.byte_budget import BodyBytes, ByteBudget
-from penstock_routing.request.outcome import Ending, Outcome
+from penstock_routing.request.outcome import Outcome
+from penstock_routing.response.client_ending import client_ending
 from penstock_routing.response.client_scope import ClientScope
-from penstock_routing.response.upstream_error import UpstreamError
 from penstock_runtime.clock import monotonic
-from penstock_runtime.http_request import ClientGone
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_router.http.intake import Accepted, IncomingRequest, Intake
@@ -69,18 +68,11 @@ class RequestPath:
         outcome = Outcome(request.tier, request.targets, request.arrival_s, request.stream)
         try:
             self._metrics.demand.arrived(request.tier.name)
-            async with ClientScope(http) as client:
-                placed = await self._placement.place(request, outcome, http.break_slow)
-                await respond(accepted, placed, outcome, client, self._mover)
-        except ClientGone:
-            outcome.ending = Ending.CLIENT_GONE
-            raise
-        except UpstreamError as error:
-            outcome.ending = Ending.INVALID if error.status < 500 else Ending.FAILED
-            raise
+            with client_ending(http, outcome):
+                async with ClientScope(http) as client:
+                    placed = await self._placement.place(request, outcome, http.break_slow)
+                    await respond(accepted, placed, outcome, client, self._mover)
         finally:
-            if http.slow:
-                outcome.ending = Ending.CLIENT_SLOW
             outcome.ended_s = outcome.ended_s or monotonic()
             self._account(accepted, outcome)
 
