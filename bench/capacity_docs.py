@@ -37,7 +37,6 @@ from penstock_simulator.scenarios import scenario
 ROOT = Path(__file__).resolve().parents[1]
 FILLED = (ROOT / "README.md", ROOT / "docs" / "results.md")
 SECTION = re.compile(r"(<!-- capacity: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-NO_DRAFTER = "†"
 LEADING = ("best", "predicted-best", "kernels")
 """Tables that compare slos-serve with rivals at their best."""
 
@@ -166,11 +165,7 @@ def bound_shares(rows: Rows) -> Lines:
     bound_rps = {name: best_cell(rows, ORACLE, name)[0] for name in PAPER}
     cells = []
     for policy in (OURS, *STRONGEST, "sola-spec"):
-        found = [(name, *best_cell(rows, policy, name)) for name in PAPER]
-        shares = [
-            f"{100 * rate / bound_rps[name]:.0f} %{NO_DRAFTER * text.endswith(NO_DRAFTER)}"
-            for name, rate, text in found
-        ]
+        shares = [f"{100 * best_cell(rows, policy, name)[0] / bound_rps[name]:.0f} %" for name in PAPER]
         cells.append([policy.removesuffix(SPECULATING), *shares])
     return in_table(["", *PAPER], [["bound, req/s", *(f"{rate:.3g}" for rate in bound_rps.values())], *cells])
 
@@ -188,7 +183,7 @@ def best_cell(rows: Rows, policy: str, name: str) -> tuple[float, str]:
     if not rates:
         return 0.0, "not searched yet"
     best_rps = max(rates.values())
-    return best_rps, f"{best_rps:.3g}{'' if policy in rates else NO_DRAFTER}"
+    return best_rps, f"{best_rps:.3g}"
 
 
 def as_published(rows: Rows) -> Lines:
