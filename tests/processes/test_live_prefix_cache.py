@@ -47,6 +47,12 @@ def knows(pool: LivePool, router: str, beginnings: float) -> bool:
     return pool.router_value("penstock_router_cached_prefixes", router) >= beginnings
 
 
+def is_known(pool: LivePool, prompt: str) -> bool:
+    """Whether the router knows of it, asked anew: a report may be lost, and an idle engine sends none."""
+    ask(pool, "batch", prompt)
+    return knows(pool, "main", 1)
+
+
 def test_turns_find_their_prefix_among_three_replicas_by_two_routers(
     open_module_pool: OpenPool,
 ) -> None:
@@ -77,7 +83,7 @@ def test_turns_find_their_prefix_among_three_replicas_by_two_routers(
 
 def test_a_turn_is_admitted_for_what_is_cached_of_it(caching: LivePool) -> None:
     assert ask(caching, "batch", LONG)[0] == "best-effort"
-    until(partial(knows, caching, "main", 1), "the sidecar has passed on that the prompt is cached")
+    until(partial(is_known, caching, LONG), "the sidecar has passed on that the prompt is cached")
     verdict, usage = ask(caching, "chat", LONG, "and now?")
     assert (verdict, usage.prompt_tokens_details.cached_tokens) == ("admitted", 16000)
     assert ask(caching, "chat", "another " + LONG)[0] == "best-effort"
