@@ -77,6 +77,8 @@ def test_turns_find_their_prefix_among_three_replicas_by_two_routers(
             assert cached >= usage.prompt_tokens * (number - 1) / number - 32
         for name, before in zip(ROUTERS, known, strict=True):
             until(partial(knows, pool, name, before + SESSIONS), f"{name} knows of this turn")
+    for client in clients:
+        client.close()
     assert all(len(replicas) == 1 for replicas in served.values())
     assert len(set.union(*served.values())) > 1, "sessions are spread over replicas"
 
