@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from penstock_proto.telemetry_pb2 import StepReport
+from penstock_vllm.reports import BoundaryRecorder, Further
 from virtual.engine import Engine, Kind
 from virtual.life import watched
 from virtual.sessions import COUNTS, Started, cached_life
@@ -220,6 +221,30 @@ def test_what_reports_say_of_served_prompts_becomes_what_is_cached(kind: str) ->
     for name, one in served.items():
         assert said[name] == prefixes._cached_of(one.keys).blocks * 16
     assert all(not tokens for name, tokens in said.items() if name not in served)
+
+
+class AlwaysWhole(BoundaryRecorder):
+    """Asks for a complete boundary in place of every repeated step."""
+
+    def repeat(self, turns: int, now: Further, now_s: float) -> bool:
+        return False
+
+
+def test_what_a_repeated_step_evicts_is_reported_where_a_complete_report_is_due() -> None:
+    engine, _ = watched(ONE)
+    wire = wired(engine)
+    recorder = engine.scheduler._recorder
+    engine.scheduler._recorder = AlwaysWhole(recorder._reports, recorder._queue)
+    engine.add("first", 0, 1, prompt=prompt(1, 30), fields=CHAT | {"penstock_id": "first"})
+    engine.drain()
+    assert cached_by(wire.reports)["first"] == 30 * 16
+    engine.add("long", 0, 300, prompt=prompt(2, 60), fields=CHAT | {"penstock_id": "long"})
+    repeated = 0
+    while engine.scheduler.requests:
+        engine.step()
+        repeated += engine.scheduler._repeated is not None
+    assert repeated > 200
+    assert cached_by(wire.reports)["first"] == 0, "its blocks were taken for the long answer"
 
 
 def test_an_engine_without_a_prefix_cache_reports_none() -> None:

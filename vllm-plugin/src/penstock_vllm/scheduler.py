@@ -383,7 +383,7 @@ class Steering(PlanExecution):
         if self._recorder is not None and self._recorder.repeat(self.ledger.turns, further, now_s):
             self._ended = None
         else:
-            self._report(now_s)
+            self._report(now_s, cache)
 
     def _begin(
         self, output: StepOutput, planned: tuple[StepInstructions, ReplicaView] | None, now_s: float
@@ -491,7 +491,8 @@ class Steering(PlanExecution):
     def _report_of_cache(self) -> CacheReport | None:
         return None if self._prefixes is None else self._prefixes.report(self.ledger.waiting)
 
-    def _report(self, now_s: float) -> None:
+    def _report(self, now_s: float, cache: CacheReport | None = None) -> None:
+        """Report this boundary. cache: the report of it that was taken already: changes are returned once."""
         memory = self._memory = self._memory_now()
         recorder = self._recorder
         if recorder is None:
@@ -513,7 +514,7 @@ class Steering(PlanExecution):
             ledger.turns,
             ledger.moves,
             rows,
-            self._report_of_cache(),
+            self._report_of_cache() if cache is None else cache,
         )
         recorder.record(now, now_s)
 
