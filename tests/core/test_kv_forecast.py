@@ -16,6 +16,8 @@ from penstock_core.forecast.kv_forecast import (
 )
 
 as_ints = partial(np.asarray, dtype=np.int64)
+KV = KvCache(0, 0, 16)
+"""Blocks of 16 tokens, of which no request is known to share any; a forecast needs no more of it."""
 
 
 def count_blocks(requests: list[tuple[int, int]], step: int, size: int = 16) -> int:
@@ -26,7 +28,7 @@ def count_blocks(requests: list[tuple[int, int]], step: int, size: int = 16) -> 
 def peak(requests: list[tuple[int, int]], delays: list[int] | None = None) -> int:
     now, left = as_ints([r[0] for r in requests]), as_ints([r[1] for r in requests])
     delay = as_ints(delays or [0] * len(requests))
-    return forecast(now, left, 16, delay).peak_blocks
+    return forecast([], KV, now, left, delay).peak_blocks
 
 
 def test_peak_is_exact_while_every_end_has_a_bucket() -> None:
@@ -47,9 +49,9 @@ def test_shared_buckets_are_an_upper_bound() -> None:
     requests = [(random.randint(1, 900), random.randint(1, 2000)) for _ in range(300)]
     exact = max(count_blocks(requests, step) for step in range(2000))
     sizes, left = as_ints(requests).T
-    assert len(forecast(sizes, left, 16).ends) == MOST_BUCKETS
+    assert len(forecast([], KV, sizes, left).ends) == MOST_BUCKETS
     assert exact <= peak(requests) <= 1.05 * exact
-    assert forecast(sizes, left, 16).ends[-1] == max(left) - 1
+    assert forecast([], KV, sizes, left).ends[-1] == max(left) - 1
 
 
 def test_a_delayed_start_is_covered_wherever_it_falls() -> None:
@@ -62,7 +64,7 @@ def test_a_delayed_start_is_covered_wherever_it_falls() -> None:
 
 def test_an_unknown_start_is_held_to_the_end() -> None:
     now, left, delay = as_ints([160, 16]), as_ints([16, 16]), as_ints([0, UNKNOWN_DELAY_STEPS])
-    rows = forecast(now, left, 16, delay).blocks
+    rows = forecast([], KV, now, left, delay).blocks
     assert rows.tolist() == [[11, 0], [2, 2]]
     assert rows.dtype == np.int64
 

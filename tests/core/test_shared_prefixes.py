@@ -13,7 +13,6 @@ from penstock_core.domain.shared_prefixes import common_with, shared_prefixes
 from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Admitted, Reason, Rejected
 from penstock_core.forecast.kv_forecast import first_fit, forecast_jobs
-from penstock_core.forecast.shared_rows import counted_once
 from penstock_core.forecast.snapshot import snapshot
 from penstock_core.policies.slos_serve.policy import SlosServe
 from penstock_core.timing.builtin_models import time_model
@@ -51,6 +50,10 @@ def kv_of(holders: list[Holder], total_blocks: int = 4096) -> KvCache:
     return KvCache(total_blocks, total_blocks, SIZE, None, prefixes)
 
 
+def unknown(kv: KvCache) -> KvCache:
+    return replace(kv, shared_prefixes=None)
+
+
 def held(holders: list[Holder], step: int) -> int:
     """Blocks of the requests that have not ended at this step, each of them once."""
     distinct: set[object] = set()
@@ -72,9 +75,8 @@ def test_shared_blocks_are_counted_once_at_every_step(seed: int) -> None:
     random.shuffle(holders)
     kv, jobs = kv_of(holders), [holder.job for holder in holders]
     future = forecast_jobs(jobs, kv)
-    once = counted_once(future.blocks, jobs, kv).sum(axis=0)
-    assert (once <= future.usage).all()
-    for end, blocks in zip(future.ends.tolist(), once.tolist(), strict=True):
+    assert (future.usage <= forecast_jobs(jobs, unknown(kv)).usage).all()
+    for end, blocks in zip(future.ends.tolist(), future.usage.tolist(), strict=True):
         assert blocks == held(holders, end), "usage is highest at the end of a bucket"
 
 
@@ -85,8 +87,7 @@ def test_requests_outside_of_the_forecast_do_not_hide_what_those_in_it_hold(seed
     kv, some = kv_of(holders), random.sample(holders, 5)
     jobs = [holder.job for holder in some]
     future = forecast_jobs(jobs, kv)
-    once = counted_once(future.blocks, jobs, kv).sum(axis=0).tolist()
-    assert once == [held(some, end) for end in future.ends.tolist()]
+    assert future.usage.tolist() == [held(some, end) for end in future.ends.tolist()]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -106,9 +107,9 @@ def test_every_set_of_candidates_is_counted_with_what_it_really_holds_at_least(s
         candidates.append(Holder(seen, blocks))
     everything = [*holders, *candidates]
     jobs = [holder.job for holder in everything]
-    future = forecast_jobs(jobs, kv)
-    rows = counted_once(future.blocks, jobs, kv, len(holders))
-    assert (rows <= future.blocks).all()
+    future = forecast_jobs(jobs, kv, len(holders))
+    rows = future.blocks
+    assert (rows <= forecast_jobs(jobs, unknown(kv)).blocks).all()
     for count in range(4):
         for chosen in combinations(range(6, 9), count):
             counted = rows[[*range(6), *chosen]].sum(axis=0).tolist()
@@ -121,28 +122,24 @@ def test_a_candidate_counts_on_a_shared_prefix_only_as_long_as_a_request_holds_i
     holder = Holder(decode("a", 160, 8), list(range(10)))
     job = new_job(Request("c", "tier", 0.0, 191, 4096), 32, best_effort=False)
     kv, seen = kv_of([holder]), with_cached_prefix(job, 128, 0, "a")
-    jobs = [holder.job, seen]
-    future = forecast_jobs(jobs, kv)
-    assert counted_once(future.blocks, jobs, kv, 1).tolist() == [[11, 0], [13 - 8, 14]]
+    assert forecast_jobs([holder.job, seen], kv, 1).blocks.tolist() == [[11, 0], [13 - 8, 14]]
     unheld = [holder.job, with_cached_prefix(job, 128, 3, "a")]
-    assert counted_once(future.blocks, unheld, kv, 1).tolist() == [[11, 0], [13 - 5, 14]]
+    assert forecast_jobs(unheld, kv, 1).blocks.tolist() == [[11, 0], [13 - 5, 14]]
 
 
 def test_a_running_candidate_counts_only_on_those_that_are_certainly_there() -> None:
     one, other = Holder(decode("a", 160, 8), list(range(10))), Holder(decode("b", 160, 32), list(range(10)))
     kv, jobs = kv_of([one, other]), [one.job, other.job]
-    future = forecast_jobs(jobs, kv)
-    assert counted_once(future.blocks, jobs, kv, 1).tolist() == [[11, 0], [11 - 9, 12]]
-    assert counted_once(future.blocks, jobs, kv).tolist() == [[11 - 10, 0], [11, 12]]
+    assert forecast_jobs(jobs, kv, 1).blocks.tolist() == [[11, 0], [11 - 9, 12]]
+    assert forecast_jobs(jobs, kv).blocks.tolist() == [[11 - 10, 0], [11, 12]]
 
 
 def test_where_sharing_is_not_known_every_request_is_counted_whole() -> None:
     jobs = [decode("a", 160, 8), decode("b", 160, 8)]
     kv = KvCache(100, 100, SIZE)
-    future = forecast_jobs(jobs, kv)
-    assert counted_once(future.blocks, jobs, kv) is future.blocks
+    assert forecast_jobs(jobs, kv).blocks.tolist() == [[11], [11]]
     known = replace(kv, shared_prefixes=shared_prefixes({}))
-    assert (counted_once(future.blocks, jobs, known) == future.blocks).all()
+    assert forecast_jobs(jobs, known).blocks.tolist() == [[11], [11]]
 
 
 def test_neighbours_have_the_most_in_common() -> None:
@@ -177,7 +174,7 @@ def test_requests_with_a_common_prefix_are_admitted_where_their_sum_does_not_fit
     policy = SlosServe()
     (verdict,) = policy.admit(view_of(holders, kv), [candidate])
     assert isinstance(verdict, Admitted)
-    (verdict,) = policy.admit(view_of(holders, replace(kv, shared_prefixes=None)), [candidate])
+    (verdict,) = policy.admit(view_of(holders, unknown(kv)), [candidate])
     assert isinstance(verdict, Rejected) and verdict.reason is Reason.KV_MEMORY
 
 
@@ -196,7 +193,7 @@ def test_headroom_and_starts_count_common_prefixes_once() -> None:
     holders, candidate = crowd(4)
     kv = kv_of(holders, 300)
     assert snapshot(view_of(holders, kv)).kv_tokens_headroom >= 180 * SIZE
-    assert snapshot(view_of(holders, replace(kv, shared_prefixes=None))).kv_tokens_headroom == 0
+    assert snapshot(view_of(holders, unknown(kv))).kv_tokens_headroom == 0
     jobs = [holder.job for holder in holders]
     assert first_fit(kv, jobs, [candidate]) == [True]
-    assert first_fit(replace(kv, shared_prefixes=None), jobs, [candidate]) == [False]
+    assert first_fit(unknown(kv), jobs, [candidate]) == [False]

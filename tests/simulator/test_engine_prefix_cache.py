@@ -8,7 +8,6 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import Limits
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.forecast.kv_forecast import forecast_jobs
-from penstock_core.forecast.shared_rows import counted_once
 from penstock_core.policies import build
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_simulator.engine.cached_kv import LOOKED_UP
@@ -123,7 +122,7 @@ def test_a_forecast_of_this_moment_is_what_the_engine_holds(seed: int) -> None:
         state.apply(Step(step), float(at))
         view = state.view(float(at), float(at), MODEL)
         now = [one._replace(output_tokens=one.generated_tokens + 1) for one in view.running]
-        counted = counted_once(forecast_jobs(now, view.kv).blocks, now, view.kv).sum()
+        counted = forecast_jobs(now, view.kv).blocks.sum()
         held = state.total_blocks - state.free_blocks
         assert held <= counted <= held + len(now)
         shared += bool(view.kv.shared_blocks)

@@ -37,7 +37,7 @@ class Event(StrEnum):
     ENDED = "ended"  # the engine has completed the answer
     ENGINE_REFUSED = "engine refused"  # the engine answered with an error status
     ENGINE_LOST = "engine lost"  # the connection was lost, or the engine stopped answering
-    INTERNAL_ERROR = "internal_error"  # an internal error
+    INTERNAL_ERROR = "internal error"  # a fault of the sidecar
     RETURNED = "returned"  # the replica drains, and has not begun the request
     CANCELLED = "cancelled"  # its client or its router disconnected
 

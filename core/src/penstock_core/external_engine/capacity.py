@@ -6,8 +6,8 @@ Four conditions are checked:
 - KV memory at the future peak of all requests inside (`kv_forecast`): an engine that runs out of blocks
   preempts.
 - The TPOT of the decodes inside. The engine computes the prompt as fast as it can, and until then each of its
-  iterations takes as long as a full batch. Tokens that are due meanwhile must still be in time; a decode that
-  is ahead of its deadlines gives its slack. A decode that cannot meet its TPOT in any case is left out.
+  iterations takes as long as a full batch. Tokens that are due meanwhile must still be in time; the slack of
+  decodes that are ahead of their deadlines is used. One that cannot meet its TPOT in any case is left out.
 - For best effort, a share of slots and memory: a request inside cannot be paused when one with an SLO
   arrives.
 

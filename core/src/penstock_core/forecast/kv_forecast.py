@@ -55,26 +55,39 @@ class KvForecast(NamedTuple):
         return int(self.usage.max())
 
 
-def forecast(size_tokens: Ints, left: Ints, block_tokens: int, delay_steps: Ints | None = None) -> KvForecast:
-    """Forecast requests that hold `size_tokens` now and have `left` tokens (at least one) to come, each.
+def forecast(
+    jobs: Sequence[Job],
+    kv: KvCache,
+    size_tokens: Ints,
+    left: Ints,
+    delay_steps: Ints | None = None,
+    *,
+    present: int | None = None,
+) -> KvForecast:
+    """Forecast jobs that hold `size_tokens` now and have `left` tokens (at least one) to come, each.
+
+    Blocks that several jobs hold are counted once, where `kv` says which they are.
 
     delay_steps: how much later each may start; None: all start now.
+    present: how many of the jobs, the first ones, are certainly there; None: all.
     """
     last = left - 1
     until = last if delay_steps is None else last + delay_steps
     ends = _ends_of_buckets(until)
     starts = np.concatenate(([0], ends[:-1] + 1))
     blocks = np.minimum(ends[None, :], last[:, None])
-    blocks += (size_tokens + (block_tokens - 1))[:, None]
-    blocks //= block_tokens
+    blocks += (size_tokens + (kv.block_tokens - 1))[:, None]
+    blocks //= kv.block_tokens
     blocks *= until[:, None] >= starts[None, :]
+    if kv.shared_prefixes is not None:
+        blocks = counted_once(blocks, jobs, kv.shared_prefixes, kv.block_tokens, present)
     return KvForecast(blocks, ends)
 
 
-def forecast_jobs(jobs: Sequence[Job], kv: KvCache) -> KvForecast:
-    """Forecast jobs that all decode from now on until their predicted ends."""
+def forecast_jobs(jobs: Sequence[Job], kv: KvCache, present: int | None = None) -> KvForecast:
+    """Forecast jobs that all decode from now on until their predicted ends. present: see `forecast`."""
     of = columns(jobs)
-    return forecast(of.size_tokens, of.output_tokens_left, kv.block_tokens)
+    return forecast(jobs, kv, of.size_tokens, of.output_tokens_left, present=present)
 
 
 def first_fit(kv: KvCache, running: Sequence[Job], candidates: Sequence[Job]) -> list[bool]:
@@ -84,13 +97,13 @@ def first_fit(kv: KvCache, running: Sequence[Job], candidates: Sequence[Job]) ->
     """
     if not candidates:
         return []
-    of, capacity_tokens = columns([*running, *candidates]), kv.total_blocks * kv.block_tokens
+    jobs, count, capacity_tokens = [*running, *candidates], len(running), kv.total_blocks * kv.block_tokens
+    of = columns(jobs)
     size = of.size_tokens
     left = np.minimum(of.output_tokens_left, np.maximum(capacity_tokens - size + 1, 1))
     if (-(-(size + left - 1) // kv.block_tokens)).sum() <= kv.total_blocks:
         return [True] * len(candidates)  # all peaks fit at once, so their forecast need not be computed
-    count, blocks = len(running), forecast(size, left, kv.block_tokens).blocks
-    rows = counted_once(blocks, [*running, *candidates], kv, count)
+    rows = forecast(jobs, kv, size, left, present=count).blocks
     held, fits = rows[:count].sum(axis=0), []
     for row in rows[count:]:
         fits.append(bool((held + row).max() <= kv.total_blocks))

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock_core.compilation.arrays import Ints
-from penstock_core.domain.replica_view import KvCache
 from penstock_core.domain.request import Job, RequestId
 from penstock_core.domain.shared_prefixes import SharedPrefixes, common_with
 
@@ -27,14 +26,13 @@ class _Present(NamedTuple):
     ends: Ints
 
 
-def counted_once(blocks: Ints, jobs: Sequence[Job], kv: KvCache, present: int | None = None) -> Ints:
+def counted_once(
+    blocks: Ints, jobs: Sequence[Job], shared: SharedPrefixes, block_tokens: int, present: int | None = None
+) -> Ints:
     """Return forecast rows of blocks, one per job, in which blocks that several jobs hold are counted once.
 
     present: how many of the jobs, the first ones, are certainly there; None: all.
     """
-    shared = kv.shared_prefixes
-    if shared is None:
-        return blocks
     firm = jobs[:present]
     there = _Present({job.request.id: row for row, job in enumerate(firm)}, (blocks > 0).sum(axis=1))
     saved = np.zeros_like(blocks)
@@ -42,14 +40,14 @@ def counted_once(blocks: Ints, jobs: Sequence[Job], kv: KvCache, present: int | 
         saved[row] = common
     for row, job in enumerate(jobs):
         if job.prefix_of is not None or row >= len(firm):
-            common_blocks = common_with(shared, job.prefix_of or job.request.id, _held(job, kv))
+            common_blocks = common_with(shared, job.prefix_of or job.request.id, _held(job, block_tokens))
             saved[row] = _while_held(common_blocks, there, blocks.shape[1])
     return np.where(blocks > 0, blocks - saved, 0)
 
 
-def _held(job: Job, kv: KvCache) -> int:
+def _held(job: Job, block_tokens: int) -> int:
     """Return how many leading blocks of a job other requests may hold."""
-    return job.computed_tokens // kv.block_tokens - (job.unheld_blocks or 0)
+    return job.computed_tokens // block_tokens - (job.unheld_blocks or 0)
 
 
 def _while_held(common: Mapping[RequestId, int], there: _Present, buckets: int) -> Ints:

@@ -26,7 +26,6 @@ from penstock_core.domain.request import Job
 from penstock_core.forecast.job_columns import JobColumns, columns
 from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
 from penstock_core.forecast.prefill_rate import PrefillRate, prefill_rate
-from penstock_core.forecast.shared_rows import counted_once
 from penstock_core.timing.time_model import ONE_DECODE, BatchWork, TimeModel, chunk_works
 
 
@@ -150,6 +149,6 @@ def _headroom_blocks(
     longest = queue.wait_s / queue.rate.period_s if queue.wait_s < inf else UNKNOWN_DELAY_STEPS
     delay = np.where(jobs.decoding[with_slo], 0, int(longest))
     left = jobs.output_tokens_left[with_slo]
-    future = forecast(jobs.size_tokens[with_slo], left, view.kv.block_tokens, delay)
-    blocks = counted_once(future.blocks, list(compress(all_jobs, with_slo.tolist())), view.kv)
-    return max(view.kv.total_blocks - int(blocks.sum(axis=0).max()), 0)
+    those = list(compress(all_jobs, with_slo.tolist()))
+    future = forecast(those, view.kv, jobs.size_tokens[with_slo], left, delay)
+    return max(view.kv.total_blocks - future.peak_blocks, 0)

@@ -9,18 +9,15 @@ Two conditions, for jobs that can still meet their SLO:
 A job that starts counts from then on. An empty replica starts any job.
 """
 
-from collections.abc import Sequence
 from itertools import chain, islice
 from math import inf
 
 import numpy as np
 
 from penstock_core.batch.relegation import DecodeBatch, Work
-from penstock_core.compilation.arrays import Ints
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, holding_kv
 from penstock_core.forecast.kv_forecast import forecast_jobs
-from penstock_core.forecast.shared_rows import counted_once
 from penstock_core.timing.time_model import BatchWork
 
 MOST_CANDIDATES = 16
@@ -38,7 +35,8 @@ class Holding:
         held = list(islice([job for job in on_time.prefills if not job.holds_kv], MOST_CANDIDATES))
         self._view, self._decodes = view, decodes
         self._total_blocks = view.kv.total_blocks
-        self._rows = _rows(view, running, held) if held else np.zeros((0, 1), np.int64)
+        known = forecast_jobs([*running, *held], view.kv, len(running)) if held else None
+        self._rows = np.zeros((0, 1), np.int64) if known is None else known.blocks
         self._peak = self._rows[: len(running)].sum(axis=0)
         self._row_of = {job.request.id: len(running) + i for i, job in enumerate(held)}
         self._running = len(running)
@@ -64,9 +62,3 @@ class Holding:
         drafts = self._decodes.work.spec_steps
         work = BatchWork((self._running + 1) * (1 + drafts), context_tokens, 0.0, drafts)
         return self._view.model.seconds(work) / self._decodes.tokens
-
-
-def _rows(view: ReplicaView, running: Sequence[Job], held: Sequence[Job]) -> Ints:
-    """Return the forecast blocks of running jobs, and of held ones, which may start or not."""
-    jobs = [*running, *held]
-    return counted_once(forecast_jobs(jobs, view.kv).blocks, jobs, view.kv, len(running))

@@ -46,9 +46,8 @@ def room(
     context, decode, waited_s, ttft_s, tpot_s, e2e_s = np.array(asks, dtype=np.float64).T
     prefilling = np.array([not job.decoding for job in running])
     candidates = np.arange(most + 1.0)[:, None]
-    prefill_s = _prefill_delay_s(latency, prompt_tokens, candidates) + prefilling * latency.prefill_s(
-        1.0, context
-    )
+    own_prefill_s = prefilling * latency.prefill_s(1.0, context)
+    prefill_s = _prefill_delay_s(latency, prompt_tokens, candidates) + own_prefill_s
     decode_s = latency.decode_s(candidates + len(running), context[None, :], decode[None, :])
     latency_s = waited_s + prefill_s + decode_s
     in_time = (latency_s <= e2e_s) & (waited_s + prefill_s <= ttft_s)

@@ -64,7 +64,7 @@ from penstock_core.timing.time_model import ONE_DECODE, BatchWork, TimeModel, ch
 SHORTEST_BATCHES = 4.0
 """A batch may last so many of the shortest: its fixed cost is then a quarter."""
 
-WASTELESS_BATCHES = 8.0
+MOST_SHORTEST_BATCHES = 8.0
 """A batch need not last longer than so many of the shortest, of which its fixed cost is an eighth then.
 
 It concerns engines whose shortest batch takes less than 7.5 ms, which is that of no built-in model. There it
@@ -150,7 +150,7 @@ class InitialState(NamedTuple):
 def ordinary_batch_s(model: TimeModel) -> float:
     """Return how long a batch may be that arrivals and other streams' next tokens wait for."""
     shortest_s = model.seconds(BatchWork(1))
-    return max(min(ORDINARY_BATCH_S, WASTELESS_BATCHES * shortest_s), SHORTEST_BATCHES * shortest_s)
+    return max(min(ORDINARY_BATCH_S, MOST_SHORTEST_BATCHES * shortest_s), SHORTEST_BATCHES * shortest_s)
 
 
 def best_plan(view: ReplicaView, admitted: AdmittedSet, *, either_margin: bool = False) -> BatchPlan:

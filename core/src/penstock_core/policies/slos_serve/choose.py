@@ -31,7 +31,6 @@ from penstock_core.domain.request import Job, deadline_order
 from penstock_core.forecast.job_columns import columns
 from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
 from penstock_core.forecast.prefill_rate import PrefillRate, prefill_rate
-from penstock_core.forecast.shared_rows import counted_once
 from penstock_core.policies.slos_serve.batch_plan import ordinary_batch_s
 from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.time_model import ONE_DECODE, BatchWork, chunk_work
@@ -184,7 +183,8 @@ def _beam(sets: Sets, room: Ints, most: int) -> Ints:
 
 def program_of(view: ReplicaView, admitted: Sequence[Job], candidates: Sequence[Job]) -> Program:
     """Return the program that chooses among these candidates (by deadline) beside these admitted requests."""
-    jobs, present = columns([*admitted, *candidates]), len(admitted)
+    all_jobs, present = [*admitted, *candidates], len(admitted)
+    jobs = columns(all_jobs)
     shortest_s = view.model.seconds(ONE_DECODE)
     targets_s = np.where(jobs.tpot_s >= shortest_s, jobs.tpot_s, inf)  # of tighter ones none can be met
     tightest_s = float(targets_s[:present].min(initial=inf))
@@ -203,8 +203,8 @@ def program_of(view: ReplicaView, admitted: Sequence[Job], candidates: Sequence[
     steps = np.ceil((jobs.due_s - start_s) / period_s[0, 0])
     steps = np.where(np.isfinite(steps), np.clip(steps, 0, UNKNOWN_DELAY_STEPS), UNKNOWN_DELAY_STEPS)
     delay = np.where(waiting, steps, 0).astype(np.int64)
-    future = forecast(jobs.size_tokens, jobs.output_tokens_left, view.kv.block_tokens, delay)
-    blocks = counted_once(future.blocks, [*admitted, *candidates], view.kv, present)
+    future = forecast(all_jobs, view.kv, jobs.size_tokens, jobs.output_tokens_left, delay, present=present)
+    blocks = future.blocks
     prefills = [_prefill(view, job) for job in sorted(admitted, key=deadline_order) if not job.decoding]
     class_of = np.searchsorted(classes_s, tightest_with_s).tolist()
     prefills += [_prefill(view, job, i, class_of[i]) for i, job in enumerate(candidates)]

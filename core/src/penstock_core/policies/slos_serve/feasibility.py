@@ -12,7 +12,6 @@ from penstock_core.domain.request import Job, RequestId, deadline_order
 from penstock_core.domain.verdict import Reason
 from penstock_core.forecast.kv_forecast import forecast
 from penstock_core.forecast.prefill_queue import full_batches
-from penstock_core.forecast.shared_rows import counted_once
 from penstock_core.policies.slos_serve.batch_plan import BatchPlan, best_plan
 from penstock_core.policies.slos_serve.price import CommittedShares, too_costly
 from penstock_core.policies.slos_serve.workload import AdmittedSet
@@ -104,9 +103,8 @@ class _Peak(NamedTuple):
         delay: Ints = np.zeros(len(left), np.int64)
         delay[len(left) - len(plan.batches) :] = plan.batches
         delay *= 1 + drafts
-        future = forecast(rows.context.astype(np.int64) + drafts, left, kv.block_tokens, delay)
-        shares = kv.shared_prefixes is not None
-        usage = (counted_once(future.blocks, jobs, kv) if shares else future.blocks).sum(axis=0)
+        future = forecast(jobs, kv, rows.context.astype(np.int64) + drafts, left, delay)
+        usage = future.blocks.sum(axis=0)
         crowded = np.flatnonzero(usage > kv.total_blocks)
         last = int(future.ends[crowded[-1]]) if len(crowded) else 0
         return _Peak(int(usage.max()) / kv.total_blocks, last + 1)

@@ -68,11 +68,11 @@ class Sola:
     def step(self, view: ReplicaView, memory: SolaState) -> tuple[Step, SolaState]:
         """Apply monitor, choice of problem, order and workload; then add requests without targets."""
         gammas = learned(memory.gammas, memory.last, view)
-        costs, people = Costs(view.model, gammas), phases(view, self.aging_s)
-        state = pressure_of(people, view.now_s)
+        costs, jobs = Costs(view.model, gammas), phases(view, self.aging_s)
+        state = pressure_of(jobs, view.now_s)
         window = (*memory.window, state)[-self.window :]
         prompts = in_order(
-            [*people.prompts, *people.without_target],
+            [*jobs.prompts, *jobs.without_target],
             view.now_s,
             costs,
             loosened=state.loosened,
@@ -80,20 +80,20 @@ class Sola:
         )
         prompts = prompts.of(startable(view, prompts.jobs, self.aging_s))
         batch = OpenBatch(view)
-        if people.decodes and (not prompts.jobs or problem(window) is LatencyGoal.TPOT):
-            minimise_tpot(batch, people, prompts, costs)
+        if jobs.decodes and (not prompts.jobs or problem(window) is LatencyGoal.TPOT):
+            minimise_tpot(batch, jobs, prompts, costs)
         else:
-            minimise_ttft(batch, people, prompts, costs, state.loosened)
-        self._fill(batch, people, prompts)
+            minimise_ttft(batch, jobs, prompts, costs, state.loosened)
+        self._fill(batch, jobs, prompts)
         force_oldest_progress(batch)
         return batch.step(), SolaState(window, gammas, sent(batch))
 
-    def _fill(self, batch: OpenBatch, people: Phases, prompts: PromptQueue) -> None:
+    def _fill(self, batch: OpenBatch, jobs: Phases, prompts: PromptQueue) -> None:
         """Add requests without targets, as far as all others stay in time."""
         others = [
-            job for job in (*people.without_target, *people.best_effort) if job.request.id not in batch.tokens
+            job for job in (*jobs.without_target, *jobs.best_effort) if job.request.id not in batch.tokens
         ]
         if others:
             now_s = batch.view.now_s
-            decodes_s = to_spare_s(people.decodes, now_s, loosened=False)
+            decodes_s = to_spare_s(jobs.decodes, now_s, loosened=False)
             fill_surplus(batch, others, min(decodes_s, prompts.slack_s.min(initial=self.surplus_s)))

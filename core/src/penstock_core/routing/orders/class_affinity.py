@@ -41,12 +41,8 @@ def _key(load: ReplicaLoad, request: RoutingRequest) -> tuple[float, ...]:
     first_token_s = load.first_token_s(request.uncached_tokens(load.name), request.now_s)
     full = not load.holds(request.prompt_tokens)
     busy = full or first_token_s > SHARE * request.ttft_s
-    return (
-        busy,
-        full,
-        0 if busy else _tpot_mismatch(load.snapshot.tightest_tpot_s, request.tpot_s),
-        first_token_s,
-    )
+    mismatch = 0 if busy else _tpot_mismatch(load.snapshot.tightest_tpot_s, request.tpot_s)
+    return busy, full, mismatch, first_token_s
 
 
 def _tpot_mismatch(others_s: float, own_s: float) -> int:
