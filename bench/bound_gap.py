@@ -4,8 +4,8 @@
 
 Each relief changes the scenario, so both are computed anew: the bound (`penstock_simulator.bounds`) and the
 highest rate at which slos-serve keeps 90 % of all sessions whole; one replica, known lengths, exact truth (or
-predicted and measured), one sample. Where the share rises
-when a difficulty is removed, that difficulty caused a part of the gap.
+predicted and measured), one sample. Where the share rises when a difficulty is removed, that difficulty
+caused a part of the gap.
 
   as it is      the scenario
   no bursts     the same requests at the times of a Poisson process

@@ -83,7 +83,7 @@ class OwnCluster:
             slowing.join()
 
     def lose(self, number: int) -> None:
-        """End a node, whose peers hear nothing of it."""
+        """End a node without closing its connections."""
         _said(CLUSTER / "cluster", "lose", number)
 
     def _signal(self, process: str, name: str) -> None:

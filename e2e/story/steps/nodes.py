@@ -1,4 +1,4 @@
-"""A node goes: drained, or lost without a word. Streams of its replica end as if it had stayed.
+"""A node is drained, or lost without closing its connections. Streams of its replica end as if it had stayed.
 
 The replica runs on the second node, routers and the control plane on the first. Long answers run beside the
 usual traffic, so that some are under way at the replica; all have the same prompt, so their texts have to be
@@ -31,7 +31,7 @@ def drained(world: World) -> None:
             "drain", SECOND_NODE, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s"
         )
         traffic.more_requests(MEANWHILE)
-    _returns_elsewhere(world, name)
+    _returns_on_node1(world, name)
 
 
 def lost(world: World) -> None:
@@ -42,11 +42,11 @@ def lost(world: World) -> None:
         world.node.lose(2)
         lost_s = monotonic()
         traffic.more_requests(MEANWHILE)
-        until(lambda: all(asked.ended_s for asked in moving), "the lost node's streams ended elsewhere")
+        until(lambda: all(asked.ended_s for asked in moving), "the lost node's streams ended")
         world.figures["lost_node_streams"] = len(moving)
         world.figures["lost_node_streams_ended_s"] = round(monotonic() - lost_s, 1)
     world.tools.kubectl("delete", "node", SECOND_NODE)
-    _returns_elsewhere(world, name)
+    _returns_on_node1(world, name)
 
 
 def _another_replica(world: World) -> str:
@@ -61,9 +61,9 @@ def _another_replica(world: World) -> str:
     return name
 
 
-def _returns_elsewhere(world: World, name: str) -> None:
-    """Wait until the replica serves on the other node, then scale down by one."""
-    until(lambda: _node_of(world, name) == "node1", f"{name} starts on the other node")
+def _returns_on_node1(world: World, name: str) -> None:
+    """Wait until the replica serves on node 1, then scale down by one."""
+    until(lambda: _node_of(world, name) == "node1", f"{name} starts on node 1")
     world.settled(REPLICAS + 1)
     _scale(world, REPLICAS)
 

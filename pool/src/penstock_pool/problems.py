@@ -65,10 +65,8 @@ def schema_problems(error: ValidationError, root: type[BaseModel]) -> Iterator[P
         if detail["type"] not in SILENT:
             location = [part for part in detail["loc"] if not _is_tag(part)]
             field = detail.get("ctx", {}).get("field")
-            yield (
-                dotted([*location, field] if field else location),
-                _message(detail, location, root),
-            )
+            at = [*location, field] if field else location
+            yield dotted(at), _message(detail, location, root)
 
 
 def dotted(location: Location) -> str:

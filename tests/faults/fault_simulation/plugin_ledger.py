@@ -77,7 +77,7 @@ class PluginLedger:
         new = self._arrive(jobs, now_s)
         self._end_step(jobs)
         if self._trusts:
-            self._tell_of_the_end(new, now_s)
+            self._record_end(new, now_s)
         self._forget([id for id in self._requests if id not in jobs])
         if not missed and not self._trusts:
             self._restore(jobs, now_s)
@@ -86,7 +86,7 @@ class PluginLedger:
         self._start_step(running, started)
         self._running, self.steps = [job.request.id for job in running], []
         if self._trusts:
-            self._tell_of_the_start(jobs, _tokens(started), now_s)
+            self._record_start(jobs, _tokens(started), now_s)
         return self._trusts
 
     def differing(self, jobs: Iterable[Job]) -> str:
@@ -135,7 +135,7 @@ class PluginLedger:
             if self._trusts:
                 self.ledger.drop(self.ledger.by_id[id])
 
-    def _tell_of_the_end(self, new: Iterable[Any], now_s: float) -> None:
+    def _record_end(self, new: Iterable[Any], now_s: float) -> None:
         ledger = self.ledger
         for request in new:
             ledger.add(request, now_s, blocked=False)
@@ -159,7 +159,7 @@ class PluginLedger:
                 request.num_computed_tokens = 0
                 self.ledger.preempt(held)
 
-    def _tell_of_the_start(self, jobs: Mapping[str, Job], tokens: dict[str, int], now_s: float) -> None:
+    def _record_start(self, jobs: Mapping[str, Job], tokens: dict[str, int], now_s: float) -> None:
         ledger = self.ledger
         for id, job in jobs.items():
             if ledger.by_id[id].job.best_effort and not job.best_effort:

@@ -13,7 +13,7 @@ class LinkState(StrEnum):
     CONNECTING = "connecting"  # no session yet
     READY = "ready"
     ENGINE_DOWN = "engine_down"  # there is a session, and no engine behind it
-    MALFORMED = "malformed"  # its snapshot makes no sense
+    MALFORMED = "malformed"  # its snapshot is invalid
     DRAINING = "draining"  # it finishes what it has
     NOT_READY = "not_ready"  # it would take work, and its endpoint is not ready
     TERMINATING = "terminating"  # it would take work, and its endpoint is terminating
