@@ -53,7 +53,7 @@ BUSY, FULL, NEVER = Reason.PREFILL_BUDGET, Reason.QUEUE_FULL, Reason.NEVER
 DOWN, DRAINING = Reason.ENGINE_DOWN, Reason.DRAINING
 A1, B1, B2, C2, C3 = Try("a", 1), Try("b", 1), Try("b", 2), Try("c", 2), Try("c", 3)
 BACKUP_B = Try("b", 1, backup=True)
-LATER, POINTLESS, NOTHING_BESIDE = Unattainable(3, 2), Unattainable(3, None), NoReplicas()
+LATER, POINTLESS, NO_REPLICAS = Unattainable(3, 2), Unattainable(3, None), NoReplicas()
 REJECT, BEST_EFFORT = Backup.REJECT, Backup.BEST_EFFORT
 
 
@@ -70,8 +70,8 @@ REJECT, BEST_EFFORT = Backup.REJECT, Backup.BEST_EFFORT
         (REJECT, 1, [RETURNED, LOST], [A1, B1, Try("c", 1)]),
         (REJECT, 3, [LOST, LOST], [A1, B1, ReplicaLost(2)]),
         (REJECT, 3, [LOST, BUSY, LOST], [A1, B1, C2, ReplicaLost(2)]),
-        (REJECT, 3, [RETURNED, RETURNED, LOST], [A1, B1, Try("c", 1), NOTHING_BESIDE]),
-        (REJECT, 3, [DOWN, DRAINING, LOST], [A1, B1, Try("c", 1), NOTHING_BESIDE]),
+        (REJECT, 3, [RETURNED, RETURNED, LOST], [A1, B1, Try("c", 1), NO_REPLICAS]),
+        (REJECT, 3, [DOWN, DRAINING, LOST], [A1, B1, Try("c", 1), NO_REPLICAS]),
         (REJECT, 3, [LOST, BUSY, BUSY], [A1, B1, C2, Unattainable(2, 2)]),
         (BEST_EFFORT, 1, [BUSY], [A1, Try("b", 1, backup=True)]),
         (BEST_EFFORT, 1, [BUSY, BUSY], [A1, Try("b", 1, backup=True), Unattainable(1, 2)]),
@@ -79,7 +79,7 @@ REJECT, BEST_EFFORT = Backup.REJECT, Backup.BEST_EFFORT
         (BEST_EFFORT, 1, [BUSY, DOWN], [A1, Try("b", 1, backup=True), Try("a", 1, backup=True)]),
         (BEST_EFFORT, 1, [NEVER, NEVER], [A1, Try("b", 1, backup=True), Unattainable(1, None)]),
         (BEST_EFFORT, 1, [BUSY, LOST, LOST], [A1, BACKUP_B, Try("a", 1, backup=True), ReplicaLost(2)]),
-        (BEST_EFFORT, 3, [DOWN, DOWN, DOWN], [A1, B1, Try("c", 1), NOTHING_BESIDE]),
+        (BEST_EFFORT, 3, [DOWN, DOWN, DOWN], [A1, B1, Try("c", 1), NO_REPLICAS]),
     ],
 )
 def test_order_then_backup(
@@ -134,7 +134,7 @@ def test_equal_backups_take_turns_where_caches_are_known_of(request_: RoutingReq
 
 
 def test_an_empty_replica() -> None:
-    assert next_action(Attempts((), 3, BEST_EFFORT), []) == NOTHING_BESIDE
+    assert next_action(Attempts((), 3, BEST_EFFORT), []) == NO_REPLICAS
 
 
 def test_a_replica_that_left_meanwhile_is_passed_over() -> None:
