@@ -89,16 +89,21 @@ def test_order_then_backup(
     assert attempts_with(outcomes, Attempts(("a", "b", "c"), max_hops, backup), there) == moves
 
 
-def test_all_rejections_give_the_order_and_then_the_backup_once_more() -> None:
+def test_all_rejections_give_the_order_and_then_two_backups() -> None:
     there = loads("a", "b", "c", a=2, b=1, c=3)
     assert attempts_if_all_reject(Attempts(("c", "a", "b"), 2, Backup.BEST_EFFORT), there) == (
         Try("c", 1),
         Try("a", 2),
         Try("b", 2, backup=True),
+        Try("a", 2, backup=True),
     )
     assert attempts_if_all_reject(Attempts(("c", "a", "b"), 2, Backup.REJECT), there) == (
         Try("c", 1),
         Try("a", 2),
+    )
+    assert attempts_if_all_reject(Attempts(("c",), 2, Backup.BEST_EFFORT), there[2:]) == (
+        Try("c", 1),
+        Try("c", 1, backup=True),
     )
     assert attempts_if_all_reject(Attempts((), 2, Backup.BEST_EFFORT), []) == ()
 
@@ -235,14 +240,15 @@ def test_attempts_end_and_repeat_no_replica(
 
 
 @given(attempt_states())
-def test_all_attempts_at_once_are_those_of_one_rejection_after_the_other(
+def test_all_attempts_at_once_are_those_of_one_rejection_after_the_other_and_of_one_lost_backup(
     story: tuple[Attempts, Callable[[], list[ReplicaLoad]], Callable[[], Outcome]],
 ) -> None:
     new, there, _ = story
     attempts, seen, tries = new, there(), []
     while isinstance(move := next_action(attempts, seen), Try):
         tries.append(move)
-        attempts = after_rejection(attempts, move, Rejected(Reason.QUEUE_FULL))
+        lost = sum(each.backup for each in tries) == 1
+        attempts = after_loss(attempts, move) if lost else after_rejection(attempts, move, Rejected(FULL))
     assert attempts_if_all_reject(new, seen) == tuple(tries)
 
 

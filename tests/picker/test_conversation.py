@@ -22,7 +22,7 @@ from penstock_picker.picker import Call
 from penstock_runtime.openai_errors import ApiError
 
 MAX_BODY_BYTES = 3 * CHUNK_BYTES
-PICKED = Picked("chat", "r0", ("10.0.0.1:7000", "10.0.0.2:7000"))
+PICKED = Picked("chat", "r0", ("10.0.0.1:7000", "10.0.0.2:7000"), 1)
 PARTS = st.one_of(st.binary(max_size=20), st.integers(0, 2 * CHUNK_BYTES).map(bytes))
 
 

@@ -49,17 +49,22 @@ def refused(picker: Picker, requested: Call) -> ApiError:
     return caught.value
 
 
-async def test_a_request_gets_the_order_and_its_backup_and_is_counted_at_the_first() -> None:
+async def test_a_request_gets_the_order_and_two_backups_and_is_counted_at_the_first() -> None:
     r0, r1 = replicas()
     placed: list[tuple[str, int]] = []
     async with picker_of((r0, r1), placed=lambda *of: placed.append(of)) as picker:
         tokens = tokens_about(len(BODY))
-        assert picker.pick(call()) == Picked("chat", "r0", (r0.endpoint, r1.endpoint, r0.endpoint), tokens)
+        endpoints = (r0.endpoint, r1.endpoint) * 2
+        picked = picker.pick(call())
+        assert picked == Picked("chat", "r0", endpoints, max_hops=2, uncached_tokens=tokens)
+        assert (
+            dict(picked.headers).items() >= {"x-penstock-max-hops": "2", "x-envoy-max-retries": "3"}.items()
+        )
         assert placed == [("r0", tokens)]
         links = picker._replica_set.links
         assert [[load for _, load in link.peers.placements] for link in links] == [[PeerLoad(1, tokens)], []]
         assert value(picker, "requests_total", tier="chat") == 1
-        assert value(picker, "endpoints_total", tier="chat") == 3
+        assert value(picker, "endpoints_total", tier="chat") == 4
         assert value(picker, "decision_seconds_count") == 1
         assert 0 < (value(picker, "decision_seconds_sum") or 0.0) < 20
         assert [value(picker, "replicas", ready=ready) for ready in ("true", "false")] == [2, 0]
@@ -88,7 +93,8 @@ async def test_pickers_begin_at_turns_of_their_own_and_go_on_from_there() -> Non
 
 async def test_tiers_of_best_effort_have_no_backup() -> None:
     async with picker_of(replicas()) as picker:
-        assert len(picker.pick(call(x_penstock_tier="batch")).endpoints) == 2
+        picked = picker.pick(call(x_penstock_tier="batch"))
+        assert (len(picked.endpoints), picked.max_hops) == (2, 1)
 
 
 async def test_a_body_that_the_gateway_keeps_is_left_to_the_replicas() -> None:

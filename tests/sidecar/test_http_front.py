@@ -18,7 +18,7 @@ from penstock_sidecar.http.http_serving import http_listener
 from penstock_sidecar.http.rejection import WORDS, out_of_service, rejection
 from penstock_sidecar.options import Address
 
-FIRST = AttemptHead(picked=False, hop=1, last=False, application=None, spent_s=0.0)
+FIRST = AttemptHead(picked=False, hop=1, backup=False, final=False, application=None, spent_s=0.0)
 
 
 def head_of(**headers: str) -> dict[bytes, bytes]:
@@ -30,12 +30,18 @@ def head_of(**headers: str) -> dict[bytes, bytes]:
     [
         ({}, FIRST),
         ({"x_envoy_attempt_count": "2"}, FIRST._replace(hop=2)),
-        ({"x_envoy_attempt_count": "3"}, FIRST._replace(hop=3, last=True)),
+        ({"x_envoy_attempt_count": "3"}, FIRST._replace(hop=3, backup=True)),
         ({"x_envoy_attempt_count": "0"}, FIRST),
         ({"x_envoy_attempt_count": "-7"}, FIRST),
-        ({"x_envoy_attempt_count": "9" * 9}, FIRST._replace(hop=999_999_999, last=True)),
+        ({"x_envoy_attempt_count": "9" * 9}, FIRST._replace(hop=999_999_999, backup=True)),
         ({"x_envoy_attempt_count": "9" * 10}, FIRST),
-        ({"x_penstock_max_hops": "0"}, FIRST._replace(picked=True, last=True)),
+        ({"x_penstock_max_hops": "0"}, FIRST._replace(picked=True, backup=True)),
+        ({"x_gateway_destination_endpoint": "a:1"}, FIRST._replace(final=True)),
+        ({"x_gateway_destination_endpoint": "a:1,b:1"}, FIRST),
+        (
+            {"x_gateway_destination_endpoint": "a:1,b:1", "x_envoy_attempt_count": "2"},
+            FIRST._replace(hop=2, final=True),
+        ),
         ({"x_penstock_max_hops": "1"}, FIRST._replace(picked=True)),
         ({"x_penstock_max_hops": "many"}, FIRST),
         ({"x_penstock_application": "caf\xe9"}, FIRST._replace(application="caf\xe9")),
@@ -57,11 +63,31 @@ def test_an_attempt_is_what_its_headers_tell_and_the_first_without(
 OUT = (Reason.DRAINING, Reason.ENGINE_DOWN)
 
 
+@pytest.mark.parametrize(
+    ("attempt", "passed_on"),
+    [
+        (FIRST, set(Reason)),
+        (FIRST._replace(backup=True), set(OUT)),
+        (FIRST._replace(final=True), set()),
+        (FIRST._replace(backup=True, final=True), set()),
+    ],
+    ids=["order", "backup", "order's end", "last backup"],
+)
+def test_another_replica_follows_one_of_the_order_and_a_backup_out_of_service(
+    attempt: AttemptHead, passed_on: set[Reason]
+) -> None:
+    assert {reason for reason in Reason if attempt.passes_on(reason)} == passed_on
+
+
+@pytest.mark.parametrize("hops", [True, False])
 @pytest.mark.parametrize("reason", Reason)
-def test_every_rejection_hops_and_has_its_reason(reason: Reason) -> None:
-    error = rejection("chat", "r0", Rejected(reason, None), draw=0.0)
+def test_every_rejection_has_its_reason_and_hops_where_another_replica_follows(
+    reason: Reason, hops: bool
+) -> None:
+    error = rejection("chat", "r0", Rejected(reason, None), draw=0.0, hops=hops)
     headers = dict(error.headers)
-    assert (headers["x-penstock-rejected"], headers["x-penstock-reason"]) == ("1", reason.value)
+    assert (headers.get("x-penstock-rejected") == "1") == ("x-penstock-rejected" in headers) == hops
+    assert headers["x-penstock-reason"] == reason.value
     assert WORDS[reason] in error.message and "replica r0" in error.message
     assert error.status == (503 if reason in OUT else 429)
     assert error.code == ("no_replicas" if reason in OUT else "slo_unattainable")
@@ -74,14 +100,14 @@ def test_every_rejection_hops_and_has_its_reason(reason: Reason) -> None:
 
 @pytest.mark.parametrize(("draw", "again"), [(0.0, "4"), (0.5, "5"), (0.99, "6")])
 def test_the_time_to_come_again_is_the_replicas_spread_by_half(draw: float, again: str) -> None:
-    error = rejection("chat", "r0", Rejected(Reason.KV_MEMORY, 3.2), draw)
+    error = rejection("chat", "r0", Rejected(Reason.KV_MEMORY, 3.2), draw, hops=True)
     assert dict(error.headers)["retry-after"] == again
     assert error.message.endswith(f"it would not fit into memory; try again in {again} s")
 
 
 @pytest.mark.parametrize(("draw", "again"), [(0.0, "1"), (0.6, "1"), (0.7, "2")])
 def test_a_replica_out_of_service_is_asked_again_in_a_second_or_two(draw: float, again: str) -> None:
-    error = out_of_service("it is away", Reason.DRAINING, draw)
+    error = out_of_service("it is away", Reason.DRAINING, draw, hops=True)
     assert (error.type, dict(error.headers)["retry-after"]) == ("no_replicas", again)
     assert error.message == f"it is away; try again in {again} s"
 

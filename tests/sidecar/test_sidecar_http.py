@@ -24,6 +24,13 @@ BODY = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 5, "stream": True}
 WHOLE = {**BODY, "stream": False}
 ANSWER = b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}'
 STREAM_BYTES = 100_000
+BACKUP = {
+    "x_penstock_tier": "chat",
+    "x_penstock_max_hops": "2",
+    "x_envoy_attempt_count": "3",
+    "x_gateway_destination_endpoint": "a:1,b:1,a:1,b:1",
+}
+"""Headers of the first backup in a list of two replicas and two backups."""
 
 
 def pool_of(**spec: Any) -> Pool:
@@ -254,6 +261,16 @@ async def test_a_draining_replica_and_one_without_an_engine_let_requests_hop(gat
     gateway.rig.replica.state.engine_ready = False
     response = await gateway.ask()
     assert (response.status_code, response.headers["x-penstock-reason"]) == (503, "engine_down")
+
+
+async def test_a_backup_that_drains_lets_the_request_hop_to_the_next_one(gateway: Gateway) -> None:
+    gateway.rig.replica.state.draining = True
+    response = await gateway.ask(**BACKUP)
+    assert (response.status_code, response.headers["x-penstock-rejected"]) == (503, "1")
+    assert (gateway.metric("passed_on_total", tier="chat"), gateway.demand()) == (1, {})
+    response = await gateway.ask(**BACKUP | {"x_envoy_attempt_count": "4"})
+    assert (response.status_code, response.headers.get("x-penstock-rejected")) == (503, None)
+    assert gateway.demand() == {"rejected": 1, "hops": 4, "all_judged": 1}
 
 
 async def test_a_request_that_a_drain_returns_hops(gateway: Gateway, engine: Engine) -> None:
@@ -523,6 +540,19 @@ class TestTooMany:
         await engine.asked()
         response = await gateway.ask()
         assert (response.status_code, response.headers["x-penstock-reason"]) == (429, "queue_full")
+        assert response.headers["x-penstock-rejected"] == "1"
+        first.cancel()
+
+    async def test_a_backup_without_capacity_decides_for_the_client(
+        self, gateway: Gateway, engine: Engine
+    ) -> None:
+        first = gateway.begin(BODY, x_envoy_attempt_count="2")
+        await engine.asked()
+        response = await gateway.ask(**BACKUP)
+        assert (response.status_code, response.headers["x-penstock-reason"]) == (429, "queue_full")
+        assert "x-penstock-rejected" not in response.headers
+        assert gateway.metric("passed_on_total", tier="chat") == 0
+        assert gateway.demand()["rejected"] == 1
         first.cancel()
 
 

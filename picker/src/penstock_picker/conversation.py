@@ -19,9 +19,10 @@ from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import Proces
 from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
 from envoy.type.v3.http_status_pb2 import HttpStatus
 from google.protobuf.struct_pb2 import Struct
+from penstock_runtime.gateway_headers import DESTINATION
 from penstock_runtime.openai_errors import ApiError, body_too_large
 
-from penstock_picker.pick import DESTINATION, Picked
+from penstock_picker.pick import Picked
 from penstock_picker.picker import Call
 
 CHUNK_BYTES = 60_000

@@ -1,8 +1,9 @@
 """Picks the replicas to which a gateway sends one request, in order. Pure.
 
 The list is what the router would do if every replica rejected the request: the first `maxHops` replicas of
-the pool's order, then the backup's replica again. It is advice: each replica decides when the request
-reaches it, and the gateway tries the next endpoint when a replica rejects.
+the pool's order, then the backup's replica, and a second one for a backup that cannot be reached. It is
+advice: each replica decides when the request reaches it, and the gateway tries the next endpoint when a
+replica rejects.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from penstock_core.routing.attempts import Attempts, Backup, attempts_if_all_reject
 from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 from penstock_routing.settings import Settings
-from penstock_runtime.gateway_headers import APPLICATION
+from penstock_runtime.gateway_headers import APPLICATION, DESTINATION, MAX_HOPS, MAX_RETRIES
 
 
 class Replicas(NamedTuple):
@@ -28,30 +29,28 @@ class Replicas(NamedTuple):
 class Picked(NamedTuple):
     """The answer to a gateway.
 
-    first: the name of the replica that is asked first. uncached_tokens: of the prompt there, about.
+    first: the name of the replica that is asked first. max_hops: endpoints that follow it before those that
+        serve best effort. uncached_tokens: of the prompt at the first replica, about.
     application: whose key the request has; empty in a pool without applications.
     """
 
     tier: str
     first: str
     endpoints: tuple[str, ...]
+    max_hops: int
     uncached_tokens: int = 0
     application: str = ""
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Headers that the request gets. A client's own are replaced."""
-        retries = str(len(self.endpoints) - 1)
         return (
             (DESTINATION, ",".join(self.endpoints)),
             ("x-penstock-tier", self.tier),
-            ("x-penstock-max-hops", retries),
-            ("x-envoy-max-retries", retries),
+            (MAX_HOPS, str(self.max_hops)),
+            (MAX_RETRIES, str(len(self.endpoints) - 1)),
             *([(APPLICATION, self.application)] if self.application else []),
         )
-
-
-DESTINATION = "x-gateway-destination-endpoint"
 
 
 def pick(
@@ -78,4 +77,5 @@ def pick(
         return None
     first = tries[0].replica
     asked = tuple(endpoints[each.replica] for each in tries)
-    return Picked(request.tier, first, asked, request.uncached_tokens(first))
+    max_hops = min(sum(not each.backup for each in tries), len(tries) - 1)
+    return Picked(request.tier, first, asked, max_hops, request.uncached_tokens(first))

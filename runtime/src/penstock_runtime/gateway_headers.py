@@ -10,10 +10,12 @@ DESTINATION = "x-gateway-destination-endpoint"
 """Endpoints to ask, in order: `host:port,host:port`. Named by the Gateway API Inference Extension."""
 
 MAX_HOPS = "x-penstock-max-hops"
-"""How many endpoints follow the first one. Its presence says that the picker has resolved the tier."""
+"""How many endpoints follow the first one before those that serve best effort, or before the end.
+
+Its presence says that the picker has resolved the tier."""
 
 MAX_RETRIES = "x-envoy-max-retries"
-"""The same number, for Envoy."""
+"""How many endpoints follow the first one, for Envoy, which does not pass it on."""
 
 APPLICATION = "x-penstock-application"
 """The application whose API key the gateway has checked."""

@@ -19,17 +19,23 @@ class Seen:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
 
+    @property
+    def backup(self) -> bool:
+        """Whether it is to be served best effort, because replicas have rejected it."""
+        return int(self.headers["x-envoy-attempt-count"]) > int(self.headers.get("x-penstock-max-hops", 9))
+
 
 class HttpReplica(ScriptedReplica):
     """One replica.
 
-    rejects: whatever comes. streams: answers with a stream, which goes on when `held` is set.
+    rejects: whatever comes. busy: rejects all but best effort. leaves: closes its port with its next answer.
+    streams: answers with a stream, which goes on when `held` is set.
     floods: with a stream that does not end. held_back: set when its reader takes no more of one.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.rejects, self.streams, self.floods = False, False, False
+        self.rejects, self.busy, self.leaves, self.streams, self.floods = False, False, False, False, False
         self.held_back = asyncio.Event()
         self.held = asyncio.Event()
         self.seen: list[Seen] = []
@@ -46,8 +52,12 @@ class HttpReplica(ScriptedReplica):
         self._http = await loop.create_server(lambda: _Connection(self), "127.0.0.1", self.http_port)
         self.http_port = self._http.sockets[0].getsockname()[1]
 
-    async def die(self) -> None:
+    def close_http(self) -> None:
+        """Take no more connections."""
         self._http.close()
+
+    async def die(self) -> None:
+        self.close_http()
         await super().die()
 
     async def Describe(
@@ -90,8 +100,9 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         replica = self._replica
         replica.seen.append(self._seen)
-        if replica.rejects:
-            self._write(429, orjson.dumps({"error": {"code": "slo_unattainable"}}), rejected=True)
+        if replica.rejects or (replica.busy and not self._seen.backup):
+            error = orjson.dumps({"error": {"code": "slo_unattainable"}})
+            self._write(429, error, retry_after=7, hops=not self._seen.backup)
         elif replica.floods:
             self._flooding = True
             self._transport.write(b"HTTP/1.1 200 X\r\ntransfer-encoding: chunked\r\n\r\n")
@@ -111,10 +122,16 @@ class _Connection(asyncio.Protocol):
         self._flooding = False
         self._replica.held_back.set()
 
-    def _write(self, status: int, body: bytes, rejected: bool = False) -> None:
-        extra = "x-penstock-rejected: 1\r\nretry-after: 7\r\n" if rejected else ""
-        head = f"HTTP/1.1 {status} X\r\nx-penstock-replica: {self._replica.name}\r\n{extra}"
-        self._transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    def _write(self, status: int, body: bytes, retry_after: int = 0, hops: bool = False) -> None:
+        headers = {"x-penstock-replica": self._replica.name, "content-length": len(body)}
+        headers |= {"retry-after": retry_after} if retry_after else {}
+        headers |= {"x-penstock-rejected": 1} if hops else {}
+        headers |= {"connection": "close"} if self._replica.leaves else {}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._transport.write(f"HTTP/1.1 {status} X\r\n{lines}\r\n".encode() + body)
+        if self._replica.leaves:
+            self._replica.close_http()
+            self._transport.close()
 
     async def _stream(self) -> None:
         self._transport.write(b"HTTP/1.1 200 X\r\ntransfer-encoding: chunked\r\n\r\n6\r\ndata: \r\n")

@@ -37,6 +37,9 @@ RETRY_LONGEST_S = 3600
 REPLAYS = 1
 """Times that a request is sent again after the loss of its replica."""
 
+BACKUPS = 2
+"""Backups in a list of attempts: the first one may have been lost since its last snapshot."""
+
 OUT_OF_SERVICE = frozenset({Reason.DRAINING, Reason.ENGINE_DOWN})
 """Reasons that concern the replica's state, not its capacity."""
 
@@ -133,13 +136,18 @@ def attempts_if_all_reject(attempts: Attempts, loads: Sequence[ReplicaLoad]) -> 
     """Return all attempts of a new request if every replica rejects it because it has no capacity.
 
     A gateway gets all of them at once, and proceeds to the next one when a replica rejects. They are those of
-    `next_action` after rejections.
+    `next_action` after rejections, and a second backup for a first one that is out of service or lost.
     """
     there = {load.name for load in loads}
-    order = islice((name for name in attempts.left if name in there), attempts.max_hops)
+    order = tuple(islice((name for name in attempts.left if name in there), attempts.max_hops))
     tries = tuple(Try(name, hop) for hop, name in enumerate(order, 1))
-    spare = _backup_replica(attempts, loads) if tries else None
-    return tries if spare is None else (*tries, Try(spare, len(tries), backup=True))
+    for _ in range(BACKUPS if tries else 0):
+        spare = _backup_replica(attempts, loads)
+        if spare is None:
+            break
+        tries += (Try(spare, len(order), backup=True),)
+        attempts = after_skip(attempts, tries[-1])
+    return tries
 
 
 def after_rejection(attempts: Attempts, tried: Try, why: Rejected) -> Attempts:

@@ -1,13 +1,16 @@
 """Headers in which a gateway describes one attempt at this replica."""
 
+from math import inf
 from typing import NamedTuple
 
+from penstock_core.domain.verdict import Reason
+from penstock_core.routing.attempts import OUT_OF_SERVICE
 from penstock_routing.request.request_head import Head
 from penstock_runtime import gateway_headers as names
 
 _MAX_HOPS, _ATTEMPT = names.MAX_HOPS.encode(), names.ATTEMPT.encode()
 _TIMEOUT_MS, _LEFT_MS = names.TIMEOUT_MS.encode(), names.TIMEOUT_LEFT_MS.encode()
-_APPLICATION = names.APPLICATION.encode()
+_DESTINATION, _APPLICATION = names.DESTINATION.encode(), names.APPLICATION.encode()
 
 _LONGEST = 9
 """Digits of a number that is read."""
@@ -17,16 +20,26 @@ class AttemptHead(NamedTuple):
     """One attempt.
 
     picked: whether a picker has chosen the endpoints and resolved the tier.
-    hop: 1 at the first endpoint. last: no endpoint follows.
+    hop: 1 at the first endpoint.
+    backup: the order has been tried, so this endpoint serves best effort where the pool has a backup.
+    final: no endpoint follows. False where the gateway does not pass on the list of endpoints.
     application: whose key the gateway has checked; None where it has checked none.
     spent_s: what earlier attempts took.
     """
 
     picked: bool
     hop: int
-    last: bool
+    backup: bool
+    final: bool
     application: str | None
     spent_s: float
+
+    def passes_on(self, reason: Reason) -> bool:
+        """Return whether the gateway is to take a rejection for this reason to the next endpoint.
+
+        A backup without capacity has decided, as for a router. One that is out of service has not.
+        """
+        return not self.final and (not self.backup or reason in OUT_OF_SERVICE)
 
 
 def attempt_head(head: Head, usual_hops: int) -> AttemptHead:
@@ -36,10 +49,17 @@ def attempt_head(head: Head, usual_hops: int) -> AttemptHead:
     return AttemptHead(
         picked=max_hops is not None,
         hop=hop,
-        last=hop > (usual_hops if max_hops is None else max_hops),
+        backup=hop > (usual_hops if max_hops is None else max_hops),
+        final=hop >= _endpoints(head),
         application=None if application is None else application.decode("latin-1"),
         spent_s=_spent_s(head),
     )
+
+
+def _endpoints(head: Head) -> float:
+    """Return the length of the list of endpoints; infinity where it is not known."""
+    endpoints = head.get(_DESTINATION)
+    return inf if endpoints is None else endpoints.count(b",") + 1
 
 
 def _spent_s(head: Head) -> float:

@@ -36,10 +36,10 @@ class HttpAttempt(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A request that may be submitted. last: a rejection of it is final."""
+    """A request that may be submitted. head: what the gateway has said of this attempt."""
 
     attempt: Attempt
-    last: bool
+    head: AttemptHead
 
 
 class HttpIntake:
@@ -64,7 +64,7 @@ class HttpIntake:
         request = GenerationRequest(
             call.request_id, call.endpoint, body, tier, arrival_s, targets, asked.stream
         )
-        return Taken(Attempt(request, attempt.hop, self._best_effort(attempt, tier)), attempt.last)
+        return Taken(Attempt(request, attempt.hop, self._best_effort(attempt, tier)), attempt)
 
     def _tier(self, attempt: AttemptHead, head: request_head.Head, service_tier: str | None) -> Tier:
         if attempt.picked:
@@ -79,4 +79,4 @@ class HttpIntake:
         if self._applications and not attempt.picked and self._application(attempt) is None:
             return True
         backup = self._settings.backup is Backup.BEST_EFFORT and not tier.best_effort
-        return attempt.last and backup
+        return attempt.backup and backup

@@ -1,7 +1,8 @@
 """A replica's rejection as an HTTP response, on which the gateway tries the next endpoint.
 
-The gateway reacts to the header, whatever the status. The client gets the response of the last replica tried,
-so each one has the reason, and a Retry-After as that replica estimates it.
+The gateway reacts to the header, whatever the status, so it is left off where no other replica is to be tried
+(`hops`). The client gets the response of the last replica tried, so each one has the reason, and its own
+Retry-After.
 """
 
 from penstock_core.domain.verdict import Reason, Rejected
@@ -15,6 +16,8 @@ from penstock_runtime.openai_errors import ApiError
 
 HOP = (REJECTED, "1")
 
+Headers = tuple[tuple[str, str], ...]
+
 WORDS = {
     Reason.PREFILL_BUDGET: "its first token would be late",
     Reason.DECODE_BUDGET: "its tokens would be late",
@@ -26,18 +29,20 @@ WORDS = {
 }
 
 
-def rejection(tier: str, replica: str, why: Rejected, draw: float) -> ApiError:
+def rejection(tier: str, replica: str, why: Rejected, draw: float, *, hops: bool) -> ApiError:
     """Return the response to a rejected request. draw: in [0, 1), spreads retries."""
     if why.reason in OUT_OF_SERVICE:
-        return out_of_service(f"replica {replica} takes no requests: {WORDS[why.reason]}", why.reason, draw)
+        message = f"replica {replica} takes no requests: {WORDS[why.reason]}"
+        return out_of_service(message, why.reason, draw, hops=hops)
     message = f"tier '{tier}' cannot be kept for this request on replica {replica}: {WORDS[why.reason]}"
     if why.reason is Reason.NEVER:
-        return _unattainable(message, why.reason, ("x-should-retry", "false"))
+        return _unattainable(message, _headers(why.reason, ("x-should-retry", "false"), hops))
     again_s = spread_retry_s(retry_after_s([why]), draw)
-    return _unattainable(f"{message}; try again in {again_s} s", why.reason, ("retry-after", str(again_s)))
+    headers = _headers(why.reason, ("retry-after", str(again_s)), hops)
+    return _unattainable(f"{message}; try again in {again_s} s", headers)
 
 
-def out_of_service(message: str, reason: Reason, draw: float) -> ApiError:
+def out_of_service(message: str, reason: Reason, draw: float, *, hops: bool) -> ApiError:
     """Return the response where the replica takes no requests at all."""
     again_s = spread_retry_s(1, draw)
     return ApiError(
@@ -45,15 +50,14 @@ def out_of_service(message: str, reason: Reason, draw: float) -> ApiError:
         f"{message}; try again in {again_s} s",
         type="no_replicas",
         code="no_replicas",
-        headers=(HOP, ("x-penstock-reason", reason.value), ("retry-after", str(again_s))),
+        headers=_headers(reason, ("retry-after", str(again_s)), hops),
     )
 
 
-def _unattainable(message: str, reason: Reason, retry: tuple[str, str]) -> ApiError:
-    return ApiError(
-        429,
-        message,
-        type="slo_unattainable",
-        code="slo_unattainable",
-        headers=(HOP, ("x-penstock-reason", reason.value), retry),
-    )
+def _unattainable(message: str, headers: Headers) -> ApiError:
+    return ApiError(429, message, type="slo_unattainable", code="slo_unattainable", headers=headers)
+
+
+def _headers(reason: Reason, retry: tuple[str, str], hops: bool) -> Headers:
+    headers = (("x-penstock-reason", reason.value), retry)
+    return (HOP, *headers) if hops else headers

@@ -21,6 +21,7 @@ from penstock_routing.response.upstream_error import upstream_error
 from penstock_runtime.clock import monotonic
 from penstock_runtime.openai_errors import ApiError
 
+from penstock_sidecar.http.attempt_head import AttemptHead
 from penstock_sidecar.http.http_owner import HttpOwner
 from penstock_sidecar.http.intake import HttpAttempt, HttpIntake, Taken
 from penstock_sidecar.http.metrics import HttpMetrics
@@ -75,7 +76,7 @@ class HttpRequestPath:
                     await self._submit(call, taken, outcome, client)
         finally:
             with self._faults.within("http"):
-                self._count(outcome, taken.last)
+                self._count(outcome, taken.head)
 
     async def _submit(self, call: HttpAttempt, taken: Taken, outcome: Outcome, client: ClientScope) -> None:
         bound_bytes = self._stream_bytes if outcome.stream else None
@@ -85,25 +86,27 @@ class HttpRequestPath:
         owner = HttpOwner(upstream, lambda verdict: self._note_accepted(verdict, outcome))
         request = self._replica.submit(submit, owner)
         try:
-            await self._begun(upstream, outcome)
+            await self._begun(upstream, outcome, taken.head)
             headers = answer_headers(call.request_id, outcome, self._name)
             await write_answer(upstream, self._name, outcome, client, headers)
         finally:
             request.cancelled()  # unless it has ended
             upstream.release()
 
-    async def _begun(self, upstream: UpstreamRequest, outcome: Outcome) -> None:
+    async def _begun(self, upstream: UpstreamRequest, outcome: Outcome, head: AttemptHead) -> None:
         """Wait for something to write: a stream's first bytes, or the whole answer. Raises its refusal."""
         while upstream.end is None and not (outcome.stream and upstream.brought):
             await upstream.changed()
         if isinstance(end := upstream.end, Rejected):
             outcome.verdict, outcome.reason, outcome.ending = "rejected", end.reason.value, Ending.REJECTED
-            raise rejection(outcome.tier.name, self._name, end, self._random.random())
+            hops = head.passes_on(end.reason)
+            raise rejection(outcome.tier.name, self._name, end, self._random.random(), hops=hops)
         if isinstance(end, wire.Failed):
             if end.failure == wire.FAILURE_RETURNED:
                 outcome.reason, outcome.ending = Reason.DRAINING.value, Ending.REJECTED
                 message = f"replica {self._name} is draining and has not begun the request"
-                raise out_of_service(message, Reason.DRAINING, self._random.random())
+                hops = head.passes_on(Reason.DRAINING)
+                raise out_of_service(message, Reason.DRAINING, self._random.random(), hops=hops)
             raise upstream_error(end)
 
     def _note_accepted(self, verdict: Admitted | BestEffort, outcome: Outcome) -> None:
@@ -111,12 +114,12 @@ class HttpRequestPath:
         outcome.verdict = ADMITTED if isinstance(verdict, Admitted) else BEST_EFFORT
         self._metrics.demand.decided(outcome)
 
-    def _count(self, outcome: Outcome, last: bool) -> None:
+    def _count(self, outcome: Outcome, head: AttemptHead) -> None:
         """Count it, unless another replica decides on it."""
         if outcome.ending is not Ending.REJECTED:
             self._metrics.ended(outcome, self._learned.fitted)
-        elif last:
+        elif head.passes_on(Reason(outcome.reason)):
+            self._metrics.passed_on.labels(outcome.tier.name).inc()
+        else:
             self._metrics.demand.decided(outcome, outcome.reason == Reason.NEVER.value)
             self._metrics.ended(outcome, self._learned.fitted)
-        else:
-            self._metrics.passed_on.labels(outcome.tier.name).inc()
