@@ -18,8 +18,6 @@ from itertools import islice
 from math import inf
 from typing import Any, NamedTuple
 
-from penstock_core.domain.replica_view import ReplicaView
-from penstock_core.domain.request import Job
 from penstock_core.policies.slos_serve import (
     admission,
     batch_formation,
@@ -29,6 +27,7 @@ from penstock_core.policies.slos_serve import (
     promotion,
 )
 from penstock_core.policies.slos_serve.batch_plan import BatchingRule, rules
+from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.scenarios import arrivals, scenario
@@ -67,9 +66,9 @@ def _only(cost: price.Cost) -> Callable[..., bool]:
     return lambda admitted, requested, *rest: requested is not cost or affordable(admitted, requested, *rest)
 
 
-def _speculating(view: ReplicaView, jobs: Sequence[Job], rejected: int) -> list[BatchingRule]:
+def _speculating(admitted: AdmittedSet) -> list[BatchingRule]:
     """The rules with speculation alone, where there is any."""
-    found = [*rules(view, jobs, rejected)]
+    found = [*rules(admitted)]
     return [rule for rule in found if rule.speculation] or found
 
 
@@ -89,7 +88,7 @@ PARTS: Mapping[str, Sequence[Part]] = {
     "margin beside long answers": [
         Part(batch_plan, "MARGIN", 0.0),
     ],
-    "decodes that wait": [Part(batch_plan, "_may_wait", lambda view, jobs: False)],
+    "decodes that wait": [Part(batch_plan, "_may_wait", lambda admitted: False)],
     "price of memory": [Part(price, "affordable", _only(price.work))],
     "price of time": [Part(price, "affordable", _only(price.memory))],
     "both prices": [Part(price, "affordable", lambda *requested: True)],
@@ -97,7 +96,7 @@ PARTS: Mapping[str, Sequence[Part]] = {
     "memory 4 instead of 9": [Part(price, "MEMORY_STEEPNESS", 4.0)],
     "time 2 instead of 4": [Part(price, "TIME_STEEPNESS", 2.0)],
     "best effort bounded by free memory": [Part(batch_formation, "SCARCE", inf)],
-    "promotion": [Part(policy, "to_promote", lambda view, workload: None)],
+    "promotion": [Part(policy, "to_promote", lambda workload: None)],
 }
 
 

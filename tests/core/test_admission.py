@@ -262,8 +262,9 @@ def test_old_best_effort_is_served_first_only_if_all_slos_are_met() -> None:
     loose = asks("loose", 1000, ttft_s=3.0, at_s=100.0)
     for waiting, kv_tokens, first in ((loose, 43296, True), (tight, 43296, False), (loose, 3200, False)):
         crowded = replica(waiting=(offline, waiting), now_s=100.0, kv_tokens=kv_tokens)
-        together = Workload.of(crowded, 30.0).protecting().admitted
-        assert isinstance(feasible(crowded, together, []), Feasible) is first
+        together = Workload.of(crowded, 30.0).protecting
+        assert together is not None
+        assert isinstance(feasible(together.admitted), Feasible) is first
 
 
 def test_best_effort_needs_room_for_its_prompt_and_a_token() -> None:

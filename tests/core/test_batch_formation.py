@@ -71,7 +71,7 @@ def replica(
 
 def batch(running: list[Job], waiting: list[Job], **bounds: object) -> Step:
     view = replica(running, waiting, **bounds)  # type: ignore[arg-type]
-    return form_batch(view, Workload.of(view, inf))
+    return form_batch(Workload.of(view, inf))
 
 
 def test_nothing_to_do_is_an_empty_step() -> None:
@@ -176,7 +176,8 @@ def test_a_window_averages_its_tokens_where_the_answer_surely_lasts() -> None:
 
 
 def drafted(view: ReplicaView) -> dict[str, int]:
-    return dict(form_batch(replace(view, speculation=Speculation(4, 0.9)), Workload.of(view, inf)).drafts)
+    view = replace(view, speculation=Speculation(4, 0.9))
+    return dict(form_batch(Workload.of(view, inf)).drafts)
 
 
 def test_decodes_draft_as_far_as_tokens_blocks_and_time_allow() -> None:
@@ -332,7 +333,7 @@ def blocks_after(view: ReplicaView, step: Step) -> int:
 def test_every_batch_keeps_the_bounds_of_the_engine() -> None:
     for seed in range(2500):
         view = random_replica(Random(seed))
-        step = form_batch(view, Workload.of(view, inf))
+        step = form_batch(Workload.of(view, inf))
         jobs = {job.request.id: job for job in (*view.running, *view.waiting)}
         assert sum((*step.tokens.values(), *step.drafts.values())) <= view.limits.batch_tokens, seed
         assert step.drafts.keys() <= step.tokens.keys(), seed
@@ -349,7 +350,7 @@ def test_every_batch_keeps_the_bounds_of_the_engine() -> None:
 def test_decodes_that_are_due_before_the_next_batch_could_end_are_in() -> None:
     for seed in range(2500):
         view = random_replica(Random(seed))
-        step = form_batch(view, Workload.of(view, inf))
+        step = form_batch(Workload.of(view, inf))
         left_out = [
             job
             for job in view.running
@@ -368,7 +369,7 @@ def test_there_is_always_a_batch_where_accepted_work_fits() -> None:
         has_decode = any(job.decoding and not job.best_effort for job in view.running)
         fits = view.kv.free_blocks > 0 or (has_decode and len(view.running) > 1)
         if fits and any(not job.best_effort for job in view.running):
-            assert form_batch(view, Workload.of(view, inf)).tokens, seed
+            assert form_batch(Workload.of(view, inf)).tokens, seed
 
 
 def test_best_effort_lengthens_a_batch_only_as_far_as_memory_is_free() -> None:

@@ -20,23 +20,26 @@ from penstock_core.policies.slos_serve.batch_plan import (
     MARGIN,
     BatchingRule,
     BatchPlan,
+    FirstBatch,
     InitialState,
     best_plan,
-    ordinary_batch_s,
     plan,
     rules,
 )
 from penstock_core.policies.slos_serve.kernel import MOST_BATCHES, Prompts, Rows, Rule, simulate
+from penstock_core.policies.slos_serve.speculation import NO_SPECULATION
 from penstock_core.policies.slos_serve.workload import AdmittedSet
+from penstock_core.timing.batch_length import ordinary_batch_s
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.step_tail import LATE_WINDOWS, spare_steps
-from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
+from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 from recorded_lines import assert_recorded
 
 from examples import examples
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
+ORDINARY_S = ordinary_batch_s(OPT.prefill_seconds(1))
 LLAMA = time_model("llama-3-8b-a100")
 NOW_S = 10.0
 STEP_S = OPT.prefill_seconds(1)
@@ -90,7 +93,15 @@ def foreseen(
 
 def test_nothing_to_do_is_kept() -> None:
     reported = foreseen([], [])
-    assert reported._replace(rows=None) == BatchPlan(ORDINARY, None, True, True, 0.1, frozenset(), [], [])  # type: ignore[arg-type]
+    assert reported._replace(rows=None) == BatchPlan(  # type: ignore[arg-type]
+        ORDINARY,
+        None,  # type: ignore[arg-type]
+        in_time=True,
+        sustainable=True,
+        first=FirstBatch(0.1, NO_SPECULATION),
+        first_token_s=[],
+        batches=[],
+    )
 
 
 def test_a_prompt_alone_is_done_when_its_batch_ends() -> None:
@@ -108,9 +119,9 @@ def test_it_starts_when_the_batch_under_way_ends() -> None:
 def test_the_batch_under_way_brings_a_token_of_every_decode() -> None:
     """So what is due before the one after that is not late; a request that began in it has none yet."""
     nearly_due, busy = [decode("d", due_in_s=0.04)], replica(busy_s=0.03)
-    assert foreseen(nearly_due, [prompt("p", 500, 1.0)], view=busy).limit_s == pytest.approx(0.1)
+    assert foreseen(nearly_due, [prompt("p", 500, 1.0)], view=busy).first.limit_s == pytest.approx(0.1)
     began = [decode("d", due_in_s=0.13)]
-    assert foreseen(began, [], view=busy).limit_s == pytest.approx(0.1)
+    assert foreseen(began, [], view=busy).first.limit_s == pytest.approx(0.1)
 
 
 def test_a_long_prompt_takes_as_many_batches_as_the_mode_makes_of_it() -> None:
@@ -138,13 +149,15 @@ def test_a_prompt_due_shortens_the_batch_that_finishes_it() -> None:
 
 
 def test_batches_last_until_the_first_token_due() -> None:
-    assert foreseen([decode("d", due_in_s=0.04)], [prompt("p", 900, 1.0)]).limit_s == pytest.approx(0.04)
+    assert foreseen([decode("d", due_in_s=0.04)], [prompt("p", 900, 1.0)]).first.limit_s == pytest.approx(
+        0.04
+    )
 
 
 def test_a_late_decode_leaves_half_of_what_its_period_does() -> None:
     reported = foreseen([decode("d", due_in_s=-0.2)], [prompt("p", 900, 5.0)])
     assert reported.in_time
-    assert reported.limit_s == pytest.approx((STEP_S + 0.1) / 2, abs=1e-3)
+    assert reported.first.limit_s == pytest.approx((STEP_S + 0.1) / 2, abs=1e-3)
 
 
 def test_a_tpot_target_that_no_batch_meets_limits_no_batch() -> None:
@@ -156,7 +169,7 @@ def test_a_tpot_target_that_no_batch_meets_limits_no_batch() -> None:
 def test_windows_are_extended_by_tokens_that_surely_follow() -> None:
     def limit_s(came: int, sure: int) -> float:
         decodes = [decode("d", came=came, due_in_s=0.05, judge=Judge.WINDOW, sure=sure)]
-        return foreseen(decodes, [prompt("p", 3000, 5.0)], BatchingRule(1.0)).limit_s
+        return foreseen(decodes, [prompt("p", 3000, 5.0)], BatchingRule(1.0)).first.limit_s
 
     catch_up_s = STEP_S + 0.002
     assert limit_s(1, 60) == pytest.approx(0.05 + 9 * (0.1 - catch_up_s), abs=0.02)
@@ -171,7 +184,7 @@ def test_beside_a_long_answer_batches_have_a_margin() -> None:
 
     def limit_s(left: int, margin: float) -> float:
         ahead = decode("d", came=10, due_in_s=0.4, judge=Judge.WINDOW, output=10 + left)
-        return foreseen([ahead], [prompt("p", 9000, 99.0)], BatchingRule(1.0, margin=margin)).limit_s
+        return foreseen([ahead], [prompt("p", 9000, 99.0)], BatchingRule(1.0, margin=margin)).first.limit_s
 
     assert limit_s(5000, 0.0) == pytest.approx(0.4)
     assert limit_s(5000, 0.25) == limit_s(1000, 0.25) == pytest.approx(0.4 / 1.25)
@@ -182,8 +195,10 @@ def test_a_margin_for_a_long_answer_is_not_one_for_others_beside_it() -> None:
     long = decode("long", came=10, due_in_s=0.4, judge=Judge.WINDOW, output=3000)
     short = decode("short", came=10, due_in_s=0.35, judge=Judge.WINDOW, output=60)
     rule, coming = BatchingRule(1.0, margin=0.25), [prompt("p", 9000, 99.0)]
-    assert foreseen([long, short], coming, rule).limit_s == pytest.approx(0.32)
-    assert foreseen([long._replace(due_s=NOW_S + 0.6), short], coming, rule).limit_s == pytest.approx(0.35)
+    assert foreseen([long, short], coming, rule).first.limit_s == pytest.approx(0.32)
+    assert foreseen([long._replace(due_s=NOW_S + 0.6), short], coming, rule).first.limit_s == pytest.approx(
+        0.35
+    )
 
 
 def test_no_margin_makes_decodes_late_by_itself() -> None:
@@ -191,7 +206,7 @@ def test_no_margin_makes_decodes_late_by_itself() -> None:
     due = decode("d", came=10, due_in_s=STEP_S + 1e-3, judge=Judge.WINDOW, output=5000)
     reported = foreseen([due], [], BatchingRule(1.0, margin=0.25))
     assert reported.in_time
-    assert STEP_S <= reported.limit_s <= STEP_S + 1e-3
+    assert STEP_S <= reported.first.limit_s <= STEP_S + 1e-3
 
 
 def test_thinking_may_have_ended_with_its_last_token_however_far_it_was_ahead() -> None:
@@ -200,7 +215,9 @@ def test_thinking_may_have_ended_with_its_last_token_however_far_it_was_ahead() 
     def limit_s(answer_tpot_s: float | None, busy_s: float = 0.0) -> float:
         ahead = decode("d", due_in_s=0.5, came=6, answer_tpot_s=answer_tpot_s)
         ahead = ahead if answer_tpot_s is None else ahead._replace(came_s=NOW_S - 0.1)
-        return foreseen([ahead], [prompt("p", 9000, 9.0)], BatchingRule(1.0), replica(busy_s=busy_s)).limit_s
+        return foreseen(
+            [ahead], [prompt("p", 9000, 9.0)], BatchingRule(1.0), replica(busy_s=busy_s)
+        ).first.limit_s
 
     assert limit_s(None) == pytest.approx(0.5)
     assert limit_s(0.25) == pytest.approx(0.15)
@@ -219,9 +236,9 @@ def test_a_job_without_a_tpot_target_makes_no_other_late() -> None:
 def test_a_decode_that_can_wait_is_skipped_where_the_rule_says_so() -> None:
     decodes = [decode("tight", tpot_s=0.05, due_in_s=0.05), decode("loose", tpot_s=0.3, due_in_s=0.3)]
     prompts = [prompt("p", 3000, 5.0)]
-    assert foreseen(decodes, prompts).skipped == frozenset()
+    assert foreseen(decodes, prompts).first.skipped == frozenset()
     reported = foreseen(decodes, prompts, BatchingRule(0.1, skips=True))
-    assert reported.skipped == {1}
+    assert reported.first.skipped == {1}
     assert reported.in_time
 
 
@@ -232,7 +249,7 @@ def test_a_decode_that_is_due_exactly_at_the_end_of_the_batch_after_the_next_is_
     def skipped(early_s: float) -> frozenset[int]:
         loose = decode("loose", tpot_s=0.3, due_in_s=0.05 + after_s - early_s)
         decodes = [decode("tight", tpot_s=0.05, due_in_s=0.05), loose]
-        return foreseen(decodes, [], BatchingRule(0.1, skips=True)).skipped
+        return foreseen(decodes, [], BatchingRule(0.1, skips=True)).first.skipped
 
     assert skipped(0.0) == {1}
     assert skipped(1e-6) == frozenset()
@@ -343,13 +360,13 @@ def test_a_window_leaves_time_for_the_batch_to_be_a_slow_one() -> None:
     decodes = [decode("d", came=9, due_in_s=0.2, judge=Judge.WINDOW, sure=60)]
     coming = [prompt("p", 3000, 5.0)]
     steady, rough = (foreseen(decodes, coming, BatchingRule(1.0), view) for view in (replica(), ROUGH))
-    assert rough.limit_s == pytest.approx(steady.limit_s / 4.0)
+    assert rough.first.limit_s == pytest.approx(steady.first.limit_s / 4.0)
 
 
 def test_the_more_windows_an_answer_has_to_come_the_more_slow_steps_it_must_survive() -> None:
     def limit_s(output: int, judge: Judge = Judge.WINDOW) -> float:
         decodes = [decode("d", came=1, due_in_s=0.1, judge=judge, output=output, sure=output)]
-        return foreseen(decodes, [prompt("p", 9000, 99.0)], BatchingRule(1.0), ROUGH).limit_s
+        return foreseen(decodes, [prompt("p", 9000, 99.0)], BatchingRule(1.0), ROUGH).first.limit_s
 
     assert limit_s(30) > limit_s(300) > limit_s(9000) > STEP_S
     assert limit_s(30, Judge.MEAN) == limit_s(9000, Judge.MEAN) == pytest.approx(0.1)
@@ -391,15 +408,15 @@ def test_a_window_survives_all_slow_steps_that_there_is_time_for(slow: set[int],
     for left in range(WINDOW_TOKENS, 0, -1):
         view = replace(ROUGH, now_s=now_s, busy_until_s=now_s)
         job = job._replace(sure_tokens=output)
-        took_s = foreseen([job], [prompt("p", 9000, 99.0)], view=view).limit_s
+        took_s = foreseen([job], [prompt("p", 9000, 99.0)], view=view).first.limit_s
         now_s += took_s * (4.0 if left in slow else 1.0)
         job = advance(job, 1, 1, now_s)
     assert now_s <= NOW_S + WINDOW_TOKENS * tpot_s + 1e-6
 
 
 def test_where_steps_may_be_slow_no_decode_waits() -> None:
-    assert any(rule.skips for rule in rules(replica(), [TIGHT, LOOSE]))
-    assert not any(rule.skips for rule in rules(ROUGH, [TIGHT, LOOSE]))
+    assert any(rule.skips for rule in rules(AdmittedSet(replica(), [TIGHT, LOOSE])))
+    assert not any(rule.skips for rule in rules(AdmittedSet(ROUGH, [TIGHT, LOOSE])))
 
 
 def test_time_is_lent_for_contexts_that_have_grown_by_a_window() -> None:
@@ -411,7 +428,7 @@ def test_time_is_lent_for_contexts_that_have_grown_by_a_window() -> None:
     ]
     grown = BatchWork(count, count * (context + 1 + WINDOW_TOKENS))
     reported = foreseen(running, [], BatchingRule(9.0), replica(LLAMA))
-    assert reported.limit_s == pytest.approx(
+    assert reported.first.limit_s == pytest.approx(
         tpot_s + (WINDOW_TOKENS - 1) * (tpot_s - LLAMA.seconds(grown)), abs=1e-9
     )
 
@@ -471,43 +488,32 @@ def holding(blocks: int, speculation: Speculation | None = None) -> ReplicaView:
 
 
 def best(view: ReplicaView, decodes: list[Job], prompts: list[Job]) -> BatchPlan:
-    return best_plan(view, AdmittedSet(decodes, prompts))
-
-
-def test_an_ordinary_batch_is_four_shortest_ones_and_not_below_60_ms() -> None:
-    assert ordinary_batch_s(OPT) == 4 * OPT.prefill_seconds(1) > 0.060
-    assert ordinary_batch_s(FAST) == 0.060
-
-
-def test_an_ordinary_batch_is_shorter_where_that_wastes_little() -> None:
-    small = TimeModel("small", (Term(8e-5, 0.00192),))
-    assert ordinary_batch_s(small) == pytest.approx(8 * 0.002)
+    return best_plan(AdmittedSet(view, decodes, prompts))
 
 
 def test_longer_batches_come_later_and_skipping_last() -> None:
-    ordinary_s = ordinary_batch_s(OPT)
-    tried = [(rule.longest_s, rule.skips) for rule in rules(replica(), [TIGHT, LOOSE])]
-    assert tried == [*((ordinary_s * factor, False) for factor in LENGTHS), (ordinary_s, True)]
+    tried = [(rule.longest_s, rule.skips) for rule in rules(AdmittedSet(replica(), [TIGHT, LOOSE]))]
+    assert tried == [*((ORDINARY_S * factor, False) for factor in LENGTHS), (ORDINARY_S, True)]
 
 
 def test_each_rule_is_tried_with_speculation_and_then_without() -> None:
-    tried = [*rules(holding(10_000, Speculation(5, 0.7)), [TIGHT, LOOSE])]
+    tried = [*rules(AdmittedSet(holding(10_000, Speculation(5, 0.7)), [TIGHT, LOOSE]))]
     assert [bool(rule.speculation) for rule in tried] == [True, False] * (len(LENGTHS) + 1)
 
 
 def test_no_decode_is_skipped_where_targets_are_alike_or_memory_is_short() -> None:
     close = decode("close", tpot_s=0.09, due_in_s=0.09)
-    assert not any(rule.skips for rule in rules(replica(), [TIGHT, close]))
-    assert not any(rule.skips for rule in rules(replica(), [decode("free", tpot_s=None)]))
+    assert not any(rule.skips for rule in rules(AdmittedSet(replica(), [TIGHT, close])))
+    assert not any(rule.skips for rule in rules(AdmittedSet(replica(), [decode("free", tpot_s=None)])))
     full_blocks = 2 * -(-360 // 16)
-    assert any(rule.skips for rule in rules(holding(full_blocks), [TIGHT, LOOSE]))
-    assert not any(rule.skips for rule in rules(holding(full_blocks - 1), [TIGHT, LOOSE]))
+    assert any(rule.skips for rule in rules(AdmittedSet(holding(full_blocks), [TIGHT, LOOSE])))
+    assert not any(rule.skips for rule in rules(AdmittedSet(holding(full_blocks - 1), [TIGHT, LOOSE])))
 
 
 def test_the_first_feasible_plan_is_taken() -> None:
-    ordinary_s, just_s = ordinary_batch_s(OPT), OPT.prefill_seconds(3000) + 0.001
-    assert best(replica(), [], [prompt("p", 3000, 3.0)]).rule.longest_s == ordinary_s
-    assert best(replica(), [], [prompt("p", 3000, just_s)]).rule.longest_s == LENGTHS[-1] * ordinary_s
+    just_s = OPT.prefill_seconds(3000) + 0.001
+    assert best(replica(), [], [prompt("p", 3000, 3.0)]).rule.longest_s == ORDINARY_S
+    assert best(replica(), [], [prompt("p", 3000, just_s)]).rule.longest_s == LENGTHS[-1] * ORDINARY_S
     assert best(holding(10_000, Speculation(5, 0.7)), [TIGHT], [prompt("p", 900, 3.0)]).rule.speculation
 
 
@@ -516,8 +522,8 @@ def test_whether_decodes_may_wait_is_asked_only_where_all_other_rules_fail(
 ) -> None:
     requested: list[int] = []
 
-    def never(_: ReplicaView, jobs: list[Job]) -> bool:
-        requested.append(len(jobs))
+    def never(admitted: AdmittedSet) -> bool:
+        requested.append(len(admitted.jobs))
         return False
 
     monkeypatch.setattr(batch_plan, "_may_wait", never)
@@ -530,12 +536,15 @@ def test_whether_decodes_may_wait_is_asked_only_where_all_other_rules_fail(
 def test_where_no_plan_is_feasible_batches_are_long_and_no_decode_waits() -> None:
     reported = best(replica(), [TIGHT, LOOSE], [prompt("a", 3000, 0.24), prompt("b", 3000, 0.25)])
     assert not reported.feasible
-    assert (reported.rule.longest_s, reported.rule.skips) == (LENGTHS[-1] * ordinary_batch_s(OPT), False)
+    assert (reported.rule.longest_s, reported.rule.skips) == (LENGTHS[-1] * ORDINARY_S, False)
 
 
 def test_rules_have_a_margin_while_more_were_rejected_than_admitted() -> None:
     jobs = [TIGHT, prompt("p", 900, 3.0)]
-    margins = [{rule.margin for rule in rules(replica(), jobs, rejected)} for rejected in (0, 2, 3)]
+    margins = [
+        {rule.margin for rule in rules(AdmittedSet(replica(), jobs, rejected=rejected))}
+        for rejected in (0, 2, 3)
+    ]
     assert margins == [{0.0}, {0.0}, {MARGIN}]
 
 
@@ -544,8 +553,8 @@ def test_what_was_admitted_without_the_margin_the_engine_plans_without_it() -> N
     ahead = decode("ahead", due_in_s=0.4, output=5000)
     hurried = prompt("p", 4700, OPT.seconds(BatchWork(4701, 301, chunk_work(4700, 0))) + 0.005)
     assert best(replica(), [ahead], [hurried]).feasible
-    overloaded = AdmittedSet([ahead], [hurried], rejected=3)
-    assert not best_plan(replica(), overloaded).feasible
-    reported = best_plan(replica(), overloaded, either_margin=True)
+    overloaded = AdmittedSet(replica(), [ahead], [hurried], rejected=3)
+    assert not best_plan(overloaded).feasible
+    reported = best_plan(overloaded, either_margin=True)
     assert reported.feasible
     assert reported.rule.margin == 0.0

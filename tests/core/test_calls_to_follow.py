@@ -2,9 +2,9 @@
 
 A *stop* is a function of core that is entered; a *return* is the way back from a function to its caller in
 another file. Each is counted once for each function, and for each pair of caller and callee, however often
-they run: a reader follows a loop once. The vocabulary is not followed: properties of requests and views
-(`domain/`) and durations of batches (`timing/`) say by their names what they return. A compiled loop is one
-stop, and a generator that continues is no new call.
+they run: a reader follows a loop once. The vocabulary is not followed: requests and views (`domain/`),
+durations of batches (`timing/`), and properties of any class say by their names what they return. A compiled
+loop is one stop, and a generator that continues is no new call.
 
 `docs/concepts/calls.md` draws and counts these calls.
 """
@@ -13,6 +13,8 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,7 +46,17 @@ def function_of(frame: FrameType) -> Function | None:
 
 
 def is_followed(function: Function) -> bool:
-    return not function[0].startswith(VOCABULARY)
+    file, name = function
+    return not file.startswith(VOCABULARY) and not is_property(file, name)
+
+
+@cache
+def is_property(file: str, name: str) -> bool:
+    holder, _, member = name.rpartition(".")
+    module = import_module("penstock_core." + file.removesuffix(".py").replace("/", "."))
+    return isinstance(getattr(module, holder, None), type) and isinstance(
+        vars(getattr(module, holder)).get(member), property | cached_property
+    )
 
 
 def callers_of(frame: FrameType) -> Iterator[Function]:

@@ -1,7 +1,7 @@
 """Whether candidates fit: a plan, KV blocks, slots and the price."""
 
 from dataclasses import replace
-from math import inf, nextafter
+from math import inf
 from random import Random
 
 import pytest
@@ -11,11 +11,11 @@ from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, deadline_order, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Reason
+from penstock_core.policies.slos_serve.earliest import earliest_s
 from penstock_core.policies.slos_serve.feasibility import (
     Feasible,
     Infeasible,
     feasible,
-    possible_when_idle,
 )
 from penstock_core.policies.slos_serve.price import FEW_REQUESTS
 from penstock_core.policies.slos_serve.workload import AdmittedSet
@@ -39,9 +39,9 @@ def decodes(count: int, prompt: int = 300, output: int = 60) -> list[Job]:
     return [advance(asks(f"d{i}", prompt, output), prompt, 1, 0.0) for i in range(count)]
 
 
-def admitted(jobs: list[Job]) -> AdmittedSet:
+def admitted(view: ReplicaView, jobs: list[Job]) -> AdmittedSet:
     prompts = sorted([job for job in jobs if not job.decoding], key=deadline_order)
-    return AdmittedSet([job for job in jobs if job.decoding], prompts)
+    return AdmittedSet(view, [job for job in jobs if job.decoding], prompts)
 
 
 def replica(blocks: int = 5000, *, slots: int = 256, scale: float = 1.0, busy_s: float = 0.0) -> ReplicaView:
@@ -50,7 +50,7 @@ def replica(blocks: int = 5000, *, slots: int = 256, scale: float = 1.0, busy_s:
 
 
 def test_a_feasible_set_has_the_times_of_its_first_tokens() -> None:
-    answer = feasible(replica(busy_s=0.02), admitted([]), [asks("a")])
+    answer = feasible(admitted(replica(busy_s=0.02), []), [asks("a")])
     assert isinstance(answer, Feasible)
     assert answer.first_token_s == {"a": pytest.approx(0.02 + OPT.prefill_seconds(500))}
     assert answer.step_s == pytest.approx(OPT.prefill_seconds(1))
@@ -76,21 +76,20 @@ def test_a_feasible_set_has_the_times_of_its_first_tokens() -> None:
 def test_reasons_of_infeasible_sets(
     view: ReplicaView, there: list[Job], new: Job, reason: Reason | None
 ) -> None:
-    answer = feasible(view, admitted(there), [new])
+    answer = feasible(admitted(view, there), [new])
     if reason is None:
         assert isinstance(answer, Feasible)
     else:
         assert isinstance(answer, Infeasible)
         assert answer.reason is reason
-        assert answer.earliest_s is not None
-        assert 0 < answer.earliest_s < inf
+        assert 0 < earliest_s(admitted(view, there), [new], answer) < inf
 
 
 def test_a_price_is_asked_only_where_it_is_known_what_is_usual() -> None:
     costly = asks("a", 1000, 3000)
     few, many = decodes(FEW_REQUESTS - 1), decodes(FEW_REQUESTS)
-    assert isinstance(feasible(replica(400), admitted(few), [costly]), Feasible)
-    answer = feasible(replica(400), admitted(many), [costly])
+    assert isinstance(feasible(admitted(replica(400), few), [costly]), Feasible)
+    answer = feasible(admitted(replica(400), many), [costly])
     assert isinstance(answer, Infeasible)
     assert answer.reason is Reason.KV_MEMORY
 
@@ -100,13 +99,13 @@ def test_a_long_prompt_behind_a_queue_is_admitted_only_if_it_is_worth_much() -> 
     queue = [asks(f"w{i}", 400, 20, 0.9) for i in range(16)]
     for value, taken in ((1.0, False), (9.0, True)):
         long = asks("long", 2500, 20, 1.0, value)
-        assert isinstance(feasible(replica(), admitted(queue), [long]), Feasible) is taken
-    assert isinstance(feasible(replica(), admitted(queue), [asks("short", 400, 20)]), Feasible)
+        assert isinstance(feasible(admitted(replica(), queue), [long]), Feasible) is taken
+    assert isinstance(feasible(admitted(replica(), queue), [asks("short", 400, 20)]), Feasible)
 
 
 def test_a_long_answer_costs_as_a_long_prompt_does() -> None:
     queue = [asks(f"w{i}", 400, 20, 0.9) for i in range(16)]
-    answer = feasible(replica(), admitted(queue), [asks("talks", 400, 2120)])
+    answer = feasible(admitted(replica(), queue), [asks("talks", 400, 2120)])
     assert isinstance(answer, Infeasible)
     assert answer.reason is Reason.PREFILL_BUDGET
 
@@ -115,8 +114,8 @@ def test_drafts_of_the_way_count_in_the_peak() -> None:
     """A decode that drafts holds blocks for tokens that may be thrown away."""
     view = replace(replica(40), speculation=Speculation(9, 0.9))
     grown = [advance(asks("d", 300, 20), 300, 1, 0.0)]
-    assert isinstance(feasible(replica(40), admitted(grown), [asks("a", 300, 20)]), Feasible)
-    answer = feasible(view, admitted(grown), [asks("a", 300, 20)])
+    assert isinstance(feasible(admitted(replica(40), grown), [asks("a", 300, 20)]), Feasible)
+    answer = feasible(admitted(view, grown), [asks("a", 300, 20)])
     assert isinstance(answer, Infeasible)
     assert answer.reason is Reason.KV_MEMORY
 
@@ -131,13 +130,13 @@ def test_a_first_token_needs_a_lead_where_a_slow_step_before_it_is_likely() -> N
     """Alone it is computed in 44 ms. One batch is slow with two per cent, one of two with four."""
     alone_s = OPT.prefill_seconds(250)
     tight, loose = asks("a", 250, ttft_s=alone_s + 0.1), asks("a", 250, ttft_s=4 * alone_s + 0.1)
-    assert isinstance(feasible(rough(), admitted([]), [tight]), Feasible)
-    assert isinstance(feasible(replica(busy_s=0.02), admitted([]), [tight]), Feasible)
-    assert isinstance(feasible(rough(busy_s=0.02), admitted([]), [loose]), Feasible)
-    answer = feasible(rough(busy_s=0.02), admitted([]), [tight])
+    assert isinstance(feasible(admitted(rough(), []), [tight]), Feasible)
+    assert isinstance(feasible(admitted(replica(busy_s=0.02), []), [tight]), Feasible)
+    assert isinstance(feasible(admitted(rough(busy_s=0.02), []), [loose]), Feasible)
+    answer = feasible(admitted(rough(busy_s=0.02), []), [tight])
     assert isinstance(answer, Infeasible)
     assert answer.reason is Reason.PREFILL_BUDGET
-    assert isinstance(feasible(rough(busy_s=0.02), admitted([]), [tight], with_lead=False), Feasible)
+    assert isinstance(feasible(admitted(rough(busy_s=0.02), []), [tight], with_lead=False), Feasible)
 
 
 def test_a_candidate_leaves_the_lead_to_the_prompts_behind_it() -> None:
@@ -146,15 +145,15 @@ def test_a_candidate_leaves_the_lead_to_the_prompts_behind_it() -> None:
     first = asks("first", 250, ttft_s=0.9)
     behind = asks("behind", 250, ttft_s=4 * alone_s + 0.16)
     view = rough(busy_s=0.02)
-    assert isinstance(feasible(view, admitted([behind]), []), Feasible)
+    assert isinstance(feasible(admitted(view, [behind]), []), Feasible)
     hurried = asks("hurried", 1400, ttft_s=4 * alone_s + 0.15)
-    answer = feasible(view, admitted([behind]), [hurried], with_lead=False)
+    answer = feasible(admitted(view, [behind]), [hurried], with_lead=False)
     assert isinstance(answer, Infeasible)
     assert answer.reason is Reason.PREFILL_BUDGET
     assert isinstance(
-        feasible(view, admitted([asks("before", 250, ttft_s=alone_s + 0.1)]), [first]), Feasible
+        feasible(admitted(view, [asks("before", 250, ttft_s=alone_s + 0.1)]), [first]), Feasible
     )
-    assert isinstance(feasible(view, admitted([asks("late", 250, ttft_s=0.01)]), [first]), Feasible)
+    assert isinstance(feasible(admitted(view, [asks("late", 250, ttft_s=0.01)]), [first]), Feasible)
 
 
 def few_requests(random: Random) -> tuple[list[Job], list[Job]]:
@@ -173,10 +172,10 @@ def test_more_memory_or_slots_never_make_a_request_infeasible(seed: int) -> None
     random = Random(seed)
     before, new = few_requests(random)
     blocks, slots = random.randint(20, 600), random.randint(1, 8)
-    if isinstance(feasible(replica(blocks, slots=slots), admitted(before), new), Feasible):
+    if isinstance(feasible(admitted(replica(blocks, slots=slots), before), new), Feasible):
         for more, at_more in ((random.randint(1, 900), 0), (0, 1)):
             view = replica(blocks + more, slots=slots + at_more)
-            assert isinstance(feasible(view, admitted(before), new), Feasible)
+            assert isinstance(feasible(admitted(view, before), new), Feasible)
 
 
 @examples(150)
@@ -185,8 +184,8 @@ def test_an_engine_that_is_free_sooner_never_makes_a_request_infeasible(seed: in
     random = Random(seed)
     _, new = few_requests(random)
     busy_s = random.uniform(0.0, 0.4)
-    if isinstance(feasible(replica(busy_s=busy_s), admitted([]), new), Feasible):
-        assert isinstance(feasible(replica(busy_s=busy_s * random.random()), admitted([]), new), Feasible)
+    if isinstance(feasible(admitted(replica(busy_s=busy_s), []), new), Feasible):
+        assert isinstance(feasible(admitted(replica(busy_s=busy_s * random.random()), []), new), Feasible)
 
 
 @examples(150)
@@ -195,9 +194,9 @@ def test_a_faster_engine_never_makes_a_request_infeasible(seed: int) -> None:
     random = Random(seed)
     before, new = few_requests(random)
     scale = random.uniform(0.5, 2.0)
-    if isinstance(feasible(replica(scale=scale), admitted(before), new), Feasible):
+    if isinstance(feasible(admitted(replica(scale=scale), before), new), Feasible):
         faster = replica(scale=scale * random.uniform(0.3, 1.0))
-        assert isinstance(feasible(faster, admitted(before), new), Feasible)
+        assert isinstance(feasible(admitted(faster, before), new), Feasible)
 
 
 def true_peak_blocks(view: ReplicaView, answer: Feasible, together: AdmittedSet, random: Random) -> int:
@@ -224,90 +223,24 @@ def true_peak_blocks(view: ReplicaView, answer: Feasible, together: AdmittedSet,
 @given(st.integers(0, 1 << 20))
 def test_memory_suffices_for_a_feasible_set_whatever_drafts_are_accepted(seed: int) -> None:
     random = Random(seed)
-    before = admitted(decodes(random.randint(1, 3), random.randint(1, 300), random.randint(20, 200)))
+    there = decodes(random.randint(1, 3), random.randint(1, 300), random.randint(20, 200))
     new = [asks(f"n{i}", random.randint(200, 2500), random.randint(2, 60), 3.0) for i in range(6)]
     view = replace(replica(random.randint(100, 900)), speculation=Speculation(random.choice((0, 3, 9)), 0.9))
-    answer, together = feasible(view, before, new), admitted([*before.decodes, *new])
+    answer, together = feasible(admitted(view, there), new), admitted(view, [*there, *new])
     if isinstance(answer, Feasible):
         assert true_peak_blocks(view, answer, together, random) <= view.kv.total_blocks
 
 
-def test_an_idle_replica_has_exactly_the_time_of_its_prompt() -> None:
-    enough_s = OPT.prefill_seconds(500)
-    assert possible_when_idle(asks("a", ttft_s=enough_s), replica())
-    assert not possible_when_idle(asks("a", ttft_s=nextafter(enough_s, 0.0)), replica())
-    later = asks("a", ttft_s=enough_s)
-    came = later._replace(request=replace(later.request, arrival_s=5.0), due_s=5.0 + enough_s + 1e-9)
-    assert possible_when_idle(came, replica())
-
-
-def test_an_idle_replica_has_exactly_the_blocks_of_the_whole_answer() -> None:
-    """The last token of an answer needs no place in the cache."""
-    for generated in (0, 5):
-        whole = asks("a", prompt=100, output=61)._replace(generated_tokens=generated)
-        assert possible_when_idle(whole, replica(blocks=10))
-        assert not possible_when_idle(whole._replace(output_tokens=62), replica(blocks=10))
-
-
-def test_an_idle_replica_holds_best_effort_until_its_next_token() -> None:
-    free = asks("a", prompt=159, output=4000, ttft_s=1e-9)._replace(best_effort=True)
-    assert possible_when_idle(free, replica(blocks=10))
-    assert not possible_when_idle(free._replace(generated_tokens=1), replica(blocks=10))
-
-
-def test_an_idle_replica_meets_exactly_the_tpot_of_its_own_longest_step() -> None:
-    step_s = OPT.seconds(BatchWork(1, 500 + 49))
-
-    def possible(tpot_s: float | None) -> bool:
-        return possible_when_idle(asks("a")._replace(tpot_s=tpot_s), replica())
-
-    assert possible(step_s)
-    assert not possible(nextafter(step_s, 0.0))
-    assert possible(None)
-
-
-def earliest_s(view: ReplicaView, there: list[Job], *new: Job) -> float | None:
-    answer = feasible(view, admitted(there), new)
-    assert isinstance(answer, Infeasible)
-    return answer.earliest_s
-
-
-def test_a_slot_is_free_once_the_shortest_has_ended() -> None:
-    three, step_s = decodes(3), OPT.seconds(BatchWork(4, 3 * 301 + 500))
-    assert isinstance(feasible(replica(slots=4), admitted(three), [asks("a")]), Feasible)
-    assert earliest_s(replica(slots=3), three, asks("a", output=50)) == pytest.approx(50 * step_s)
-    assert earliest_s(replica(slots=3), three, asks("a", output=99)) == pytest.approx(59 * step_s)
-
-
-def test_time_for_a_prompt_is_there_once_those_before_it_are_computed() -> None:
-    late, there = asks("a"), [*decodes(2), asks("w", 1000)]
-    busy_s = 1.5 + OPT.seconds(BatchWork(1500 + 2))
-    assert earliest_s(replica(busy_s=1.5), there, late) == pytest.approx(busy_s - 1.0)
-    pair = [asks("b", ttft_s=0.5), late]
-    assert earliest_s(replica(busy_s=1.5), there, *pair) == pytest.approx(
-        1.5 + OPT.seconds(BatchWork(2000 + 2)) - 0.5
-    )
-
-
-def test_the_earliest_retry_is_after_a_step() -> None:
-    assert earliest_s(replica(busy_s=0.96), [], asks("a")) == pytest.approx(OPT.seconds(BatchWork(1, 500)))
-
-
 def test_a_prompt_needs_the_time_of_its_own_batch() -> None:
     enough_s = 0.02 + OPT.seconds(BatchWork(500))
-    assert isinstance(feasible(replica(busy_s=0.02), admitted([]), [asks("a", ttft_s=enough_s)]), Feasible)
-    assert earliest_s(replica(busy_s=0.02), [], asks("a", ttft_s=enough_s - 1e-6)) is not None
-
-
-def test_memory_is_free_once_the_peak_is_over() -> None:
-    """The candidate starts in the first batch and holds its blocks for its fifty tokens and the delay."""
-    step_s = OPT.seconds(BatchWork(3, 2 * 301 + 500))
-    assert earliest_s(replica(60), decodes(2), asks("a")) == pytest.approx(51 * step_s)
+    assert isinstance(feasible(admitted(replica(busy_s=0.02), []), [asks("a", ttft_s=enough_s)]), Feasible)
+    late = feasible(admitted(replica(busy_s=0.02), []), [asks("a", ttft_s=enough_s - 1e-6)])
+    assert isinstance(late, Infeasible)
 
 
 def test_blocks_may_be_used_to_the_last() -> None:
-    assert isinstance(feasible(replica(10), admitted([]), [asks("a", 100, 61)]), Feasible)
-    assert isinstance(feasible(replica(9), admitted([]), [asks("a", 100, 61)]), Infeasible)
+    assert isinstance(feasible(admitted(replica(10), []), [asks("a", 100, 61)]), Feasible)
+    assert isinstance(feasible(admitted(replica(9), []), [asks("a", 100, 61)]), Infeasible)
 
 
 LATER_S = 1024.0
@@ -328,10 +261,11 @@ def test_the_time_of_day_changes_no_answer() -> None:
             for i in range(random.randint(1, 3))
         ]
         view = replica(random.randint(100, 600), busy_s=random.uniform(0.0, 0.1))
-        at_once = feasible(view, admitted(there), new)
+        at_once = feasible(admitted(view, there), new)
         view = replace(view, now_s=LATER_S, busy_until_s=view.busy_until_s + LATER_S)
-        at_last = feasible(view, admitted([later(job) for job in there]), [later(job) for job in new])
+        at_last = feasible(admitted(view, [later(job) for job in there]), [later(job) for job in new])
         assert type(at_last) is type(at_once), f"seed {seed}"
         if isinstance(at_once, Infeasible) and isinstance(at_last, Infeasible):
             assert at_last.reason is at_once.reason
-            assert at_last.earliest_s == pytest.approx(at_once.earliest_s, abs=1e-6)
+            assert at_last.step_s == pytest.approx(at_once.step_s)
+            assert at_last.crowded_steps == at_once.crowded_steps

@@ -1,7 +1,9 @@
-"""A view in the middle of an iteration, as it will be at its end."""
+"""A view in the middle of an iteration, as it will be at its end; a view with best-effort jobs admitted."""
 
-from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView, at_iteration_end
-from penstock_core.domain.request import Job, Request, advance, new_job
+from dataclasses import replace
+
+from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView, at_iteration_end, with_promoted
+from penstock_core.domain.request import Job, Request, advance, new_job, promoted
 from penstock_core.domain.slo import Targets
 from penstock_core.timing.time_model import Term, TimeModel
 
@@ -46,3 +48,12 @@ def test_decodes_that_the_iteration_leaves_out_are_known_by_name() -> None:
     before = view(job("a", 40))
     assert at_iteration_end(before, {}).resting == frozenset()
     assert at_iteration_end(before, {}, frozenset({"a"})).resting == {"a"}
+
+
+def test_promoted_jobs_are_admitted_and_all_else_stays() -> None:
+    runs, stays, waits = (job(name, 10)._replace(best_effort=True) for name in ("runs", "stays", "waits"))
+    before = replace(view(runs, stays), waiting=(waits,))
+    after = replace(before, running=(promoted(runs), stays), waiting=(promoted(waits),))
+    assert with_promoted(before, ["runs", "waits"]) == after
+    assert not after.running[0].best_effort
+    assert with_promoted(before, []) is before

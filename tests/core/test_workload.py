@@ -29,7 +29,7 @@ def test_decodes_prompts_by_deadline_and_best_effort_are_apart() -> None:
     begun, running = advance(job("begun", at_s=8.5), 50, 0, 9.0), decoding(job("d"))
     here = workload_of(late, offline, soon, running=(begun, running))
     assert (here.admitted.decodes, here.admitted.prompts) == ([running], [soon, begun, late])
-    assert (here.best_effort, here.protected) == ([offline], None)
+    assert (here.best_effort, here.protecting) == ([offline], None)
 
 
 def test_rejected_requests_count_running_or_not_and_offline_work_does_not() -> None:
@@ -46,13 +46,14 @@ def test_the_protected_request_is_among_the_admitted_ones_and_no_best_effort_any
     old, young = job("old", best_effort=True), job("young", best_effort=True, at_s=9.0)
     prompt, decode = job("p", at_s=9.0), decoding(job("d"))
     here = workload_of(old, young, prompt, running=(decode,))
-    assert here.protected is not None
+    together = here.protecting
     assert here.admitted.prompts == [prompt]
-    together = here.protecting()
+    assert together is not None
     assert [one.request.id for one in together.admitted.prompts] == ["old", "p"]
     assert (together.admitted.decodes, together.admitted.rejected) == ([decode], here.admitted.rejected)
     assert together.best_effort == [young]
-    running = workload_of(young, running=(decoding(old), decode)).protecting()
+    running = workload_of(young, running=(decoding(old), decode)).protecting
+    assert running is not None
     assert [one.request.id for one in running.admitted.decodes] == ["d", "old"]
 
 

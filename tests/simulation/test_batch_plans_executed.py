@@ -39,7 +39,7 @@ def is_feasible(view: ReplicaView, new: Job) -> bool:
     decodes = [job for job in jobs if job.decoding]
     prompts = sorted([*(job for job in jobs if not job.decoding), new], key=lambda job: job.due_s)
     rejected = Workload.of(view, inf).admitted.rejected
-    plan = best_plan(view, AdmittedSet(decodes, prompts, rejected))
+    plan = best_plan(AdmittedSet(view, decodes, prompts, rejected))
     alone_s = view.model.seconds(BatchWork(new.pending_tokens))
     return plan.feasible and view.now_s + alone_s <= new.due_s
 
@@ -75,7 +75,7 @@ class Served:
                 elif self.refused:
                     engine.add(job._replace(best_effort=True), job.output_tokens)
             view = engine.view(now_s, now_s, OPT, self.speculation)
-            step = form_batch(view, Workload.of(view, inf))
+            step = form_batch(Workload.of(view, inf))
             assert step.tokens or not (engine.running or engine.waiting) or come < 40
             now_s += step.duration_s or 0.01
             for name, tokens in engine.apply(step, now_s).tokens.items():

@@ -1,12 +1,15 @@
 """A batch under construction: its work, its duration so far, and the requests preempted for it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
-from penstock_core.domain.request import Job, RequestId
+from penstock_core.domain.request import Job, RequestId, deadline_order
 from penstock_core.timing.time_model import BatchWork, chunk_work, largest_chunk
+
+VictimsOf = Callable[[Job], Iterable[Job]]
+"""The jobs that may be preempted for a job, in this order; each is offered once in a batch."""
 
 
 class OpenBatch:
@@ -35,16 +38,25 @@ class OpenBatch:
 
     def add(self, job: Job, tokens: int) -> None:
         """Compute `tokens` of the job's pending ones. The caller ensures that they fit."""
+        if job.decoding:
+            self.add_token(job)
+            return
         batch_tokens, context, attention, spec_steps = self.work
+        self._hold(job, tokens)
+        attention += _prefill_work(job, tokens)
+        self.work = BatchWork(batch_tokens + tokens, context, attention, spec_steps)
+
+    def add_token(self, job: Job) -> None:
+        """Compute one token of a decode. The caller ensures that it fits."""
+        batch_tokens, context, attention, spec_steps = self.work
+        self._hold(job, 1)
+        self.work = BatchWork(batch_tokens + 1, context + job.computed_tokens + 1, attention, spec_steps)
+
+    def _hold(self, job: Job, tokens: int) -> None:
         self.free_blocks -= self.blocks_wanted(job, tokens)
         if not job.holds_kv:
             self.free_slots -= 1
         self.tokens[job.request.id] = tokens
-        if job.decoding:
-            context += job.computed_tokens + 1
-        else:
-            attention += chunk_work(tokens, job.computed_tokens)
-        self.work = BatchWork(batch_tokens + tokens, context, attention, spec_steps)
 
     def draft(self, job: Job, drafts: int) -> None:
         """Verify this many draft tokens in addition to the one token of a decode in the batch."""
@@ -54,6 +66,30 @@ class OpenBatch:
         self.free_blocks -= self.blocks_wanted(job, 1 + drafts) - self.blocks_wanted(job, 1)
         self.drafts[job.request.id] = drafts
         self.work = BatchWork(batch_tokens + drafts, context, attention, max(spec_steps, drafts))
+
+    def draft_most(self, decodes: Sequence[Job], by_tier: Mapping[str, int], limit_s: float) -> None:
+        """Add draft tokens of decodes in the batch as far as tokens, blocks and `limit_s` allow.
+
+        by_tier: draft tokens of each; a decode has none for tokens after its last.
+        """
+        if not by_tier:
+            return
+        wanted = [
+            (job, drafts)
+            for job in decodes
+            if (drafts := min(by_tier.get(job.request.tier, 0), job.output_tokens - job.generated_tokens - 1))
+            > 0
+            and job.request.id in self.tokens
+        ]
+        if self.draft_all(wanted, limit_s):
+            return
+        for job, most in wanted:
+            drafts = min(most, self.left_tokens)
+            if drafts == 0:
+                return
+            blocks = self.blocks_wanted(job, 1 + drafts) - self.blocks_wanted(job, 1)
+            if blocks <= self.free_blocks and self.seconds_drafting(drafts) <= limit_s:
+                self.draft(job, drafts)
 
     def draft_all(self, wanted: Sequence[tuple[Job, int]], limit_s: float) -> bool:
         """Add draft tokens for all of these decodes if they fit. Returns whether they do."""
@@ -96,6 +132,27 @@ class OpenBatch:
         self.work = work
         return True
 
+    def decode_most(self, jobs: Sequence[Job], victims_of: VictimsOf) -> None:
+        """Add one token of each job that has room, the most urgent first; of all at once if all fit."""
+        if self.decode_all(jobs):
+            return
+        for job in sorted(jobs, key=deadline_order):
+            if job.request.id in self.preempted or not self.left_tokens:
+                continue
+            if self.make_room(self.blocks_wanted(job, 1), 0, victims_of(job)):
+                self.add_token(job)
+
+    def prefill_most(self, prompts: Sequence[Job], victims_of: VictimsOf, limit_s: float) -> float:
+        """Add chunks of prompts in order, as far as there is room. Returns how long the batch may be then."""
+        for job in prompts:
+            if job.request.id in self.preempted:
+                continue
+            shortened_s = self.add_prompt(job, limit_s, victims_of(job))
+            if shortened_s is None:
+                break
+            limit_s = shortened_s
+        return limit_s
+
     def add_prompt(self, job: Job, limit_s: float, victims: Iterable[Job]) -> float | None:
         """Add the largest chunk of an admitted prompt. Returns how long the batch may be with it.
 
@@ -103,11 +160,11 @@ class OpenBatch:
         before the batch ends, it shortens the batch to its deadline. It starts only if there are blocks for
         all of it.
         """
-        pending, done, holds = job.pending_tokens, job.computed_tokens, job.holds_kv
+        pending, done, holds, model = job.pending_tokens, job.computed_tokens, job.holds_kv, self.view.model
         in_time_s = min(limit_s, job.due_s - self.view.now_s)
-        if self.seconds(pending, 0, chunk_work(pending, done)) <= in_time_s:
+        if self.seconds(pending, 0, _prefill_work(job, pending)) <= in_time_s:
             limit_s = in_time_s
-        chunk = self.largest_chunk(job, limit_s)
+        chunk = largest_chunk(model, self.work, min(pending, self.left_tokens), done, limit_s)
         if chunk == 0:
             return None
         blocks = self.blocks_wanted(job, chunk if holds else pending)
@@ -187,3 +244,7 @@ class OpenBatch:
         return Step(
             self.tokens, tuple(self.preempted), self.drafts, seconds, repeatable_blocks=repeatable_blocks
         )
+
+
+def _prefill_work(job: Job, chunk_tokens: int) -> float:
+    return chunk_work(chunk_tokens, job.computed_tokens)

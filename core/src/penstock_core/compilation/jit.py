@@ -38,8 +38,11 @@ def compiled(returns: Any, *takes: Any) -> Callable[[Function], Function]:
 
 
 def part(function: Function) -> Function:
-    """Make a function callable from compiled code: compiled there, plain Python in other callers."""
-    return cast(Function, register_jitable(function))
+    """Make a function callable from compiled code: part of its caller there, plain Python in other callers.
+
+    A call would cost more than the function: it counts references to arrays among its arguments.
+    """
+    return cast(Function, register_jitable(forceinline=True)(function))
 
 
 def interpreted(function: Function) -> Function:

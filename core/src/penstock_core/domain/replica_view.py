@@ -4,10 +4,10 @@ The engine makes one at every iteration boundary, the sidecar at every admission
 the view, because it is corrected while the engine runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from penstock_core.domain.request import Job, RequestId, advance
+from penstock_core.domain.request import Job, RequestId, advance, promoted
 from penstock_core.domain.shared_prefixes import SharedPrefixes
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
@@ -68,6 +68,17 @@ class ReplicaView:
     model: TimeModel
     speculation: Speculation | None = None
     resting: frozenset[RequestId] = frozenset()
+
+
+def with_promoted(view: ReplicaView, ids: Collection[RequestId]) -> ReplicaView:
+    """Return the view with these best-effort jobs admitted."""
+    if not ids:
+        return view
+    running, waiting = (
+        tuple([promoted(job) if job.request.id in ids else job for job in jobs])
+        for jobs in (view.running, view.waiting)
+    )
+    return replace(view, running=running, waiting=waiting)
 
 
 def at_iteration_end(

@@ -14,13 +14,13 @@ the policy decides.
 Parts of a step that cannot be executed: draft tokens, chunks, and preemption of requests inside.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
 from penstock_core.domain.policy import Step
-from penstock_core.domain.replica_view import ReplicaView
-from penstock_core.domain.request import Job, RequestId, promoted
+from penstock_core.domain.replica_view import ReplicaView, with_promoted
+from penstock_core.domain.request import Job, RequestId
 from penstock_core.external_engine.capacity import ReleaseWindow, iteration_s, refusal
 from penstock_core.external_engine.planning_view import EngineJobs, planning_view
 
@@ -54,7 +54,7 @@ def release(
         if ahead.busy_until_s - view.now_s > enough_s:
             break
         step, memory = next_step(replace(ahead, now_s=ahead.busy_until_s), memory)
-        view, promote = _with_promoted(view, step.promote), [*promote, *step.promote]
+        view, promote = with_promoted(view, step.promote), [*promote, *step.promote]
         chosen = _chosen(view, inside, step, window)
         if not chosen:
             break
@@ -69,14 +69,6 @@ def release(
 def in_order_of_arrival(view: ReplicaView, memory: Memory) -> tuple[Step, Memory]:
     """Return a step for a failed policy: all waiting jobs, the longest wait first."""
     return Step({job.request.id: job.pending_tokens for job in view.waiting}), memory
-
-
-def _with_promoted(view: ReplicaView, ids: Sequence[RequestId]) -> ReplicaView:
-    if not ids:
-        return view
-    return replace(
-        view, waiting=tuple(promoted(job) if job.request.id in ids else job for job in view.waiting)
-    )
 
 
 def _chosen(view: ReplicaView, inside: EngineJobs, step: Step, window: ReleaseWindow) -> list[Job]:

@@ -33,13 +33,12 @@ def prefill_rate(
     model, drafts, generated = view.model, 0, 1.0
     speculation = view.speculation
     if speculation is not None and decodes.tokens:
-        acceptance = speculation.acceptance
-        drafts, _ = fastest_length(
-            model, decodes, speculation.max_tokens, lambda n: tokens_expected(acceptance, n)
-        )
-        generated = tokens_expected(acceptance, drafts)
-    tokens = decodes.tokens * (1 + drafts)
-    alone_s = model.seconds(BatchWork(max(tokens, 1), decodes.context_tokens, 0.0, drafts))
+        lengths = range(speculation.max_tokens + 1)
+        tokens = [tokens_expected(speculation.acceptance, drafts) for drafts in lengths]
+        drafts, _ = fastest_length(model, decodes, tokens)
+        generated = tokens[drafts]
+    decoding = decodes.tokens * (1 + drafts)
+    alone_s = model.seconds(BatchWork(max(decoding, 1), decodes.context_tokens, 0.0, drafts))
     period_s = min(tightest_s * generated, longest_batch_s(ordinary_s, alone_s))
     fitting = model.tokens_within(period_s, decodes.context_tokens, 0.0, drafts)
-    return PrefillRate(period_s, max(min(fitting, view.limits.batch_tokens) - tokens, 0) / period_s)
+    return PrefillRate(period_s, max(min(fitting, view.limits.batch_tokens) - decoding, 0) / period_s)

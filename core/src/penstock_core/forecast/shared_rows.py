@@ -40,8 +40,7 @@ def counted_once(
         saved[row] = common
     for row, job in enumerate(jobs):
         if job.prefix_of is not None or row >= len(firm):
-            common_blocks = common_with(shared, job.prefix_of or job.request.id, _held(job, block_tokens))
-            saved[row] = _while_held(common_blocks, there, blocks.shape[1])
+            saved[row] = _common_with_present(shared, job, _held(job, block_tokens), there, blocks.shape[1])
     return np.where(blocks > 0, blocks - saved, 0)
 
 
@@ -50,10 +49,10 @@ def _held(job: Job, block_tokens: int) -> int:
     return job.computed_tokens // block_tokens - (job.unheld_blocks or 0)
 
 
-def _while_held(common: Mapping[RequestId, int], there: _Present, buckets: int) -> Ints:
-    """Return the most in common with a request that is there, per bucket."""
+def _common_with_present(shared: SharedPrefixes, job: Job, held: int, there: _Present, buckets: int) -> Ints:
+    """Return the most that a job has in common with a request that is there, per bucket."""
     most: Ints = np.zeros(buckets, np.int64)
-    for request_id, blocks in common.items():
+    for request_id, blocks in common_with(shared, job.prefix_of or job.request.id, held).items():
         row = there.rows.get(request_id)
         if row is not None:
             last = int(there.ends[row]) - 1

@@ -5,7 +5,7 @@ same probability, the first rejected one ends the sequence, and the model always
 own, so an iteration generates (1 - rate^(d + 1)) / (1 - rate) tokens on average.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock_core.timing.time_model import BatchWork, TimeModel
@@ -36,19 +36,17 @@ def tokens_expected(acceptance: float, drafts: int) -> float:
     return (1.0 - acceptance ** (drafts + 1)) / (1.0 - acceptance)
 
 
-def fastest_length(
-    model: TimeModel, decodes: BatchWork, most: int, tokens: Callable[[int], float]
-) -> tuple[int, float]:
+def fastest_length(model: TimeModel, decodes: BatchWork, tokens: Sequence[float]) -> tuple[int, float]:
     """Return the speculation length with the highest rate of generated tokens, and that rate.
 
     decodes: a batch of them without draft tokens.
-    tokens: mean number that they generate with this many draft tokens. It grows ever more slowly with the
-        length and a batch's duration does not, so once the rate falls it falls for all larger lengths.
+    tokens: mean number that they generate, by draft tokens from none to the most. It grows ever more slowly
+        with the length and a batch's duration does not, so once the rate falls it falls for all larger ones.
     """
     best, best_rate = 0, 0.0
-    for drafts in range(most + 1):
+    for drafts, generated in enumerate(tokens):
         work = BatchWork(decodes.tokens * (1 + drafts), decodes.context_tokens, 0.0, drafts)
-        rate = tokens(drafts) / model.seconds(work)
+        rate = generated / model.seconds(work)
         if rate <= best_rate:
             break
         best, best_rate = drafts, rate

@@ -69,6 +69,9 @@ class Term(NamedTuple):
     spec_step_s: float = 0.0
 
 
+ONE_TOKEN = BatchWork(1)
+"""The shortest iteration."""
+
 ONE_DECODE = BatchWork(1, context_tokens=1)
 """The shortest iteration of decodes: no TPOT target below its duration can be met."""
 

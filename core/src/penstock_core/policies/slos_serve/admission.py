@@ -6,12 +6,13 @@ repeatedly without its costliest half until one is feasible. Then the remaining 
 it, the cheapest first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId, deadline_order
 from penstock_core.domain.verdict import Admitted, Rejected, Verdict
 from penstock_core.policies.slos_serve.choose import propose
+from penstock_core.policies.slos_serve.earliest import earliest_s
 from penstock_core.policies.slos_serve.feasibility import Feasible, Infeasible, feasible
 from penstock_core.policies.slos_serve.price import work_left
 from penstock_core.policies.slos_serve.workload import AdmittedSet
@@ -20,51 +21,86 @@ MOST_TRIED = 4
 """Candidates tried by plans of their own, of those that the program left out: worth up to 4 points of
 attainment in bursts (`bench/results/ablations.md`)."""
 
+Try = Callable[[Sequence[Job]], Feasible | Infeasible]
+"""Whether these candidates fit together beside the admitted requests."""
 
-def decide(view: ReplicaView, admitted: AdmittedSet, candidates: Sequence[Job]) -> dict[RequestId, Verdict]:
+
+class _Refused(NamedTuple):
+    """Candidates that do not fit, because those that were tried do not."""
+
+    jobs: Sequence[Job]
+    tried: Sequence[Job]
+    answer: Infeasible
+
+
+class _Choice(NamedTuple):
+    """chosen: fit together; plan: if there are any."""
+
+    chosen: Sequence[Job] = ()
+    plan: Feasible | None = None
+    refused: Sequence[_Refused] = ()
+
+
+def decide(admitted: AdmittedSet, candidates: Sequence[Job]) -> dict[RequestId, Verdict]:
     """Return the verdicts on candidates (by deadline, none best effort) beside the admitted requests."""
     if not candidates:
         return {}
-    all_together = feasible(view, admitted, candidates)
+
+    def fit(tried: Sequence[Job]) -> Feasible | Infeasible:
+        return feasible(admitted, tried)
+
+    all_together = fit(candidates)
     if isinstance(all_together, Feasible):
-        return _admitted(view, candidates, all_together)
-    if len(candidates) == 1:
-        return {candidates[0].request.id: _rejected(all_together)}
-    chosen, plan = _confirmed(view, admitted, propose(view, admitted, candidates))
-    verdicts: dict[RequestId, Verdict] = {}
-    left_out = [job for job in candidates if job not in chosen]
-    for tried, job in enumerate(sorted(left_out, key=work_left)):
-        answer = feasible(view, admitted, [*chosen, job]) if tried < MOST_TRIED else all_together
-        if isinstance(answer, Feasible):
-            chosen, plan = [*chosen, job], answer
-        else:
-            verdicts[job.request.id] = _rejected(answer)
-    return verdicts | _admitted(view, chosen, plan) if plan else verdicts
+        choice = _Choice(candidates, all_together)
+    elif len(candidates) == 1:
+        choice = _Choice(refused=[_Refused(candidates, candidates, all_together)])
+    else:
+        proposed = propose(admitted, candidates)
+        choice = _with_others(fit, _confirmed(fit, proposed), candidates, all_together)
+    verdicts = _admitted(choice, admitted.view.now_s)
+    for jobs, tried, answer in choice.refused:
+        rejected = Rejected(answer.reason, earliest_s(admitted, tried, answer))
+        verdicts |= {job.request.id: rejected for job in jobs}
+    return verdicts
 
 
-def _confirmed(
-    view: ReplicaView, admitted: AdmittedSet, proposed: list[Job]
-) -> tuple[list[Job], Feasible | None]:
+def _confirmed(fit: Try, proposed: list[Job]) -> _Choice:
     """The proposed set without the costliest half, as often as it takes until a plan is feasible."""
     while proposed:
-        answer = feasible(view, admitted, proposed)
+        answer = fit(proposed)
         if isinstance(answer, Feasible):
-            return proposed, answer
+            return _Choice(proposed, answer)
         proposed = sorted(sorted(proposed, key=work_left)[: len(proposed) // 2], key=deadline_order)
-    return [], None
+    return _Choice()
 
 
-def _admitted(view: ReplicaView, chosen: Sequence[Job], plan: Feasible) -> dict[RequestId, Verdict]:
-    """The verdicts on candidates of this plan."""
+def _with_others(
+    fit: Try, confirmed: _Choice, candidates: Sequence[Job], all_together: Infeasible
+) -> _Choice:
+    """The confirmed set with the cheapest of the other candidates that fit beside it."""
+    chosen, plan, refused = confirmed.chosen, confirmed.plan, []
+    left_out = sorted([job for job in candidates if job not in chosen], key=work_left)
+    for job in left_out[:MOST_TRIED]:
+        tried = [*chosen, job]
+        answer = fit(tried)
+        if isinstance(answer, Feasible):
+            chosen, plan = tried, answer
+        else:
+            refused.append(_Refused([job], tried, answer))
+    refused.append(_Refused(left_out[MOST_TRIED:], candidates, all_together))
+    return _Choice(chosen, plan, refused)
+
+
+def _admitted(choice: _Choice, now_s: float) -> dict[RequestId, Verdict]:
+    """The verdicts on candidates of the plan."""
+    plan = choice.plan
+    if plan is None:
+        return {}
     return {
         job.request.id: Admitted(
-            min(plan.first_token_s[job.request.id], job.due_s) - view.now_s,
+            min(plan.first_token_s[job.request.id], job.due_s) - now_s,
             min(plan.step_s, job.tpot_s or plan.step_s),
             job.unheld_blocks is not None,
         )
-        for job in chosen
+        for job in choice.chosen
     }
-
-
-def _rejected(answer: Infeasible) -> Rejected:
-    return Rejected(answer.reason, answer.earliest_s)

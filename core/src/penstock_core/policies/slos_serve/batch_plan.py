@@ -52,23 +52,10 @@ from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId, transposed
 from penstock_core.domain.slo import NO_ANCHOR
 from penstock_core.policies.slos_serve.kernel import Engine, Prompts, Rows, Rule, simulate
-from penstock_core.policies.slos_serve.speculation import (
-    NO_SPECULATION,
-    SpeculationLengths,
-    speculation_lengths,
-)
+from penstock_core.policies.slos_serve.speculation import NO_SPECULATION, SpeculationLengths
 from penstock_core.policies.slos_serve.workload import AdmittedSet
-from penstock_core.timing.batch_length import ORDINARY_BATCH_S
-from penstock_core.timing.time_model import ONE_DECODE, BatchWork, TimeModel, chunk_work
-
-SHORTEST_BATCHES = 4.0
-"""A batch may last so many of the shortest: its fixed cost is then a quarter."""
-
-MOST_SHORTEST_BATCHES = 8.0
-"""A batch need not last longer than so many of the shortest, of which its fixed cost is an eighth then.
-
-It concerns engines whose shortest batch takes less than 7.5 ms, which is that of no built-in model. There it
-makes streams beside long prompts as smooth as the best fixed token budget (ADR 0046)."""
+from penstock_core.timing.batch_length import ordinary_batch_s
+from penstock_core.timing.time_model import ONE_DECODE, ONE_TOKEN, BatchWork, TimeModel, chunk_work
 
 LENGTHS = (1.0, 4.0)
 """Batches tried, as multiples of that: longer ones waste less where ordinary ones would be late. Without them
@@ -102,13 +89,25 @@ class BatchingRule(NamedTuple):
     margin: float = 0.0
 
 
+class FirstBatch(NamedTuple):
+    """The first batch of a plan.
+
+    limit_s: how long it may be. speculation: draft tokens of its decodes, by tier. skipped: places of decodes
+    that it leaves out.
+    """
+
+    limit_s: float
+    speculation: SpeculationLengths
+    skipped: frozenset[int] = frozenset()
+
+
 class BatchPlan(NamedTuple):
     """What a simulation of the future found.
 
     rows: the requests at its beginning.
     in_time: whether every deadline is met that still can be.
     sustainable: whether decodes then meet their TPOT targets.
-    limit_s: longest that the first batch may be. skipped: places of decodes that it leaves out.
+    first: its first batch.
     first_token_s: when each prompt's first token is generated, in their order. batches: after how many.
     """
 
@@ -116,8 +115,7 @@ class BatchPlan(NamedTuple):
     rows: Rows
     in_time: bool
     sustainable: bool
-    limit_s: float
-    skipped: frozenset[int]
+    first: FirstBatch
     first_token_s: Sequence[float]
     batches: Sequence[int]
 
@@ -147,20 +145,36 @@ class InitialState(NamedTuple):
         return InitialState(_engine(view), rows, _prompts(prompts, view.model, start_s), tiers, start_s)
 
 
-def ordinary_batch_s(model: TimeModel) -> float:
-    """Return how long a batch may be that arrivals and other streams' next tokens wait for."""
-    shortest_s = model.seconds(BatchWork(1))
-    return max(min(ORDINARY_BATCH_S, MOST_SHORTEST_BATCHES * shortest_s), SHORTEST_BATCHES * shortest_s)
+def first_batch(admitted: AdmittedSet, *, alone: bool) -> FirstBatch:
+    """Return the first batch of the best plan.
+
+    alone: no best effort may be in it. If there are only decodes then, no plan has to be simulated.
+    """
+    if alone and not admitted.prompts and _decodes_fit(admitted):
+        return FirstBatch(inf, admitted.speculation)
+    return best_plan(admitted, either_margin=True).first
 
 
-def best_plan(view: ReplicaView, admitted: AdmittedSet, *, either_margin: bool = False) -> BatchPlan:
+def _decodes_fit(admitted: AdmittedSet) -> bool:
+    """Whether there is room for a token of each decode, and with draft tokens none is late."""
+    view, decodes, lengths = admitted.view, admitted.decodes, admitted.speculation
+    if len(decodes) > min(view.kv.free_blocks, view.limits.batch_tokens):
+        return False
+    if not lengths:
+        return True
+    drafts = [lengths.get(job.request.tier, 0) for job in decodes]
+    context = sum([job.computed_tokens for job in decodes]) + len(decodes)
+    batch_s = view.model.seconds(BatchWork(len(decodes) + sum(drafts), context, 0.0, max(drafts)))
+    return batch_s <= min([job.due_s for job in decodes]) - view.now_s
+
+
+def best_plan(admitted: AdmittedSet, *, either_margin: bool = False) -> BatchPlan:
     """Return the first feasible plan by these rules; where none is, the last one in which no decode waits.
 
     either_margin: the engine may plan with the other margin than admission: the load may have changed since.
     """
-    jobs = [*admitted.decodes, *admitted.prompts]
-    state = InitialState.of(view, admitted.decodes, admitted.prompts)
-    tried = rules(view, jobs, admitted.rejected)
+    state = InitialState.of(admitted.view, admitted.decodes, admitted.prompts)
+    tried = rules(admitted)
     if either_margin:
         tried, again = tee(tried)
         tried = chain(tried, (rule._replace(margin=MARGIN - rule.margin) for rule in again))
@@ -173,27 +187,29 @@ def best_plan(view: ReplicaView, admitted: AdmittedSet, *, either_margin: bool =
     return last
 
 
-def rules(view: ReplicaView, jobs: Sequence[Job], rejected: int = 0) -> Iterator[BatchingRule]:
+def rules(admitted: AdmittedSet) -> Iterator[BatchingRule]:
     """Yield the rules that are tried: ordinary batches, longer ones, and some without all decodes.
 
     Lazily: mostly the first is feasible, and whether decodes may wait is not asked for it.
     """
-    fastest = speculation_lengths(view.speculation, view.model, jobs)
-    ordinary_s, margin = ordinary_batch_s(view.model), MARGIN if rejected > len(jobs) else 0.0
-    speculations = (fastest, NO_SPECULATION) if fastest else (NO_SPECULATION,)
+    shortest_s = admitted.view.model.seconds(ONE_TOKEN)
+    ordinary_s = ordinary_batch_s(shortest_s)
+    margin = MARGIN if admitted.rejected > len(admitted.jobs) else 0.0
+    speculations = (admitted.speculation, NO_SPECULATION) if admitted.speculation else (NO_SPECULATION,)
     for factor, speculation in product(LENGTHS, speculations):
         yield BatchingRule(ordinary_s * factor, speculation, margin=margin)
-    if _may_wait(view, jobs):
+    if _may_wait(admitted):
         for speculation in speculations:
             yield BatchingRule(ordinary_s, speculation, skips=True, margin=margin)
 
 
-def _may_wait(view: ReplicaView, jobs: Sequence[Job]) -> bool:
+def _may_wait(admitted: AdmittedSet) -> bool:
     """Whether some decode needs no token in every batch, and waiting, which holds blocks, costs no memory.
 
     Without such batches Reasoning attains 6 points less near capacity (`bench/results/ablations.md`). One
     that has waited has no time left for a slow step, so on an engine with those none waits.
     """
+    view, jobs = admitted.view, admitted.jobs
     targets_s = [job.tpot_s for job in jobs if job.tpot_s is not None]
     if not targets_s or max(targets_s) < 2 * min(targets_s) or view.model.slow_excess:
         return False
@@ -217,8 +233,10 @@ def plan(state: InitialState, rule: BatchingRule) -> BatchPlan:
         state.start_s,
     )
     skipped = frozenset(np.flatnonzero(rows.decoding > chosen).tolist() if rule.skips else ())
-    first_s, after = first_token_s.tolist(), batches.tolist()
-    return BatchPlan(rule, rows, bool(in_time), bool(sustainable), limit_s, skipped, first_s, after)
+    first = FirstBatch(limit_s, rule.speculation, skipped)
+    return BatchPlan(
+        rule, rows, bool(in_time), bool(sustainable), first, first_token_s.tolist(), batches.tolist()
+    )
 
 
 def _engine(view: ReplicaView) -> Engine:

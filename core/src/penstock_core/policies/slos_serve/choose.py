@@ -31,9 +31,9 @@ from penstock_core.domain.request import Job, deadline_order
 from penstock_core.forecast.job_columns import columns
 from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
 from penstock_core.forecast.prefill_rate import PrefillRate, prefill_rate
-from penstock_core.policies.slos_serve.batch_plan import ordinary_batch_s
 from penstock_core.policies.slos_serve.workload import AdmittedSet
-from penstock_core.timing.time_model import ONE_DECODE, BatchWork, chunk_work
+from penstock_core.timing.batch_length import ordinary_batch_s
+from penstock_core.timing.time_model import ONE_DECODE, ONE_TOKEN, BatchWork, chunk_work
 
 EXACT_CANDIDATES = 10
 """Candidates up to which every set is kept: the program is exact."""
@@ -103,15 +103,13 @@ class Sets(NamedTuple):
         return Sets._make([np.concatenate(both) for both in zip(self, more, strict=True)])
 
 
-def propose(
-    view: ReplicaView, admitted: AdmittedSet, candidates: Sequence[Job], chosen: Sequence[Job] = ()
-) -> list[Job]:
+def propose(admitted: AdmittedSet, candidates: Sequence[Job], chosen: Sequence[Job] = ()) -> list[Job]:
     """Return the candidates (by deadline) worth most together, beside those admitted and those chosen.
 
     A fluid: a plan has to confirm it.
     """
-    among, forced = candidates[:MOST_CANDIDATES], [*admitted.decodes, *admitted.prompts, *chosen]
-    return [among[i] for i in best_set(program_of(view, forced, among))]
+    among, forced = candidates[:MOST_CANDIDATES], [*admitted.jobs, *chosen]
+    return [among[i] for i in best_set(program_of(admitted.view, forced, among))]
 
 
 def best_set(program: Program) -> list[int]:
@@ -185,13 +183,16 @@ def program_of(view: ReplicaView, admitted: Sequence[Job], candidates: Sequence[
     """Return the program that chooses among these candidates (by deadline) beside these admitted requests."""
     all_jobs, present = [*admitted, *candidates], len(admitted)
     jobs = columns(all_jobs)
-    shortest_s = view.model.seconds(ONE_DECODE)
-    targets_s = np.where(jobs.tpot_s >= shortest_s, jobs.tpot_s, inf)  # of tighter ones none can be met
+    decode_s, shortest_s = view.model.seconds(ONE_DECODE), view.model.seconds(ONE_TOKEN)
+    targets_s = np.where(jobs.tpot_s >= decode_s, jobs.tpot_s, inf)  # of tighter ones none can be met
     tightest_s = float(targets_s[:present].min(initial=inf))
     tightest_with_s = np.minimum(targets_s[present:], tightest_s)
     classes_s = sorted({*tightest_with_s.tolist(), tightest_s})
     context = int((jobs.size_tokens + jobs.output_tokens_left).sum())
-    ordinary_s = ordinary_batch_s(view.model)
+    prefills = [_prefill(view, job) for job in sorted(admitted, key=deadline_order) if not job.decoding]
+    class_of = np.searchsorted(classes_s, tightest_with_s).tolist()
+    prefills += [_prefill(view, job, i, class_of[i]) for i, job in enumerate(candidates)]
+    ordinary_s = ordinary_batch_s(shortest_s)
     rates = np.full((len(candidates) + 1, len(classes_s), 2), PrefillRate(inf, 0.0))
     for count in range(min(len(candidates), max(view.limits.running - present, 0)) + 1):
         decodes = BatchWork(present + count, context)
@@ -205,9 +206,6 @@ def program_of(view: ReplicaView, admitted: Sequence[Job], candidates: Sequence[
     delay = np.where(waiting, steps, 0).astype(np.int64)
     future = forecast(all_jobs, view.kv, jobs.size_tokens, jobs.output_tokens_left, delay, present=present)
     blocks = future.blocks
-    prefills = [_prefill(view, job) for job in sorted(admitted, key=deadline_order) if not job.decoding]
-    class_of = np.searchsorted(classes_s, tightest_with_s).tolist()
-    prefills += [_prefill(view, job, i, class_of[i]) for i, job in enumerate(candidates)]
     return Program(
         start_s,
         sorted(prefills, key=lambda prefill: prefill.due_s),

@@ -132,11 +132,16 @@ def _decodes(rows: Rows, chosen: Ints) -> BatchWork:
 
 
 @part
+def _batch_s(engine: Engine, work: BatchWork) -> float:
+    return iteration_seconds(engine, work)
+
+
+@part
 def _catch_up_s(engine: Engine, rows: Rows) -> float:
     """Duration of a batch of all rows' decodes, also when they are a window further."""
     together = _decodes(rows, np.ones(len(rows.decoding), np.int64))
     grown = together.context_tokens + WINDOW_TOKENS * len(rows.decoding)
-    return iteration_seconds(engine, BatchWork(together.tokens, grown, 0.0, together.spec_steps))
+    return _batch_s(engine, BatchWork(together.tokens, grown, 0.0, together.spec_steps))
 
 
 @part
@@ -232,7 +237,7 @@ def _extend_missed(engine: Engine, rows: Rows, now_s: float, longest_s: float) -
             count += 1
             context += int(rows.context[row])
             tightest_s = min(tightest_s, rows.tpot_s[row])
-    decodes_s = iteration_seconds(engine, BatchWork(count, context, 0.0, 0))
+    decodes_s = _batch_s(engine, BatchWork(count, context, 0.0, 0))
     spare_s = max(min(tightest_s, longest_s) - decodes_s, 0.0) / 2
     for row in range(len(rows.decoding)):
         if rows.decoding[row]:
@@ -246,7 +251,7 @@ def _extend_missed(engine: Engine, rows: Rows, now_s: float, longest_s: float) -
 @part
 def _limit(engine: Engine, rows: Rows, rule: Rule, now_s: float, catch_up_s: float) -> tuple[bool, Time]:
     """Whether no decode is late, and how long the batch that begins now may be."""
-    decodes_s = iteration_seconds(engine, _decodes(rows, rows.decoding))
+    decodes_s = _batch_s(engine, _decodes(rows, rows.decoding))
     if decodes_s == 0.0:
         return True, Time(now_s, rule.longest_s)
     slack_s, usable_s = inf, inf
@@ -310,10 +315,10 @@ def _fill(engine: Engine, prompts: Prompts, work: BatchWork, time: Time, todo: i
         prompts.computed[todo] = computed + chunk
         if chunk < pending:
             break
-        if iteration_seconds(engine, work) > due_in_s + TIME_ERROR_S:
+        if _batch_s(engine, work) > due_in_s + TIME_ERROR_S:
             return 0.0, LATE
         limit_s, todo = min(limit_s, due_in_s), todo + 1
-    return iteration_seconds(engine, work), todo
+    return _batch_s(engine, work), todo
 
 
 @part
@@ -340,7 +345,7 @@ def _sustainable(engine: Engine, rows: Rows, skips: int) -> bool:
             if rows.decoding[row]:
                 share += tightest_s / rows.tpot_s[row] / count
         work = BatchWork(ceil(work.tokens * share), work.context_tokens, 0.0, work.spec_steps)
-    return iteration_seconds(engine, work) <= tightest_s
+    return _batch_s(engine, work) <= tightest_s
 
 
 @compiled(

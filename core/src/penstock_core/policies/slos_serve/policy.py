@@ -19,13 +19,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock_core.domain.policy import Knobs, Step
-from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.replica_view import ReplicaView, with_promoted
 from penstock_core.domain.request import Job, deadline_order
 from penstock_core.domain.verdict import BestEffort, Reason, Rejected, Verdict
 from penstock_core.policies.slos_serve.admission import decide
 from penstock_core.policies.slos_serve.batch_formation import form_batch
-from penstock_core.policies.slos_serve.feasibility import Feasible, feasible, possible_when_idle
-from penstock_core.policies.slos_serve.promotion import to_promote, with_promoted
+from penstock_core.policies.slos_serve.feasibility import Feasible, feasible
+from penstock_core.policies.slos_serve.promotion import to_promote
+from penstock_core.policies.slos_serve.when_idle import possible_when_idle
 from penstock_core.policies.slos_serve.workload import Workload
 
 
@@ -43,28 +44,24 @@ class SlosServe:
         verdicts = {job.request.id: _without_a_plan(view, job) for job in new}
         candidates = [job for job in new if verdicts[job.request.id] is None]
         workload = Workload.of(view, self.aging_s)
-        admitted = workload.protecting().admitted if workload.protected else workload.admitted
-        decided = decide(view, admitted, sorted(candidates, key=deadline_order))
+        admitted = (workload.protecting or workload).admitted
+        decided = decide(admitted, sorted(candidates, key=deadline_order))
         return [verdicts[job.request.id] or decided[job.request.id] for job in new]
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
         """Promote a best-effort request that can meet its SLO after all, and form the next batch."""
         workload = Workload.of(view, self.aging_s)
-        job = to_promote(view, workload) if workload.best_effort else None
-        if job is not None:
-            view = with_promoted(view, job)
+        promoted = to_promote(workload) if workload.best_effort else None
+        if promoted is not None:
+            view = with_promoted(view, [promoted])
             workload = Workload.of(view, self.aging_s)
-        step = _with_oldest(view, workload) if workload.protected else form_batch(view, workload)
-        return (step if job is None else replace(step, promote=(job.request.id,))), None
-
-
-def _with_oldest(view: ReplicaView, workload: Workload) -> Step:
-    """The batch that serves the protected request like an admitted one, if every deadline is met with it."""
-    together = workload.protecting()
-    around = feasible(view, together.admitted, [])
-    if isinstance(around, Feasible):
-        return form_batch(view, together, around.plan)
-    return form_batch(view, workload)
+        first = None
+        if workload.protecting is not None:
+            answer = feasible(workload.protecting.admitted)
+            if isinstance(answer, Feasible):
+                workload, first = workload.protecting, answer.plan.first
+        step = form_batch(workload, first)
+        return (step if promoted is None else replace(step, promote=(promoted,))), None
 
 
 def _without_a_plan(view: ReplicaView, job: Job) -> Verdict | None:

@@ -13,7 +13,6 @@ Its client was answered best effort, so on an engine with slow steps it needs no
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId, deadline_order, promoted
@@ -24,28 +23,25 @@ from penstock_core.policies.slos_serve.workload import Workload
 from penstock_core.timing.time_model import BatchWork
 
 
-def to_promote(view: ReplicaView, workload: Workload) -> Job | None:
-    """Return the best-effort request to promote now, as it will be admitted, if there is one."""
-    candidates, admitted = _candidates(view, workload.best_effort), workload.admitted
+def to_promote(workload: Workload) -> RequestId | None:
+    """Return the best-effort request to promote now, if there is one."""
+    admitted = workload.admitted
+    candidates = _candidates(admitted.view, workload.best_effort)
+
+    def fits(job: Job) -> bool:
+        return isinstance(feasible(admitted, [job], with_lead=False), Feasible)
+
     cheapest = min(candidates, key=_cost, default=None)
-    if cheapest is None or not isinstance(feasible(view, admitted, [cheapest], with_lead=False), Feasible):
+    if cheapest is None or not fits(cheapest):
         return None
     others = [job for job in candidates if job is not cheapest]
-    with_it = propose(view, admitted, others, chosen=[cheapest]) if others else []
-    without = propose(view, admitted, others) if others else []
-    if _worth(without) <= _worth([cheapest, *with_it]):
-        return cheapest
-    best = min(without, key=_cost)
-    return best if isinstance(feasible(view, admitted, [best], with_lead=False), Feasible) else cheapest
-
-
-def with_promoted(view: ReplicaView, job: Job) -> ReplicaView:
-    """Return the view with this request admitted."""
-    running, waiting = (
-        tuple([job if other.request.id == job.request.id else other for other in jobs])
-        for jobs in (view.running, view.waiting)
-    )
-    return replace(view, running=running, waiting=waiting)
+    if not others:
+        return cheapest.request.id
+    with_it, without = [propose(admitted, others, chosen) for chosen in ([cheapest], [])]
+    best = min(without, key=_cost, default=cheapest)
+    if sum(map(_value, without)) <= sum(map(_value, [cheapest, *with_it])) or not fits(best):
+        return cheapest.request.id
+    return best.request.id
 
 
 def _candidates(view: ReplicaView, best_effort: Sequence[Job]) -> list[Job]:
@@ -59,8 +55,8 @@ def _can_meet_slo(view: ReplicaView, job: Job) -> bool:
     return view.now_s + view.model.seconds(BatchWork(job.pending_tokens)) <= job.due_s
 
 
-def _worth(jobs: Sequence[Job]) -> float:
-    return sum([job.request.value for job in jobs])
+def _value(job: Job) -> float:
+    return job.request.value
 
 
 def _cost(job: Job) -> tuple[float, RequestId]:

@@ -29,25 +29,20 @@ def speculation_lengths(
     if speculation is None or not decodes:
         return NO_SPECULATION
     tiers = Counter([job.request.tier for job in decodes])
+    acceptance = {tier: speculation.acceptance_of(tier) for tier in tiers}
+    tokens = [
+        sum([n * tokens_expected(acceptance[tier], drafts) for tier, n in tiers.items()])
+        for drafts in range(speculation.max_tokens + 1)
+    ]
     context = sum([job.computed_tokens for job in decodes]) + len(decodes)
-    longest, rate = fastest_length(
-        model,
-        BatchWork(len(decodes), context),
-        speculation.max_tokens,
-        lambda drafts: sum(
-            [n * tokens_expected(speculation.acceptance_of(tier), drafts) for tier, n in tiers.items()]
-        ),
-    )
+    longest, rate = fastest_length(model, BatchWork(len(decodes), context), tokens)
     token_s = model.seconds(BatchWork(2, context)) - model.seconds(BatchWork(1, context))
-    return {
-        tier: drafts
-        for tier in tiers
-        if (drafts := _worth(speculation.acceptance_of(tier), longest, rate * token_s))
-    }
+    lengths = {tier: _worthwhile(accepted, longest, rate * token_s) for tier, accepted in acceptance.items()}
+    return {tier: drafts for tier, drafts in lengths.items() if drafts}
 
 
-def _worth(acceptance: float, most: int, least_tokens: float) -> int:
-    """Draft tokens of which even the last brings as many tokens as its time is worth."""
+def _worthwhile(acceptance: float, most: int, least_tokens: float) -> int:
+    """Draft tokens of which even the last generates as many tokens as its time is worth."""
     drafts = most
     while drafts and acceptance**drafts < least_tokens:
         drafts -= 1

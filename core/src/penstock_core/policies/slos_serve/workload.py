@@ -9,35 +9,61 @@ from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, deadline_order
 from penstock_core.domain.slo import NO_DEADLINE_S
 from penstock_core.policies.slos_serve.price import UsualCosts, usual_costs
+from penstock_core.policies.slos_serve.speculation import SpeculationLengths, speculation_lengths
+from penstock_core.timing.time_model import BatchWork
 
 
 @dataclass(frozen=True)
 class AdmittedSet:
-    """Requests whose SLO must be met. prompts: by deadline.
+    """Requests of a replica whose SLO must be met. prompts: by deadline.
 
     rejected: requests beside them that asked for an SLO and are served best effort.
     """
 
+    view: ReplicaView
     decodes: Sequence[Job] = ()
     prompts: Sequence[Job] = ()
     rejected: int = 0
 
     @cached_property
+    def jobs(self) -> Sequence[Job]:
+        """All of them, decodes first."""
+        return [*self.decodes, *self.prompts]
+
+    @cached_property
     def usual(self) -> UsualCosts:
-        """What they cost on average."""
-        return usual_costs([*self.decodes, *self.prompts])
+        """Their mean costs."""
+        return usual_costs(self.jobs)
+
+    @cached_property
+    def speculation(self) -> SpeculationLengths:
+        """The draft tokens with which they generate most tokens a second."""
+        return speculation_lengths(self.view.speculation, self.view.model, self.jobs)
+
+    @cached_property
+    def step_s(self) -> float:
+        """Duration of a batch of a token of each, once all are computed."""
+        context = sum([job.request.prompt_tokens + job.generated_tokens for job in self.jobs])
+        return self.view.model.seconds(BatchWork(max(len(self.jobs), 1), context))
+
+    def beside(self, *more: Job) -> "AdmittedSet":
+        """Return these requests and others."""
+        decodes = [*self.decodes, *[job for job in more if job.decoding]]
+        prompts = sorted([*self.prompts, *[job for job in more if not job.decoding]], key=deadline_order)
+        return AdmittedSet(self.view, decodes, prompts, self.rejected)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """All requests of a replica. best_effort: running ones in front.
 
-    protected: the one of them that has waited too long, if there is one.
+    protecting: the same with the best-effort request that has waited too long, if there is one, among the
+    admitted ones.
     """
 
     admitted: AdmittedSet
     best_effort: Sequence[Job]
-    protected: Job | None
+    protecting: "Workload | None" = None
 
     @staticmethod
     def of(view: ReplicaView, aging_s: float) -> "Workload":
@@ -49,15 +75,9 @@ class Workload:
             (best_effort if job.best_effort else decodes if job.decoding else prompts).append(job)
         prompts.sort(key=deadline_order)
         rejected = sum([job.due_s < NO_DEADLINE_S for job in best_effort])
-        protected = oldest_waiting_too_long(view, aging_s) if best_effort else None
-        return Workload(AdmittedSet(decodes, prompts, rejected), best_effort, protected)
-
-    def protecting(self) -> "Workload":
-        """Return the workload with the protected request, which there is, among the admitted ones."""
-        job = self.protected
-        assert job is not None
-        decodes, prompts = [*self.admitted.decodes], [*self.admitted.prompts]
-        (decodes if job.decoding else prompts).append(job)
-        prompts.sort(key=deadline_order)
-        others = [other for other in self.best_effort if other.request.id != job.request.id]
-        return Workload(AdmittedSet(decodes, prompts, self.admitted.rejected), others, job)
+        admitted = AdmittedSet(view, decodes, prompts, rejected)
+        oldest = oldest_waiting_too_long(view, aging_s) if best_effort else None
+        if oldest is None:
+            return Workload(admitted, best_effort)
+        others = [job for job in best_effort if job.request.id != oldest.request.id]
+        return Workload(admitted, best_effort, Workload(admitted.beside(oldest), others))

@@ -1,0 +1,20 @@
+"""Whether an idle replica could meet the SLO of a request. If not, no replica of the pool ever can."""
+
+from penstock_core.domain.replica_view import ReplicaView
+from penstock_core.domain.request import Job
+from penstock_core.forecast.prefill_queue import full_batches
+from penstock_core.timing.time_model import BatchWork
+
+
+def possible_when_idle(job: Job, view: ReplicaView) -> bool:
+    """Return whether an idle replica could meet this job's SLO, or hold it where it is best effort."""
+    kv, model = view.kv, view.model
+    size_tokens = job.request.prompt_tokens + job.generated_tokens
+    if job.best_effort:
+        return kv.blocks_for(size_tokens + 1) <= kv.total_blocks
+    peak_tokens = size_tokens + job.output_tokens_left - 1
+    if kv.blocks_for(peak_tokens) > kv.total_blocks:
+        return False
+    if job.tpot_s is not None and model.seconds(BatchWork(1, peak_tokens)) > job.tpot_s:
+        return False
+    return full_batches(view, [job], 0, 0).seconds <= job.due_s - job.request.arrival_s
