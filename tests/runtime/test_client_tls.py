@@ -57,7 +57,7 @@ async def test_an_engine_that_requires_a_certificate_is_shown_one(folder: Path) 
     ca, cert, key = (folder / name for name in ("ca.pem", "node.pem", "node.key"))
     async with engine(folder, ca) as url:
         assert await asked(url, client_contexts(ca, cert, key, NAME)) == b"well"
-        with pytest.raises(EngineGone):
+        with pytest.raises(EngineGone, match=r"requires its clients' certificates .*--ssl-cert-reqs 2"):
             await asked(url, client_contexts(ca, server_name=NAME))
 
 

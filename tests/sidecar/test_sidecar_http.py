@@ -530,6 +530,13 @@ async def test_bodies_are_bounded_over_all_requests(gateway: Gateway) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
 
 
+@pytest.mark.parametrize("pool", [pool_of(router={"bufferBytes": 100})])
+async def test_a_body_over_the_bound_of_all_bytes_is_answered_in_the_replicas_name(gateway: Gateway) -> None:
+    response = await gateway.ask(b"x" * 101)
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "router_full")
+    assert response.json()["error"]["message"].startswith("replica r0 holds its bound of 100 bytes")
+
+
 class TestTooMany:
     @pytest.fixture
     def bounds(self) -> Bounds:

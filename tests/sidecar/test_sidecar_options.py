@@ -1,7 +1,14 @@
 from pathlib import Path
 
 import pytest
+from authority import make_certificates
+from penstock_runtime.engine.connection import EngineGone
+from penstock_runtime.engine.http_client import EngineHttp
+from penstock_runtime.http_request import HttpRequest
+from penstock_runtime.serving import address_of, listen, serving
+from penstock_runtime.tls import server_context
 from penstock_sidecar.options import Address, parse
+from penstock_sidecar.sidecar import engine_tls
 
 GOOD = ["-f", "pool.yaml", "--name", "r0", "--listen", "127.0.0.1:0", "--engine", "http://127.0.0.1:8000/"]
 
@@ -40,6 +47,8 @@ def test_flags() -> None:
         (["--engine-tls-ca", "a.pem"], "--engine-tls-ca needs an --engine with https"),
         (["--engine-tls-server-name", "e.svc"], "--engine-tls-server-name needs --engine-tls-ca"),
         (["--engine", "https://e", "--engine-tls-ca", "nowhere.pem"], "nowhere.pem: no such file"),
+        (["--engine-tls-cert", "a.pem"], "--engine-tls-cert and --engine-tls-key belong together"),
+        (["--engine-tls-cert", "a", "--engine-tls-key", "b"], "--engine-tls-cert needs --engine-tls-ca"),
         (["--listen", "0.0.0.0:9000"], "reachable from other machines: give --tls-cert, or --insecure"),
         (["--listen", "sidecar.example:9000"], "reachable from other machines"),
     ],
@@ -68,3 +77,26 @@ def test_gateways_without_the_pools_keys_are_served_in_the_clear(tmp_path: Path)
     assert options.http_tls == options.tls is not None
     options = parse([*GOOD, *tls, "--http-insecure"])
     assert (options.http_tls, options.tls is None) == (None, False)
+
+
+async def test_an_engine_that_requires_a_certificate_is_shown_the_one_of_the_flags(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    ca, cert, key = (str(tmp_path / name) for name in ("ca.pem", "node.pem", "node.key"))
+
+    async def engine(request: HttpRequest) -> None:
+        await request.answer(b"well")
+
+    async def asked(*flags: str) -> bytes | None:
+        options = parse([*GOOD, "--engine", url, "--engine-tls-ca", ca, *flags])
+        http = EngineHttp(url, "test", api_key="", connect_s=60.0, tls=engine_tls(options))
+        try:
+            return (await http.page("/health", 100))[1]
+        finally:
+            http.close()
+
+    listener = listen("127.0.0.1", 0)
+    url = f"https://{address_of(listener)}"
+    async with serving(engine, listener, 0.0, tls=server_context(Path(cert), Path(key), Path(ca))):
+        assert await asked("--engine-tls-cert", cert, "--engine-tls-key", key) == b"well"
+        with pytest.raises(EngineGone, match="--ssl-cert-reqs 2"):
+            await asked()

@@ -39,10 +39,15 @@ class SidecarTls:
 
 @dataclass(frozen=True, slots=True)
 class EngineTls:
-    """ca: signs the engine's certificate. server_name: the name in it; None for the URL's host."""
+    """ca: signs the engine's certificate. server_name: the name in it; None for the URL's host.
+
+    cert, key: shown to an engine that requires its clients' certificates; None shows none.
+    """
 
     ca: Path
     server_name: str | None
+    cert: Path | None
+    key: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +99,15 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         engine_key=engine_key(os.environ),
         http=None if given.http_port is None else Address(given.listen.host, given.http_port),
         http_tls=None if given.http_insecure else tls,
-        engine_tls=EngineTls(given.engine_tls_ca, given.engine_tls_server_name)
-        if given.engine_tls_ca
-        else None,
+        engine_tls=_engine_tls(given),
+    )
+
+
+def _engine_tls(given: argparse.Namespace) -> EngineTls | None:
+    if given.engine_tls_ca is None:
+        return None
+    return EngineTls(
+        given.engine_tls_ca, given.engine_tls_server_name, given.engine_tls_cert, given.engine_tls_key
     )
 
 
@@ -128,6 +139,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="DNS name in the engine's certificate; default: the host of --engine",
     )
+    flag(
+        "--engine-tls-cert",
+        type=Path,
+        metavar="PEM",
+        help="shown to an engine that requires its clients' certificates (vLLM's --ssl-cert-reqs 2)",
+    )
+    flag("--engine-tls-key", type=Path, metavar="PEM", help="and this key")
     flag("--telemetry", type=Path, metavar="PATH", help="Unix socket for the engine's step reports")
     flag("--metrics-port", type=port, metavar="PORT", help="serve /metrics, /health and /ready; 0 takes any")
     flag(
@@ -167,7 +185,12 @@ def _check(given: argparse.Namespace) -> None:
         raise ValueError("--engine-tls-ca needs an --engine with https")
     if given.engine_tls_server_name and not given.engine_tls_ca:
         raise ValueError("--engine-tls-server-name needs --engine-tls-ca")
-    for path in (given.tls_cert, given.tls_key, given.tls_client_ca, given.engine_tls_ca):
+    if bool(given.engine_tls_cert) != bool(given.engine_tls_key):
+        raise ValueError("--engine-tls-cert and --engine-tls-key belong together")
+    if given.engine_tls_cert and not given.engine_tls_ca:
+        raise ValueError("--engine-tls-cert needs --engine-tls-ca")
+    engine_files = (given.engine_tls_ca, given.engine_tls_cert, given.engine_tls_key)
+    for path in (given.tls_cert, given.tls_key, given.tls_client_ca, *engine_files):
         if path and not path.is_file():
             raise ValueError(f"{path}: no such file")
 

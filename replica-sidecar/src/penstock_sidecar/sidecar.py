@@ -226,9 +226,9 @@ def engine_tls(options: Options) -> Contexts | None:
     """Return the TLS of connections to the engine, where the flags say it. Raises StartError."""
     tls = options.engine_tls
     try:
-        return None if tls is None else client_contexts(tls.ca, server_name=tls.server_name)
+        return None if tls is None else client_contexts(tls.ca, tls.cert, tls.key, tls.server_name)
     except OSError as error:
-        raise StartError(f"--engine-tls-ca: {error.filename}: {error.strerror}") from None
+        raise StartError(f"TLS to the engine: {error.filename}: {error.strerror}") from None
 
 
 def bounds_of(pool: Pool) -> Bounds:

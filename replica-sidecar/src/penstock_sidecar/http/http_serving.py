@@ -43,7 +43,7 @@ def http_app(
 ) -> HttpApp:
     """Return the application of a replica of this name. demand: counts its requests."""
     settings = settings_of(pool)
-    budget = ByteBudget(settings.buffer_bytes)
+    budget = ByteBudget(settings.buffer_bytes, f"replica {name}")
     request_path = HttpRequestPath(
         name,
         replica,

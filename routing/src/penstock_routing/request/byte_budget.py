@@ -1,4 +1,4 @@
-"""Bytes that a router holds over all of its requests: bodies, and output that clients have not read.
+"""Bytes that a process holds over all of its requests: bodies, and output that clients have not read.
 
 Bounds for each request do not bound the process: 4,096 clients that stop reading may each stay within theirs.
 Beyond the budget a new body is answered 429, because its client can retry. Output of admitted requests cannot
@@ -24,10 +24,13 @@ class Holder(Protocol):
 
 
 class ByteBudget:
-    """One router's. held_bytes: now; each holder of output adds to it and subtracts from it."""
+    """One router's, or one replica's behind a gateway. owner: whose, as clients are told.
 
-    def __init__(self, bound_bytes: int) -> None:
-        self.bound_bytes = bound_bytes
+    held_bytes: now; each holder of output adds to it and subtracts from it.
+    """
+
+    def __init__(self, bound_bytes: int, owner: str = "this router") -> None:
+        self.bound_bytes, self.owner = bound_bytes, owner
         self.held_bytes = 0
         self._holders: set[Holder] = set()
 
@@ -69,7 +72,7 @@ class BodyBytes:
         if budget.held_bytes + more_bytes > budget.bound_bytes:
             raise ApiError(
                 429,
-                f"this router holds its bound of {budget.bound_bytes} bytes for other requests",
+                f"{budget.owner} holds its bound of {budget.bound_bytes} bytes for other requests",
                 type="overloaded",
                 code="router_full",
                 headers=(("retry-after", "1"), ("connection", "close")),

@@ -31,6 +31,15 @@ class EngineUnreachable(EngineGone):
     """No connection could be opened: nothing of a request has been sent."""
 
 
+CUT_SHORT = "the engine closed it before its answer was whole"
+
+TLS_WITHOUT_ANSWER = (
+    "the engine closed it after the TLS handshake: is it one that requires its clients' certificates "
+    "(vLLM's --ssl-cert-reqs 2)?"
+)
+"""With TLS 1.3 a server that wants a certificate accepts the handshake, and asyncio's sends no alert."""
+
+
 class Malformed(Exception):
     """The engine sends what no answer may hold."""
 
@@ -50,6 +59,7 @@ class EngineConnection(asyncio.Protocol):
         self._receive: Receive | None = None
         self._pieces: list[bytes] = []  # of the body, that have not been passed on
         self._unaccounted_bytes = 0  # read since the last piece of a body
+        self._heard = False
         self._head_complete = self._complete = False
         self._framed = self._keep_alive = False
         self._error: EngineGone | None = None
@@ -104,6 +114,7 @@ class EngineConnection(asyncio.Protocol):
         """Parse, and pass on what is of the body."""
         if self.transport.is_closing():
             return
+        self._heard = True
         self._unaccounted_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -124,7 +135,8 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Break off an answer that is not whole."""
-        self._break_off(exc or ConnectionError("the engine closed it before its answer was whole"))
+        turned_away = not self._heard and self.transport.get_extra_info("sslcontext") is not None
+        self._break_off(exc or ConnectionError(TLS_WITHOUT_ANSWER if turned_away else CUT_SHORT))
         self._on_lost(self)
         del self._parser  # it refers to this object, and cycles wait for a full garbage collection
 
