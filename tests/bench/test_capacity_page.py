@@ -64,7 +64,7 @@ def test_several_gpus_that_work_as_one_are_compared_apart(rows: Rows) -> None:
     assert "Geometric mean of 2: 1.90×; 0.95× where distserve counts by its rate per GPU." in text
 
 
-def test_what_was_not_searched_is_named(rows: Rows) -> None:
+def test_scenarios_not_searched_yet_are_named(rows: Rows) -> None:
     text = page_of({"best": PART}, rows)
     assert "Not searched yet: distserve-spec in chatbot; vllm-spec in toolllm." in text
 

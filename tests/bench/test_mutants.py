@@ -294,7 +294,7 @@ def test_compiled_code_is_judged_as_it_is_written(project: Path) -> None:
     assert noticed == {"loops.py"}
 
 
-def test_nothing_is_said_where_the_tests_are_red(project: Path) -> None:
+def test_mutants_are_not_judged_if_the_tests_fail_without_them(project: Path) -> None:
     (project / "tests/parcels/test_parcels.py").write_text("def test(): assert False")
     with pytest.raises(RedBaseline):
         judged(project, "parcels", ["tests/parcels"], of_package(project, "parcels"), jobs=1)

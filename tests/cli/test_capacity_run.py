@@ -85,7 +85,7 @@ def test_as_many_trials_run_as_there_are_processes(monkeypatch: pytest.MonkeyPat
     assert (counts[0], counts[-1]) == ((0, 0), (4, 2))
 
 
-def test_what_is_known_is_not_run_again() -> None:
+def test_a_recorded_trial_is_not_run_again() -> None:
     ran: list[Trial] = []
 
     def work(one: Trial) -> TrialResult:

@@ -275,7 +275,7 @@ def test_a_rate_that_the_first_sample_flattered_is_taken_back() -> None:
     assert 1.0 <= answer.low_rps <= 1.25
 
 
-def test_what_attains_nowhere_has_no_capacity() -> None:
+def test_capacity_is_zero_if_no_rate_attains() -> None:
     answer, _ = found(question(), lambda trial: 0.5)
     assert answer.low_rps == 0.0
 
@@ -306,7 +306,7 @@ def test_a_rate_that_misses_more_than_all_samples_may_is_not_run_on_the_others()
     assert all(first[rate_rps] <= 1 for rate_rps in others)
 
 
-def test_what_attains_everywhere_is_no_question() -> None:
+def test_a_search_fails_if_every_rate_attains() -> None:
     with pytest.raises(UnboundedCapacity, match=r"coder, slos-serve: .* requests/s still attain"):
         found(question(), lambda trial: 0.0)
 
@@ -344,7 +344,7 @@ def test_a_search_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert found(question("vllm"), world, path)[1] == []
 
 
-def test_what_was_remembered_of_other_conditions_is_not_used(tmp_path: Path) -> None:
+def test_trials_recorded_under_other_conditions_are_not_used(tmp_path: Path) -> None:
     path, world = tmp_path / "memory.jsonl", wall(lambda trial: 1.0)
     found(question(), world, path)
     assert len(found(question(lengths=LengthKnowledge.PREDICTED), world, path)[1]) > 5

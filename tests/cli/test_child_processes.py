@@ -180,7 +180,7 @@ async def test_one_that_does_not_listen_is_killed() -> None:
     assert not is_running(pid)
 
 
-async def test_what_a_killed_process_had_started_goes_with_it() -> None:
+async def test_children_of_a_killed_process_end_too() -> None:
     received = Heard()
     one = child(
         f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {PRINT_PID!r}]); {PRINT_PID}",

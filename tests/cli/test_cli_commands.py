@@ -193,7 +193,7 @@ def test_a_bad_trace_exits_2_with_its_line(penstock: Penstock, tmp_path: Path) -
         ),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_a_command_that_fails_prints_one_line(
     penstock: Penstock, arguments: tuple[object, ...], code: int, output: str
 ) -> None:
     done = penstock(*arguments)

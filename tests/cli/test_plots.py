@@ -241,7 +241,7 @@ def test_a_capacity_figure_draws_the_bound_where_it_was_found_to_end(tmp_path: P
     assert "TTFT, 90 % within / its target" in text
 
 
-def test_what_an_svg_says_stays_text_and_a_png_has_its_resolution(tmp_path: Path) -> None:
+def test_an_svg_keeps_its_text_and_a_png_has_the_set_resolution(tmp_path: Path) -> None:
     assert "<text" in drawn(tmp_path / "a.svg").read_text()
     assert "<dc:date>" not in drawn(tmp_path / "a.svg").read_text()
     width, height = (size * style.DOTS_PER_INCH for size in style.PANEL_INCHES)

@@ -184,7 +184,7 @@ async def test_a_simulated_engines_length_is_hidden_from_the_planner(serve: Any,
         (502, "", RequestEnding.FAILED, "502"),
     ],
 )
-async def test_what_is_not_served_has_missed(
+async def test_a_request_that_is_not_served_misses_its_slo(
     serve: Any, tmp_path: Path, *, status: int, code: str | None, ending: RequestEnding, reason: str | None
 ) -> None:
     async def refused(server: Server, request: web.Request, body: dict[str, Any]) -> web.Response:

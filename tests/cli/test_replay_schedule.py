@@ -100,7 +100,7 @@ async def test_each_request_is_sent_at_its_time(clock: Clock) -> None:
     assert found.tally.all.met == 4
 
 
-async def test_what_is_late_is_sent_at_once_and_how_late_it_was_is_counted(clock: Clock) -> None:
+async def test_a_late_request_is_sent_at_once_and_its_lateness_is_counted(clock: Clock) -> None:
     clock.overslept_s = 0.25
     found = await sent(clock, requests(0.0, 0.125, 5.0))
     assert clock.pauses_s == pytest.approx([HEAD_START_S, 0.0, 4.75])
@@ -119,7 +119,7 @@ async def test_a_trace_that_is_slow_to_open_delays_its_first_request_and_makes_n
     assert list(found.tally.late_s) == pytest.approx([0.0, 0.0], abs=1e-9)
 
 
-async def test_what_is_not_sent_is_not_late_and_was_at_no_replica(clock: Clock) -> None:
+async def test_a_request_that_is_not_sent_is_not_late_and_has_no_replica(clock: Clock) -> None:
     found = await sent(clock, requests(0.0, 0.0, 0.0), max_in_flight=2)
     assert [number for number, _ in found.sent] == [0, 1]
     unsent = found.ended[0]

@@ -79,7 +79,7 @@ async def test_a_closed_port_is_an_error_of_one_line() -> None:
     assert str(refused) == f"{url}/v1/models: no server answers there (Connection refused)"
 
 
-async def test_what_is_no_url_is_invalid_input() -> None:
+async def test_an_invalid_url_is_invalid_input() -> None:
     invalid = await failure("http://:80:80")
     assert "not a URL; write for example http://127.0.0.1:8080" in str(invalid)
     assert invalid.exit_code == 2

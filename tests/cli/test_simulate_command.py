@@ -154,7 +154,7 @@ def test_the_same_seed_gives_the_same_result(simulate: Simulate, flags: tuple[st
     assert (first[1] == other[1]) == bool(flags)  # nothing is random where everything is known
 
 
-def test_what_an_engine_cannot_take_has_failed(simulate: Simulate) -> None:
+def test_a_request_longer_than_the_engine_allows_fails(simulate: Simulate) -> None:
     Path("trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,5\n1,9000,5\n")
     done = simulate("--requests", "rows.csv")
     rows = {row["id"]: row for row in csv.DictReader(Path("rows.csv").read_text().splitlines())}

@@ -118,7 +118,9 @@ def test_a_pool_drains_as_long_as_its_slower_part_may(pools: Pools, tmp_path: Pa
     assert [drain_s for _, drain_s, _ in pools.started] == [40.0, 40.0]
 
 
-def test_what_runs_is_shown_and_that_it_stops(pools: Pools, capfd: pytest.CaptureFixture[str]) -> None:
+def test_up_prints_each_process_its_addresses_and_its_end(
+    pools: Pools, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert penstock("--replicas", 11) == 0
     lines = [line.rstrip() for line in capfd.readouterr().err.splitlines()]
     assert lines[0] == "sidecar-r0  | one line"

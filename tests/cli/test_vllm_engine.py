@@ -79,7 +79,7 @@ def test_a_vllm_of_this_environment_needs_no_path(nowhere: Path, monkeypatch: py
     ],
     ids=["no vLLM", "no plug-in", "no Python"],
 )
-def test_what_a_python_lacks_is_said_before_anything_starts(
+def test_a_python_without_vllm_is_refused_before_anything_starts(
     nowhere: Path, tmp_path: Path, printed: str, words: str
 ) -> None:
     python = python_that_prints(tmp_path / "venv", printed)

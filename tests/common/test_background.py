@@ -104,7 +104,7 @@ def test_it_fails_the_test(pytester: pytest.Pytester, monkeypatch: pytest.Monkey
     assert counted.get("failed", 0) + counted.get("errors", 0) >= 1
 
 
-def test_what_ends_with_its_fixture_is_nobodys_fault(
+def test_a_task_that_ends_with_its_fixture_fails_no_test(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     test = """

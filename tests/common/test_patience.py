@@ -6,12 +6,12 @@ import pytest
 from patience import answered, eventually, until
 
 
-def test_what_was_found_is_returned() -> None:
+def test_the_value_that_was_awaited_is_returned() -> None:
     looks = iter([None, 0, "found"])
     assert until(lambda: next(looks)) == "found"
 
 
-def test_what_never_comes_is_named() -> None:
+def test_a_condition_that_never_holds_is_named() -> None:
     with pytest.raises(AssertionError, match="never saw: a miracle"):
         until(lambda: False, "a miracle", within_s=0)
 
@@ -27,7 +27,7 @@ async def test_others_run_while_a_coroutine_waits() -> None:
     assert await eventually(lambda: done) == ["this"]
 
 
-async def test_what_is_asked_for_is_asked_again() -> None:
+async def test_a_question_is_repeated_until_it_is_answered() -> None:
     answers = iter([None, "yes"])
 
     async def ask() -> str | None:

@@ -185,7 +185,7 @@ def test_a_whole_job_is_urgent_while_its_target_can_be_kept(waited_s: float, urg
 
 
 @pytest.mark.parametrize("used_s", [0.02, 0.05, 0.30])
-def test_what_an_iteration_over_or_under_uses_is_carried_to_the_next(used_s: float) -> None:
+def test_time_left_or_overdrawn_by_an_iteration_is_carried_to_the_next(used_s: float) -> None:
     """Allowed 50 ms, it waited `used_s` and ran 50 ms: the next may wait 50 ms and what it saved."""
     job = prompt("a", 400, waited_s=used_s + 0.05, targets=JOB_TARGET, output=51)
     job = advance(job, 400, 1, NOW_S)
@@ -202,7 +202,7 @@ def test_of_two_targets_the_nearer_counts() -> None:
     assert remaining_s(both) == pytest.approx(0.08 - 0.05)
 
 
-def test_what_is_computed_again_of_an_answer_is_no_chunk_of_the_prompt() -> None:
+def test_recomputed_tokens_of_an_answer_are_not_counted_as_prompt() -> None:
     job = prompt("a", 400, waited_s=0.0, targets=JOB_TARGET, output=51)._replace(generated_tokens=3)
     begun, done = job._replace(computed_tokens=399), job._replace(computed_tokens=400)
     assert remaining_s(begun) == pytest.approx(4 * 0.1 - 0.05)
@@ -384,7 +384,7 @@ def test_a_prompt_that_fills_the_budget_whole_goes_before_a_long_one_that_has_ti
     assert step_of(replica([patient], [prompt("short", 400)])).tokens == {"short": 400}
 
 
-def test_what_a_prompt_under_way_still_needs_is_kept_for_it() -> None:
+def test_blocks_for_the_rest_of_a_begun_prompt_are_reserved() -> None:
     half = prompt("half", 900, done=16, targets=Targets(5.0))
     small = prompt("small", 30)
     assert step_of(replica([half], [small], free_blocks=56)).tokens == {"half": 400}
@@ -425,7 +425,7 @@ def test_a_whole_prompt_that_time_would_cut_waits_for_the_long_one() -> None:
     assert step_of(replica([decode("d", tpot_s=0.03)], [new], model=attending)).tokens["new"] < 180
 
 
-def test_what_is_not_urgent_leaves_the_urgent_alone() -> None:
+def test_urgent_prompts_are_added_before_others() -> None:
     waiting = [prompt("patient", 50, waited_s=0.2), prompt("urgent", 300, waited_s=0.92)]
     assert list(step_of(replica([], waiting)).tokens.items()) == [("urgent", 300), ("patient", 50)]
 

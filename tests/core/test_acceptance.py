@@ -14,7 +14,7 @@ def chance(acceptance: Acceptance, tier: str = "chat") -> float:
     return acceptance.measured(CONFIGURED).acceptance_of(tier)
 
 
-def test_nothing_seen_is_the_prior() -> None:
+def test_the_acceptance_rate_is_the_prior_without_observations() -> None:
     assert chance(Acceptance(0.6)) == 0.6
     assert observe(Acceptance(0.6), []) == Acceptance(0.6)
 

@@ -84,7 +84,7 @@ def test_an_idle_replica_admits_a_prompt_that_only_one_long_batch_serves_in_time
     assert verdict.ttft_predicted_s == pytest.approx(just_s - 0.001)
 
 
-def test_what_no_idle_replica_can_do_is_never() -> None:
+def test_a_request_that_no_idle_replica_could_serve_is_rejected_with_never() -> None:
     impossible = [
         asks("late", 3000, ttft_s=MODEL.prefill_seconds(3000) - 0.001),
         asks("fast", tpot_s=0.020),

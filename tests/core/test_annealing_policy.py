@@ -74,7 +74,7 @@ def test_one_that_is_lost_anyway_goes_last() -> None:
     assert list(first_step(view).tokens) == ["fine"]
 
 
-def test_what_runs_goes_on_and_new_requests_fill_the_batch() -> None:
+def test_running_decodes_continue_and_new_prompts_fill_the_batch() -> None:
     view = replica([decode("a")], [prompt("b"), prompt("c")], limits=Limits(batch_tokens=151))
     assert first_step(view).tokens == {"a": 1, "b": 100, "c": 50}
 
@@ -250,7 +250,7 @@ def test_a_request_without_a_deadline_is_overdue_by_its_wait() -> None:
     assert overdue([free, prompt("chat")], 39.0, 30.0) is free
 
 
-def test_what_a_job_asks() -> None:
+def test_the_demand_of_a_job_follows_from_its_targets_and_predicted_length() -> None:
     assert ask(prompt("chat", at_s=1.0), 3.0, 1.0) == Ask(100, 49, 2.0, 10.0, 0.05, inf)
     assert ask(prompt("half"), 0.0, 0.5).decode_tokens == 24
     assert ask(prompt("one", answer=4), 0.0, 0.1).decode_tokens == 0

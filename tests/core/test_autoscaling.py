@@ -110,7 +110,7 @@ def test_one_observation(
     assert (decision.replicas, decision.reason) == then
 
 
-def test_what_runs_now_keeps_its_replicas_though_the_average_was_less() -> None:
+def test_current_load_keeps_replicas_even_if_the_mean_load_is_lower() -> None:
     """3.5 full ones now, and half of that in the mean: with a tenth more and nine tenths full, five."""
     quiet = Period(NOW_S - 15, 15.0, 5, 0.0, 0, 0, {})
     decision = decided(AT_ONCE, seen(chat(60), pool_of(5, 0.7)), remembering(5, periods=(quiet,)))
@@ -129,7 +129,7 @@ def test_where_capacity_was_never_seen_the_effect_of_each_step_is_watched_for_a_
     assert (after.down == (ScalingDecision(NOW_S, 6),)) is (capacity_rps is None)
 
 
-def test_what_a_pool_leaves_open_is_as_the_manual_says() -> None:
+def test_autoscaling_settings_have_the_documented_defaults() -> None:
     assert Scaling(1, 10) == Scaling(
         min_replicas=1,
         max_replicas=10,
@@ -197,7 +197,7 @@ def test_more_only_once_the_whole_window_asks_for_more() -> None:
     assert now_s == 75.0
 
 
-def test_what_the_window_saw_stays_in_the_message() -> None:
+def test_a_message_names_the_replicas_asked_for_within_the_window() -> None:
     memory = remembering(4, down=(ScalingDecision(NOW_S - 60, 4),))
     decision = decided(POOL, seen(chat(60), pool_of(4, 0.3)), memory)
     assert decision == Decision(

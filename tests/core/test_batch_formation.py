@@ -74,7 +74,7 @@ def batch(running: list[Job], waiting: list[Job], **bounds: object) -> Step:
     return form_batch(Workload.of(view, inf))
 
 
-def test_nothing_to_do_is_an_empty_step() -> None:
+def test_a_step_without_requests_is_empty() -> None:
     assert batch([], []) == Step({}, (), {}, 0.0)
 
 

@@ -91,7 +91,7 @@ def foreseen(
     return plan(InitialState.of(view or replica(), decodes, prompts), rule)
 
 
-def test_nothing_to_do_is_kept() -> None:
+def test_a_plan_without_requests_is_feasible() -> None:
     reported = foreseen([], [])
     assert reported._replace(rows=None) == BatchPlan(  # type: ignore[arg-type]
         ORDINARY,
@@ -284,7 +284,7 @@ def test_an_answer_of_one_token_never_decodes() -> None:
     assert reported.in_time
 
 
-def test_what_would_take_for_ever_keeps_nothing() -> None:
+def test_a_plan_with_too_many_batches_is_infeasible() -> None:
     endless = [prompt("p", 40 * (MOST_BATCHES + 1), inf, tpot_s=None)]
     assert not foreseen([], endless, view=replica(batch_tokens=40)).in_time
     crowd = [decode(f"d{i}", tpot_s=None, output=500) for i in range(40)]
@@ -548,7 +548,7 @@ def test_rules_have_a_margin_while_more_were_rejected_than_admitted() -> None:
     assert margins == [{0.0}, {0.0}, {MARGIN}]
 
 
-def test_what_was_admitted_without_the_margin_the_engine_plans_without_it() -> None:
+def test_the_engine_plans_without_the_margin_if_only_that_is_feasible() -> None:
     """A long answer 0.4 s ahead, and a prompt that takes nearly all of that and is due then."""
     ahead = decode("ahead", due_in_s=0.4, output=5000)
     hurried = prompt("p", 4700, OPT.seconds(BatchWork(4701, 301, chunk_work(4700, 0))) + 0.005)

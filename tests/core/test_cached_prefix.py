@@ -126,7 +126,7 @@ def test_the_forecast_with_a_cached_prefix_is_shorter() -> None:
     assert snapshot(waiting).prefill_wait_s < snapshot(queued).prefill_wait_s
 
 
-def test_what_only_a_cached_prefix_makes_possible_is_admitted_and_says_so() -> None:
+def test_a_request_that_only_a_cached_prefix_makes_possible_is_admitted_with_a_mark() -> None:
     policy, view = SlosServe(), replica()
     tight = asks("a", 8000, ttft_s=MODEL.prefill_seconds(8000) / 4)
     assert policy.admit(view, [tight]) == [Rejected(Reason.NEVER)]

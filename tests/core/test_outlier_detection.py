@@ -105,7 +105,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.floats(0, 1, exclude_max=True))
-def test_whatever_happens_an_ejection_ends_and_one_request_at_most_probes(
+def test_every_ejection_ends_and_at_most_one_request_probes(
     events: list[tuple[str, float]], draw: float
 ) -> None:
     health, now_s = ReplicaHealth(), 0.0

@@ -40,7 +40,7 @@ def test_memory_is_the_tokens_held_over_every_step_for_the_value() -> None:
     assert memory(job(value=4.0)) == 10 * (100 + 20)
 
 
-def test_what_is_usual_is_the_mean_of_enough_requests() -> None:
+def test_usual_costs_are_the_mean_of_enough_requests() -> None:
     jobs = [job(prompt=100 * number) for number in range(1, FEW_REQUESTS + 1)]
     assert usual_costs(jobs[:-1]) == UsualCosts(inf, inf)
     assert usual_costs(jobs) == UsualCosts(

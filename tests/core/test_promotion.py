@@ -45,7 +45,7 @@ def test_the_cheapest_of_the_most_valuable_set_is_promoted() -> None:
     assert promotes(replica(small)) == {"small"}
 
 
-def test_what_the_program_chooses_is_promoted_only_where_a_plan_confirms_it() -> None:
+def test_a_request_chosen_by_the_program_is_promoted_only_if_a_plan_confirms_it() -> None:
     """The fluid of the program knows no price: `large` would fit, and is too dear beside short requests."""
     queue = [asks(f"w{i}", 400, 0.9, best_effort=False) for i in range(16)]
     small, large = asks("small", 500, 1.0), asks("large", 3000, 1.0)

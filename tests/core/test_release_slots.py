@@ -17,7 +17,7 @@ def test_a_queue_in_the_engine_counts_when_it_is_seen_twice() -> None:
     assert once.reported(running=4, waiting=0).reported(running=4, waiting=2).most == 16
 
 
-def test_what_was_learned_is_relaxed_up_to_the_pools_word() -> None:
+def test_a_learned_slot_limit_is_relaxed_up_to_the_configured_one() -> None:
     assert EngineSlots(16, 8).relaxed().most == 10
     slots = EngineSlots(16, 1, queued=True)
     for _ in range(20):

@@ -248,7 +248,7 @@ def test_equation_1_is_solved_as_by_trying_every_number_of_tiles(seed: int) -> N
         assert most_tokens(order, costs, limit_s, 2000) == max(fitting, default=0)
 
 
-def test_what_just_takes_the_time_there_is_fits_and_nothing_longer() -> None:
+def test_a_batch_of_exactly_the_available_time_fits_and_no_longer_one() -> None:
     order = in_order([prompt("a", 900)], NOW_S, PLAIN)
     for tiles in (1, 2, 7):
         limit_s = float(PLAIN.prefill_s(np.array([128 * tiles]), np.array([0.0]))[0])
@@ -347,7 +347,7 @@ def test_kinds_of_iteration_are_distinguished(
 # Memory
 
 
-def test_what_ends_apart_may_start_together() -> None:
+def test_requests_that_end_at_different_times_may_start_together() -> None:
     """Ten blocks now and twenty at the end beside twenty that end with the next token: 31, not 40."""
     ending = decode("ending", context=303, tokens=1, output=2)
     growing = prompt("growing", 160, output=161)

@@ -60,7 +60,7 @@ def test_a_ticket_of_another_key_is_never_accepted(key: bytes) -> None:
     assert checking(key).accept(issued(), "e-1", 100.0) is TicketFault.FORGED
 
 
-def test_nothing_is_accepted_without_a_key() -> None:
+def test_no_ticket_is_accepted_without_a_key() -> None:
     assert checking(b"").accept(sealed(EngineTicket({}, 100.0), b""), "e-1", 100.0) is TicketFault.FORGED
 
 

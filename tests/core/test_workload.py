@@ -57,7 +57,7 @@ def test_the_protected_request_is_among_the_admitted_ones_and_no_best_effort_any
     assert [one.request.id for one in running.admitted.decodes] == ["d", "old"]
 
 
-def test_what_is_usual_is_known_from_a_few_requests_on() -> None:
+def test_usual_costs_are_known_from_a_few_requests_on() -> None:
     few = [job(f"{i}") for i in range(FEW_REQUESTS)]
     assert workload_of(*few[1:]).admitted.usual == UsualCosts(float("inf"), float("inf"))
     assert workload_of(*few).admitted.usual == usual_costs(few) == UsualCosts(50 * 125.0, 150.0)

@@ -30,7 +30,7 @@ def test_whole_answers_are_compared_and_no_others() -> None:
     assert count_toll([whole, doubled], []).texts == {"a b", "a b b"}
 
 
-def test_what_was_on_a_killed_process_is_excused_and_nothing_else() -> None:
+def test_only_requests_on_a_killed_process_are_excused() -> None:
     other = Asked(3, began_s=1.0, replica="r0", ended_s=1.5, problem="the stream ended")
     toll = count_toll([CUT_SHORT, other], [lambda requested: requested.replica == "r1"])
     assert (toll.excused, toll.lost) == (1, [other])

@@ -158,7 +158,7 @@ def test_a_release_upgrades_rolls_back_and_leaves_only_the_pools(
     assert "demo" in kubectl.out("get", "pools")
 
 
-def test_what_an_earlier_release_left_can_be_taken_over(
+def test_a_release_can_take_over_objects_of_an_earlier_one(
     helm: Callable[..., str], kubectl: Kubectl, namespace: str
 ) -> None:
     helm("install", "first", CHART, "--take-ownership")

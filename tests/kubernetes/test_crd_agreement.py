@@ -271,7 +271,7 @@ def test_an_example_comes_back_with_the_same_meaning(pools: Pools, file: Path) -
             assert parse_pool(stored, "stored").spec == parse_pool(document, "file").spec
 
 
-def test_what_local_tools_would_assume_is_stored(pools: Pools) -> None:
+def test_the_api_server_stores_the_defaults_that_local_tools_assume(pools: Pools) -> None:
     spec = parse_pool(pools.create(GOOD).raise_for_status().json(), "stored").spec
     parts = [spec, spec.engine, spec.scheduling, spec.routing, spec.router, spec.monitoring, *spec.tiers]
     assumed = [

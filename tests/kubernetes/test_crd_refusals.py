@@ -378,7 +378,7 @@ def test_a_pool_that_is_full_to_its_bounds_is_still_judged(pools: Pools) -> None
         ("spec/tiers/1/slo/tpot", "1" * 33 + "ns", "spec.tiers[1].slo.tpot: Too long"),
     ],
 )
-def test_what_is_huge_is_refused(pools: Pools, path: str, value: object, field: str) -> None:
+def test_oversized_values_are_refused(pools: Pools, path: str, value: object, field: str) -> None:
     assert pools.refusals(with_change(path, value))[0].startswith(field)
 
 

@@ -125,7 +125,7 @@ def crashed(container: Object) -> Object:
         ("sidecar", crashed, "SidecarCrashing", "container sidecar: exit code 2"),
     ],
 )
-def test_what_the_node_says(
+def test_failures_reported_by_the_node_become_the_pools_reason(
     world: World, container: str, says: Callable[[Object], Object], reason: str, words: str
 ) -> None:
     world.make("ServingPool", pool_document(replicas=1))

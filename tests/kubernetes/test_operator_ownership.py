@@ -43,7 +43,7 @@ def reconciled(world: World, operator: OperatorProcess, times: int) -> None:
         eventually(lambda: operator.metric("penstock_operator_reconcile_seconds_count") > count)  # noqa: B023
 
 
-def test_what_a_mutating_webhook_changes_is_no_drift(
+def test_changes_by_a_mutating_webhook_are_no_drift(
     world: World, operator: OperatorProcess, tmp_path: Path
 ) -> None:
     with mutating_webhook(world.client, world.namespace, tmp_path, mirrored):

@@ -94,7 +94,7 @@ def test_drift_is_corrected(world: World, kind: str, name: str, harm: dict[str, 
     eventually(lambda: [output for output in world.events("DriftMended") if f'{kind} "{name}"' in output])
 
 
-def test_what_is_deleted_comes_back(world: World) -> None:
+def test_deleted_objects_are_created_again(world: World) -> None:
     world.make("ServingPool", pool_document())
     world.ready()
     for kind in ("Service", "ConfigMap", "Deployment", "NetworkPolicy"):

@@ -69,7 +69,7 @@ def has_acted(operator: OperatorProcess, world: World, times: int) -> None:
     eventually(lambda: operator.said().count("event=acted") >= times or world.condition("Ready")[0])
 
 
-def test_what_happens_while_no_operator_runs_is_made_up_for(world: World, start: Start) -> None:
+def test_changes_made_without_an_operator_are_reconciled_after_its_start(world: World, start: Start) -> None:
     operator = start()
     world.make("ServingPool", pool_document("leaves"))
     world.make("ServingPool", pool_document("stays"))

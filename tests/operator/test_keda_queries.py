@@ -201,7 +201,7 @@ def test_requests_that_no_replica_could_serve_ask_for_none(wanted: Wanted) -> No
     assert wanted("never", 2) == 2
 
 
-def test_what_fewer_replicas_refused_is_not_asked_of_more(wanted: Wanted) -> None:
+def test_rejections_by_fewer_replicas_do_not_ask_for_more_than_these(wanted: Wanted) -> None:
     """Half was refused by two until a minute ago, when two more came and took it all."""
     assert wanted("grown", 4) == 4
 

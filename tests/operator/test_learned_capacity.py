@@ -32,7 +32,7 @@ def test_a_capacity_is_written_and_read_again(
     assert learned_capacity_rps("llama", [made]) == 3.14
 
 
-def test_nothing_is_written_before_anything_is_learned(
+def test_no_config_map_is_written_before_a_capacity_is_learned(
     make_pool: Callable[..., Pool], settings: OperatorSettings, credentials: Credentials
 ) -> None:
     assert learned(make_pool, settings, credentials, None) == []
@@ -42,7 +42,7 @@ def test_nothing_is_written_before_anything_is_learned(
 @pytest.mark.parametrize(
     "data", [{}, None, {"capacityRps": "much"}, {"capacityRps": "-1"}, {"capacityRps": "inf"}]
 )
-def test_what_cannot_be_read_is_learned_anew(data: Any) -> None:
+def test_an_unreadable_capacity_is_learned_anew(data: Any) -> None:
     found = {"kind": "ConfigMap", "metadata": {"name": "llama-learned"}, "data": data}
     assert learned_capacity_rps("llama", [found]) is None
 

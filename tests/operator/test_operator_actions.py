@@ -65,7 +65,7 @@ def sent(manifest: Manifest) -> Manifest:
     return kept
 
 
-def test_what_admission_changed_is_left_as_it_is(want: Want) -> None:
+def test_fields_changed_by_admission_are_left_as_they_are(want: Want) -> None:
     wanted = want()
     seen = {name: sent(each) for name, each in wanted.items()}
     template = seen["Deployment/llama-router"]["spec"]["template"]["spec"]
@@ -73,7 +73,7 @@ def test_what_admission_changed_is_left_as_it_is(want: Want) -> None:
     assert decide(tuple(wanted.values()), list(seen.values()), OURS) == ()
 
 
-def test_what_the_api_server_leaves_out_is_said_and_not_sent_again(want: Want) -> None:
+def test_fields_dropped_by_the_api_server_are_reported_and_not_sent_again(want: Want) -> None:
     wanted = want()
     seen = {name: sent(each) for name, each in wanted.items()}
     del seen["Deployment/llama-router"]["spec"]["template"]["spec"]["containers"][0]["image"]
@@ -156,13 +156,13 @@ def test_a_foreign_object_of_the_same_name_is_a_conflict_and_left_alone(
     ],
     ids=["no owner", "other owner", "other manager", "no labels", "leaving already"],
 )
-def test_what_may_not_be_deleted_is_not(want: Want, change: Callable[[Any], Any]) -> None:
+def test_objects_of_other_owners_are_not_deleted(want: Want, change: Callable[[Any], Any]) -> None:
     ingress = stored(want(ingress={"host": "a.example"})["Ingress/llama"])
     change(ingress["metadata"])
     assert decide([], [ingress], OURS) == ()
 
 
-def test_what_is_being_deleted_is_awaited(want: Want) -> None:
+def test_an_object_that_is_being_deleted_is_awaited(want: Want) -> None:
     wanted = want()["Service/llama"]
     leaving = stored(wanted)
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"

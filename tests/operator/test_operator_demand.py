@@ -37,7 +37,7 @@ def test_first_look_only_begins_to_count() -> None:
     assert added["chat"]["arrived"] == 0
 
 
-def test_what_was_added_since_the_last_look() -> None:
+def test_a_tally_returns_what_was_added_since_the_last_reading() -> None:
     tally = DemandTally()
     tally.added([reading(arrived=500)], 1000.0)
     elapsed_s, added = tally.added([reading(since_s=110, arrived=530)], 1010.0)
@@ -105,7 +105,7 @@ def test_demand_says_what_routers_and_pods_say() -> None:
     assert not demand.tiers["chat"].has_slo
 
 
-def test_what_json_cannot_say_is_endless() -> None:
+def test_a_null_duration_is_infinite() -> None:
     """A replica whose decodes leave no time for prefills is full, not idle."""
     rows = [{"name": "chat-replica-0", "prefill_wait_s": None, "prefill_slack_s": 0.0}]
     reported, pods = reading_of("a", page(replicas=rows)), {"chat-replica-0": ReplicaState.READY}

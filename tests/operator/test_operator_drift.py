@@ -57,7 +57,7 @@ CONTAINERS = {"containers": [{"name": "a", "image": "a:1"}, {"name": "b", "image
         "mounts by path",
     ],
 )
-def test_what_only_looks_different_is_no_drift(wanted: Any, seen: Any) -> None:
+def test_equal_values_in_other_notations_are_no_drift(wanted: Any, seen: Any) -> None:
     assert drift(wanted, seen) == ()
 
 
@@ -246,12 +246,12 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_nothing_drifts_from_itself(value: Any) -> None:
+def test_equal_objects_have_no_drift(value: Any) -> None:
     assert drift({"spec": value}, {"spec": value}) == ()
 
 
 @given(st.dictionaries(st.text(max_size=4), JSON, max_size=3), st.dictionaries(st.text(max_size=4), JSON))
-def test_whatever_is_there_besides_is_no_drift(wanted: Any, more: Any) -> None:
+def test_additional_fields_are_no_drift(wanted: Any, more: Any) -> None:
     assert drift(wanted, {**more, **wanted}) == ()
 
 
@@ -272,5 +272,5 @@ def test_equal_quantities_are_equal_however_they_are_written(one: str, other: st
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1gi", "one", "1.2.3"])
-def test_what_is_no_quantity_has_no_value(text: str) -> None:
+def test_an_invalid_quantity_has_no_value(text: str) -> None:
     assert quantity(text) is None

@@ -75,7 +75,7 @@ def ends(metrics: OperatorMetrics) -> set[tuple[str, str, str]]:
     }
 
 
-async def test_what_was_applied_is_known_at_once_but_for_secrets() -> None:
+async def test_applied_objects_except_secrets_are_in_the_cache_at_once() -> None:
     api = Api()
     problems, cache, metrics = await carried_out(api, missing("chat"), missing("chat-ca", kind="Secret"))
     assert problems == ()
@@ -83,7 +83,7 @@ async def test_what_was_applied_is_known_at_once_but_for_secrets() -> None:
     assert ends(metrics) == {("Service", "missing", "done"), ("Secret", "missing", "done")}
 
 
-async def test_what_is_refused_keeps_nothing_else_from_being_done() -> None:
+async def test_a_refused_action_does_not_stop_the_others() -> None:
     api = Api(refusing={"first": [FORBIDDEN], "second": [QUOTA]})
     problems, _, metrics = await carried_out(api, missing("first"), missing("second"), missing("third"))
     assert problems == (
@@ -115,7 +115,7 @@ async def test_a_field_that_excludes_a_foreign_addition_replaces_it() -> None:
 
 
 @pytest.mark.parametrize(("action", "refusal"), [(drifted("chat"), FORBIDDEN), (missing("chat"), INVALID)])
-async def test_nothing_is_overwritten_otherwise(action: Apply, refusal: ApiRefused) -> None:
+async def test_other_conflicts_are_reported_and_not_overwritten(action: Apply, refusal: ApiRefused) -> None:
     api = Api(refusing={"chat": [refusal]})
     (problem,), _, _ = await carried_out(api, action)
     assert problem.message == f'Service "chat": {refusal}'

@@ -77,7 +77,7 @@ class Held:
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_nothing_of_a_write_is_sent_without_the_lease(write: Callable[[Api], Awaitable[object]]) -> None:
+def test_no_byte_of_a_write_is_sent_without_the_lease(write: Callable[[Api], Awaitable[object]]) -> None:
     assert asyncio.run(sent(write, Held(0).check)) == (b"", True)
 
 

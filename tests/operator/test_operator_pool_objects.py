@@ -177,7 +177,7 @@ def test_a_pool_with_a_certificate_serves_https_and_is_probed_in_the_clear(want:
     assert [(probe["port"], probe.get("scheme")) for probe in probes] == [("admin", None)] * 3
 
 
-def test_what_watches_routers_asks_their_admin_port(want: Want) -> None:
+def test_monitoring_reads_routers_at_their_admin_port(want: Want) -> None:
     objects = want(**EVERYTHING)
     (router,) = containers(objects["Deployment/llama-router"]["spec"]["template"]["spec"])
     ports = {port["name"]: port["containerPort"] for port in router["ports"]}

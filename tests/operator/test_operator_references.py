@@ -145,7 +145,7 @@ def test_measured_time_model_is_named_by_its_field() -> None:
     assert named(measured, wanted) == [("ConfigMap", "measured", "spec.engine.timeModel")]
 
 
-def test_what_the_pool_makes_itself_is_no_reference() -> None:
+def test_an_object_that_the_pool_makes_itself_is_no_reference() -> None:
     own = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "own", "namespace": "team"}}
     wanted = pods("replica", volumes=[{"configMap": {"name": "own"}}])
     assert named(pool(), wanted, own) == []

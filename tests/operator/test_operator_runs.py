@@ -211,7 +211,7 @@ def test_an_operator_that_may_not_read_pools_does_not_start() -> None:
         run(story())
 
 
-def test_what_watches_lost_is_found_by_a_list_of_everything() -> None:
+def test_events_lost_by_watches_are_found_by_a_full_list() -> None:
     async def story() -> None:
         server = serving(pool())
         async with operating(server, replace(OPTIONS, resync_s=50.0)) as operator:

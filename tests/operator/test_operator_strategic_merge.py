@@ -129,7 +129,7 @@ PATCHES: st.SearchStrategy[Any] = st.fixed_dictionaries(
 
 
 @given(PATCHES)
-def test_what_a_patch_does_not_name_stays(patch: dict[str, Any]) -> None:
+def test_fields_absent_from_a_patch_stay(patch: dict[str, Any]) -> None:
     before = deepcopy(BASE)
     merged = merge_pod_template(BASE, patch)["spec"]
     assert before == BASE

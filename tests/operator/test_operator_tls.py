@@ -200,7 +200,7 @@ def test_renewals_are_due_to_the_second(make_key: MakeKey) -> None:
     assert renewed(both, NAME, expired, make_key).authorities == both.authorities[1:]
 
 
-def test_what_is_good_is_kept_to_the_byte(make_key: MakeKey) -> None:
+def test_valid_credentials_are_kept_unchanged(make_key: MakeKey) -> None:
     held = renewed(StoredCredentials(), NAME, START, make_key)
     due = CERTIFICATE_LIFE - CERTIFICATE_RENEWED
     assert renewed(held, NAME, START + due - DAY, make_key) == held
@@ -259,7 +259,7 @@ def test_expired_credentials_are_made_anew(make_key: MakeKey) -> None:
 Want = Callable[..., dict[str, Manifest]]
 
 
-def test_what_was_published_reads_back(want: Want, credentials: Credentials) -> None:
+def test_published_credentials_can_be_read_back(want: Want, credentials: Credentials) -> None:
     objects = want()
     held = read_credentials(objects["Secret/llama-ca"], objects["Secret/llama-tls"])
     assert held == stored(credentials)

@@ -97,13 +97,13 @@ def test_a_spec_that_is_not_in_effect_is_not_ready_however_well_its_pods_are(cau
     assert reported["Available"] == ("True", "Serving")
 
 
-def test_nothing_made_yet_is_rolling_out() -> None:
+def test_a_pool_without_objects_is_rolling_out() -> None:
     reported = conditions(status_of(view(), {}, NOW))
     assert reported["Ready"] == reported["Available"] == ("False", "Starting")
     assert reported["Progressing"] == ("True", "RollingOut")
 
 
-def test_what_the_statefulset_has_not_seen_yet_is_rolling_out() -> None:
+def test_a_generation_that_the_statefulset_has_not_observed_is_rolling_out() -> None:
     stale = replicas()
     stale["metadata"]["generation"] = 2
     reported = conditions(status_of(view(stale, routers()), {}, NOW))

@@ -115,7 +115,9 @@ async def test_the_backup_is_asked_last_and_its_answer_is_the_clients(front: Fro
         assert ([seen.backup for seen in r0.seen], len(r1.seen)) == ([False, True], 1)
 
 
-async def test_what_only_the_picker_may_say_is_taken_from_clients(front: Front, tmp_path: Path) -> None:
+async def test_headers_reserved_for_the_picker_are_removed_from_client_requests(
+    front: Front, tmp_path: Path
+) -> None:
     r0, r1 = replicas()
     async with front.behind(tmp_path, r0, r1, fail_open=True) as (envoy, _):
         smuggled = {

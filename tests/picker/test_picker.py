@@ -73,7 +73,7 @@ async def test_a_request_gets_the_order_and_two_backups_and_is_counted_at_the_fi
         assert (page["tiers"]["chat"]["arrived"], page["tiers"]["coder"]["arrived"]) == (1, 0)
 
 
-async def test_whoever_has_the_prefix_is_asked_first_and_counted_for_the_rest_alone() -> None:
+async def test_the_holder_of_a_prefix_is_first_and_loaded_with_uncached_tokens_only() -> None:
     r0, r1 = replicas()
     [mark] = prompt_marks(BODY).marks
     async with picker_of((r0, r1), pool_with(routing={"order": "prefix"})) as picker:

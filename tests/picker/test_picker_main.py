@@ -185,7 +185,7 @@ class Broken:
         raise ZeroDivisionError
 
 
-async def test_what_runs_beside_the_fronts_ends_the_process_with_its_fault(pool_file: Path) -> None:
+async def test_a_failed_background_task_ends_the_process_with_its_error(pool_file: Path) -> None:
     options = parse(["-f", str(pool_file), "--replica", "x=h:1", "--admin-port", "0", *FRONTS])
     pool = load_pool(pool_file)
     keys = Keys(pool.spec.applications, {})
@@ -213,7 +213,7 @@ async def test_a_taken_port_is_a_start_error(pool_file: Path) -> None:
     ],
     ids=["no pool", "a secret of nobody", "no certificate", "no authority"],
 )
-def test_what_cannot_be_right_is_exit_2(
+def test_invalid_options_end_the_process_with_exit_code_2(
     pool_file: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

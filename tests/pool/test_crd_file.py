@@ -44,7 +44,7 @@ def test_every_field_is_described_and_has_one_place(path: str, schema: dict[str,
 
 
 @pytest.mark.parametrize(("path", "schema"), FIELDS.items(), ids=FIELDS)
-def test_what_has_a_size_has_a_bound(path: str, schema: dict[str, Any]) -> None:
+def test_every_array_string_and_map_has_a_bound(path: str, schema: dict[str, Any]) -> None:
     """A spec of any size is refused by its fields, and rules over them have a cost that can be foreseen."""
     kind = schema.get("type")
     if kind == "array":
@@ -74,7 +74,7 @@ def test_defaults_are_written_as_in_a_file(path: str, default: object) -> None:
 @pytest.mark.parametrize(
     "path", ["spec.defaultTier", "spec.autoscaling", "spec.applications", "spec.ingress"]
 )
-def test_what_may_be_absent_stays_absent(path: str) -> None:
+def test_optional_fields_without_a_default_have_none_in_the_crd(path: str) -> None:
     assert "default" not in FIELDS[path]
 
 

@@ -76,7 +76,7 @@ def test_a_file_of_a_later_version_is_read_by_what_is_known_of_it(tmp_path: Path
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b" " * (1 << 21)], ids=["broken", "a list", "huge"])
-def test_what_is_not_even_an_object_is_no_model(content: bytes, tmp_path: Path) -> None:
+def test_a_time_model_that_is_no_object_is_refused(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(PoolError, match="time model"):
         load_pool(pool_beside(tmp_path, content))
 

@@ -35,7 +35,7 @@ def test_a_duration_is_read_in_seconds(text: str, seconds: float) -> None:
         ("25h", '"25h" is longer than a day; at most 24h'),
     ],
 )
-def test_what_is_no_duration_says_what_would_be_right(text: str, line: str) -> None:
+def test_an_invalid_duration_is_refused_with_a_valid_example(text: str, line: str) -> None:
     with pytest.raises(ValueError, match=r"\S") as error:
         parse_duration_s(text)
     assert str(error.value) == line

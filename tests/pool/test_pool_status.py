@@ -34,7 +34,7 @@ def test_a_status_reads_back_as_it_was() -> None:
     assert PoolStatus.model_validate(FULL.document()) == FULL
 
 
-def test_what_was_not_observed_is_zero_or_absent() -> None:
+def test_fields_that_were_not_observed_are_zero_or_absent() -> None:
     document = PoolStatus().document()
     assert document["replicas"] == 0
     assert "autoscaling" not in document

@@ -66,7 +66,9 @@ NOT_JSON = [
 
 @pytest.mark.parametrize("body", NOT_JSON, ids=lambda body: repr(body[:16]))
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_what_is_no_json_object_is_400(router: tuple[str, int], path: str, body: bytes) -> None:
+def test_a_body_that_is_no_json_object_is_answered_400(
+    router: tuple[str, int], path: str, body: bytes
+) -> None:
     refused(exchange(router, post(path, body)), 400)
 
 
@@ -193,7 +195,9 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: pool\r\n"
     ],
     ids=lambda request: repr(request[-24:]),
 )
-def test_what_is_no_http_is_400_or_closed(router: tuple[str, int], request_bytes: bytes) -> None:
+def test_bytes_that_are_no_http_are_answered_400_or_closed(
+    router: tuple[str, int], request_bytes: bytes
+) -> None:
     answer = exchange(router, request_bytes, half_close=True)
     assert answer.status in (0, 400, 404), answer
     if answer.status == 400:

@@ -104,7 +104,7 @@ def test_all_full_is_429_where_the_pool_says_so(small: LivePool) -> None:
     assert "x-should-retry" not in error.response.headers
 
 
-def test_what_was_refused_is_served_once_there_is_room(small: LivePool) -> None:
+def test_a_rejected_request_is_served_once_there_is_room(small: LivePool) -> None:
     with occupied(small, 2), pytest.raises(openai.RateLimitError):
         ask(small)
     assert ask(small)["x-penstock-verdict"] == "admitted"
@@ -117,7 +117,7 @@ def test_the_official_client_retries_after_the_given_time(small: LivePool) -> No
     assert answer.choices
 
 
-def test_what_no_replica_could_ever_meet_is_not_to_be_retried(small: LivePool) -> None:
+def test_a_rejection_with_never_asks_clients_not_to_retry(small: LivePool) -> None:
     with pytest.raises(openai.RateLimitError) as refusal:
         ask(small, "instant", max_tokens=50)
     assert refusal.value.response.headers["x-should-retry"] == "false"

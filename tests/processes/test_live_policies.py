@@ -93,7 +93,9 @@ def test_every_policy_serves_what_comes_at_once(
 
 
 @pytest.mark.parametrize("name", ["distserve", "vllm-real"])
-def test_what_is_only_simulated_is_refused_in_one_line(name: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_a_policy_for_simulations_only_is_refused_in_one_line(
+    name: str, nursery: Nursery, tmp_path: Path
+) -> None:
     file = write_pool(tmp_path / "pool.yaml", scheduling={"policy": name})
     flags = ["-f", str(file)]
     for start, command in ((Process, ["penstock", "up", *flags]), (nursery, ["penstock-engine", *flags])):

@@ -112,7 +112,7 @@ async def test_three_routers_admit_what_one_would(
     assert all(one.alone == 0 for one in three)
 
 
-async def test_what_ends_on_one_router_makes_room_on_another(redis: RedisServer) -> None:
+async def test_a_request_that_ends_on_one_router_makes_room_on_another(redis: RedisServer) -> None:
     a, b = (Router(redis, limits(concurrentRequests=1, tokensPerMinute=100)) for _ in range(2))
     async with routers(a, b):
         (first,) = admitted([await a.enter(100)])
@@ -270,7 +270,7 @@ async def test_a_router_that_renews_keeps_what_it_has_under_way(redis: RedisServ
         assert (await other(1000.0 + LEASE_S + 1, 1))[5] == 1
 
 
-async def test_what_is_kept_is_bounded_and_goes_by_itself(redis: RedisServer) -> None:
+async def test_keys_in_redis_are_bounded_and_expire(redis: RedisServer) -> None:
     of = limits(concurrentRequests=5, requestsPerMinute=10_000, tokensPerMinute=10_000)
     async with Redis.from_url(redis.url) as client:
         for second in range(300):

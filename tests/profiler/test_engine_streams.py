@@ -76,7 +76,7 @@ async def test_a_chunk_is_a_token_where_the_engine_does_not_count() -> None:
     assert stream.prompt_tokens == 4
 
 
-async def test_what_came_already_is_no_token() -> None:
+async def test_a_repeated_usage_count_is_no_new_token() -> None:
     async with serving(streaming(text(1), text(1), text(2))) as url:
         stream = await followed(url)
     assert [seen.tokens for seen in stream.seen] == [1, 2]
@@ -246,7 +246,7 @@ async def test_a_server_without_a_model_is_no_engine(card: Any) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://x", "http://", "https:///v1"])
-async def test_what_is_no_url_is_said_to_be_none(url: str) -> None:
+async def test_an_invalid_url_is_reported(url: str) -> None:
     with pytest.raises(EngineError, match="is no URL; write for example"):
         await followed(url)
 

@@ -73,5 +73,5 @@ def test_a_probe_that_was_only_read_in_a_slow_spell_is_not_a_slow_one() -> None:
     assert slowdowns(reported) == pytest.approx(slowdown_at)
 
 
-def test_nothing_was_read() -> None:
+def test_slowdowns_of_no_readings_are_empty() -> None:
     assert slowdowns([]) == []

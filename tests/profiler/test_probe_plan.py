@@ -88,7 +88,7 @@ def test_probes_are_named_by_what_they_ask_for() -> None:
     assert (str(PrefillProbe(64)), str(DecodeProbe(4, 100))) == ("prefill of 64", "4 decodes after 100")
 
 
-def test_whoever_stops_early_has_seen_small_and_large() -> None:
+def test_the_first_probes_cover_small_and_large_batches() -> None:
     first = plan(ProfileLimits(2048, 32, 8192))[:6]
     assert first[:4] == [PrefillProbe(16), DecodeProbe(1, 64), PrefillProbe(2048), DecodeProbe(32, 64)]
     assert {type(probe) for probe in first} == {PrefillProbe, DecodeProbe}
@@ -147,14 +147,14 @@ def test_a_gap_ends_with_the_first_token_that_is_far_enough_behind() -> None:
     assert gaps_s(window) == [1.0 / 4, 3.5 / 7, 3.0 / 5]
 
 
-def test_what_was_seen_since_begins_with_the_last_before() -> None:
+def test_chunks_since_a_moment_begin_with_the_last_one_before() -> None:
     one, other = CompletionStream(1, 0.0, seen(10, 20, 30)), CompletionStream(1, 0.0, seen(15, 25))
     together = Decoding([one, other], [])
     assert together.now() == [one.seen[2], other.seen[1]]
     assert together.since([one.seen[1], other.seen[0]]) == [one.seen[1:], other.seen]
 
 
-async def test_what_has_come_is_reached_though_no_more_will_come() -> None:
+async def test_tokens_that_arrived_count_even_if_the_stream_has_ended() -> None:
     ended = asyncio.create_task(asyncio.sleep(0))
     await ended
     together = Decoding([CompletionStream(1, 0.0, seen(10, 20, 30))], [ended])
@@ -266,7 +266,7 @@ def test_the_probe_with_the_most_uncertain_reading_is_repeated() -> None:
     assert chosen(noisy=8.0, known=8.0) == "sure", "two readings may agree by chance"
 
 
-def test_nothing_is_read_again_once_all_is_known() -> None:
+def test_probing_ends_once_all_readings_are_stable() -> None:
     read = Readings()
     for probe in (requested := read.order([PrefillProbe(16)])):
         read.note(probe, Point(BatchWork(16), 0.01), 0.1)

@@ -15,7 +15,7 @@ ADMIN_URL = "http://127.0.0.1:9080"
 
 
 @pytest.mark.parametrize("path", MOVED)
-async def test_what_is_for_operators_is_on_the_admin_port_only(path: str) -> None:
+async def test_operator_pages_are_served_on_the_admin_port_only(path: str) -> None:
     async with house(ScriptedReplica("r0")) as router:
         assert (await router.admin.get(path)).status_code == 200
         public = await router.http.get(path)

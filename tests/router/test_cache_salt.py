@@ -84,7 +84,7 @@ async def salts_sent(router: House, replica: ScriptedReplica, **body: str) -> li
     return found
 
 
-async def test_what_a_router_sends_has_its_applications_salt() -> None:
+async def test_requests_to_replicas_have_the_salt_of_their_application() -> None:
     replica, pool = ScriptedReplica("r0"), pool_of()
     keys: dict[str, Application] = {f"sk-{each.name}": each for each in pool.spec.applications}
     async with house(replica, pool=pool, keys=keys) as router:

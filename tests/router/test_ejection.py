@@ -51,7 +51,7 @@ def test_an_ejection_lasts_as_long_as_its_draw_says(clock: Clock, draw: float) -
     assert made.takes(clock.now_s + lasts_s)
 
 
-def test_what_was_sent_before_an_ejection_and_fails_now_is_no_second_one(clock: Clock) -> None:
+def test_a_failure_of_a_request_sent_before_an_ejection_does_not_eject_again(clock: Clock) -> None:
     made = ejected(clock)
     with capture_logs() as output:
         made.failed()

@@ -313,7 +313,7 @@ async def test_an_event_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> 
     assert watch.malformed == 0
 
 
-async def test_what_changed_is_logged() -> None:
+async def test_changes_of_endpoints_are_logged() -> None:
     changes = [change("MODIFIED", "a", p0="10.0.0.9"), change("DELETED", "b"), P2]
     with capture_logs() as output:
         await first_sets(watching([listing(A, B)], [changes]), 4)

@@ -151,7 +151,7 @@ def test_escapes_and_repeated_names_do_not_bypass_the_check() -> None:
         assert refusal(b'{"model": "m", "messages": [], "messages": [{' + twice + b"}]}") is not None
 
 
-def test_what_cannot_be_read_as_text_is_refused() -> None:
+def test_a_message_that_is_no_valid_text_is_refused() -> None:
     refused = refusal(b'{"model": "m", "messages": [{"content": [{"image_url": "\xff"}]}]}')
     assert refused is not None
     assert refused.param == "messages"

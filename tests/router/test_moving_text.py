@@ -314,7 +314,7 @@ MOVABLE: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "than text"),
     ],
 )
-def test_what_cannot_be_continued_faithfully_is_named(field: dict[str, Any], words: str) -> None:
+def test_reasons_why_a_stream_cannot_move_are_named(field: dict[str, Any], words: str) -> None:
     assert words in (why_fixed(CHAT, MOVABLE | field) or "")
 
 

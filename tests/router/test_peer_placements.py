@@ -112,6 +112,6 @@ def test_a_message_of_a_later_version_is_read_by_what_is_known_of_it() -> None:
         b" " * (2**20 + 1),
     ],
 )
-def test_what_is_no_message_of_a_router_is_none(message: bytes) -> None:
+def test_an_invalid_message_of_a_peer_raises_an_error_that_is_contained(message: bytes) -> None:
     with pytest.raises((ValueError, TypeError, LookupError, AttributeError)):
         read_placements(message)

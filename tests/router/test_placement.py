@@ -184,7 +184,7 @@ async def test_of_one_replica_there_is_no_plural() -> None:
     assert "on the replica asked" in (await Desk(ends(NEVER)).refusal()).message
 
 
-async def test_what_could_never_be_served_is_not_to_come_again() -> None:
+async def test_a_request_that_no_replica_could_ever_serve_is_not_to_be_retried() -> None:
     desk = Desk(ends(NEVER), ends(NEVER))
     error = await desk.refusal()
     assert (error.status, dict(error.headers)) == (429, {"x-should-retry": "false"})

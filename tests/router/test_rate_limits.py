@@ -82,7 +82,7 @@ def test_a_burst_gets_exactly_the_limit_and_the_rest_a_minute_later() -> None:
     assert window.wait_s(61.0, 60) == 0
 
 
-def test_what_was_used_less_is_given_back_while_it_counts() -> None:
+def test_unused_tokens_are_given_back_within_the_window() -> None:
     window = Window(100)
     slot = window.take(5.0, 90)
     window.correct(20.0, slot, -80)
@@ -91,7 +91,7 @@ def test_what_was_used_less_is_given_back_while_it_counts() -> None:
     assert window.used(70.0) == 0
 
 
-def test_what_was_used_beyond_counts_even_late() -> None:
+def test_tokens_used_beyond_the_estimate_count_even_after_the_window() -> None:
     window = Window(100)
     slot = window.take(5.0, 10)
     window.correct(20.0, slot, 40)
@@ -281,7 +281,9 @@ async def test_an_application_without_limits_is_admitted_without_headers(
     assert limits_of((pool.ide, pool.web)) == {"ide": limits(concurrentRequests=1)}
 
 
-async def test_what_one_router_refuses_others_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_over_the_local_limit_is_refused_without_asking_redis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     others = Others(LimitDecision(Ticket(5, 9), USAGE))
     pool = Pool(monkeypatch, others, concurrentRequests=1)
     await pool.rates.enter(pool.ide, 9)

@@ -235,7 +235,7 @@ async def test_a_session_that_cannot_be_written_to_ends() -> None:
         assert len(replica.sessions) == 2
 
 
-async def test_whatever_ends_a_session_the_link_reconnects() -> None:
+async def test_the_link_reconnects_after_every_kind_of_session_end() -> None:
     async with linked() as (link, replica):
         for error in (Ended("odd"), OSError(2, "no such file", "ca.pem"), TimeoutError(), None):
             upstream = ask(link)

@@ -242,7 +242,7 @@ async def test_an_ejected_replica_is_passed_over_unless_too_many_are() -> None:
             assert sorted(load.name for load in replica_set.loads()) == left
 
 
-async def test_what_another_router_has_placed_is_load_of_its_replica() -> None:
+async def test_placements_of_other_routers_count_as_load_of_their_replicas() -> None:
     r0, announced = ScriptedReplica("r0"), Announced()
     async with followed(announced, r0) as replica_set:
         replica_set.placed_by_peer("r0", PeerLoad(2, 300))

@@ -121,7 +121,9 @@ OVER = "is over the bound of 4 sequences for one request"
     ],
     ids=lambda given: str(given)[:60],
 )
-def test_what_is_wrong_is_named_and_said(body: str, param: str | None, code: str, message: str) -> None:
+def test_an_invalid_body_is_refused_with_the_field_and_a_message(
+    body: str, param: str | None, code: str, message: str
+) -> None:
     with pytest.raises(ApiError) as refused:
         READER.parse(COMPLETIONS, body.encode())
     error = refused.value
@@ -159,7 +161,7 @@ def test_a_text_that_is_not_unicode_is_named(name: str) -> None:
     ],
     ids=lambda given: str(given)[:60],
 )
-def test_what_is_asked_for_is_read(body: str, read: BodyFields) -> None:
+def test_fields_of_a_body_are_read(body: str, read: BodyFields) -> None:
     assert READER.parse(COMPLETIONS, body.encode()) == read
 
 

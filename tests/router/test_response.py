@@ -164,7 +164,9 @@ async def test_a_stream_is_written_as_it_comes_and_each_token_has_its_time(
     assert answer.abandoned == [answer.upstream]
 
 
-async def test_what_has_come_whole_needs_no_last_event(now_s: Callable[[], float]) -> None:
+async def test_an_answer_that_arrived_whole_is_sent_without_waiting_for_more(
+    now_s: Callable[[], float],
+) -> None:
     answer = Answer(stream=True)
     answer.upstream.put(b"a", 1)
     answer.upstream.finish(FIGURES)

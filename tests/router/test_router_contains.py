@@ -245,7 +245,7 @@ async def test_an_engines_error_of_any_shape_reaches_the_client_in_openais(body:
     ("body", "status", "retry"),
     [({"n": 0}, 400, "false"), ({"model": "other"}, 404, "false"), ({"x": "y" * 3000}, 413, "false")],
 )
-async def test_what_is_wrong_in_itself_is_not_worth_a_retry(
+async def test_an_invalid_request_asks_clients_not_to_retry(
     body: dict[str, Any], status: int, retry: str | None
 ) -> None:
     async with house(ScriptedReplica("r0"), pool=pool_with(router={"maxBodyBytes": 2000})) as router:
@@ -265,7 +265,7 @@ async def test_a_stream_that_ends_without_its_last_event_counts_as_answered() ->
         await router.counted(ended("answered"))
 
 
-async def test_what_a_lost_replica_had_brought_is_not_held() -> None:
+async def test_output_of_a_lost_replica_is_dropped_before_the_next_attempt() -> None:
     async def is_lost_in_its_answer(part: Part) -> None:
         part.admit()
         part.output(chat_answer("x" * 1000))

@@ -67,7 +67,7 @@ async def test_a_refused_request_is_missed_and_not_admitted() -> None:
         assert await tier_of(router) == counted
 
 
-async def test_what_the_backup_serves_is_best_effort() -> None:
+async def test_requests_served_by_the_backup_count_as_best_effort() -> None:
     pool = pool_with(routing={"backup": "best-effort"})
     async with house(ScriptedReplica("r0", serves_as_backup), pool=pool) as router:
         assert (await router.chat()).status_code == 200
@@ -77,7 +77,7 @@ async def test_what_the_backup_serves_is_best_effort() -> None:
         assert "judged" not in counted
 
 
-async def test_what_no_replica_could_ever_serve_is_no_reason_for_more_of_them() -> None:
+async def test_requests_rejected_with_never_are_no_demand_for_replicas() -> None:
     async def never(part: Part) -> None:
         part.reject(wire.REASON_NEVER)
 

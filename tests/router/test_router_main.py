@@ -178,7 +178,7 @@ spec:
     ],
     ids=["a secret of nobody", "no certificate", "no authority"],
 )
-def test_what_cannot_be_right_ends_the_process_before_it_serves(
+def test_invalid_options_end_the_process_before_it_serves(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

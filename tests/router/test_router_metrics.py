@@ -108,7 +108,7 @@ def test_answers_without_token_times_are_counted(
         "limits_shared",
     ],
 )
-def test_what_has_not_happened_yet_is_nought(name: str) -> None:
+def test_counters_start_at_zero(name: str) -> None:
     assert Counted().value(name) == 0
 
 

@@ -238,7 +238,7 @@ async def test_a_refused_continuation_ends_it() -> None:
 
 
 @pytest.mark.parametrize("field", [{"stop": ["x"]}, {"logprobs": True}, {"tools": [{}]}])
-async def test_what_cannot_be_continued_faithfully_ends_with_one_error(field: dict[str, Any]) -> None:
+async def test_a_stream_that_cannot_move_ends_with_one_error(field: dict[str, Any]) -> None:
     replicas = replicas_losing(("engine",), ())
     async with house(*replicas) as router:
         stream = await streamed(router, **field)

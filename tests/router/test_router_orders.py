@@ -68,7 +68,7 @@ async def test_a_burst_does_not_follow_one_snapshot(name: str) -> None:
     assert (len(r0.parts), len(r1.parts)) == (3, 3)
 
 
-async def test_what_was_answered_is_the_snapshots_to_tell() -> None:
+async def test_load_of_answered_requests_is_left_to_the_snapshot() -> None:
     replica = ScriptedReplica("r0")
     replica.snapshot = standing()
     async with house(replica) as router:

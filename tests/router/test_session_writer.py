@@ -64,7 +64,7 @@ async def test_requests_of_neighbouring_turns_share_a_frame() -> None:
         assert out.ids == [[1, 2]]
 
 
-async def test_what_comes_while_a_frame_is_written_goes_with_the_next() -> None:
+async def test_messages_that_arrive_during_a_write_share_the_next_frame() -> None:
     async with writing() as (writer, out):
         out.open.clear()
         writer.submit(1, attempt())

@@ -8,7 +8,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas.upstream_request import Lost, Overflowed, UpstreamRequest
 
 
-async def test_what_a_frame_brings_is_taken_in_one_piece() -> None:
+async def test_output_since_the_last_read_is_taken_in_one_piece() -> None:
     upstream = UpstreamRequest(1)
     upstream.put(b"a", 1)
     upstream.put(b"b", 0)
@@ -168,7 +168,7 @@ async def test_output_that_the_client_cannot_take_is_held_and_wakes_the_task() -
     assert upstream.take() == (b"a", 1, None)
 
 
-async def test_nothing_passes_what_is_held_or_being_written() -> None:
+async def test_output_keeps_its_order_behind_what_is_held_or_being_written() -> None:
     upstream, client = UpstreamRequest(1), Client()
     waiting = asyncio.create_task(upstream.changed(client.relay))
     await turns()
@@ -182,7 +182,7 @@ async def test_nothing_passes_what_is_held_or_being_written() -> None:
     assert (client.taken, upstream.take()) == ([], (b"c", 1, None))
 
 
-async def test_nothing_is_relayed_for_a_task_that_is_cancelled() -> None:
+async def test_output_is_not_relayed_for_a_cancelled_task() -> None:
     upstream, client = UpstreamRequest(1), Client()
     waiting = asyncio.create_task(upstream.changed(client.relay))
     await turns()

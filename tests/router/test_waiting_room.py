@@ -60,7 +60,7 @@ async def test_the_clock_of_a_request_runs_while_it_waits() -> None:
 
 
 @pytest.mark.parametrize("backup", ["reject", "best-effort"])
-async def test_what_has_waited_too_long_for_its_targets_is_served_as_best_effort(backup: str) -> None:
+async def test_a_request_that_waited_too_long_for_its_targets_is_served_as_best_effort(backup: str) -> None:
     async def too_late_for_its_slo(part: Part) -> None:
         if not part.submit.backup:
             part.reject(wire.REASON_NEVER)

@@ -147,7 +147,7 @@ async def test_an_incomplete_or_invalid_answer_counts_as_a_lost_engine(
     ],
     ids=["a long header", "many headers", "interim answers", "trailers", "a chunk's extension"],
 )
-async def test_what_is_no_part_of_a_body_has_a_bound(output: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_outside_the_body_are_bounded(output: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_connection, "HEAD_BYTES", 500)
     async with engine(says(output, then_closes=False)) as connections:
         with pytest.raises(EngineGone, match="more than 500 bytes without a part of a body"):
@@ -176,7 +176,7 @@ async def test_each_read_is_passed_on_before_the_answer_is_whole() -> None:
         connection.close()
 
 
-async def test_what_the_receiver_raises_ends_the_exchange_with_it() -> None:
+async def test_an_error_of_the_receiver_ends_the_exchange() -> None:
     def raises(data: bytes) -> None:
         raise RuntimeError(data.decode())
 

@@ -18,7 +18,7 @@ def test_both_ends_look_for_a_peer_that_has_vanished() -> None:
         assert end["grpc.http2.max_pings_without_data"] == 0  # as many as it takes
 
 
-def test_what_one_end_sends_the_other_takes() -> None:
+def test_the_largest_message_of_one_end_is_accepted_by_the_other() -> None:
     for one, other in ((CLIENT, SERVER), (SERVER, CLIENT)):
         assert one["grpc.max_send_message_length"] <= other["grpc.max_receive_message_length"]
 

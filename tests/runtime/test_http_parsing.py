@@ -195,7 +195,7 @@ def test_trailers_have_the_bound_of_headers(line: bytes) -> None:
     assert (seen, wire.statuses) == ([], [431])
 
 
-def test_nothing_is_served_after_a_request_that_closes_its_connection() -> None:
+def test_no_request_is_served_after_one_that_closes_its_connection() -> None:
     closes = b"GET /a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
     for more in (b"", b"\r\n", closes, JUNK):
         seen, wire = run([closes + more])

@@ -46,7 +46,7 @@ async def test_a_body_is_all_of_its_pieces(pieces: list[bytes]) -> None:
     assert read(wire.written).body == b"abc"
 
 
-async def test_what_the_app_has_taken_of_a_body_is_no_longer_buffered() -> None:
+async def test_body_bytes_that_the_app_has_read_are_no_longer_buffered() -> None:
     request = request_in_hand(posts(9))
     reading = asyncio.create_task(request.body(9))
     await turns()
@@ -250,7 +250,7 @@ async def test_an_answer_in_parts_may_end_without_a_last_one() -> None:
     assert (await asked(app, GET)).body == b"0\r\n\r\n"
 
 
-async def test_nothing_is_written_to_a_client_that_does_not_read() -> None:
+async def test_no_output_is_written_to_a_client_that_does_not_read() -> None:
     async def app(request: HttpRequest) -> None:
         request.start()
         assert not request.write(b"one")
@@ -298,7 +298,7 @@ async def raised(error: BaseException, *before: bytes) -> Wire:
         (ZeroDivisionError("secret"), 500, "server_error", "internal error"),
     ],
 )
-async def test_what_an_app_raises_is_its_answer(
+async def test_an_error_of_the_app_is_answered_as_an_api_error(
     error: BaseException, status: int, type_: str, message: str
 ) -> None:
     wire = await raised(error)
@@ -307,7 +307,7 @@ async def test_what_an_app_raises_is_its_answer(
 
 
 @pytest.mark.parametrize("error", [ApiError(502, "lost"), asyncio.CancelledError(), ZeroDivisionError()])
-async def test_what_an_app_raises_in_a_stream_is_its_last_event(error: BaseException) -> None:
+async def test_an_error_of_the_app_in_a_stream_is_the_last_event(error: BaseException) -> None:
     wire = await raised(error, b"data: one\n\n")
     assert wire.statuses == [200]
     assert b'data: {"error":' in wire.written and wire.written.endswith(b"}\n\n\r\n0\r\n\r\n")

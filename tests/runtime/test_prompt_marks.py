@@ -63,12 +63,12 @@ def test_token_ids_are_counted_in_whole_ones() -> None:
         ("documents", []),
     ],
 )
-def test_what_changes_the_prompt_or_its_sharing_changes_every_mark(field: str, value: Any) -> None:
+def test_a_field_that_changes_the_prompt_or_its_sharing_changes_every_mark(field: str, value: Any) -> None:
     plain = {"model": "a", "messages": says("x")}
     assert common(marks(**plain), marks(**{**plain, field: value})) == 0
 
 
-def test_what_changes_only_the_answer_changes_none() -> None:
+def test_fields_that_change_only_the_answer_change_no_mark() -> None:
     plain = {"model": "a", "messages": says("x")}
     assert marks(**plain) == marks(**plain, temperature=0.5, max_tokens=7, stream=True)
 

@@ -223,7 +223,7 @@ def test_the_longest_extra_arguments() -> None:
         (b'{"prompt": "a", "n": 0}', "'n' is wrong: "),
     ],
 )
-def test_what_is_wrong_with_a_body_is_said(raw: bytes, output: str) -> None:
+def test_an_invalid_body_is_refused_with_its_reason(raw: bytes, output: str) -> None:
     with pytest.raises(ApiError) as refused:
         read_body(COMPLETIONS, raw)
     assert refused.value.message.startswith(output)

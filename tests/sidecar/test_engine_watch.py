@@ -51,7 +51,9 @@ async def seen(probes: Iterable[Probe], received: bool = False) -> list[str]:
         ([UP, REFUSED, UP, REFUSED], ["up", "down", "up", "down"]),
     ],
 )
-async def test_what_probes_mean(probes: list[Probe], reported: list[str]) -> None:
+async def test_results_of_probes_become_the_state_of_the_engine(
+    probes: list[Probe], reported: list[str]
+) -> None:
     assert await seen(probes) == reported
 
 

@@ -184,7 +184,7 @@ async def test_a_request_enters_the_engine_when_its_turn_has_come() -> None:
     await desk.forwarder.closed()  # with nothing left to wait for
 
 
-async def test_what_the_engine_sends_is_passed_on_and_counted_once() -> None:
+async def test_output_of_the_engine_is_forwarded_and_counted_once() -> None:
     desk = Desk(Says((TOKEN, TOKEN + TOKEN, DONE)))
     await desk.served()
     assert desk.data == TOKEN * 3 + DONE
@@ -353,7 +353,7 @@ async def test_no_part_of_an_event_is_passed_on(fields: dict[str, Any], end: tup
     assert desk.events[-1].failed.failure == wire.FAILURE_ENGINE_LOST
 
 
-async def test_what_a_finished_stream_leaves_incomplete_is_dropped() -> None:
+async def test_an_incomplete_event_at_the_end_of_a_finished_stream_is_completed() -> None:
     desk = Desk(Says((TOKEN, LAST, DONE[:-1])), reads_fields=True)
     await desk.served()
     assert desk.data == TOKEN + LAST + DONE

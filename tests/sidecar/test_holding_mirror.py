@@ -80,7 +80,7 @@ def chat(turns: int) -> PromptMarks:
     return prompt_marks(json.dumps({"messages": messages}).encode())
 
 
-def test_what_answers_have_shown_to_be_cached_counts_as_computed_until_the_engine_is_lost() -> None:
+def test_tokens_shown_to_be_cached_count_as_computed_until_the_engine_is_lost() -> None:
     held = mirror()
     for turns, cached in ((1, 0), (2, 96), (3, 192)):
         held.prompt_sent(str(turns), chat(turns))

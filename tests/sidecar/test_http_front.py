@@ -167,7 +167,7 @@ async def test_pages_tell_health_readiness_and_the_model(method: str) -> None:
         ("/ready", "GET", 503, "the replica takes no requests now", None),
     ],
 )
-async def test_what_no_page_answers_is_an_error_with_the_requests_id(
+async def test_an_unknown_path_or_method_is_an_error_with_the_request_id(
     path: str, method: str, status: int, message: str, allowed: str | None
 ) -> None:
     with pytest.raises(ApiError) as error:

@@ -32,7 +32,7 @@ def test_absent_targets_stay_absent() -> None:
     assert less(Targets(tpot_s=0.1), 0.01) == Targets(tpot_s=0.1)
 
 
-def test_what_is_sure_of_an_answer_is_less_than_what_is_planned_for() -> None:
+def test_the_certain_length_of_an_answer_is_less_than_the_planned_one() -> None:
     learned = Learned(MODEL)
     for tokens in range(10, 20):
         learned.answer(new_job(Tier("chat"), learned).request, 1000, tokens)
@@ -40,7 +40,7 @@ def test_what_is_sure_of_an_answer_is_less_than_what_is_planned_for() -> None:
     assert 0 <= job.sure_tokens < job.output_tokens <= 20
 
 
-def test_what_was_spent_before_counts() -> None:
+def test_time_spent_before_the_sidecar_counts_against_the_deadline() -> None:
     job = new_job(Tier("chat", Slo(ttft_s=1.0)), Learned(MODEL))
     assert (job.request.arrival_s, job.due_s) == (9.8, 10.8)
 

@@ -136,7 +136,7 @@ def test_where_prefixes_are_evicted_it_errs_on_the_safe_side(blocks: int) -> Non
     assert over <= 0.05
 
 
-def test_nothing_is_counted_until_an_answer_has_shown_a_cache() -> None:
+def test_no_token_counts_as_cached_until_an_answer_has_shown_a_cache() -> None:
     desk, chance, session = Desk(5000), Random(1), Session()
     for expected in (False, False, True):
         session.turn(chance)
@@ -182,7 +182,7 @@ def test_a_lost_engine_has_nothing() -> None:
     assert desk.ask(session).planned == 0
 
 
-def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_sidecar.mirror.learned_prefixes.MOST_PROMPTS", 5)
     desk = Desk(20_000)
     traffic(desk, 20, 60, 3, seed=5)

@@ -46,7 +46,7 @@ def test_the_measured_time_of_an_engine_slower_than_its_model_is_used() -> None:
     assert engine.step_s == pytest.approx(2 * told_s, rel=0.1)
 
 
-def test_nothing_is_learned_beside_a_prompt_or_where_tokens_come_together() -> None:
+def test_step_times_are_not_learned_beside_prefill_or_from_merged_tokens() -> None:
     beside, merged, drafting = Engine(5), Engine(5), Engine(5, Speculation(3, 0.7))
     beside.enters("prompt", 0.5)
     for step in range(100):

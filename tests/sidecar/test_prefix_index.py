@@ -60,7 +60,7 @@ def test_token_ids_are_exact_within_a_prompt() -> None:
     assert found.cached_tokens == found.tokens
 
 
-def test_what_was_not_reported_is_not_found() -> None:
+def test_a_prompt_that_was_not_reported_is_not_found() -> None:
     index = PrefixIndex()
     index.add("a", chat("one"))
     index.add("none", PromptMarks())

@@ -219,7 +219,7 @@ async def test_ends_are_counted_by_the_tiers_that_there_are(tier: str, label: st
         assert desk.metric("ends_total", tier=label, end=end) == 1
 
 
-async def test_what_was_learned_ages_while_there_is_nothing_to_do() -> None:
+async def test_learned_step_times_age_while_the_engine_is_idle() -> None:
     async with serving() as desk:
         for pause_s in (2.0, 3.0):
             desk.now_s += pause_s

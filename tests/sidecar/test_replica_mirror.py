@@ -44,7 +44,7 @@ def ids(jobs: tuple[Job, ...]) -> list[str]:
     return [job.request.id for job in jobs]
 
 
-def test_what_was_accepted_waits_until_it_is_reported() -> None:
+def test_an_accepted_request_waits_in_the_mirror_until_it_is_reported() -> None:
     m = mirror()
     m.accept(job("a"), 0.0)
     view = m.view(0.1, MODEL)

@@ -249,7 +249,7 @@ def test_a_cancelled_request_ends_without_an_event() -> None:
     assert desk.ended == desk.forgotten == [request]
 
 
-async def test_what_ends_a_request_stops_the_task_that_forwards_it_unless_it_is_that_task() -> None:
+async def test_ending_a_request_cancels_its_forwarding_task_except_from_within_it() -> None:
     async def goes_on() -> None:
         await asyncio.Event().wait()
 

@@ -133,7 +133,7 @@ async def test_a_session_continues_where_no_snapshot_can_be_made(
     await until(lambda: rig.metric("faults_total", where="snapshot") > 0)
 
 
-async def test_what_breaks_when_a_request_ends_leaves_the_replica_empty(
+async def test_an_error_at_the_end_of_a_request_leaves_the_replica_empty(
     engine: Engine, rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange = await streaming(engine, router, 1)

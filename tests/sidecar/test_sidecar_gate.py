@@ -183,7 +183,9 @@ async def test_an_engine_that_refused_gets_no_more_than_it_accepted(
     assert ids(engine)[-1] == "r3"
 
 
-async def test_what_the_engine_says_of_others_takes_slots(engine: Engine, rig: Rig, router: Router) -> None:
+async def test_requests_of_other_clients_at_the_engine_take_slots(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
     engine.metrics_page = (
         b'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 0.0\n'
         b'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'

@@ -488,7 +488,7 @@ async def test_a_fault_in_answering_is_one_requests_and_is_counted(
     assert (await gateway.client.get("/health")).status_code == 200
 
 
-async def test_what_is_not_written_yet_counts_as_held(gateway: Gateway, engine: Engine) -> None:
+async def test_unwritten_bytes_count_as_held(gateway: Gateway, engine: Engine) -> None:
     asking = gateway.begin(WHOLE)
     exchange = await engine.asked()
     body_bytes = gateway.metric("held_bytes")

@@ -99,7 +99,7 @@ async def test_an_engine_killed_under_load_comes_back_by_itself(pool: Path, sock
                     assert (await router.ended(99)).finished.completion_tokens == TOKENS
 
 
-async def test_what_hinders_its_start_is_one_line(pool: Path, tmp_path: Path, socket_path: Path) -> None:
+async def test_a_failed_start_prints_one_line(pool: Path, tmp_path: Path, socket_path: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         flags = sidecar(pool, "127.0.0.1:1", "--listen", where)

@@ -285,7 +285,7 @@ async def test_a_rejection_sends_nothing_to_other_sessions(rig: Rig) -> None:
         assert len(idle.frames) == 2
 
 
-async def test_what_slow_times_taught_expires_only_while_idle(rig: Rig) -> None:
+async def test_a_learned_slow_down_expires_only_while_idle(rig: Rig) -> None:
     for _ in range(50):
         rig.learned.step(BatchWork(100), 10 * MODEL.seconds(BatchWork(100)))
     async with rig.router() as router:

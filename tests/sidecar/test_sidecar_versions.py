@@ -43,7 +43,7 @@ async def test_a_request_of_the_first_version_says_neither_hop_nor_time_spent(
     "odd",
     [{"endpoint": 99}, {"endpoint": 0}, {"tier": "of-a-newer-pool"}, {"request_id": ""}, {"hop": 2**32 - 1}],
 )
-async def test_what_a_router_asks_for_that_is_not_known_is_one_requests_matter(
+async def test_an_unknown_field_from_a_router_concerns_only_its_request(
     engine: Engine, rig: Rig, router: Router, odd: dict[str, Any]
 ) -> None:
     await router.submit(1)

@@ -26,7 +26,7 @@ def test_usage_that_the_client_did_not_request_is_removed_however_the_bytes_arri
     assert b"".join(pieces) == wanted
 
 
-def test_what_is_no_event_passes() -> None:
+def test_text_that_is_no_event_passes_unchanged() -> None:
     strip = UsageStrip()
     assert strip.feed(b'data: {"usage": broken\n\n') == b'data: {"usage": broken\n\n'
     assert strip.feed(b': "usage"\n\n') == b': "usage"\n\n'

@@ -116,7 +116,7 @@ def test_without_replicas_requests_are_held_until_one_is_ready() -> None:
     assert all(outcome.verdict in {"admitted", "best-effort"} for outcome in outcomes)
 
 
-def test_what_is_counted_is_what_happened() -> None:
+def test_counted_demand_equals_the_outcomes() -> None:
     demands: list[DemandObservation] = []
 
     def look(demand: DemandObservation, now_s: float) -> int:
@@ -139,7 +139,7 @@ def test_what_is_counted_is_what_happened() -> None:
     assert sum(demand.elapsed_s for demand in demands) >= 20.0
 
 
-def test_what_no_replica_could_ever_keep_is_no_demand() -> None:
+def test_requests_that_no_replica_could_ever_serve_are_no_demand() -> None:
     demands: list[DemandObservation] = []
 
     def look(demand: DemandObservation, now_s: float) -> int:

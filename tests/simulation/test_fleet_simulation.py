@@ -436,7 +436,7 @@ def test_a_full_replica_takes_no_request() -> None:
     assert [outcomes[name].verdict for name in "abc"] == ["admitted", "admitted", "rejected"]
 
 
-def test_what_a_policy_answers_as_best_effort_is_served_so() -> None:
+def test_a_best_effort_verdict_is_served_as_best_effort() -> None:
     scripted = Scripted(lambda view, job: BestEffort())
     arrivals = [Arrival("a", 0.0, "chat", 50, 20), Arrival("b", 0.1, "chat", 50, 2)]
     outcomes = ended(EXACT, arrivals, build=handing_out(scripted))

@@ -145,7 +145,7 @@ def test_memory_is_held_in_whole_blocks() -> None:
     assert (full.first_held[0], full.last_held[0], full.held_sum[0]) == (32, 32, 15 * 32)
 
 
-def test_what_never_can_be_late_is_counted_apart() -> None:
+def test_requests_that_cannot_be_late_are_counted_apart() -> None:
     demand = work(
         Arrival("a", 0.0, "free", 10, 10),
         Arrival("b", 1.0, "mean", 10, 10),

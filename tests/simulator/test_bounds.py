@@ -169,7 +169,7 @@ def test_memory_limits_how_many_answer_at_once() -> None:
     assert scarce < 0.6
 
 
-def test_what_never_fits_and_what_never_can_be_late() -> None:
+def test_the_bound_is_zero_for_impossible_and_one_for_unconstrained_requests() -> None:
     assert bound(prompts(9_000, tier="chat"), SETTING) == pytest.approx(0.0, abs=1e-6)
     assert bound(prompts(9_000, tier="free"), SETTING) == 1.0
     half = [*prompts(9_000, tier="chat"), Arrival("f", 0.0, "free", 10, 10)]
@@ -215,7 +215,7 @@ def test_a_capacity_is_where_the_bound_crosses_the_attainment() -> None:
     assert share(rate_rps) < 0.9 <= share(rate_rps / 1.05)
 
 
-def test_what_is_put_at_one_place_twice_adds_up() -> None:
+def test_coefficients_put_in_one_place_add_up() -> None:
     program = LinearProgram()
     column, row = program.columns([1.0], gain=1.0), program.at_most([1.0])
     for _ in range(2):

@@ -99,7 +99,7 @@ def test_slots_bound_the_decodes_that_run_together() -> None:
     assert (outcomes["b"].tpot_s or 0.0) > 1.8 * (outcomes["a"].tpot_s or 0.0)
 
 
-def test_what_no_gpu_could_ever_hold_fails() -> None:
+def test_a_request_larger_than_any_gpu_fails() -> None:
     outcome = served([ask("a", 7990, 100), ask("b")])
     assert (outcome["a"].verdict, outcome["a"].met) == (FirstVerdict.FAILED, False)
     assert outcome["b"].met

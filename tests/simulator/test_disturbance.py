@@ -34,7 +34,7 @@ def durations(disturbance: Disturbance, seed: int = 0, count: int = 5000) -> lis
     return [truth.seconds(DECODES, at_s / 10) for at_s in range(count)]
 
 
-def test_nothing_disturbs_by_default() -> None:
+def test_the_default_disturbance_changes_no_duration() -> None:
     truth = Constant()
     assert disturbed(truth, Disturbance(), 0) is truth
 

@@ -209,7 +209,7 @@ def test_an_invalid_step_is_rejected_without_a_change(job: Make, step: Step, wor
     assert (state.running, state.waiting, state.free_blocks, state.preemptions) == before
 
 
-def test_what_can_never_fit_is_not_taken(job: Make) -> None:
+def test_a_request_that_can_never_fit_is_refused(job: Make) -> None:
     state = engine(blocks=2)
     with pytest.raises(NeverFits):
         state.add(job("a", prompt_tokens=30), 3)

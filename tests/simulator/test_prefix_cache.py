@@ -32,7 +32,7 @@ def random_prompt(chance: Random) -> Prompt:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nothing_leaks_and_hits_are_there(seed: int) -> None:
+def test_blocks_never_leak_and_hits_are_held(seed: int) -> None:
     chance = Random(seed)
     blocks = chance.randint(1, 30)
     cache = PrefixCache(blocks, BLOCK)

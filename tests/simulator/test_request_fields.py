@@ -192,7 +192,7 @@ def test_an_answers_length_may_be_stated(fields: dict[str, Any], answer_tokens: 
     assert completion(**fields).answer_tokens == answer_tokens
 
 
-def test_what_is_absent_has_its_default() -> None:
+def test_absent_fields_have_their_defaults() -> None:
     assert completion() == CompletionRequest(
         ApiEndpoint.COMPLETION,
         prompt_tokens=1,

@@ -89,7 +89,7 @@ def planning(clock: Clock, policy: Scripted, planning_s: float = 0.5) -> tuple[P
     return Planning(policy, planning_s, clock, faults), faults
 
 
-def test_what_a_policy_remembers_is_of_its_last_good_step() -> None:
+def test_a_policys_memory_is_of_its_last_successful_step() -> None:
     policy = Scripted()
     plans, faults = planning(Clock(), policy)
     assert plans.plan(VIEW, {}) is not None

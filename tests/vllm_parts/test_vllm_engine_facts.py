@@ -112,7 +112,7 @@ def test_some_models_are_left_to_vllm_and_it_is_said_why(caplog: pytest.LogCaptu
     assert not can_be_steered(scheduler(scheduler_config=whole))
 
 
-def test_nothing_but_an_end_keeps_a_plain_engine_from_one_token_of_each() -> None:
+def test_a_plain_engine_generates_one_token_per_step() -> None:
     assert generates_one_token_per_step(scheduler())
     assert not generates_one_token_per_step(scheduler(num_spec_tokens=1))
     assert not generates_one_token_per_step(scheduler(connector=anything()))

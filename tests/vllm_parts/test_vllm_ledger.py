@@ -66,7 +66,7 @@ def test_a_request_is_noted_by_what_rides_in_it() -> None:
     assert (ledger.turns, held.blocked) == (1, False)
 
 
-def test_what_cannot_be_read_is_best_effort_and_pooling_brings_one_result() -> None:
+def test_unreadable_fields_mean_best_effort_and_pooling_has_one_result() -> None:
     ledger = EngineLedger()
     junk = SimpleNamespace(extra_args={"penstock_ttft_s": "soon"})
     held = ledger.add(asked("x", sampling_params=junk), 3.0, blocked=False)
@@ -171,7 +171,7 @@ def test_a_request_that_ends_is_removed_once_whether_it_ran_or_waited() -> None:
     assert (ledger.unplanned, ledger.turns) == (0, turns + 3)
 
 
-def test_what_loads_its_kv_is_vllms_until_it_runs() -> None:
+def test_a_request_that_loads_its_kv_is_not_planned_until_it_runs() -> None:
     ledger = EngineLedger()
     held = ledger.add(asked(), 1.0, blocked=False)
     assert of_jobs(ledger.ready) == ["a"]
@@ -213,7 +213,7 @@ def test_after_a_step_jobs_have_the_state_of_vllms_requests() -> None:
     assert held.job.computed_tokens == 106
 
 
-def test_what_vllm_decides_over_is_followed_without_a_clock() -> None:
+def test_requests_that_vllm_decides_over_are_followed_without_times() -> None:
     ledger = EngineLedger()
     (session,) = started(ledger, asked("s", resumable=True))
     session.request.num_computed_tokens = 101
@@ -229,7 +229,7 @@ def test_what_vllm_decides_over_is_followed_without_a_clock() -> None:
     assert ledger.ready[0] is held.job
 
 
-def test_what_loads_its_kv_holds_none_until_it_runs() -> None:
+def test_a_request_that_loads_its_kv_holds_no_blocks_until_it_runs() -> None:
     ledger = EngineLedger()
     held = ledger.add(asked(num_computed_tokens=60), 1.0, blocked=False)
     ledger.leave_to_vllm(held)

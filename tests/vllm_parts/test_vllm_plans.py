@@ -112,7 +112,7 @@ def test_draft_tokens_count_in_a_batch_of_all_requests_and_new_ones() -> None:
     ],
     ids=str,
 )
-def test_what_no_engine_could_do_is_refused(step: Step) -> None:
+def test_a_step_that_no_engine_could_execute_is_refused(step: Step) -> None:
     with pytest.raises(ImpossibleStep):
         plan_of(step, VIEW, held())
 

@@ -194,7 +194,7 @@ def test_the_thread_sends_all_queued_reports_before_it_ends() -> None:
     assert wire.numbers == list(range(1, 21))
 
 
-def test_what_a_full_queue_loses_is_a_gap_in_the_numbers() -> None:
+def test_reports_lost_by_a_full_queue_leave_a_gap_in_the_numbers() -> None:
     wire = Wire()
     reports, queue = Reports(wire), SimpleQueue[Boundary | Further | None]()
     teller = BoundaryRecorder(reports, queue)

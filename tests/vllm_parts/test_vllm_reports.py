@@ -188,7 +188,7 @@ def test_a_report_of_all_requests_suffices_for_seconds_while_only_tokens_are_add
     assert not reported.knows(5, (chunk,), 1000.0)
 
 
-def test_nothing_is_known_before_the_first_report() -> None:
+def test_no_rows_are_known_before_the_first_report() -> None:
     reports = Reports(Wire())
     assert not BoundaryRecorder(reports, SimpleQueue()).knows(0, (), 0.0)
     assert not BoundaryRecorder(reports, SimpleQueue()).repeat(0, GOES_ON, 0.0)

@@ -21,7 +21,7 @@ def test_a_time_model_is_all_that_must_be_said() -> None:
     assert read.model == time_model("llama-3-8b-a100")
 
 
-def test_what_is_not_set_is_as_the_manual_says() -> None:
+def test_settings_have_the_documented_defaults() -> None:
     read = read_settings({}, {**NAMED, "PENSTOCK_POLICY": ""})
     assert read == PluginSettings(
         time_model("llama-3-8b-a100"),

@@ -100,7 +100,7 @@ def deep(levels: int) -> Any:
 @example([{"penstock_spent_s": nan, "penstock_best_effort": 0, "penstock_ttft_s": 1.0}])
 @example([{"penstock_id": "r9"}, {"penstock_id": "other-1"}])
 @example([{"penstock_tier": "\ud800", "penstock_id": "\ud800"}])
-def test_what_a_client_writes_into_a_request_costs_others_nothing(written: list[dict[str, Any]]) -> None:
+def test_invalid_fields_of_a_request_do_not_affect_others(written: list[dict[str, Any]]) -> None:
     """Another request with sound fields is planned and served as if it were alone with best effort."""
     engine, _ = watched(KIND)
     wire = wired(engine)

@@ -90,7 +90,7 @@ def test_a_request_that_counts_on_the_cache_keeps_its_prefix_while_it_waits() ->
     assert engine.free_blocks == ONE.blocks
 
 
-def test_what_a_plan_starts_first_does_not_evict_the_prefix_of_what_it_starts_next() -> None:
+def test_a_planned_start_does_not_evict_the_prefix_of_the_next_one() -> None:
     engine, _ = watched(replace(ONE, running=4, batch_tokens=1024))
     for number in (1, 2, 3):
         engine.add(f"r{number}", 0, 1, prompt=prompt(number, 30), fields=CHAT)
@@ -206,7 +206,7 @@ def test_reports_say_what_is_cached_of_served_prompts_and_of_waiting_ones() -> N
 
 
 @pytest.mark.parametrize("kind", ["scarce", "ahead"])
-def test_what_reports_say_of_served_prompts_becomes_what_is_cached(kind: str) -> None:
+def test_reported_prompts_converge_to_what_is_cached(kind: str) -> None:
     wire: Any = None
     engine = None
     for engine, _ in cached_life(KINDS[kind], seed=3, steps=300):
@@ -230,7 +230,7 @@ class AlwaysWhole(BoundaryRecorder):
         return False
 
 
-def test_what_a_repeated_step_evicts_is_reported_where_a_complete_report_is_due() -> None:
+def test_evictions_by_a_repeated_step_are_in_the_complete_report() -> None:
     engine, _ = watched(ONE)
     wire = wired(engine)
     recorder = engine.scheduler._recorder
