@@ -5,6 +5,7 @@ from math import inf
 import pytest
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.forecast.prefill_rate import PrefillRate, prefill_rate
+from penstock_core.timing.batch_length import ORDINARY_BATCH_S
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel
 
@@ -26,7 +27,7 @@ def rate(
     """Return the period, and the tokens of prefill in it."""
     limits = Limits(batch_tokens=batch_tokens)
     view = ReplicaView(0.0, 0.0, (), (), KvCache(100, 100, 16), limits, model, speculation)
-    found = prefill_rate(view, decodes, tightest_s)
+    found = prefill_rate(view, decodes, tightest_s, ORDINARY_BATCH_S)
     return found.period_s, found.period_s * found.tokens_s
 
 

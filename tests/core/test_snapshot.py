@@ -15,7 +15,9 @@ from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import Term, TimeModel
 
 MODEL = TimeModel("test", (Term(1e-4, 0.020),))
-"""A batch of n tokens takes 20 ms and a tenth of a millisecond for each: 400 tokens fit into 60 ms."""
+"""20 ms a batch and a tenth of a millisecond a token, so an ordinary batch has 604 tokens."""
+
+ORDINARY_S = 4 * 0.0201
 
 
 def prefill(name: str, tokens: int = 400, due_s: float = 10.0, best_effort: bool = False) -> Job:
@@ -39,7 +41,12 @@ def test_an_empty_replica() -> None:
     assert (idle.running, idle.waiting, idle.work_s, idle.prefill_wait_s, idle.step_s) == (0, 0, 0, 0, 0)
     assert (idle.prefill_slack_s, idle.tightest_tpot_s) == (inf, inf)
     assert idle.kv_tokens_headroom == idle.kv_tokens_total == 16000
-    assert idle.prefill_tokens_s == pytest.approx(400 / 0.060)
+    assert idle.prefill_tokens_s == pytest.approx(604 / ORDINARY_S)
+
+
+def test_a_fast_engine_is_forecast_with_batches_as_short_as_its_planner_makes_them() -> None:
+    fast = replace(view(), model=TimeModel("fast", (Term(1e-5, 0.00199),)))
+    assert snapshot(fast).prefill_tokens_s == pytest.approx((0.016 - 0.00199) / 1e-5 / 0.016)
 
 
 def test_counts() -> None:
@@ -51,14 +58,14 @@ def test_counts() -> None:
 
 def test_a_new_request_waits_for_the_batch_under_way_and_for_the_queue() -> None:
     output = snapshot(view(waiting=(prefill("a", 399), prefill("b", 399)), busy_s=0.5))
-    assert output.prefill_wait_s == pytest.approx(0.5 + 2 * 399 * 0.060 / 398)
+    assert output.prefill_wait_s == pytest.approx(0.5 + 2 * 399 * ORDINARY_S / 602)
 
 
 def test_slack_is_what_the_most_urgent_can_spare() -> None:
     easy = snapshot(view(waiting=(prefill("a", 399, due_s=9.0), prefill("b", 399, due_s=8.0))))
     tight = snapshot(view(waiting=(prefill("a", 399, due_s=9.0), prefill("b", 399, due_s=0.3))))
-    assert easy.prefill_slack_s == pytest.approx(8.0 - 0.060 - 399 * 0.060 / 398)
-    assert tight.prefill_slack_s == pytest.approx(0.3 - 0.060 - 399 * 0.060 / 398)
+    assert easy.prefill_slack_s == pytest.approx(8.0 - ORDINARY_S - 399 * ORDINARY_S / 602)
+    assert tight.prefill_slack_s == pytest.approx(0.3 - ORDINARY_S - 399 * ORDINARY_S / 602)
     assert snapshot(view(waiting=(prefill("a", due_s=0.01),))).prefill_slack_s == 0.0
 
 
@@ -169,8 +176,10 @@ def test_a_tpot_counts_that_an_engine_can_just_meet() -> None:
 
 def test_headroom_covers_a_prompt_that_starts_as_late_as_the_queue_is_long() -> None:
     """It starts within 50 periods and has 50 tokens to come: its 13 blocks fit beside the 17 others."""
-    output = snapshot(view(decode("a", tokens=160, left=100), waiting=(prefill("b", 150),), busy_s=3.0))
-    assert 50 <= output.prefill_wait_s / 0.060 < 53
+    output = snapshot(
+        view(decode("a", tokens=160, left=100), waiting=(prefill("b", 150),), busy_s=50 * ORDINARY_S)
+    )
+    assert 50 <= output.prefill_wait_s / ORDINARY_S < 53
     assert output.kv_tokens_headroom == (1000 - 17 - 13) * 16
 
 

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from penstock_core.domain.replica_view import ReplicaView
-from penstock_core.timing.batch_length import ORDINARY_BATCH_S, longest_batch_s
+from penstock_core.timing.batch_length import longest_batch_s
 from penstock_core.timing.speculation import fastest_length, tokens_expected
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
@@ -26,10 +26,11 @@ class PrefillRate(NamedTuple):
         return attention_s + (tokens / self.tokens_s if self.tokens_s else inf)
 
 
-def prefill_rate(
-    view: ReplicaView, decodes: BatchWork, tightest_s: float, ordinary_s: float = ORDINARY_BATCH_S
-) -> PrefillRate:
-    """Return the rate beside these decodes (without drafts) under the tightest of their TPOT targets."""
+def prefill_rate(view: ReplicaView, decodes: BatchWork, tightest_s: float, ordinary_s: float) -> PrefillRate:
+    """Return the rate beside these decodes (without drafts) under the tightest of their TPOT targets.
+
+    ordinary_s: of a batch (`batch_length.ordinary_batch_s`).
+    """
     model, drafts, generated = view.model, 0, 1.0
     speculation = view.speculation
     if speculation is not None and decodes.tokens:

@@ -26,7 +26,8 @@ from penstock_core.domain.request import Job
 from penstock_core.forecast.job_columns import JobColumns, columns
 from penstock_core.forecast.kv_forecast import UNKNOWN_DELAY_STEPS, forecast
 from penstock_core.forecast.prefill_rate import PrefillRate, prefill_rate
-from penstock_core.timing.time_model import ONE_DECODE, BatchWork, TimeModel, chunk_works
+from penstock_core.timing.batch_length import ordinary_batch_s
+from penstock_core.timing.time_model import ONE_DECODE, ONE_TOKEN, BatchWork, TimeModel, chunk_works
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,9 @@ def _queue(view: ReplicaView, jobs: JobColumns, decoding: Bools, with_slo: Bools
     kept_s = targets_s[targets_s >= view.model.seconds(ONE_DECODE)]  # of tighter ones none can be met
     tightest_s = float(kept_s.min(initial=inf))
     decodes = _decodes(jobs, decoding & with_slo)
-    rate = prefill_rate(view, decodes._replace(tokens=decodes.tokens + len(queued)), tightest_s)
+    ordinary_s = ordinary_batch_s(view.model.seconds(ONE_TOKEN))
+    beside = decodes._replace(tokens=decodes.tokens + len(queued))
+    rate = prefill_rate(view, beside, tightest_s, ordinary_s)
     if not len(queued):
         return _Queue(rate, tightest_s, free_in_s, inf)
     prefills = jobs.of(queued[np.argsort(jobs.due_s[queued], kind="stable")])
