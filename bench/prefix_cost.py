@@ -3,7 +3,7 @@
     .venv/bin/python bench/prefix_cost.py
 
 A chat of 201 messages, 400 kB, the next turn of one of 300 sessions that 16 replicas hold. Median and p99 of
-each part over 200 requests; the last line is the sum of the medians.
+each part over 200 requests, the sum of the medians, and what is added for an engine of type `openai`.
 """
 
 import json
@@ -15,7 +15,9 @@ from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import CachedPrompt, StepReport
 from penstock_routing.replicas.cached_prefixes import CachedPrefixes
 from penstock_routing.request.cache_salt import with_application_salt
+from penstock_runtime.engine.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks, prompt_marks
+from penstock_sidecar.mirror.learned_prefixes import LearnedPrefixes
 from penstock_sidecar.mirror.prefix_index import PrefixIndex
 
 REQUESTS, SESSIONS, REPLICAS, PROMPT_TOKENS = 200, 300, 16, 100_000
@@ -33,6 +35,14 @@ def serve(index: PrefixIndex, name: str, marks: PromptMarks) -> None:
     prompt = CachedPrompt(request_id=name, prompt_tokens=PROMPT_TOKENS, cached_tokens=PROMPT_TOKENS - 16)
     report = StepReport(engine_instance="e", caches_prefixes=True, block_tokens=16, cached_prompts=[prompt])
     index.take(report, 0)
+
+
+def learn(learned: LearnedPrefixes, name: str, marks: PromptMarks) -> None:
+    """A prompt is planned, sent and answered by an engine that reports nothing but its cached tokens."""
+    learned.cached_tokens(marks)
+    learned.sent(name, marks)
+    learned.answered(name, EngineUsage(PROMPT_TOKENS, 100, PROMPT_TOKENS - 16))
+    learned.ended(name)
 
 
 def measured(part: Callable[[int], object]) -> tuple[float, float]:
@@ -68,6 +78,9 @@ def main() -> None:
         total += middle
         print(f"{name:32} {middle:7.3f} ms  p99 {high:7.3f} ms")
     print(f"{'all':32} {total:7.3f} ms")
+    learned = LearnedPrefixes(PrefixIndex(), lambda: 4 * PROMPT_TOKENS)
+    middle, high = measured(lambda number: learn(learned, str(number), marks))
+    print(f"{'more, engine of type openai':32} {middle:7.3f} ms  p99 {high:7.3f} ms")
 
 
 if __name__ == "__main__":

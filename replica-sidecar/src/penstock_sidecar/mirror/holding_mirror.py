@@ -26,6 +26,7 @@ from penstock_runtime.prompt_marks import PromptMarks
 from penstock_sidecar.engine.metrics import EngineLoad
 from penstock_sidecar.mirror.learned_prefixes import LearnedPrefixes
 from penstock_sidecar.mirror.mirrored_job import MirroredJob
+from penstock_sidecar.mirror.prefix_index import SharedPrefix
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 
 
@@ -93,6 +94,9 @@ class HoldingMirror(ReplicaMirror):
     def caches(self, maybe: bool) -> None:
         """Note whether the engine may have a prefix cache: then what it has is learned."""
         self.prefixes.wanted = maybe
+
+    def _cached_tokens(self, found: SharedPrefix, marks: PromptMarks) -> int:
+        return self._learned.cached_tokens(marks)
 
     def prompt_sent(self, request_id: RequestId, marks: PromptMarks) -> None:
         """Add an accepted request's prompt."""

@@ -1,60 +1,67 @@
 """What an engine that reports nothing has cached, learned from the answers that pass.
 
 An answer may say how many tokens of its prompt were found in the engine's cache
-(`usage.prompt_tokens_details.cached_tokens`). Engines evict the least recently used prefix first, so whether
-an earlier prompt is still there depends on how much the engine has computed since it was last used: its age,
-in tokens. `keeps_tokens` is the age up to which prompts were found. It begins with half of the KV cache, at
-the first prompt that was found at all; a prompt found at a greater age raises it, and one that was not found
-lowers it below that one's age. A prompt that was missing although far younger than that means that the cache
-was reset: everything is forgotten.
+(`usage.prompt_tokens_details.cached_tokens`). Engines evict the least recently used prefix first, and its end
+before its beginning. So what is still there of a prompt depends on the tokens that were used since
+(`prompt_uses`), and on how many the cache keeps: `keeps_tokens`. That begins with the KV cache, at the first
+prompt that was found at all; a prefix found deeper raises it, and one that was not found lowers it to what
+was. A prompt that is missing although far less deep means that the cache was reset: everything is forgotten.
 
-Of a prompt that should be there, a share is found, because caches keep whole blocks. The mean share less its
-mean deviation is counted on. Until an answer has said something, nothing is counted as cached.
+Caches keep whole blocks: cached tokens are multiples of their size, which is learned as the greatest common
+divisor of what answers have said. Of a prefix that is there, a share is found where the tokens of its parts
+were estimated; the mean share less its mean deviation is counted on. Until an answer has said something,
+nothing is counted as cached.
 
 The sidecar cannot hold blocks in such an engine. A prefix that is evicted between the verdict and the prefill
-makes that prompt later than planned; the margin of ages and shares covers most of that.
+makes that prompt later than planned.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import gcd
 from typing import NamedTuple
 
 from penstock_core.domain.request import RequestId
 from penstock_runtime.engine.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks
 
-from penstock_sidecar.mirror.prefix_index import MOST_PROMPTS, PrefixIndex
+from penstock_sidecar.mirror.prefix_index import PrefixIndex
+from penstock_sidecar.mirror.prompt_uses import KnownPrefix, PromptUses
 
-KEPT_AT_FIRST = 0.5
-"""Share of the KV cache that earlier prompts are taken to have until more is known."""
-
-MARGIN = 0.8
-"""Share of an age at which a prompt was missing, up to which others are still counted on."""
+KEPT_AT_FIRST = 0.9
+"""Share of the KV cache that is taken to be kept until more is known: running answers have the rest."""
 
 RESET = 0.25
 """Share of `keeps_tokens` below which a missing prompt means a reset."""
+
+GROWTH = 2
+"""Multiple of the depth of a prefix that was found which is taken to be kept, where the size of the KV cache
+is unknown and nothing has been missing yet."""
 
 LEARNING_RATE = 0.1
 FULL_WEIGHT_TOKENS = 1024
 """Tokens of a prefix from which its share has full weight: blocks are small beside it."""
 
-FOUND = 0.5
-"""Share of an expected prefix from which it counts as found."""
-
-MORE = 1.1
-"""Share above which something longer was found than was expected."""
-
+FOUND = 0.9
+"""Share of a prefix from which it counts as found: tokens of its parts are estimates."""
 
 MOST_SILENT = 64
 """Answers that say nothing of cached tokens, after which prompts are not compared any more."""
 
 
-class ExpectedHit(NamedTuple):
-    """What a request was expected to find: this many tokens of an earlier prompt, at this age."""
+class _Sent(NamedTuple):
+    """Of a request under way. known: of its prompt when it was sent."""
 
-    request_id: RequestId
+    marks: PromptMarks
+    known: KnownPrefix
+
+
+class _Counted(NamedTuple):
+    """A served prompt that counts as cached. key: of its last mark."""
+
+    key: int
     tokens: int
-    age_tokens: int
 
 
 @dataclass(slots=True)
@@ -75,7 +82,7 @@ class _Share:
 
 
 class LearnedPrefixes:
-    """Keeps an index up to date from answers.
+    """Learns from answers, and keeps up to date what the index reports to routers.
 
     kv_tokens: returns those of the engine's KV cache; 0 if unknown.
     """
@@ -83,82 +90,94 @@ class LearnedPrefixes:
     def __init__(self, index: PrefixIndex, kv_tokens: Callable[[], int]) -> None:
         self._index, self._kv_tokens = index, kv_tokens
         self.keeps_tokens = 0
-        self._share = _Share()
-        self._computed_tokens = self._silent = 0
-        self._used_at: dict[RequestId, int] = {}  # the least recently used first
-        self._counted: dict[RequestId, None] = {}  # those that count as cached, likewise
-        self._prompt_tokens: dict[RequestId, int] = {}
-        self._expected: dict[RequestId, ExpectedHit] = {}
+        self._uses, self._share = PromptUses(), _Share()
+        self._silent = self._block_tokens = 0
+        self._has_missed = False
+        self._sent: dict[RequestId, _Sent] = {}
+        self._counted: dict[RequestId, _Counted] = {}
+
+    def cached_tokens(self, marks: PromptMarks) -> int:
+        """Return the tokens of a new prompt that are likely cached."""
+        known = self._uses.known(marks)
+        kept = bisect_right(known.depths, self.keeps_tokens)
+        tokens = known.tokens[kept - 1] if kept else 0
+        return self._whole_blocks(int(tokens * self._share.counted))
 
     def sent(self, request_id: RequestId, marks: PromptMarks) -> None:
         """Note that a request goes to the engine."""
-        found = self._index.longest(marks)
-        if found is not None and found.request_id in self._used_at:
-            age_tokens = self._computed_tokens - self._used_at[found.request_id]
-            self._expected[request_id] = ExpectedHit(found.request_id, found.tokens, age_tokens)
+        known = self._uses.known(marks)
+        self._sent[request_id] = _Sent(marks, known)
+        self._uses.sent(request_id, marks, known.own_tokens, bisect_right(known.depths, self.keeps_tokens))
 
     def ended(self, request_id: RequestId) -> None:
         """Note that a request has ended without an answer, or after `answered`."""
-        self._expected.pop(request_id, None)
+        self._sent.pop(request_id, None)
+        self._uses.ended(request_id)
 
     def answered(self, request_id: RequestId, usage: EngineUsage) -> None:
         """Learn from a whole answer."""
-        prompt_tokens, cached_tokens = usage.prompt_tokens, usage.cached_tokens
-        if cached_tokens is None:
+        if usage.cached_tokens is None:
             self._silent += 1
             self._index.wanted = self._index.used or self._silent < MOST_SILENT
             return
         self._index.used = True
-        expected = self._expected.get(request_id)
-        if expected is not None and expected.tokens:
-            self._learn(expected, cached_tokens)
-        self._computed_tokens += prompt_tokens - cached_tokens + usage.completion_tokens
-        if expected is not None and cached_tokens and expected.request_id in self._used_at:
-            self._use(expected.request_id)
-        if request_id in self._index:
-            self._prompt_tokens[request_id] = prompt_tokens
-            self._use(request_id)
+        self._block_tokens = gcd(self._block_tokens, usage.cached_tokens)
+        sent = self._sent.get(request_id)
+        if sent is None:
+            return
+        if sent.known.tokens:
+            self._learn(sent.known, usage.cached_tokens)
+        self._uses.answered(request_id, sent.marks, usage.prompt_tokens, usage.completion_tokens)
+        self._count(request_id, sent.marks, usage.prompt_tokens)
         self._forget_old()
 
     def lose(self) -> None:
         """Forget everything: the engine has gone."""
-        for request_id in list(self._used_at):
-            self._gone(request_id)
+        self._uses.clear()
+        self._sent = {request_id: _Sent(sent.marks, KnownPrefix()) for request_id, sent in self._sent.items()}
+        self._discount(list(self._counted))
 
-    def _learn(self, expected: ExpectedHit, cached_tokens: int) -> None:
-        share = cached_tokens / expected.tokens
-        if share > MORE:  # found in a later prompt, which says nothing of this one
-            return
-        if share >= FOUND:
-            self._share.observe(min(share, 1.0), expected.tokens)
-            self.keeps_tokens = max(
-                self.keeps_tokens or int(self._kv_tokens() * KEPT_AT_FIRST), expected.age_tokens
-            )
-        elif expected.age_tokens < RESET * self.keeps_tokens:
+    def _learn(self, known: KnownPrefix, cached_tokens: int) -> None:
+        """Correct what the cache keeps by what was found of a prompt, and by what was not."""
+        next_tokens = cached_tokens + max(self._block_tokens, 1)  # a block more was not found
+        found = bisect_left(known.tokens, next_tokens)
+        missing = bisect_left(known.tokens, next_tokens / FOUND)
+        if cached_tokens and found:
+            self._raise(known.depths[found - 1])
+        if missing == len(known.tokens):
+            tokens = known.tokens[-1]
+            self._share.observe(min(cached_tokens / max(tokens, 1), 1.0), tokens)
+        elif not found and known.depths[missing] <= self.keeps_tokens * RESET:
             self.lose()
         else:
-            self.keeps_tokens = min(self.keeps_tokens, int(expected.age_tokens * MARGIN))
+            self._has_missed = True
+            self.keeps_tokens = min(self.keeps_tokens, known.depths[missing] - 1)
 
-    def _use(self, request_id: RequestId) -> None:
-        self._used_at.pop(request_id, None)
-        self._counted.pop(request_id, None)
-        self._used_at[request_id] = self._computed_tokens
-        tokens = self._prompt_tokens[request_id]
+    def _raise(self, depth: int) -> None:
+        """Learn that the cache keeps so many tokens."""
+        if not self._kv_tokens() and not self._has_missed:
+            depth *= GROWTH
+        first_tokens = int(self._kv_tokens() * KEPT_AT_FIRST)
+        self.keeps_tokens = max(self.keeps_tokens or first_tokens, depth)
+
+    def _whole_blocks(self, tokens: int) -> int:
+        return tokens // max(self._block_tokens, 1) * max(self._block_tokens, 1)
+
+    def _count(self, request_id: RequestId, marks: PromptMarks, prompt_tokens: int) -> None:
+        """Report a prompt as cached."""
+        if request_id not in self._index:
+            return
         if self.keeps_tokens:
-            self._counted[request_id] = None
-        self._index.learn(request_id, tokens, int(tokens * self._share.counted) if self.keeps_tokens else 0)
+            self._counted[request_id] = _Counted(marks.marks[-1].key, prompt_tokens)
+        counted_tokens = int(prompt_tokens * self._share.counted) if self.keeps_tokens else 0
+        self._index.learn(request_id, prompt_tokens, counted_tokens)
 
     def _forget_old(self) -> None:
-        """Count nothing of prompts that are older than the engine keeps, and forget the oldest ones."""
-        while len(self._used_at) > MOST_PROMPTS:
-            self._gone(next(iter(self._used_at)))
-        for request_id in list(self._counted):
-            if self._computed_tokens - self._used_at[request_id] <= self.keeps_tokens:
-                break
-            del self._counted[request_id]
-            self._index.learn(request_id, self._prompt_tokens[request_id], 0)
+        """Report nothing of prompts that are evicted in part, and forget those that went long ago."""
+        deeper = self._uses.deeper_than(self.keeps_tokens)
+        users = ((request_id, self._uses.user(counted.key)) for request_id, counted in self._counted.items())
+        self._discount([request_id for request_id, user in users if user is None or user in deeper])
 
-    def _gone(self, request_id: RequestId) -> None:
-        del self._used_at[request_id]
-        self._counted.pop(request_id, None)
-        self._index.learn(request_id, self._prompt_tokens.pop(request_id), 0)
+    def _discount(self, request_ids: list[RequestId]) -> None:
+        for request_id in request_ids:
+            self._index.learn(request_id, self._counted.pop(request_id).tokens, 0)

@@ -44,7 +44,7 @@ from penstock_runtime.prompt_marks import PromptMarks
 
 from penstock_sidecar.mirror.decode_steps import MOST_STEPS, DecodeRows
 from penstock_sidecar.mirror.mirrored_job import MirroredJob
-from penstock_sidecar.mirror.prefix_index import PrefixIndex
+from penstock_sidecar.mirror.prefix_index import PrefixIndex, SharedPrefix
 from penstock_sidecar.mirror.report_rows import Row, chunks_of, rows_of, speculation_of
 from penstock_sidecar.mirror.reported_job import computed_whole, foreign, within_prediction
 
@@ -121,10 +121,16 @@ class ReplicaMirror:
         job, found = computed_whole(job), self.prefixes.longest(marks) if self._knows_cache else None
         if found is None:
             return job
-        blocks = min(found.cached_tokens, job.request.prompt_tokens - 1) // self._kv.block_tokens
+        blocks = (
+            min(self._cached_tokens(found, marks), job.request.prompt_tokens - 1) // self._kv.block_tokens
+        )
         earlier = self._accepted.get(found.request_id)
         held = earlier is not None and earlier.ran == self._reports
         return with_cached_prefix(job, blocks * self._kv.block_tokens, 0 if held else blocks)
+
+    def _cached_tokens(self, found: SharedPrefix, marks: PromptMarks) -> int:
+        """Return the tokens of a prompt that are cached, of which `found` is known."""
+        return found.cached_tokens
 
     def prompt_sent(self, request_id: RequestId, marks: PromptMarks) -> None:
         """Add an accepted request's prompt."""
