@@ -25,9 +25,9 @@ class Cache:
                 return index
         return len(keys)
 
-    def look_up(self, keys: Sequence[Hashable]) -> CachedBlocks:
+    def look_up(self, keys: Sequence[Hashable], own: Sequence[Hashable] = (), known: int = 0) -> CachedBlocks:
         blocks = self.blocks_of(keys)
-        return CachedBlocks(blocks, blocks > 0 and keys[blocks - 1] in self.held)
+        return CachedBlocks(blocks, blocks > 0 and keys[blocks - 1] in self.held, len(own))
 
     def store(self, *keys: Hashable) -> None:
         self.blocks |= dict.fromkeys(keys)
@@ -47,6 +47,19 @@ def test_a_prompt_grows_while_it_is_computed() -> None:
     cache.store(*keys("a", 2))
     served.ended("a")
     assert served.changes() == [CachedPrompt("a", 40, 32)]
+
+
+def test_what_a_request_holds_of_its_cached_prompt_is_said_as_long_as_it_runs() -> None:
+    cache, own = Cache(), ["block"]
+    served = ServedPrompts(cache.look_up, SIZE)
+    cache.store(*keys("a", 3))
+    served.started("a", 60, keys("a", 3), own, 1)
+    assert served.changes() == [CachedPrompt("a", 60, 48, 16)]
+    own.append("block")
+    served.started("a", 60, keys("a", 3), own, 1)
+    assert served.changes() == [CachedPrompt("a", 60, 48, 32)]
+    served.ended("a")
+    assert served.changes() == [CachedPrompt("a", 60, 48, 0)]
 
 
 def test_a_prompt_of_which_nothing_is_left_is_named_once_more() -> None:

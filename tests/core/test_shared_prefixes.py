@@ -134,6 +134,24 @@ def test_a_running_candidate_counts_only_on_those_that_are_certainly_there() -> 
     assert forecast_jobs(jobs, kv).blocks.tolist() == [[11 - 10, 0], [11, 12]]
 
 
+def test_a_row_of_an_estimated_prompt_that_is_shorter_than_what_it_shares_counts_nothing() -> None:
+    one, other = Holder(decode("a", 160, 8), list(range(10))), Holder(decode("b", 32, 4), list(range(10)))
+    jobs = [one.job, other.job]
+    assert forecast_jobs(jobs, kv_of([one, other])).blocks.tolist() == [[11, 11], [0, 0]]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_request_shares_as_many_blocks_as_with_the_one_that_has_the_most_in_common(seed: int) -> None:
+    holders = random_holders(Random(seed), 10)
+    blocks = {holder.job.request.id: holder.blocks for holder in holders}
+    kv = KvCache(100, 100, SIZE).shared(shared_prefixes(blocks))
+    shared = {
+        name: max(len(set(of).intersection(blocks[other])) for other in blocks if other != name)
+        for name, of in blocks.items()
+    }
+    assert kv.shared_blocks == {name: count for name, count in shared.items() if count}
+
+
 def test_where_sharing_is_not_known_every_request_is_counted_whole() -> None:
     jobs = [decode("a", 160, 8), decode("b", 160, 8)]
     kv = KvCache(100, 100, SIZE)

@@ -1,12 +1,14 @@
 """A simulated engine with a prefix cache, and the mirror that follows its reports."""
 
 import json
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Targets
+from penstock_core.forecast.kv_forecast import forecast_jobs
 from penstock_core.policies import build
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto.telemetry_pb2 import StepReport
@@ -14,7 +16,7 @@ from penstock_runtime.prompt_marks import PromptMarks, prompt_marks
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_simulator.engine.engine_state import EngineState
 from penstock_simulator.engine.iteration import Iteration
-from penstock_simulator.prefix_cache.block_keys import token_keys
+from penstock_simulator.prefix_cache.block_keys import BlockKey, token_keys
 from penstock_simulator.serving.step_reports import StepReportSender
 
 MODEL, SIZE, BLOCKS = TimeModel("any", (Term(1e-5, 0.01),)), 16, 120
@@ -23,14 +25,17 @@ POLICY = build("vllm")
 
 
 class Line:
-    """The socket between the two, which loses reports where a test says so."""
+    """The socket between the two, which loses reports, or a part of them, where a test says so."""
 
     def __init__(self) -> None:
-        self.lost, self.came, self.breaks, self._last = 0, list[StepReport](), False, 0
+        self.lost, self.came, self.breaks, self.older = 0, list[StepReport](), False, False
 
     def send(self, report: StepReport) -> bool:
         if not self.breaks:
             self.came.append(StepReport.FromString(report.SerializeToString()))
+            if self.older:
+                self.came[-1].ClearField("sharing")
+                self.came[-1].ClearField("common_blocks")
         return True
 
 
@@ -62,6 +67,16 @@ class Pair:
             new_job(Request(name, "chat", self.now_s, len(ids), 50, targets), 20, False), marks(ids)
         )
 
+    def holds(self, candidate: Job, keys: Sequence[BlockKey]) -> bool:
+        """Whether the request that a candidate counts on holds the blocks that the candidate would find."""
+        if candidate.prefix_of is None:
+            return True
+        cached, held = self.engine.cached, candidate.computed_tokens // SIZE - (candidate.unheld_blocks or 0)
+        holder = self.engine._running[candidate.prefix_of].kv
+        assert cached is not None
+        assert holder is not None
+        return holder.blocks[:held] == cached.cache.pool.find(keys)[:held]
+
     def submit(self, name: str, ids: list[int], answer_tokens: int = 5) -> None:
         """Accept a request and pass it on."""
         job = self.seen(name, ids)
@@ -78,9 +93,9 @@ class Pair:
         iteration = self.engine.start(step)
         self.report(iteration)
         if not self.line.breaks:
-            assert self.waiting_jobs(self.mirror.view(self.now_s, MODEL).waiting) == self.waiting_jobs(
-                self.engine.waiting
-            )
+            mirrored = self.mirror.view(self.now_s, MODEL)
+            assert self.waiting_jobs(mirrored.waiting) == self.waiting_jobs(self.engine.waiting)
+            assert mirrored.kv.shared_prefixes == self.engine.shared_prefixes
         self.now_s += 0.01
         for name in self.engine.finish(self.now_s).finished:
             self.mirror.forget(name)
@@ -109,7 +124,8 @@ def test_a_candidate_is_seen_with_what_the_engine_has_of_it() -> None:
     assert (seen.computed_tokens, seen.unheld_blocks) == (256, 16), "what two marks have in common"
     pair.submit("c", ids)
     pair.step()
-    assert pair.seen("b", [*ids, *range(50)]).unheld_blocks == 0, "now c holds them"
+    held = pair.seen("b", [*ids, *range(50)])
+    assert (held.unheld_blocks, held.prefix_of) == (0, "c"), "now c holds them"
     assert pair.seen("b", [7, *ids]).unheld_blocks is None
     assert pair.seen("b", ids).computed_tokens == 288, "at least one token is computed"
 
@@ -134,6 +150,26 @@ def test_a_prefix_that_may_be_evicted_is_planned_as_computed(cause: str) -> None
     assert pair.seen("c", ids).unheld_blocks is None
 
 
+@pytest.mark.parametrize("cause", ["silence", "older engine"])
+def test_blocks_are_counted_for_every_request_where_it_is_not_known_who_shares_them(cause: str) -> None:
+    pair, ids = Pair(), list(range(300))
+    pair.serve("a", ids)
+    for name in ("b", "c"):
+        pair.submit(name, ids, 50)
+        pair.step()
+    pair.step()
+    assert pair.mirror.view(pair.now_s, MODEL).kv.shared_blocks == {"b": 18, "c": 18}
+    if cause == "silence":
+        pair.mirror.lose_reports()
+    else:
+        pair.line.older = True
+        pair.submit("d", [9] * 20, 50)
+        pair.report(Iteration())
+    view = pair.mirror.view(pair.now_s, MODEL)
+    rows = forecast_jobs(view.running, view.kv).blocks
+    assert rows[:, 0].tolist() == [20, 20]
+
+
 def test_an_engine_without_a_prefix_cache_has_no_entries() -> None:
     pair, ids = Pair(caches=False), list(range(300))
     pair.serve("a", ids)
@@ -145,7 +181,7 @@ def test_candidates_are_never_planned_with_more_than_is_there() -> None:
     """Random sessions in a small cache, with evictions and lost reports."""
     random, pair = Random(3), Pair()
     sessions = [[number] * 90 for number in range(6)]
-    found = there = 0
+    found = there = counted = 0
     for number in range(400):
         ids = random.choice(sessions)
         if random.random() < 0.5:
@@ -156,8 +192,11 @@ def test_candidates_are_never_planned_with_more_than_is_there() -> None:
             keys, candidate = token_keys(ids, SIZE), pair.seen(name, ids)
             real = pair.engine.cached_tokens(keys, len(ids))
             assert candidate.computed_tokens <= real or pair.line.breaks
+            counted += candidate.prefix_of is not None
+            assert pair.line.breaks or pair.holds(candidate, keys)
             found, there = found + candidate.computed_tokens, there + real
             pair.submit(name, list(ids), random.randrange(1, 12))
         pair.line.breaks = random.random() < 0.05
         pair.step()
     assert found > 0.5 * there > 0
+    assert counted > 20

@@ -2,7 +2,7 @@
 
 import pytest
 from penstock_proto.telemetry_pb2 import Drafting, StepReport
-from penstock_sidecar.mirror.report_rows import is_sound
+from penstock_sidecar.mirror.report_rows import is_sound, shared_of
 
 NAN, INFINITE = float("nan"), float("inf")
 
@@ -35,3 +35,15 @@ def test_one_whose_memory_is_none_is_not(free: int, block_tokens: int) -> None:
     assert not is_sound(memory)
     memory.next_duration_s = 0.02
     assert not is_sound(memory)
+
+
+def test_what_rows_share_that_did_not_fit_the_datagram_is_left_to_their_neighbours() -> None:
+    report = StepReport(caches_prefixes=True, kv_blocks_total=100, request_ids=["a", "b", "c"])
+    report.sharing.extend([1, 5, 0, 4, 2])
+    report.common_blocks.extend([9, 7, 3, 2, 8])
+    assert shared_of(report) == (["b", "a", "c"], [0, 3, 2])
+
+
+def test_an_engine_that_says_nothing_of_what_is_shared_has_every_request_counted_whole() -> None:
+    assert shared_of(StepReport(caches_prefixes=True)) == ([], [])
+    assert shared_of(StepReport()) is None

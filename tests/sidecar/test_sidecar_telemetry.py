@@ -130,6 +130,17 @@ async def test_loss_and_restart_are_counted(rig: Rig) -> None:
     assert rig.metric("engine_restarts_total") == 1
 
 
+async def test_a_report_that_comes_after_a_later_one_changes_nothing(rig: Rig) -> None:
+    memory: dict[str, Any] = {"kv_blocks_total": 500, "block_tokens": 16, "caches_prefixes": True}
+    rig.reports.receive([report(1, **memory), report(3, kv_blocks_free=300, **memory)])
+    lost = rig.metric("telemetry_lost_total")
+    rig.reports.receive([report(2, kv_blocks_free=200, **memory)])
+    assert rig.mirror.view(0.0, rig.learned.model).kv.free_blocks == 300
+    rig.reports.receive([report(4, kv_blocks_free=100, **memory)])
+    assert rig.mirror.view(0.0, rig.learned.model).kv.free_blocks == 100
+    assert rig.metric("telemetry_lost_total") == lost == 1
+
+
 async def test_a_report_may_be_incremental(rig: Rig) -> None:
     rows: dict[str, Any] = {"running": 1, "waiting": 1, "kv_blocks_total": 500, "block_tokens": 16}
     rig.reports.receive(

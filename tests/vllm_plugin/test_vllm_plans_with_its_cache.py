@@ -4,7 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from penstock_core.domain.shared_prefixes import SharedPrefixes, common_with, shared_prefixes
 from penstock_proto.telemetry_pb2 import StepReport
+from penstock_sidecar.mirror.report_rows import shared_of
+from penstock_sidecar.telemetry.whole_reports import WholeReports
 from penstock_vllm.reports import BoundaryRecorder, Further
 from virtual.engine import Engine, Kind
 from virtual.life import watched
@@ -221,6 +224,49 @@ def test_reported_prompts_converge_to_what_is_cached(kind: str) -> None:
     for name, one in served.items():
         assert said[name] == prefixes._cached_of(one.keys).blocks * 16
     assert all(not tokens for name, tokens in said.items() if name not in served)
+
+
+def held_by(engine: Engine) -> dict[str, list[int]]:
+    """The blocks of each request by the KV cache manager, and of each that holds some before it starts."""
+    [layers] = engine.scheduler.kv_cache_manager.coordinator.single_type_managers
+    blocks = {**layers.req_to_blocks, **pins_of(engine)}
+    names = {engine_id: held.job.request.id for engine_id, held in engine.scheduler.ledger.by_id.items()}
+    return {names[one]: [block.block_id for block in of] for one, of in blocks.items() if of}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_planned_and_reported_shared_blocks_are_those_of_the_kv_cache_manager(kind: str, seed: int) -> None:
+    wire, said, wholes, reported, planned = None, None, WholeReports(), 0, 0
+    for engine, _ in cached_life(KINDS[kind], seed, 400):
+        wire = wire or wired(engine)
+        assert not engine.scheduler.faults.counted
+        truth = shared_prefixes(held_by(engine))
+        seen = engine.scheduler._prefixes.shared(engine.scheduler.ledger)
+        assert in_common(seen) == in_common(truth)
+        planned += len(truth.ids)
+        for report in wire.reports:
+            wholes.keep(report)
+            whole = wholes.restored(report)
+            assert whole is not None
+            said = shared_of(whole)
+        if wire.reports:  # the last one is of the step that has just begun
+            assert said is not None
+            assert in_common(said) == in_common(truth)
+            reported += len(said.ids)
+        wire.reports.clear()
+    assert planned > 100
+    assert reported > 100
+
+
+def in_common(shared: SharedPrefixes) -> dict[tuple[str, str], int]:
+    """The leading blocks that any two requests have in common."""
+    return {
+        (one, other): blocks
+        for one in shared.ids
+        for other, blocks in common_with(shared, one, 1 << 30).items()
+        if one != other
+    }
 
 
 class AlwaysWhole(BoundaryRecorder):

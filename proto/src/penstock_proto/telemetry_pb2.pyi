@@ -60,6 +60,8 @@ class StepReport(_message.Message):
     UNHELD_BLOCKS_FIELD_NUMBER: _builtins.int
     CACHED_PROMPTS_FIELD_NUMBER: _builtins.int
     CACHE_RESETS_FIELD_NUMBER: _builtins.int
+    SHARING_FIELD_NUMBER: _builtins.int
+    COMMON_BLOCKS_FIELD_NUMBER: _builtins.int
     CHECKS_TICKETS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """gaps show how many reports were lost"""
@@ -155,6 +157,16 @@ class StepReport(_message.Message):
     def cached_prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedPrompt]:
         """those that may have changed, not all"""
 
+    @_builtins.property
+    def sharing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Rows that hold leading KV blocks which others hold too. Neighbours have the most in common. Indices of rows that
+        did not fit the datagram may be among them. An older engine says none: every request is then counted whole.
+        """
+
+    @_builtins.property
+    def common_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """leading blocks that each holds together with the one before it"""
+
     def __init__(
         self,
         *,
@@ -190,11 +202,13 @@ class StepReport(_message.Message):
         unheld_blocks: _abc.Iterable[_builtins.int] | None = ...,
         cached_prompts: _abc.Iterable[Global___CachedPrompt] | None = ...,
         cache_resets: _builtins.int = ...,
+        sharing: _abc.Iterable[_builtins.int] | None = ...,
+        common_blocks: _abc.Iterable[_builtins.int] | None = ...,
         checks_tickets: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting", "policy_faults", b"policy_faults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "cache_resets", b"cache_resets", "cached_prompts", b"cached_prompts", "cached_tokens", b"cached_tokens", "caches_prefixes", b"caches_prefixes", "checks_tickets", b"checks_tickets", "chunk_tokens", b"chunk_tokens", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "drafting", b"drafting", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "further_tokens", b"further_tokens", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "most_batch_tokens", b"most_batch_tokens", "most_running", b"most_running", "next_duration_s", b"next_duration_s", "policy_faults", b"policy_faults", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "since", b"since", "spec_steps", b"spec_steps", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens", "unheld_blocks", b"unheld_blocks", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_effort", b"best_effort", "block_tokens", b"block_tokens", "cache_resets", b"cache_resets", "cached_prompts", b"cached_prompts", "cached_tokens", b"cached_tokens", "caches_prefixes", b"caches_prefixes", "checks_tickets", b"checks_tickets", "chunk_tokens", b"chunk_tokens", "common_blocks", b"common_blocks", "computed_tokens", b"computed_tokens", "context_tokens", b"context_tokens", "drafting", b"drafting", "duration_s", b"duration_s", "engine_instance", b"engine_instance", "further_tokens", b"further_tokens", "generated_tokens", b"generated_tokens", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "most_batch_tokens", b"most_batch_tokens", "most_running", b"most_running", "next_duration_s", b"next_duration_s", "policy_faults", b"policy_faults", "preemptions", b"preemptions", "prefill_work", b"prefill_work", "prefilling", b"prefilling", "request_ids", b"request_ids", "running", b"running", "sequence", b"sequence", "sharing", b"sharing", "since", b"since", "spec_steps", b"spec_steps", "thinking_tokens", b"thinking_tokens", "tokens", b"tokens", "unheld_blocks", b"unheld_blocks", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -209,20 +223,24 @@ class CachedPrompt(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    HELD_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """of its first ones, in the prefix cache now; 0: none any more"""
+    held_tokens: _builtins.int
+    """of these, in blocks that the request itself holds as long as it runs"""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         prompt_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
+        held_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "held_tokens", b"held_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, Protocol
 
 from fault_simulation.hosts import HOST, Host
+from penstock_core.domain.shared_prefixes import SharedPrefixes
 
 Accept = Callable[[], asyncio.Protocol]
 """Returns the protocol of a new connection."""
@@ -62,12 +63,14 @@ class Network:
     """All connections between simulated hosts.
 
     faults: injected, by kind. ticket_keys: what sidecars have left on their replica's disk for the engine.
+    shared_prefixes: what the requests of an engine shared when it made a report, by the report.
     """
 
     def __init__(self, random: Random, weather: Weather) -> None:
         self.random, self.weather = random, weather
         self.faults: Counter[str] = Counter()
         self.ticket_keys: dict[str, bytes] = {}
+        self.shared_prefixes: dict[bytes, SharedPrefixes | None] = {}
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[str, tuple[Host, Any]] = {}
         self._receivers: dict[str, tuple[Host, Callable[[bytes], None]]] = {}

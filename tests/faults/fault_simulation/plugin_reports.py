@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import cast
 
 from fault_simulation.plugin_ledger import PluginLedger
+from penstock_core.domain.shared_prefixes import SharedPrefixes
 from penstock_core.timing.speculation import Speculation
 from penstock_proto.report_socket import ReportSocket
 from penstock_runtime.clock import monotonic
@@ -93,4 +94,5 @@ def _cache(state: EngineState, waiting: list[Held]) -> CacheReport | None:
     jobs = {job.request.id: job for job in state.waiting}
     seen = [jobs[held.job.request.id] for held in waiting]
     found = [(job.computed_tokens, job.unheld_blocks or 0) for job in seen]
-    return CacheReport(cached.resets, list(cached.served.changes()), found)
+    shared = state.shared_prefixes or SharedPrefixes()
+    return CacheReport(cached.resets, list(cached.served.changes()), found, shared)

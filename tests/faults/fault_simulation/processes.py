@@ -21,6 +21,7 @@ from fault_simulation.scenario import KEY
 from google.protobuf.message import DecodeError
 from penstock_core import policies
 from penstock_core.domain.replica_view import Limits
+from penstock_core.domain.shared_prefixes import SharedPrefixes
 from penstock_core.timing.builtin_models import kv_cache_tokens, time_model
 from penstock_picker.ext_authz import ext_authz_app
 from penstock_picker.picker import Picker
@@ -95,15 +96,21 @@ def http_of(replica: str) -> str:
 
 @dataclass(slots=True)
 class Datagrams:
-    """An engine's end of its telemetry. lost: reports that no process could receive."""
+    """An engine's end of its telemetry.
+
+    shared: which of its requests hold the same blocks now. lost: reports that no process could receive.
+    """
 
     network: Network
     address: str
+    shared: Callable[[], SharedPrefixes | None]
     lost: int = 0
 
     def send(self, report: StepReport) -> bool:
         """Send a report."""
-        sent = self.network.send_datagram(self.address, report.SerializeToString())
+        data = report.SerializeToString()
+        self.network.shared_prefixes[data] = self.shared()
+        sent = self.network.send_datagram(self.address, data)
         self.lost += not sent
         return sent
 
@@ -180,7 +187,7 @@ def start_engine(
 
     def assemble() -> EngineProcess:
         spec, scheduling = pool.spec.engine, pool.spec.scheduling
-        sink = Datagrams(network, f"{replica}-steps")
+        sink = Datagrams(network, f"{replica}-steps", lambda: state.shared_prefixes)
         reports: Any = (
             PluginReports(sink, checks_tickets=spec.direct, differs=differs)
             if as_plugin
@@ -218,9 +225,20 @@ def start_engine(
 
 
 def start_sidecar(
-    network: Network, host: Host, replica: str, pool: Pool, *, outbox_bytes: int, skew: int = 0
+    network: Network,
+    host: Host,
+    replica: str,
+    pool: Pool,
+    *,
+    outbox_bytes: int,
+    differs: Callable[[str], None],
+    skew: int = 0,
 ) -> SidecarProcess:
-    """Start a replica's sidecar. outbox_bytes: that it holds for a router that reads slowly."""
+    """Start a replica's sidecar.
+
+    outbox_bytes: that it holds for a router that reads slowly. differs: called with what it takes for shared
+        otherwise than its engine when that made the report.
+    """
 
     def assemble() -> tuple[SidecarProcess, Any]:
         bounds = replace(bounds_of(pool), outbox_bytes=outbox_bytes)
@@ -232,7 +250,7 @@ def start_sidecar(
         ticks = [served.tick]
         if parts.gate is None:
             reports = step_reports(parts, metrics, "steps")
-            network.receive_datagrams(host, f"{replica}-steps", _receiver(reports))
+            network.receive_datagrams(host, f"{replica}-steps", _receiver(reports, network, differs))
             ticks.append(lambda: reports.check_silence(served.state.engine_ready))
         identity = Identity(
             replica,
@@ -283,12 +301,27 @@ def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def _receiver(reports: StepReports) -> Callable[[bytes], None]:
+def _receiver(
+    reports: StepReports, network: Network, differs: Callable[[str], None]
+) -> Callable[[bytes], None]:
     def receive(datagram: bytes) -> None:
         with contextlib.suppress(DecodeError):
-            reports.receive([StepReport.FromString(datagram)])
+            report = StepReport.FromString(datagram)
+            reports.receive([report])
+            mirrored, continuity = reports._mirror._shared, reports._continuity
+            last = continuity.instance, continuity.sequence
+            applied = last == (report.engine_instance, report.sequence) and reports._wholes.restored(report)
+            truth = network.shared_prefixes.get(datagram) if applied else None
+            if truth is None or mirrored is None or not mirrored.ids:
+                return  # all requests are counted whole
+            if _pairs(mirrored) != _pairs(truth):
+                differs(f"it takes {mirrored} for shared where its engine has {truth}")
 
     return receive
+
+
+def _pairs(shared: SharedPrefixes) -> list[tuple[str, int]]:
+    return list(zip(*shared, strict=True))
 
 
 def start_router(

@@ -56,7 +56,7 @@ class World:
 
     replicas: in service or meant to be, by name. fronts: routers, or the picker, by name.
     crashes: what no process has handled. unordered: output that came before a verdict.
-    differing: what a plug-in's ledger had otherwise than its engine.
+    differing: what a plug-in's ledger, or a sidecar's mirror, had otherwise than the engine.
     ready_since_s: since when each front has had each replica in service, by their names.
     unwell_until_s: until when each replica is not counted as well. spells: of fronts.
     """
@@ -148,6 +148,7 @@ class World:
                 replica,
                 scenario.pool,
                 outbox_bytes=scenario.outbox_bytes,
+                differs=lambda differing: self.differing.append(f"{host.name}: {differing}"),
                 skew=scenario.skew[0],
             )
 

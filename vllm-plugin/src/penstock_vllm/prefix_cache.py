@@ -18,13 +18,15 @@ from typing import Any
 
 from penstock_core.domain.request import Job, with_cached_prefix
 from penstock_core.domain.served_prompts import NOTHING, CachedBlocks, ServedPrompts
+from penstock_core.domain.shared_prefixes import SharedPrefixes
 from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from penstock_vllm.engine import EngineRequest, EngineScheduler
-from penstock_vllm.ledger import Held
+from penstock_vllm.ledger import EngineLedger, Held
 from penstock_vllm.reports import CacheReport
+from penstock_vllm.shared_blocks import SharedBlocks
 
 LOOKED_UP = 64
 """Waiting requests that are looked up for a view, in order of arrival: half a millisecond of a step at most.
@@ -42,8 +44,11 @@ class CacheLookup:
 
     def __init__(self, scheduler: EngineScheduler) -> None:
         self._manager, self._pool = scheduler.kv_cache_manager, scheduler.kv_cache_manager.block_pool
+        [self._layers] = scheduler.kv_cache_manager.coordinator.single_type_managers
         self._block_tokens = scheduler.block_size
         self._pins: dict[str, list[Any]] = {}
+        self._shared_blocks, self._shared, self._shared_as_of = SharedBlocks(), SharedPrefixes(), (-1, -1)
+        self._pin_changes = 0
         self._served = ServedPrompts(self._cached_of, self._block_tokens)
         self.resets = 0
 
@@ -57,10 +62,19 @@ class CacheLookup:
         first = [with_cached_prefix(held.job, *self._look_up(held.request)) for held in waiting[:LOOKED_UP]]
         return [*first, *[held.job for held in waiting[LOOKED_UP:]]]
 
-    def report(self, waiting: Sequence[Held]) -> CacheReport:
-        """Return what has changed, and what is cached of waiting requests."""
-        found = [self._look_up(held.request) for held in waiting[:REPORTED]]
-        return CacheReport(self.resets, self._served.changes(), found)
+    def shared(self, ledger: EngineLedger) -> SharedPrefixes:
+        """Return which requests of the ledger hold the same leading blocks, pinned ones among them."""
+        as_of = ledger.membership, self._pin_changes
+        if as_of != self._shared_as_of:
+            self._shared_blocks.follow({**self._layers.req_to_blocks, **self._pins})
+            names = {engine_id: held.job.request.id for engine_id, held in ledger.by_id.items()}
+            self._shared, self._shared_as_of = self._shared_blocks.prefixes(names), as_of
+        return self._shared
+
+    def report(self, ledger: EngineLedger) -> CacheReport:
+        """Return what has changed, what is cached of waiting requests, and what is shared."""
+        found = [self._look_up(held.request) for held in ledger.waiting[:REPORTED]]
+        return CacheReport(self.resets, self._served.changes(), found, self.shared(ledger))
 
     def pin(self, waiting: Iterable[Held]) -> None:
         """Let waiting requests hold what is cached of them."""
@@ -73,11 +87,13 @@ class CacheLookup:
             if blocks:
                 self._pool.touch(blocks)
                 self._pins[request.request_id] = blocks
+                self._pin_changes += 1
 
     def unpin(self, engine_id: str) -> None:
         """Let a request hold nothing beyond what vLLM gave it."""
         blocks = self._pins.pop(engine_id, None)
         if blocks is not None:
+            self._pin_changes += 1
             self._pool.free_blocks(reversed(blocks))  # the last one is evicted first, as vLLM frees them
 
     def unpin_all(self) -> None:
@@ -91,7 +107,11 @@ class CacheLookup:
         self.unpin(request.request_id)
         full = request.num_prompt_tokens // self._block_tokens
         self._served.started(
-            held.job.request.id, request.num_prompt_tokens, list(request.block_hashes[:full])
+            held.job.request.id,
+            request.num_prompt_tokens,
+            list(request.block_hashes[:full]),
+            self._layers.req_to_blocks.get(request.request_id, ()),
+            held.job.computed_tokens // self._block_tokens,
         )
 
     def ended(self, held: Held) -> None:
@@ -124,9 +144,13 @@ class CacheLookup:
         tokens = request.num_tokens - 1 - (request.num_output_tokens > 0)
         return self._found(request.block_hashes, tokens // self._block_tokens)
 
-    def _cached_of(self, keys: Sequence[Hashable]) -> CachedBlocks:
+    def _cached_of(self, keys: Sequence[Hashable], own: Sequence[Any] = (), known: int = 0) -> CachedBlocks:
         blocks = self._found(keys, len(keys))
-        return CachedBlocks(blocks, self._block(keys[blocks - 1]).ref_cnt > 0) if blocks else NOTHING
+        if not blocks:
+            return NOTHING
+        while known < min(blocks, len(own)) and self._block(keys[known]) is own[known]:
+            known += 1  # each block once, because a block that is held is not evicted
+        return CachedBlocks(blocks, self._block(keys[blocks - 1]).ref_cnt > 0, known)
 
     def _found(self, hashes: Sequence[Hashable], most: int) -> int:
         """Return how many of the first blocks are cached."""

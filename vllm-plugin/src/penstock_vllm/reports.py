@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 from penstock_core.domain.request import Job
 from penstock_core.domain.served_prompts import CachedPrompt
+from penstock_core.domain.shared_prefixes import SharedPrefixes
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto.report_socket import ReportSocket
@@ -59,11 +60,13 @@ class CacheReport(NamedTuple):
 
     resets: since the engine started. prompts: those that may have changed.
     waiting: cached tokens of the first waiting requests, and how many of their blocks no request holds.
+    shared: which requests hold the same leading blocks.
     """
 
     resets: int
     prompts: Sequence[CachedPrompt]
     waiting: Sequence[tuple[int, int]]
+    shared: SharedPrefixes = SharedPrefixes()
 
 
 class Boundary(NamedTuple):
@@ -150,6 +153,7 @@ class Reports:
         if now.rows is not None:
             _add_requests(report, now.rows)
             _add_waiting(report, now)
+            _add_shared(report, now)
         elif base is not None and base.turns == now.turns:
             report.since, report.further_tokens = base.sequence, now.moves - base.moves
         else:
@@ -297,6 +301,15 @@ def _add_waiting(report: StepReport, now: Boundary) -> None:
     if any([tokens for tokens, _ in found]):
         report.cached_tokens.extend([tokens for tokens, _ in found])
         report.unheld_blocks.extend([unheld for _, unheld in found])
+
+
+def _add_shared(report: StepReport, now: Boundary) -> None:
+    """Add which rows hold the same leading blocks."""
+    shared = now.cache.shared if now.cache is not None else SharedPrefixes()
+    if shared.ids:
+        rows = {request_id: row for row, request_id in enumerate(report.request_ids)}
+        report.sharing.extend([rows.get(request_id, len(rows)) for request_id in shared.ids])
+        report.common_blocks.extend(shared.common_blocks)
 
 
 def _drafting(speculation: Speculation) -> Drafting:

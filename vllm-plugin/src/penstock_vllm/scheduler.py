@@ -164,6 +164,7 @@ class Steering(PlanExecution):
         try:
             if self._prefixes is not None:
                 self._prefixes.unpin_all()
+                self.ledger.turns += 1
         except Exception as error:
             self._contain(error)
         emptied = super().reset_prefix_cache(*how, **more)
@@ -314,6 +315,7 @@ class Steering(PlanExecution):
             step=self.current_step + 1,
             begins_s=self._pipeline.free_s(now_s, model),
             ahead=self._ahead(),
+            shared=None if self._prefixes is None else self._prefixes.shared(self.ledger),
         )
 
     def _ready(self) -> tuple[Job, ...]:
@@ -471,6 +473,7 @@ class Steering(PlanExecution):
                 )
                 if needed > self._memory_now().free_blocks:
                     prefixes.unpin_all()
+                    self.ledger.turns += 1  # reported rows say what is shared
         except Exception as error:
             self._contain(error)
 
@@ -489,7 +492,7 @@ class Steering(PlanExecution):
             prefixes.unpin_all()
 
     def _report_of_cache(self) -> CacheReport | None:
-        return None if self._prefixes is None else self._prefixes.report(self.ledger.waiting)
+        return None if self._prefixes is None else self._prefixes.report(self.ledger)
 
     def _report(self, now_s: float, cache: CacheReport | None = None) -> None:
         """Report this boundary. cache: the report of it that was taken already: changes are returned once."""

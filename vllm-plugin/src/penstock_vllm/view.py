@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, advance, after_each
+from penstock_core.domain.shared_prefixes import SharedPrefixes
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 
@@ -69,12 +70,17 @@ def view_of(
     step: int,
     begins_s: float,
     ahead: Ahead,
+    shared: SharedPrefixes | None = None,
 ) -> ReplicaView:
-    """Return the view for step number `step`, which begins at `begins_s`."""
+    """Return the view for step number `step`, which begins at `begins_s`.
+
+    shared: which requests hold the same leading blocks; None if that is not known.
+    """
     jobs = _running_jobs(running, bounds, step, begins_s, ahead)
     hidden = len(running) - len(jobs)
     limits = Limits(bounds.batch_tokens, max(bounds.running - hidden, 0))
-    return ReplicaView(begins_s, begins_s, jobs, waiting, memory.kv, limits, model, speculation)
+    kv = memory.kv if shared is None else memory.kv.shared(shared)
+    return ReplicaView(begins_s, begins_s, jobs, waiting, kv, limits, model, speculation)
 
 
 def _running_jobs(

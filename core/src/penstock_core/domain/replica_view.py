@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from penstock_core.domain.request import Job, RequestId, advance, promoted
-from penstock_core.domain.shared_prefixes import SharedPrefixes
+from penstock_core.domain.shared_prefixes import SharedPrefixes, shared_blocks
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 
@@ -29,6 +29,10 @@ class KvCache:
     block_tokens: int
     shared_blocks: Mapping[RequestId, int] | None = None
     shared_prefixes: SharedPrefixes | None = None
+
+    def shared(self, prefixes: SharedPrefixes) -> "KvCache":
+        """Return the cache of which requests hold parts together."""
+        return replace(self, shared_blocks=shared_blocks(prefixes), shared_prefixes=prefixes)
 
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that `tokens` tokens of one request occupy."""

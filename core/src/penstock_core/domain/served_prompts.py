@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MOST_PROMPTS = 512
 MOST_KEYS = 1 << 18
@@ -34,37 +34,51 @@ IN_TURN = 4
 
 
 class CachedBlocks(NamedTuple):
-    """The first blocks of a prompt that are cached. held: whether a request holds the last one of them."""
+    """The first blocks of a prompt that are cached.
+
+    held: whether a request holds the last one of them. own: how many of them the prompt's own request holds;
+        it may hold copies that were computed beside them.
+    """
 
     blocks: int
     held: bool
+    own: int = 0
 
 
 NOTHING = CachedBlocks(0, False)
 
 
 class CachedPrompt(NamedTuple):
-    """A served prompt. cached_tokens: of its first ones, in the prefix cache."""
+    """A served prompt.
+
+    cached_tokens: of its first ones, in the prefix cache. held_tokens: of these, in blocks that its request
+        holds, as long as that runs.
+    """
 
     request_id: str
     prompt_tokens: int
     cached_tokens: int
+    held_tokens: int = 0
 
 
 @dataclass(slots=True)
 class _Served:
     prompt_tokens: int
     keys: Sequence[Hashable]
+    own: Sequence[Any]  # blocks of its request, which grow with it
     cached: CachedBlocks = NOTHING
 
 
 class ServedPrompts:
     """The last prompts of one engine: at most `MOST_PROMPTS`, with `MOST_KEYS` blocks together.
 
-    look_up: returns what is cached of a prompt whose full blocks have these keys.
+    look_up: returns what is cached of a prompt whose full blocks have these keys. It is given the blocks of
+        its request too, and how many of the first ones are known to be the cached ones.
     """
 
-    def __init__(self, look_up: Callable[[Sequence[Hashable]], CachedBlocks], block_tokens: int) -> None:
+    def __init__(
+        self, look_up: Callable[[Sequence[Hashable], Sequence[Any], int], CachedBlocks], block_tokens: int
+    ) -> None:
         self._find, self._block_tokens = look_up, block_tokens
         self._served: OrderedDict[str, _Served] = OrderedDict()  # the least recently used first
         self._running: dict[str, None] = {}
@@ -76,12 +90,23 @@ class ServedPrompts:
     def __len__(self) -> int:
         return len(self._served)
 
-    def started(self, request_id: str, prompt_tokens: int, keys: Sequence[Hashable]) -> None:
-        """Add a prompt whose prefill begins. One without a full block, or with too many, is left out."""
+    def started(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        keys: Sequence[Hashable],
+        own: Sequence[Any] = (),
+        found: int = 0,
+    ) -> None:
+        """Add a prompt whose prefill begins. One without a full block, or with too many, is left out.
+
+        own: the list of its request's blocks, to which blocks are added until the request ends. found: how
+            many it found cached.
+        """
         self._drop(request_id)
         if not 0 < len(keys) <= MOST_KEYS:
             return
-        self._served[request_id] = _Served(prompt_tokens, keys)
+        self._served[request_id] = _Served(prompt_tokens, keys, own, CachedBlocks(0, False, found))
         self._running[request_id] = self._growing[request_id] = None
         self._by_last_key.setdefault(keys[-1], {})[request_id] = None
         self._keys += len(keys)
@@ -95,7 +120,9 @@ class ServedPrompts:
         """Note that a request has ended: no more of its prompt is going to be cached."""
         if request_id in self._running:
             del self._running[request_id]
-            self._use(self._served[request_id].keys)
+            served = self._served[request_id]
+            served.own, served.cached = (), served.cached._replace(own=0)
+            self._use(served.keys)
 
     def changes(self) -> list[CachedPrompt]:
         """Return prompts that may have changed, as they are now; one that is gone is returned once."""
@@ -137,12 +164,13 @@ class ServedPrompts:
 
     def _look_up(self, name: str) -> CachedPrompt:
         served, runs = self._served[name], name in self._running
-        before, now = served.cached, self._find(served.keys)
+        before, now = served.cached, self._find(served.keys, served.own, served.cached.own)
         lost = now.blocks < before.blocks and not runs
         served.cached = NOTHING if lost else now
         if now.blocks == len(served.keys) or not runs:
             self._growing.pop(name, None)
-        return CachedPrompt(name, served.prompt_tokens, served.cached.blocks * self._block_tokens)
+        tokens = [blocks * self._block_tokens for blocks in (served.cached.blocks, served.cached.own)]
+        return CachedPrompt(name, served.prompt_tokens, *tokens)
 
     def _use(self, keys: Sequence[Hashable]) -> None:
         """Make a prompt with these keys, and those that it continues, the most recently used ones.

@@ -26,12 +26,12 @@ class SharedPrefixes(NamedTuple):
 def shared_prefixes(held: Mapping[RequestId, Sequence[int]]) -> SharedPrefixes:
     """Return the common prefixes of requests that hold these blocks, each in the order of its tokens."""
     ordered = sorted([(list(blocks), request_id) for request_id, blocks in held.items() if blocks])
-    common = [0, *[_common(before, blocks) for (before, _), (blocks, _) in pairwise(ordered)], 0]
+    common = [0, *[leading_in_common(before, blocks) for (before, _), (blocks, _) in pairwise(ordered)], 0]
     kept = [at for at in range(len(ordered)) if common[at] or common[at + 1]]
     return SharedPrefixes([ordered[at][1] for at in kept], [common[at] for at in kept])
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def leading_in_common(one: Sequence[int], other: Sequence[int]) -> int:
     """Return how many leading blocks are the same, by a binary search that compares each block once or so."""
     low, high = 0, min(len(one), len(other))
     while low < high:
@@ -41,6 +41,12 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def shared_blocks(shared: SharedPrefixes) -> dict[RequestId, int]:
+    """Return how many leading blocks each request holds together with any other."""
+    after = [*shared.common_blocks[1:], 0]
+    return dict(zip(shared.ids, map(max, shared.common_blocks, after), strict=True))
 
 
 def common_with(shared: SharedPrefixes, request_id: RequestId, most: int) -> dict[RequestId, int]:

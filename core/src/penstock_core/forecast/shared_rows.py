@@ -41,7 +41,8 @@ def counted_once(
     for row, job in enumerate(jobs):
         if job.prefix_of is not None or row >= len(firm):
             saved[row] = _common_with_present(shared, job, _held(job, block_tokens), there, blocks.shape[1])
-    return np.where(blocks > 0, blocks - saved, 0)
+    left: Ints = np.maximum(blocks - saved, 0)  # an estimated prompt may be shorter than what it shares
+    return left
 
 
 def _held(job: Job, block_tokens: int) -> int:

@@ -33,13 +33,15 @@ class SharedPrefix(NamedTuple):
     """The longest prefix that a prompt shares with an earlier one.
 
     tokens: of the prefix. exact: whether these are counted, not estimated. share: of the new prompt, 0 to
-    1. cached_tokens: of the prefix, in the prefix cache now. request_id: of the earlier prompt.
+    1. cached_tokens: of the prefix, in the prefix cache now. held_tokens: of these, in blocks that the
+    earlier request holds, if it runs. request_id: of that request.
     """
 
     tokens: int
     exact: bool
     share: float
     cached_tokens: int
+    held_tokens: int
     request_id: RequestId
 
 
@@ -48,6 +50,7 @@ class _Known:
     marks: PromptMarks
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    held_tokens: int = 0
 
 
 class PrefixIndex:
@@ -90,14 +93,16 @@ class PrefixIndex:
         self._as_of = as_of
         self._block_tokens = report.block_tokens
         for prompt in report.cached_prompts:
-            self._reported(prompt.request_id, prompt.prompt_tokens, prompt.cached_tokens)
+            self._reported(prompt.request_id, prompt.prompt_tokens, prompt.cached_tokens, prompt.held_tokens)
 
-    def _reported(self, request_id: RequestId, prompt_tokens: int, cached_tokens: int) -> None:
+    def _reported(
+        self, request_id: RequestId, prompt_tokens: int, cached_tokens: int, held_tokens: int
+    ) -> None:
         """Note what is cached of a prompt. Prompts that are not this replica's are ignored."""
         known = self._known.get(request_id)
         if known is None:
             return
-        cached_tokens = min(cached_tokens, prompt_tokens)
+        known.held_tokens, cached_tokens = held_tokens, min(cached_tokens, prompt_tokens)
         if (prompt_tokens, cached_tokens) == (known.prompt_tokens, known.cached_tokens):
             return
         if cached_tokens and not known.cached_tokens:
@@ -112,6 +117,7 @@ class PrefixIndex:
             self._find_by_marks(request_id, known)
         if known is not None:
             known.prompt_tokens, known.cached_tokens = prompt_tokens, min(cached_tokens, prompt_tokens)
+            known.held_tokens = known.cached_tokens
             self._report(request_id, known)
 
     def _find_by_marks(self, request_id: RequestId, known: _Known) -> None:
@@ -138,8 +144,15 @@ class PrefixIndex:
             if request_id is not None:
                 known, size = self._known[request_id], marks.marks[at].size
                 tokens = _tokens_within(known, size)
-                exact, cached_tokens = size >= known.marks.size, min(tokens, known.cached_tokens)
-                return SharedPrefix(tokens, exact, size / max(marks.size, 1), cached_tokens, request_id)
+                cached_tokens = min(tokens, known.cached_tokens)
+                return SharedPrefix(
+                    tokens,
+                    exact=size >= known.marks.size,
+                    share=size / max(marks.size, 1),
+                    cached_tokens=cached_tokens,
+                    held_tokens=min(cached_tokens, known.held_tokens),
+                    request_id=request_id,
+                )
         return None
 
     def cached_tokens(self) -> int:

@@ -33,6 +33,7 @@ from penstock_core.domain.request import (
     after_each,
     with_cached_prefix,
 )
+from penstock_core.domain.shared_prefixes import SharedPrefixes
 from penstock_core.forecast.overdue import Signs
 from penstock_core.forecast.snapshot import Snapshot, snapshot
 from penstock_core.timing.speculation import Speculation
@@ -45,7 +46,7 @@ from penstock_runtime.prompt_marks import PromptMarks
 from penstock_sidecar.mirror.decode_steps import MOST_STEPS, DecodeRows
 from penstock_sidecar.mirror.mirrored_job import MirroredJob
 from penstock_sidecar.mirror.prefix_index import PrefixIndex, SharedPrefix
-from penstock_sidecar.mirror.report_rows import Row, chunks_of, rows_of, speculation_of
+from penstock_sidecar.mirror.report_rows import Row, chunks_of, rows_of, shared_of, speculation_of
 from penstock_sidecar.mirror.reported_job import computed_whole, foreign, within_prediction
 
 
@@ -79,6 +80,7 @@ class ReplicaMirror:
         self._running: list[MirroredJob] = []
         self._waiting: list[MirroredJob] = []
         self._chunks: dict[RequestId, int] = {}
+        self._shared: SharedPrefixes | None = None  # of the last report
         self._decodes: DecodeRows | None = None  # of the last report, if the next may only continue it
         self._ends_s: list[float] = []  # of steps that only decoded, not yet in the jobs
         self.heard_s = float("-inf")
@@ -121,12 +123,16 @@ class ReplicaMirror:
         job, found = computed_whole(job), self.prefixes.longest(marks) if self._knows_cache else None
         if found is None:
             return job
-        blocks = (
-            min(self._cached_tokens(found, marks), job.request.prompt_tokens - 1) // self._kv.block_tokens
-        )
-        earlier = self._accepted.get(found.request_id)
-        held = earlier is not None and earlier.ran == self._reports
-        return with_cached_prefix(job, blocks * self._kv.block_tokens, 0 if held else blocks)
+        cached_tokens = min(self._cached_tokens(found, marks), job.request.prompt_tokens - 1)
+        blocks = cached_tokens // self._kv.block_tokens
+        held = found.held_tokens // self._kv.block_tokens if self._runs(found.request_id) else 0
+        holder = found.request_id if held else None
+        return with_cached_prefix(job, blocks * self._kv.block_tokens, max(blocks - held, 0), holder)
+
+    def _runs(self, request_id: RequestId) -> bool:
+        """Return whether a request holds its blocks, as of the last report."""
+        found = self._accepted.get(request_id)
+        return found is not None and found.ran == self._reports
 
     def _cached_tokens(self, found: SharedPrefix, marks: PromptMarks) -> int:
         """Return the tokens of a prompt that are cached, of which `found` is known."""
@@ -157,7 +163,7 @@ class ReplicaMirror:
         if found is None:
             return False
         if self._live:
-            return found.ran == self._reports or found.job.generated_tokens > 0
+            return self._runs(request_id) or found.job.generated_tokens > 0
         return not shows_output or found.job.generated_tokens > 0
 
     def signs(self, request_id: RequestId, shows_output: bool) -> Signs | None:
@@ -251,7 +257,7 @@ class ReplicaMirror:
         self._running, self._waiting = rows[: report.running], rows[report.running :]
         for found in self._running:
             found.ran = self._reports
-        self._chunks = chunks_of(report)
+        self._chunks, self._shared = chunks_of(report), shared_of(report)
         own = all([row.prompt_known and row.job.request.id in self._accepted for row in rows])
         self._decodes = decodes if own else None
         self._named_all = report.waiting <= len(self._waiting)
@@ -270,7 +276,7 @@ class ReplicaMirror:
         """Drop the last report: the engine is gone, or silent."""
         self._settle()
         self._decodes = None
-        self._live, self._snapshot = False, None
+        self._live, self._snapshot, self._shared = False, None, None
         self._running, self._waiting, self._chunks = [], [], {}
         self._busy_until_s, self._step_s = float("-inf"), 0.0
         self.prefixes.forget_cached()
@@ -283,12 +289,13 @@ class ReplicaMirror:
         self._settle()
         running, waiting = self._places()
         free = self._kv.free_blocks if self._live else self._blocks_left(running)
+        kv = KvCache(self._kv.total_blocks, free, self._kv.block_tokens)
         view = ReplicaView(
             now_s=now_s,
             busy_until_s=self._busy_until(now_s, running, model),
             running=running,
             waiting=waiting,
-            kv=KvCache(self._kv.total_blocks, free, self._kv.block_tokens),
+            kv=kv if self._shared is None else kv.shared(self._shared),
             limits=self._limits,
             model=model,
             speculation=self._speculation,

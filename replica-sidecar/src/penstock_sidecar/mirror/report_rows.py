@@ -6,6 +6,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from penstock_core.domain.request import RequestId
+from penstock_core.domain.shared_prefixes import SharedPrefixes
 from penstock_core.timing.speculation import Speculation
 from penstock_proto.telemetry_pb2 import Drafting, StepReport
 
@@ -46,6 +47,24 @@ def rows_of(report: StepReport) -> Iterator[Row]:
 def _of_waiting(column: Sequence[int], running: int) -> Iterator[int]:
     """Return a column that only waiting rows have, for all rows."""
     return chain(repeat(0, running), column, repeat(0))
+
+
+def shared_of(report: StepReport) -> SharedPrefixes | None:
+    """Return which of its requests hold the same leading blocks; None of an engine without a prefix cache.
+
+    Rows that did not fit the datagram are left out: their neighbours have the least between them in common.
+    """
+    if not report.caches_prefixes:
+        return None
+    names, least = report.request_ids, 0
+    ids, common_blocks = list[RequestId](), list[int]()
+    for row, common in zip(report.sharing, report.common_blocks, strict=False):
+        least = min(least, common)
+        if row < len(names):
+            ids.append(names[row])
+            common_blocks.append(least)
+            least = report.kv_blocks_total
+    return SharedPrefixes(ids, common_blocks)
 
 
 def speculation_of(drafting: Drafting) -> Speculation | None:

@@ -38,6 +38,10 @@ class Continuity:
     instance: str = ""
     sequence: int = 0
 
+    def outdated(self, report: StepReport) -> bool:
+        """Return whether a later report of the same engine has come already."""
+        return report.engine_instance == self.instance and report.sequence < self.sequence
+
     def lost_before(self, report: StepReport) -> int:
         """Return how many reports were lost between the last one and this."""
         same, before = report.engine_instance == self.instance, self.sequence

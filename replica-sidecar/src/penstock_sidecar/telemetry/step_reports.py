@@ -65,12 +65,17 @@ class StepReports:
             self._silent = False
             log.info("engine reports again")
         before = self._mirror.prefixes.reported.count
+        last: StepReport | None = None
         for report in reports:
-            self._follow(report)
-            self._measure(report)
+            if not self._continuity.outdated(report):  # what it said of caches is not so any more
+                self._follow(report)
+                self._measure(report)
+                last = report
+        if last is None:
+            return
         if self._mirror.prefixes.reported.count != before:
             self._prefixes_changed()
-        whole = self._wholes.restored(reports[-1])
+        whole = self._wholes.restored(last)
         if whole is None:  # the report with its columns is lost: the next one with columns is complete
             self._metrics.lost.inc()
             return

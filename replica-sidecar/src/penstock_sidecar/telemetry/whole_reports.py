@@ -38,4 +38,6 @@ class WholeReports:
         whole.thinking_tokens.extend(base.thinking_tokens)
         whole.cached_tokens.extend(base.cached_tokens)
         whole.unheld_blocks.extend(base.unheld_blocks)
+        whole.sharing.extend(base.sharing)
+        whole.common_blocks.extend(base.common_blocks)
         return whole

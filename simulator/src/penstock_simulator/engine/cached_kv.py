@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from penstock_core.domain.request import Job, RequestId, holding_cached, with_cached_prefix
 from penstock_core.domain.served_prompts import CachedBlocks, ServedPrompts
-from penstock_core.domain.shared_prefixes import SharedPrefixes, shared_prefixes
+from penstock_core.domain.shared_prefixes import SharedPrefixes, leading_in_common, shared_prefixes
 
 from penstock_simulator.engine.iteration import ActiveRequest
 from penstock_simulator.prefix_cache.block_keys import BlockKey
+from penstock_simulator.prefix_cache.block_pool import Block
 from penstock_simulator.prefix_cache.prefix_cache import CachedPrefix, PrefixCache, RequestBlocks
 
 LOOKED_UP = 16
@@ -46,7 +47,7 @@ class CachedKv:
         self.cache = PrefixCache(total_blocks, block_tokens)
         self.queried_tokens = self.hit_tokens = self.resets = 0
         self.served = ServedPrompts(self._cached_blocks, block_tokens)
-        self._shared = Sharing({}, SharedPrefixes())
+        self._shared = Sharing({}, SharedPrefixes([], []))
         self._shared_as_of = 0
 
     @property
@@ -109,7 +110,7 @@ class CachedKv:
         """Record that a request with its pinned prefix begins its prefill. Returns the cached tokens."""
         assert entry.kv is not None, "every request of an engine with a prefix cache has this"
         cached, request = entry.job.computed_tokens, entry.job.request
-        self.served.started(request.id, request.prompt_tokens, entry.kv.keys)
+        self.served.started(request.id, request.prompt_tokens, entry.kv.keys, entry.kv.blocks)
         self.queried_tokens += _size_tokens(entry.job)
         self.hit_tokens += cached
         entry.job = holding_cached(entry.job)
@@ -143,10 +144,11 @@ class CachedKv:
             self.served = ServedPrompts(self._cached_blocks, self.cache.block_tokens)
         return emptied
 
-    def _cached_blocks(self, keys: Sequence[BlockKey]) -> CachedBlocks:
+    def _cached_blocks(self, keys: Sequence[BlockKey], own: Sequence[Block], _: int) -> CachedBlocks:
         pool = self.cache.pool
         found = pool.find(keys)
-        return CachedBlocks(len(found), bool(found) and not pool.free_among(found[-1:]))
+        held = bool(found) and not pool.free_among(found[-1:])
+        return CachedBlocks(len(found), held, leading_in_common(found, own))
 
 
 def _size_tokens(job: Job) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, RequestId, advance, preempted, promoted
+from penstock_core.domain.shared_prefixes import SharedPrefixes
 from penstock_core.timing.acceptance_rate import Drafted
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
@@ -101,6 +102,11 @@ class EngineState:
     @property
     def _kv(self) -> KvCache:
         return self._blocks.view(self._running.values(), self._waiting.entries)
+
+    @property
+    def shared_prefixes(self) -> SharedPrefixes | None:
+        """Return which requests hold the same leading blocks; None without a prefix cache."""
+        return self._kv.shared_prefixes
 
     @property
     def running(self) -> tuple[Job, ...]:

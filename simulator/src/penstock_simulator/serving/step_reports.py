@@ -1,10 +1,8 @@
 """Step reports: the engine's state after each iteration, sent to the sidecar."""
 
 import uuid
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from penstock_core.domain.request import Job
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto.telemetry_pb2 import Drafting, StepReport
@@ -67,7 +65,7 @@ class StepReportSender:
         if speculation is not None:
             report.drafting.CopyFrom(_drafting(speculation))
         if state.cached is not None:
-            _add_prefixes(report, state.cached, state.waiting)
+            _add_prefixes(report, state.cached, state)
         self._reports.send(report)
 
     def _report(
@@ -106,14 +104,19 @@ class StepReportSender:
         )
 
 
-def _add_prefixes(report: StepReport, cached: CachedKv, waiting: Sequence[Job]) -> None:
-    """Add what is cached of waiting requests, and of prompts that were served before."""
+def _add_prefixes(report: StepReport, cached: CachedKv, state: EngineState) -> None:
+    """Add what is cached of waiting requests, and of prompts that were served before, and what is shared."""
+    waiting, shared = state.waiting, state.shared_prefixes
     report.caches_prefixes, report.cache_resets = True, cached.resets
     if any([job.unheld_blocks is not None for job in waiting]):
         report.cached_tokens.extend([job.computed_tokens for job in waiting])
         report.unheld_blocks.extend([job.unheld_blocks or 0 for job in waiting])
     for prompt in cached.served.changes():
         report.cached_prompts.add(**prompt._asdict())
+    if shared is not None and shared.ids:
+        rows = {request_id: row for row, request_id in enumerate(report.request_ids)}
+        report.sharing.extend([rows[request_id] for request_id in shared.ids])
+        report.common_blocks.extend(shared.common_blocks)
 
 
 def _drafting(speculation: Speculation) -> Drafting:
