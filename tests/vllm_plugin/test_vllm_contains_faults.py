@@ -19,10 +19,7 @@ KINDS = {"in turn": KIND, "ahead": replace(KIND, ahead=True), "drafting": replac
 
 HERE = "penstock_vllm.scheduler."
 OURS = [
-    *[
-        f"{HERE}{name}"
-        for name in ("view_of", "rows_of", "under_way", "steps_to_first_end", "brought_one_each")
-    ],
+    *[f"{HERE}{name}" for name in ("view_of", "under_way", "steps_to_first_end", "brought_one_each")],
     *[
         f"{HERE}EngineLedger.{name}"
         for name in ("add", "start", "drop", "preempt", "advance", "all_move", "unblock")
@@ -32,6 +29,7 @@ OURS = [
         f"{HERE}{name}"
         for name in ("EngineEstimates.step", "RepeatedPlan.advance", "RepeatedPlan.holds", "Planning.plan")
     ],
+    "penstock_vllm.boundaries.rows_of",
     "penstock_vllm.plan_execution.cut_drafts",
     "penstock_vllm.plan_execution.PlanExecution._held_running",
     "penstock_vllm.plan_execution.PlanExecution._offered",

@@ -279,8 +279,8 @@ class AlwaysWhole(BoundaryRecorder):
 def test_evictions_by_a_repeated_step_are_in_the_complete_report() -> None:
     engine, _ = watched(ONE)
     wire = wired(engine)
-    recorder = engine.scheduler._recorder
-    engine.scheduler._recorder = AlwaysWhole(recorder._reports, recorder._queue)
+    recorder = engine.scheduler._boundaries.recorder
+    engine.scheduler._boundaries.recorder = AlwaysWhole(recorder._reports, recorder._queue)
     engine.add("first", 0, 1, prompt=prompt(1, 30), fields=CHAT | {"penstock_id": "first"})
     engine.drain()
     assert cached_by(wire.reports)["first"] == 30 * 16

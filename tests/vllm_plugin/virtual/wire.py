@@ -40,5 +40,5 @@ def wired(engine: Engine) -> Wire:
     """The engine's reports, from here on."""
     wire: Any = Wire()
     reports = Reports(wire)
-    engine.scheduler._recorder = BoundaryRecorder(reports, AtOnce(reports))
+    engine.scheduler._boundaries.recorder = BoundaryRecorder(reports, AtOnce(reports))
     return wire  # type: ignore[no-any-return]

@@ -4,13 +4,14 @@ An engine computes one step at a time, so a step begins when the previous one en
 the end of the previous one if the engine did not pause, otherwise from when it was requested.
 """
 
-from collections import deque
+from collections import Counter, deque
 from typing import NamedTuple
 
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
 from penstock_vllm.engine import StepOutput
 from penstock_vllm.under_way import UnderWay
+from penstock_vllm.view import Ahead
 
 
 class MeasuredStep(NamedTuple):
@@ -40,6 +41,21 @@ class Pipeline:
         if not self.steps:
             self._began_s = step.asked_s
         self.steps.append(step)
+
+    def ahead(self, membership: int) -> Ahead:
+        """Return what is still being computed. membership: the ledger's count now."""
+        if not self.steps:
+            return Ahead.OF_NOTHING
+        one_each = len(self.steps) == 1 and self.steps[0].membership == membership
+        return Ahead.OF_ONE_EACH if one_each else Ahead.OF_MORE
+
+    def drafts(self) -> Counter[str]:
+        """Return the draft tokens that are being verified, by vLLM's ids."""
+        drafts: Counter[str] = Counter()
+        for step in self.steps:
+            verified = step.output.scheduled_spec_decode_tokens
+            drafts.update({engine_id: len(ids) for engine_id, ids in verified.items()})
+        return drafts
 
     def pause(self) -> None:
         """Record that there was nothing to compute."""

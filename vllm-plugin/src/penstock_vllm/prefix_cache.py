@@ -101,6 +101,19 @@ class CacheLookup:
         for engine_id in list(self._pins):
             self.unpin(engine_id)
 
+    def offered(self, offered: Iterable[Held], *, can_move: bool) -> None:
+        """Release what requests held for one step only, and everything if nothing can move.
+
+        offered: those that were to be started in it.
+        """
+        if not self._pins:
+            return
+        for held in offered:
+            if not held.running and not held.counts_on_cache:
+                self.unpin(held.request.request_id)
+        if not can_move:
+            self.unpin_all()
+
     def started(self, held: Held) -> None:
         """Note that vLLM has started a request, which now holds its own blocks."""
         request = held.request

@@ -9,9 +9,10 @@ compared.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_core.timing.time_model import BatchWork
+from penstock_core.timing.time_model import BatchWork, TimeModel
 
 from penstock_vllm.engine import EngineRequest
+from penstock_vllm.under_way import UnderWay
 from penstock_vllm.view import KvMemory
 
 
@@ -43,6 +44,15 @@ class RepeatedPlan:
         self.steps_left -= 1
         self.work = further(self.work, self.running)
         self.seconds += self.further_s
+
+
+def repeated_from(
+    step: UnderWay, membership: int, least_blocks: int, steps_left: int, model: TimeModel
+) -> RepeatedPlan:
+    """Return the plan that this step of one token of every running request began."""
+    running = len(step.output.num_scheduled_tokens)
+    further_s = model.seconds(further(step.work, running)) - step.foreseen_s
+    return RepeatedPlan(membership, least_blocks, steps_left, running, step.work, step.foreseen_s, further_s)
 
 
 def further(work: BatchWork, running: int) -> BatchWork:

@@ -19,24 +19,21 @@ next one the ledger is rebuilt from vLLM's requests.
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from queue import SimpleQueue
 from typing import Any
 
-from penstock_core.domain.replica_view import Limits, ReplicaView
+from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
-from penstock_core.policies import build
 from penstock_core.timing.acceptance_rate import Drafted
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
-from penstock_proto.report_socket import ReportSocket
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 from vllm.version import __version__ as vllm_version
 
+from penstock_vllm.boundaries import BoundaryReports, reports_of
 from penstock_vllm.drafts import drafted
 from penstock_vllm.engine import EngineRequest, RunnerOutput, StepOutput
 from penstock_vllm.engine_facts import bounds_of, can_be_steered, generates_one_token_per_step, memory_of
@@ -44,20 +41,18 @@ from penstock_vllm.faults import Fault, PolicyFaultLog
 from penstock_vllm.learned import EngineEstimates
 from penstock_vllm.ledger import EngineLedger, Held
 from penstock_vllm.pending_model import PendingModel
-from penstock_vllm.pipeline import MeasuredStep, Pipeline
+from penstock_vllm.pipeline import Pipeline
 from penstock_vllm.plan import StepInstructions, with_a_lora_in_use
 from penstock_vllm.plan_execution import PlanExecution
 from penstock_vllm.planning import Planning
 from penstock_vllm.prefix_cache import needed_blocks, prefix_cache_of
-from penstock_vllm.repeated_plan import RepeatedPlan, further, steps_to_first_end
-from penstock_vllm.report_thread import ReportThread
-from penstock_vllm.reports import Boundary, BoundaryRecorder, CacheReport, Further, Reports, rows_of
+from penstock_vllm.repeated_plan import RepeatedPlan, repeated_from, steps_to_first_end
+from penstock_vllm.reports import CacheReport
 from penstock_vllm.settings import PluginSettings, check_one_engine, read_settings
-from penstock_vllm.tickets import ReadFields, TicketFields, unchecked
+from penstock_vllm.start import additional_config, fields_reader, warm_policy
 from penstock_vllm.under_way import UnderWay, brought_one_each, under_way
 from penstock_vllm.versions import check_version
-from penstock_vllm.view import Ahead, KvMemory, view_of
-from penstock_vllm.warm_up import warm_up
+from penstock_vllm.view import KvMemory, view_of
 
 log = logging.getLogger("vllm.penstock")
 
@@ -83,8 +78,8 @@ class Steering(PlanExecution):
         check_version(vllm_version, dir(type(self)))
         super().__init__(*args, **kwargs)
         check_one_engine(self.vllm_config.parallel_config.data_parallel_size)
-        settings = read_settings(_additional(self.vllm_config), os.environ)
-        self.ledger, self._pipeline = EngineLedger(self._reading_fields(settings)), Pipeline()
+        settings = read_settings(additional_config(self.vllm_config), os.environ)
+        self.ledger, self._pipeline = EngineLedger(fields_reader(settings, self.clock)), Pipeline()
         self.faults, self._trusts_ledger = PolicyFaultLog(), True
         self._memory_now = memory_of(self)
         self._bounds, self._steers = bounds_of(self, settings), can_be_steered(self)
@@ -93,7 +88,10 @@ class Steering(PlanExecution):
         self._last_computed: Mapping[str, int] = {}
         self._drafts_stay_with_worker = isinstance(self, AsyncScheduler)
         self._plan_with(settings)
-        self._start_reports(settings)
+        self._boundaries = BoundaryReports(self.ledger, self._pipeline, self.faults, self._prefixes)
+        if (reports := reports_of(settings, self._bounds)) is not None:
+            self._boundaries.start(reports)
+        self._report(self.clock())
         log.info("penstock: policy %s, telemetry %s", settings.policy, settings.telemetry or "off")
 
     _repeated: RepeatedPlan | None
@@ -175,8 +173,7 @@ class Steering(PlanExecution):
     def shutdown(self) -> None:
         """Stop reporting, then shut down vLLM's scheduler."""
         try:
-            if self._report_thread is not None:
-                self._report_thread.stop()
+            self._boundaries.stop()
         except Exception as error:
             self._contain(error)
         if self.faults.counted:
@@ -208,12 +205,7 @@ class Steering(PlanExecution):
             for engine_id, request in self.requests.items()
             if engine_id not in running and not request.is_finished()
         ]
-        drafts: Counter[str] = Counter()
-        for step in self._pipeline.steps:
-            drafts.update(
-                {engine_id: len(ids) for engine_id, ids in step.output.scheduled_spec_decode_tokens.items()}
-            )
-        self.ledger.restore(self.running, waiting, drafts, _can_start, now_s)
+        self.ledger.restore(self.running, waiting, self._pipeline.drafts(), _can_start, now_s)
         self._running_seen, self._trusts_ledger = (), True
         if self._prefixes is not None:
             self._prefixes.unpin_all()
@@ -225,29 +217,9 @@ class Steering(PlanExecution):
         self._pending_model = (
             PendingModel(settings.telemetry) if settings.model is None and settings.telemetry else None
         )
-        model = settings.model or time_model(WARM_UP_MODEL)
-        self.learned = EngineEstimates(model, drafter)
-        policy = build(settings.policy, settings.knobs)
-        warm_up(policy, Limits(self._bounds.batch_tokens, self._bounds.running), model, drafter)
+        self.learned = EngineEstimates(settings.model or time_model(WARM_UP_MODEL), drafter)
+        policy = warm_policy(settings, self._bounds, self.learned)
         self.planning = Planning(policy, settings.planning_s, time.perf_counter, self.faults)
-
-    def _reading_fields(self, settings: PluginSettings) -> ReadFields:
-        """Return a function that reads a request's SLO fields."""
-        if settings.tickets and settings.telemetry is not None:
-            return TicketFields(settings.telemetry, self.clock)
-        return unchecked
-
-    def _start_reports(self, settings: PluginSettings) -> None:
-        self._ended: MeasuredStep | None = None
-        socket = settings.telemetry
-        self._report_thread: ReportThread | None = None
-        self._recorder: BoundaryRecorder | None = None
-        if socket is not None:
-            reports = Reports(ReportSocket(socket, log.warning), self._bounds, settings.tickets)
-            queue = SimpleQueue[Any]()
-            self._recorder = BoundaryRecorder(reports, queue)
-            self._report_thread = ReportThread(reports, queue, self._recorder)
-        self._report(self.clock())
 
     # Planning a step.
 
@@ -314,7 +286,7 @@ class Steering(PlanExecution):
             speculation=self.learned.speculation,
             step=self.current_step + 1,
             begins_s=self._pipeline.free_s(now_s, model),
-            ahead=self._ahead(),
+            ahead=self._pipeline.ahead(self.ledger.membership),
             shared=None if self._prefixes is None else self._prefixes.shared(self.ledger),
         )
 
@@ -329,13 +301,6 @@ class Steering(PlanExecution):
         return tuple(
             [held.job for held in waiting] if self._prefixes is None else self._prefixes.seen(waiting)
         )
-
-    def _ahead(self) -> Ahead:
-        steps = self._pipeline.steps
-        if not steps:
-            return Ahead.OF_NOTHING
-        one_each = len(steps) == 1 and steps[0].membership == self.ledger.membership
-        return Ahead.OF_ONE_EACH if one_each else Ahead.OF_MORE
 
     def _is_ready(self, held: Held) -> bool:
         request = held.request
@@ -379,12 +344,9 @@ class Steering(PlanExecution):
         step = UnderWay(output, now_s, repeated.work, repeated.seconds, NO_CHUNKS, repeated.membership)
         self._computes(step)
         memory, before = self._memory_now(), self._memory
-        cache = None if memory.free_blocks == before.free_blocks else self._report_of_cache()
+        cache = None if memory.free_blocks == before.free_blocks else self._boundaries.of_cache()
         self._memory = memory
-        further = Further(self._ended, memory, self._pipeline.left_s(now_s), self.ledger.moves, cache)
-        if self._recorder is not None and self._recorder.repeat(self.ledger.turns, further, now_s):
-            self._ended = None
-        else:
+        if not self._boundaries.repeat(memory, cache, now_s):
             self._report(now_s, cache)
 
     def _begin(
@@ -399,8 +361,10 @@ class Steering(PlanExecution):
                 self._prefixes.started(ledger.by_id[engine_id])
         for engine_id, drafts in output.scheduled_spec_decode_tokens.items():
             ledger.by_id[engine_id].drafts_under_way += len(drafts)
-        self._release_pins(planned[0].start if planned is not None else ())
-        for held in planned[0].start if planned is not None else ():
+        offered = planned[0].start if planned is not None else ()
+        if self._prefixes is not None:
+            self._prefixes.offered(offered, can_move=bool(self.running))
+        for held in offered:
             if held.request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
                 ledger.leave_to_vllm(held)
         if output.num_scheduled_tokens:
@@ -424,10 +388,7 @@ class Steering(PlanExecution):
             return step
         if plan.repeatable_blocks is not None and self._plans_repeat and not ledger.waiting:
             left = steps_to_first_end(self.running, self._bounds.longest_tokens)
-            longer_s = model.seconds(further(step.work, running)) - step.foreseen_s
-            self._repeated = RepeatedPlan(
-                ledger.membership, plan.repeatable_blocks, left, running, step.work, step.foreseen_s, longer_s
-            )
+            self._repeated = repeated_from(step, ledger.membership, plan.repeatable_blocks, left, model)
         return step._replace(membership=ledger.membership)
 
     def _computes(self, step: UnderWay) -> None:
@@ -454,7 +415,7 @@ class Steering(PlanExecution):
         works_on = bool(self.running) or self.has_unfinished_requests()
         ended = self._pipeline.end(step, now_s, works_on=works_on)
         if ended is not None:
-            self._ended = ended
+            self._boundaries.ended = ended
             self.learned.step(ended)
 
     def _drop(self, held: Held) -> None:
@@ -477,49 +438,17 @@ class Steering(PlanExecution):
         except Exception as error:
             self._contain(error)
 
-    def _release_pins(self, offered: Sequence[Held]) -> None:
-        """Release what requests held for the step, and everything where nothing can move.
-
-        offered: those that were to be started.
-        """
-        prefixes = self._prefixes
-        if prefixes is None or not prefixes.pinned:
-            return
-        for held in offered:
-            if not held.running and not held.counts_on_cache:
-                prefixes.unpin(held.request.request_id)
-        if not self.running:
-            prefixes.unpin_all()
-
-    def _report_of_cache(self) -> CacheReport | None:
-        return None if self._prefixes is None else self._prefixes.report(self.ledger)
-
     def _report(self, now_s: float, cache: CacheReport | None = None) -> None:
         """Report this boundary. cache: the report of it that was taken already: changes are returned once."""
-        memory = self._memory = self._memory_now()
-        recorder = self._recorder
-        if recorder is None:
-            return
-        ledger, pipeline, faults = self.ledger, self._pipeline, self.faults.counted
-        rows = None
-        if not self.running or not recorder.knows(ledger.turns, pipeline.steps, now_s):
-            rows = rows_of(self._held_running(), ledger, pipeline.steps)
-        ended, self._ended = self._ended, None
-        now = Boundary(
-            ended,
+        self._memory = self._memory_now()
+        self._boundaries.record(
             len(self.running),
-            len(ledger.waiting),
-            ledger.preemptions,
-            memory,
-            pipeline.left_s(now_s),
-            self.learned.speculation,
-            faults.copy() if faults else faults,
-            ledger.turns,
-            ledger.moves,
-            rows,
-            self._report_of_cache() if cache is None else cache,
+            self._held_running,
+            self._memory,
+            now_s,
+            speculation=self.learned.speculation,
+            cache=cache,
         )
-        recorder.record(now, now_s)
 
 
 class PenstockScheduler(Steering, Scheduler):  # type: ignore[misc]  # vLLM has no types to check by
@@ -542,8 +471,3 @@ class PenstockAsyncScheduler(PenstockScheduler, AsyncScheduler):  # type: ignore
 
 def _can_start(request: EngineRequest) -> bool:
     return request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-
-
-def _additional(vllm_config: Any) -> Mapping[str, Any]:
-    given = vllm_config.additional_config
-    return given if isinstance(given, dict) else {}

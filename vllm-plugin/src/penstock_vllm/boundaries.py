@@ -1,0 +1,109 @@
+"""Reports of step boundaries, as far as the engine's own thread makes them: one small object each.
+
+`reports` describes what a report has, and `report_thread` who sends it. Without telemetry nothing is
+reported; the prefix cache's changes are then not asked for either.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from penstock_core.timing.speculation import Speculation
+from penstock_proto.report_socket import ReportSocket
+
+from penstock_vllm.faults import PolicyFaultLog
+from penstock_vllm.ledger import EngineLedger, Held
+from penstock_vllm.pipeline import MeasuredStep, Pipeline
+from penstock_vllm.prefix_cache import CacheLookup
+from penstock_vllm.report_thread import ReportThread
+from penstock_vllm.reports import Boundary, BoundaryRecorder, CacheReport, Further, Reports, rows_of
+from penstock_vllm.settings import PluginSettings
+from penstock_vllm.view import KvMemory, StepBounds
+
+log = logging.getLogger("vllm.penstock")
+
+
+class BoundaryReports:
+    """Reports the boundaries of one engine's steps.
+
+    recorder: None without telemetry. ended: the step that has ended since the last boundary.
+    """
+
+    def __init__(
+        self, ledger: EngineLedger, pipeline: Pipeline, faults: PolicyFaultLog, prefixes: CacheLookup | None
+    ) -> None:
+        self._ledger, self._pipeline, self._faults, self._prefixes = ledger, pipeline, faults, prefixes
+        self.recorder: BoundaryRecorder | None = None
+        self.ended: MeasuredStep | None = None
+        self._thread: ReportThread | None = None
+
+    def start(self, reports: Reports) -> None:
+        """Send the boundaries from now on, by a thread."""
+        queue = SimpleQueue[Any]()
+        self.recorder = BoundaryRecorder(reports, queue)
+        self._thread = ReportThread(reports, queue, self.recorder)
+
+    def stop(self) -> None:
+        """Send what is still to be sent, and stop."""
+        if self._thread is not None:
+            self._thread.stop()
+
+    def of_cache(self) -> CacheReport | None:
+        """Return the prefix cache's report; its changes are returned once."""
+        return None if self._prefixes is None else self._prefixes.report(self._ledger)
+
+    def repeat(self, memory: KvMemory, cache: CacheReport | None, now_s: float) -> bool:
+        """Report one token more of every running request. Returns False if a complete report is due."""
+        ledger, left_s = self._ledger, self._pipeline.left_s(now_s)
+        further = Further(self.ended, memory, left_s, ledger.moves, cache)
+        if self.recorder is None or not self.recorder.repeat(ledger.turns, further, now_s):
+            return False
+        self.ended = None
+        return True
+
+    def record(
+        self,
+        running: int,
+        held_running: Callable[[], Sequence[Held]],
+        memory: KvMemory,
+        now_s: float,
+        *,
+        speculation: Speculation | None,
+        cache: CacheReport | None,
+    ) -> None:
+        """Report this boundary.
+
+        running: how many. held_running: returns them; it is called if they have to be reported. cache: its
+        report, if it was taken already.
+        """
+        recorder = self.recorder
+        if recorder is None:
+            return
+        ledger, pipeline, faults = self._ledger, self._pipeline, self._faults.counted
+        rows = None
+        if not running or not recorder.knows(ledger.turns, pipeline.steps, now_s):
+            rows = rows_of(held_running(), ledger, pipeline.steps)
+        ended, self.ended = self.ended, None
+        now = Boundary(
+            ended,
+            running,
+            len(ledger.waiting),
+            ledger.preemptions,
+            memory,
+            pipeline.left_s(now_s),
+            speculation,
+            faults.copy() if faults else faults,
+            ledger.turns,
+            ledger.moves,
+            rows,
+            self.of_cache() if cache is None else cache,
+        )
+        recorder.record(now, now_s)
+
+
+def reports_of(settings: PluginSettings, bounds: StepBounds) -> Reports | None:
+    """Return the reports to the sidecar; None without telemetry."""
+    if settings.telemetry is None:
+        return None
+    return Reports(ReportSocket(settings.telemetry, log.warning), bounds, settings.tickets)

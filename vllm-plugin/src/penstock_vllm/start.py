@@ -1,0 +1,35 @@
+"""What a scheduler is built from: settings, the reader of requests' SLO fields, and a policy that is warm."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock_core.domain.policy import Policy
+from penstock_core.domain.replica_view import Limits
+from penstock_core.policies import build
+
+from penstock_vllm.learned import EngineEstimates
+from penstock_vllm.settings import PluginSettings
+from penstock_vllm.tickets import ReadFields, TicketFields, unchecked
+from penstock_vllm.view import StepBounds
+from penstock_vllm.warm_up import warm_up
+
+
+def additional_config(vllm_config: Any) -> Mapping[str, Any]:
+    """Return what `--additional-config` sets; nothing where it is no object."""
+    given = vllm_config.additional_config
+    return given if isinstance(given, dict) else {}
+
+
+def fields_reader(settings: PluginSettings, clock: Callable[[], float]) -> ReadFields:
+    """Return a function that reads a request's SLO fields."""
+    if settings.tickets and settings.telemetry is not None:
+        return TicketFields(settings.telemetry, clock)
+    return unchecked
+
+
+def warm_policy(settings: PluginSettings, bounds: StepBounds, estimates: EngineEstimates) -> Policy[Any]:
+    """Return the policy, after a first plan: later ones must not wait for what is compiled at first use."""
+    policy = build(settings.policy, settings.knobs)
+    limits = Limits(bounds.batch_tokens, bounds.running)
+    warm_up(policy, limits, estimates.model, estimates.speculation)
+    return policy
