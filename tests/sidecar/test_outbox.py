@@ -1,5 +1,6 @@
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from loop_time import skip
@@ -7,17 +8,16 @@ from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.frames.outbox import Outbox, Urgency
 
-BOUNDS = replace(Bounds(), outbox_bytes=10_000, frame_bytes=2_000, alone=1)
+BOUNDS = replace(Bounds(), outbox_bytes=10_000, frame_bytes=2_000, alone=1, not_urgent_s=1e6)
 
 
 class Desk:
     """An outbox with a state that a test can change."""
 
-    def __init__(self, sharing: int = 5, step_s: float = 0.001, not_urgent_s: float = 1e6) -> None:
+    def __init__(self, sharing: int = 5, **bounds: Any) -> None:
         self.state = wire.Snapshot(running=1)
-        bounds = replace(BOUNDS, step_s=step_s, not_urgent_s=not_urgent_s)
         self.sharing = sharing
-        self.box = Outbox(bounds, lambda: self.state, lambda: self.sharing)
+        self.box = Outbox(replace(BOUNDS, **bounds), lambda: self.state, lambda: self.sharing)
 
     def put(self, id: int, size: int = 10, urgency: Urgency = Urgency.STEP) -> None:
         output = wire.Output(data=b"x" * size, tokens=1)
@@ -33,9 +33,9 @@ class Desk:
         return [event.id for event in (await self.frame()).events]
 
 
-async def opened(sharing: int = 5, step_s: float = 0.001, not_urgent_s: float = 1e6) -> Desk:
+async def opened(sharing: int = 5, **bounds: Any) -> Desk:
     """After the first frame, which has only the replica's state."""
-    desk = Desk(sharing, step_s, not_urgent_s)
+    desk = Desk(sharing, **bounds)
     assert await desk.ids() == []
     return desk
 
@@ -135,6 +135,19 @@ async def test_a_frame_carries_the_snapshot() -> None:
     desk.state = wire.Snapshot(running=7)
     desk.put(1)
     assert (await desk.frame()).snapshot.running == 7
+
+
+async def test_where_no_order_reads_snapshots_verdicts_and_ends_bring_one_and_output_does_not() -> None:
+    desk = await opened(fresh_snapshots=False)
+    desk.box.output(1, b"x", 1, Urgency.IMMEDIATE)
+    assert not (await desk.frame()).HasField("snapshot")
+    desk.state = wire.Snapshot(running=7)
+    desk.box.output(1, b"x", 1, Urgency.NONE)
+    desk.box.put(wire.Event(id=1, finished=wire.Finished()), urgency=Urgency.IMMEDIATE)
+    assert (await desk.frame()).snapshot.running == 7
+    desk.state = wire.Snapshot(running=8)
+    desk.box.send_changes()
+    assert (await desk.frame()).snapshot.running == 8
 
 
 async def test_a_changed_snapshot_is_sent_alone_and_an_unchanged_one_is_not() -> None:

@@ -12,7 +12,7 @@ from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.facts import named
 from penstock_sidecar.options import parse
 from penstock_sidecar.requests.learned import Learned
-from penstock_sidecar.sidecar import identity_of, mirror_of, root_port, tickets_of
+from penstock_sidecar.sidecar import bounds_of, identity_of, mirror_of, root_port, tickets_of
 from penstock_sidecar.warm_up import warm_up
 
 from tests.sidecar.conftest import TIERS, AdmitsAll
@@ -46,6 +46,15 @@ def test_drafts_are_expected_as_the_pool_says(
     pool = load_pool(file)
     view = mirror_of(pool, named(pool).kv, Learned(model), Bounds()).view(0.0, model)
     assert view.speculation == speculation
+
+
+@pytest.mark.parametrize(("order", "reads"), [("round-robin", False), ("best-fit", True), ("prefix", True)])
+def test_routers_get_fresh_snapshots_where_the_pools_order_reads_them(
+    order: str, reads: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "pool.yaml"
+    file.write_text(POOL.format(more="") + f"  routing: {{order: {order}}}\n")
+    assert bounds_of(load_pool(file)).fresh_snapshots is reads
 
 
 def test_a_policy_is_warmed_up_with_every_tier(tmp_path: Path) -> None:

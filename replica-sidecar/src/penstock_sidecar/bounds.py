@@ -47,6 +47,10 @@ class Bounds:
     not_urgent_s: float = 0.005
     """Longest wait of an event that no client waits for, like an acceptance. Less than any step takes."""
 
+    fresh_snapshots: bool = True
+    """Whether routers get a snapshot with each step's output. Where the pool's order reads none, verdicts and
+    ends bring one, which is what a backup is chosen by: making one takes a seventh of a step's CPU."""
+
     snapshot_s: float = 1.0
     """A router that gets no other frame gets a changed snapshot within this."""
 

@@ -13,6 +13,7 @@ import structlog
 from penstock_core.domain.engine_fields import measured_model_file, ticket_key_file
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.policies import build
+from penstock_core.routing.orders import WITHOUT_CACHES
 from penstock_core.timing.speculation import Speculation
 from penstock_pool import Pool
 from penstock_proto.ticket_key import write_new_key
@@ -240,6 +241,7 @@ def bounds_of(pool: Pool) -> Bounds:
         best_effort=scheduling.max_waiting,
         connect_s=engine.connect_timeout_s,
         silence_s=engine.silence_timeout_s,
+        fresh_snapshots=pool.spec.routing_order != WITHOUT_CACHES,
     )
 
 

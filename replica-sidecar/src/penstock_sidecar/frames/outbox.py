@@ -36,8 +36,8 @@ class Urgency(Enum):
 class Outbox:
     """Events of one session, oldest first, in the frames that will carry them. One reader takes frames.
 
-    snapshot: makes the snapshot for a frame. prefixes: returns how the cached prefixes have changed since
-    it was last called, where they have.
+    snapshot: makes the snapshot for a frame that has one. prefixes: returns how the cached prefixes have
+    changed since it was last called, where they have.
     sharing: how many requests the session has; with one, waiting gains nothing.
     behind: set once the bound has been reached; what was held is gone, and nothing more is taken.
     """
@@ -78,9 +78,10 @@ class Outbox:
             self._added(len(data), urgency)
 
     def put(self, event: wire.Event, data_bytes: int = 0, urgency: Urgency = Urgency.STEP) -> None:
-        """Add an event. data_bytes: size of what it carries."""
+        """Add a verdict or an end, which changes the load. data_bytes: size of what it carries."""
         if not self._closed:
             self._open.events.append(event)
+            self._asked = True
             self._added(data_bytes, urgency)
 
     def send_changes(self) -> None:
@@ -116,12 +117,13 @@ class Outbox:
         if self.empty and self._closed and not self._asked:
             return None
         frame = self._next()
-        self._asked = False
+        with_snapshot, self._asked = self._asked or self._bounds.fresh_snapshots, False
         if self.empty and not self._closed:
             self._due.clear()
-        snapshot = self._snapshot()
-        self._sent = snapshot.SerializeToString(deterministic=True)
-        frame.snapshot.CopyFrom(snapshot)
+        if with_snapshot:
+            snapshot = self._snapshot()
+            self._sent = snapshot.SerializeToString(deterministic=True)
+            frame.snapshot.CopyFrom(snapshot)
         if (prefixes := self._prefixes()) is not None:
             frame.cached_prefixes.CopyFrom(prefixes)
         return frame
