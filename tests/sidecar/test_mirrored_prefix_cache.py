@@ -170,6 +170,17 @@ def test_blocks_are_counted_for_every_request_where_it_is_not_known_who_shares_t
     assert rows[:, 0].tolist() == [20, 20]
 
 
+def test_what_a_lost_report_hid_is_known_again_by_the_reports_of_an_idle_engine() -> None:
+    pair, prompts = Pair(), [[number] * 40 for number in range(40)]
+    for number, ids in enumerate(prompts):
+        pair.serve(f"r{number}", ids)
+    pair.line.breaks = True
+    pair.report(Iteration())
+    pair.line.breaks = False
+    pair.report(Iteration())
+    assert all(pair.seen("new", ids).computed_tokens == 32 for ids in prompts)
+
+
 def test_an_engine_without_a_prefix_cache_has_no_entries() -> None:
     pair, ids = Pair(caches=False), list(range(300))
     pair.serve("a", ids)

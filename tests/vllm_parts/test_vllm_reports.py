@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from penstock_core.domain.engine_fields import from_fields
 from penstock_core.domain.request import Job, advance
+from penstock_core.domain.served_prompts import IDLE_IN_TURN, CachedPrompt
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto.report_socket import ReportSocket
@@ -20,6 +21,7 @@ from penstock_vllm.reports import (
     WHOLE_EVERY_S,
     Boundary,
     BoundaryRecorder,
+    CacheReport,
     Further,
     ReportRows,
     Reports,
@@ -145,6 +147,37 @@ def test_an_idle_engine_is_reported_again_and_no_increment_builds_on_it() -> Non
     reports.send(NOW)
     reports.repeat()
     assert len(wire.sent) == 3
+
+
+def prompts_of(report: StepReport) -> dict[str, int]:
+    return {prompt.request_id: prompt.cached_tokens for prompt in report.cached_prompts}
+
+
+def test_an_idle_engine_reports_all_cached_prompts_again_in_turn() -> None:
+    wire = Wire()
+    reports = Reports(wire)
+    idle = NOW._replace(left_s=0.0)
+    cached = [CachedPrompt(f"p{number}", 40, 32) for number in range(IDLE_IN_TURN + 1)]
+    reports.send(idle._replace(cache=CacheReport(0, cached, [])))
+    reports.send(idle._replace(cache=CacheReport(0, [CachedPrompt("p1", 40, 0)], [])))
+    reports.repeat()
+    reports.repeat()
+    first, again = map(prompts_of, wire.sent[2:])
+    assert len(first) == IDLE_IN_TURN
+    assert first | again == {f"p{number}": 32 for number in range(IDLE_IN_TURN + 1) if number != 1}
+
+
+@pytest.mark.parametrize("cause", ["reset", "skipped", "lost"])
+def test_an_idle_engine_reports_no_prompt_again_that_may_be_gone(cause: str) -> None:
+    wire = Wire()
+    reports = Reports(wire)
+    idle = NOW._replace(left_s=0.0)
+    reports.send(idle._replace(cache=CacheReport(0, [CachedPrompt("p", 40, 32)], [])))
+    if cause == "lost":
+        reports.lose()
+    reports.send(idle._replace(cache=CacheReport(int(cause == "reset"), [], [])), int(cause == "skipped"))
+    reports.repeat()
+    assert prompts_of(wire.sent[-1]) == {}
 
 
 def test_a_thread_that_is_stopped_has_closed_the_socket_and_never_holds_a_process_up() -> None:

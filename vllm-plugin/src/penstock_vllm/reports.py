@@ -18,7 +18,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from penstock_core.domain.request import Job
-from penstock_core.domain.served_prompts import CachedPrompt
+from penstock_core.domain.served_prompts import IDLE_IN_TURN, CachedPrompt
 from penstock_core.domain.shared_prefixes import SharedPrefixes
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
@@ -27,6 +27,7 @@ from penstock_proto.telemetry import Drafting, PolicyFaults, StepReport
 
 from penstock_vllm.ledger import EngineLedger, Held
 from penstock_vllm.pipeline import MeasuredStep
+from penstock_vllm.reported_prompts import ReportedPrompts
 from penstock_vllm.under_way import UnderWay
 from penstock_vllm.view import KvMemory, StepBounds
 
@@ -131,6 +132,7 @@ class Reports:
         self._last = StepReport(engine_instance=self._instance)
         self._reported = NO_REPORT
         self._base: Base | None = None
+        self._prompts = ReportedPrompts()
         self.broken = False
 
     @property
@@ -148,7 +150,10 @@ class Reports:
             report.checks_tickets = True
         if self._bounds is not None:
             report.most_batch_tokens, report.most_running = self._bounds[:2]
+        if skipped:
+            self._prompts.forget()
         if now.cache is not None:
+            self._prompts.note(now.cache.resets, now.cache.prompts)
             _add_cache(report, now.cache)
         if now.rows is not None:
             _add_requests(report, now.rows)
@@ -179,13 +184,16 @@ class Reports:
     def lose(self) -> None:
         """Count a report that could not be made or sent; the next one has all requests."""
         self._last.sequence += 1
+        self._prompts.forget()
         self._base, self.broken = None, True
 
     def repeat(self) -> None:
-        """Repeat the state of an idle engine, for a sidecar that has just started."""
+        """Repeat the state of an idle engine, for a sidecar that has just started or has missed a report."""
         if self._last.kv_blocks_total and not self._last.next_duration_s:
             self._last.sequence += 1
             self._last.duration_s = 0.0
+            del self._last.cached_prompts[:]
+            _add_prompts(self._last, self._prompts.next(IDLE_IN_TURN))
             self._base = None
             self._socket.send(self._last)
 
@@ -291,7 +299,11 @@ def _add_requests(report: StepReport, rows: ReportRows) -> None:
 
 def _add_cache(report: StepReport, cache: CacheReport) -> None:
     report.caches_prefixes, report.cache_resets = True, cache.resets
-    for prompt in cache.prompts:
+    _add_prompts(report, cache.prompts)
+
+
+def _add_prompts(report: StepReport, prompts: Iterable[CachedPrompt]) -> None:
+    for prompt in prompts:
         report.cached_prompts.add(**prompt._asdict())
 
 

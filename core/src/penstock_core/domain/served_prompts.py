@@ -32,6 +32,9 @@ OLDEST = 16
 IN_TURN = 4
 """Others that are looked up each time."""
 
+IDLE_IN_TURN = 64
+"""The same of an engine that computes nothing: all within eight reports, where one was lost before."""
+
 
 class CachedBlocks(NamedTuple):
     """The first blocks of a prompt that are cached.
@@ -124,11 +127,14 @@ class ServedPrompts:
             served.own, served.cached = (), served.cached._replace(own=0)
             self._use(served.keys)
 
-    def changes(self) -> list[CachedPrompt]:
-        """Return prompts that may have changed, as they are now; one that is gone is returned once."""
+    def changes(self, in_turn: int = IN_TURN) -> list[CachedPrompt]:
+        """Return prompts that may have changed, as they are now; one that is gone is returned once.
+
+        in_turn: how many others are looked up.
+        """
         found = {name: self._look_up(name) for name in self._growing_now()}
         found |= self._oldest()
-        found |= {name: self._look_up(name) for name in self._in_turn()}
+        found |= {name: self._look_up(name) for name in self._in_turn(in_turn)}
         for name, prompt in found.items():
             if prompt.cached_tokens == 0 and name not in self._running:
                 self._drop(name)
@@ -157,9 +163,9 @@ class ServedPrompts:
                 break
         return found
 
-    def _in_turn(self) -> list[str]:
-        names = list(islice(self._served, self._turn, self._turn + IN_TURN))
-        self._turn = self._turn + IN_TURN if names else 0
+    def _in_turn(self, count: int) -> list[str]:
+        names = list(islice(self._served, self._turn, self._turn + count))
+        self._turn = self._turn + count if names else 0
         return names
 
     def _look_up(self, name: str) -> CachedPrompt:

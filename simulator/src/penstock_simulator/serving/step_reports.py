@@ -3,6 +3,7 @@
 import uuid
 from typing import NamedTuple, Protocol
 
+from penstock_core.domain.served_prompts import IDLE_IN_TURN, IN_TURN
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto.telemetry_pb2 import Drafting, StepReport
@@ -111,7 +112,7 @@ def _add_prefixes(report: StepReport, cached: CachedKv, state: EngineState) -> N
     if any([job.unheld_blocks is not None for job in waiting]):
         report.cached_tokens.extend([job.computed_tokens for job in waiting])
         report.unheld_blocks.extend([job.unheld_blocks or 0 for job in waiting])
-    for prompt in cached.served.changes():
+    for prompt in cached.served.changes(IN_TURN if report.running or report.waiting else IDLE_IN_TURN):
         report.cached_prompts.add(**prompt._asdict())
     if shared is not None and shared.ids:
         rows = {request_id: row for row, request_id in enumerate(report.request_ids)}
