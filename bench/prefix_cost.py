@@ -3,7 +3,9 @@
     .venv/bin/python bench/prefix_cost.py
 
 A chat of 201 messages, 400 kB, the next turn of one of 300 sessions that 16 replicas hold. Median and p99 of
-each part over 200 requests, the sum of the medians, and what is added for an engine of type `openai`.
+each part over 200 requests, the sum of the medians, and what is added for an engine of type `openai`. Then an
+admission as a whole, from the request's body to the verdict of `slos-serve`, beside 20 running requests whose
+prompts have their first 96,000 tokens in common.
 """
 
 import json
@@ -11,6 +13,12 @@ from collections.abc import Callable
 from statistics import median
 from time import process_time_ns
 
+from penstock_core.domain.replica_view import KvCache, Limits
+from penstock_core.domain.request import Job, Request, new_job
+from penstock_core.domain.slo import Targets
+from penstock_core.domain.verdict import Verdict
+from penstock_core.policies.slos_serve.policy import SlosServe
+from penstock_core.timing.builtin_models import builtin
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import CachedPrompt, StepReport
 from penstock_routing.replicas.cached_prefixes import CachedPrefixes
@@ -19,8 +27,10 @@ from penstock_runtime.engine.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks, prompt_marks
 from penstock_sidecar.mirror.learned_prefixes import LearnedPrefixes
 from penstock_sidecar.mirror.prefix_index import PrefixIndex
+from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 
 REQUESTS, SESSIONS, REPLICAS, PROMPT_TOKENS = 200, 300, 16, 100_000
+MODEL = builtin("llama-3-8b-a100").model
 WORDS = "lorem ipsum dolor " * 110
 
 
@@ -43,6 +53,44 @@ def learn(learned: LearnedPrefixes, name: str, marks: PromptMarks) -> None:
     learned.sent(name, marks)
     learned.answered(name, EngineUsage(PROMPT_TOKENS, 100, PROMPT_TOKENS - 16))
     learned.ended(name)
+
+
+RUNNING, COMMON_TOKENS = 20, 96_000
+KV = KvCache(400_000, 100_000, 16)
+
+
+def mirror_of(marks: PromptMarks) -> ReplicaMirror:
+    """The mirror of an engine in which requests with one long prefix run."""
+    mirror = ReplicaMirror(KV, Limits(), lambda job: job.output_tokens + 100)
+    names = [f"r{number}" for number in range(RUNNING)]
+    for name in names:
+        mirror.prefixes.add(name, marks)
+        mirror.accept(candidate(name), 0.0, prompt_known=True)
+    report = StepReport(engine_instance="e", caches_prefixes=True, running=RUNNING, request_ids=names)
+    report.kv_blocks_total, report.kv_blocks_free, report.block_tokens = KV.total_blocks, KV.free_blocks, 16
+    report.computed_tokens.extend([PROMPT_TOKENS + 9] * RUNNING)
+    report.generated_tokens.extend([10] * RUNNING)
+    report.best_effort.extend([False] * RUNNING)
+    report.sharing.extend(range(RUNNING))
+    report.common_blocks.extend([0, *[COMMON_TOKENS // 16] * (RUNNING - 1)])
+    for name in names:
+        cached = {"prompt_tokens": PROMPT_TOKENS, "cached_tokens": COMMON_TOKENS}
+        report.cached_prompts.add(request_id=name, held_tokens=COMMON_TOKENS, **cached)
+    mirror.prefixes.take(report, 0)
+    mirror.apply(report, 0.0)
+    return mirror
+
+
+def candidate(name: str) -> Job:
+    request = Request(name, "chat", 0.0, PROMPT_TOKENS, 4096, Targets(60.0, 0.5))
+    return new_job(request, 300, best_effort=False)
+
+
+def admission(mirror: ReplicaMirror, policy: SlosServe, raw: bytes) -> Verdict:
+    """Decide a request as a sidecar does."""
+    job = mirror.candidate(candidate("new"), prompt_marks(raw))
+    (verdict,) = policy.admit(mirror.view(0.01, MODEL), [job])
+    return verdict
 
 
 def measured(part: Callable[[int], object]) -> tuple[float, float]:
@@ -81,6 +129,10 @@ def main() -> None:
     learned = LearnedPrefixes(PrefixIndex(), lambda: 4 * PROMPT_TOKENS)
     middle, high = measured(lambda number: learn(learned, str(number), marks))
     print(f"{'more, engine of type openai':32} {middle:7.3f} ms  p99 {high:7.3f} ms")
+    mirror, policy = mirror_of(prompt_marks(body(1, 200))), SlosServe()
+    middle, high = measured(lambda _: admission(mirror, policy, raw))
+    print(f"{'an admission as a whole':32} {middle:7.3f} ms  p99 {high:7.3f} ms")
+    print(admission(mirror, policy, raw))
 
 
 if __name__ == "__main__":
