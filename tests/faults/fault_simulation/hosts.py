@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine
 from contextvars import Context, ContextVar, copy_context
+from itertools import count
 from typing import Any, Protocol
 
 from penstock_runtime.clock import CLOCK
@@ -79,11 +80,25 @@ class Host:
             await asyncio.sleep(0)
 
 
+class NumberedTask(asyncio.Task[Any]):
+    """A task whose hash is its number, so that sets of tasks have the same order in each run of a seed."""
+
+    def __init__(
+        self, coroutine: Any, loop: asyncio.AbstractEventLoop, context: Context | None, number: int
+    ) -> None:
+        self._number = number
+        super().__init__(coroutine, loop=loop, context=context)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 def follow_tasks(loop: asyncio.AbstractEventLoop) -> None:
     """Note every task at the host whose code starts it."""
+    numbers = count()
 
     def start(loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None) -> Any:
-        task = asyncio.Task(coroutine, loop=loop, context=context)
+        task = NumberedTask(coroutine, loop, context, next(numbers))
         host = HOST.get() if context is None else context.get(HOST)
         if host is not None:
             host.tasks[task] = None

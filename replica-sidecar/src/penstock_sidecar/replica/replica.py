@@ -72,7 +72,7 @@ class Replica:
         self._ticked_s = self._now_s()
         self._boot, self._numbers = os.urandom(3).hex(), count(1)
         self._last_snapshot = wire.Snapshot()
-        self._sessions: set[Session] = set()
+        self._sessions: dict[Session, None] = {}  # in the order in which they came
         metrics.cached_tokens.set_function(mirror.prefixes.cached_tokens)
         self._reported = 0  # changes of cached prefixes, at the last tick
         self._drained = asyncio.Event()
@@ -121,13 +121,13 @@ class Replica:
         session = Session(
             self.submit, self._router_answers.take, self.snapshot, self._mirror.prefixes, self._bounds
         )
-        self._sessions.add(session)
+        self._sessions[session] = None
         self._metrics.sessions.set(len(self._sessions))
         return session
 
     def close_session(self, session: Session) -> None:
         """Forget a session that is over."""
-        self._sessions.discard(session)
+        self._sessions.pop(session, None)
         self._metrics.sessions.set(len(self._sessions))
 
     def submit(self, submit: wire.Submit, owner: Owner) -> ReplicaRequest:

@@ -32,15 +32,15 @@ class ByteBudget:
     def __init__(self, bound_bytes: int, owner: str = "this router") -> None:
         self.bound_bytes, self.owner = bound_bytes, owner
         self.held_bytes = 0
-        self._holders: set[Holder] = set()
+        self._holders: dict[Holder, None] = {}  # in the order in which they came
 
     def enter(self, holder: Holder) -> None:
         """Add a holder: it may be dropped."""
-        self._holders.add(holder)
+        self._holders[holder] = None
 
     def leave(self, holder: Holder) -> None:
         """Remove a holder, with all that it holds."""
-        self._holders.discard(holder)
+        self._holders.pop(holder, None)
         self.held_bytes -= holder.held_bytes
 
     def relieve(self) -> None:

@@ -66,7 +66,7 @@ class HttpProtocol(asyncio.Protocol):
         """Start the timer of the first head."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(PIECE_BYTES)  # by default 512 KiB under TLS
-        self._server.connections.add(self)
+        self._server.connections[self] = None
         if len(self._server.connections) > self._bounds.connections:
             self.transport.write(last_response(too_many_connections()))
             self.transport.close()  # without lingering, which would hold connections over the bound
@@ -80,7 +80,7 @@ class HttpProtocol(asyncio.Protocol):
         them.
         """
         self._timers.stop_all()
-        self._server.connections.discard(self)
+        self._server.connections.pop(self, None)
         self._server.ended.set()
         requests, self._requests = self._requests, deque()
         self._receiving = None

@@ -27,7 +27,7 @@ class ServerState:
 
     def __init__(self, app: App, bounds: HttpBounds) -> None:
         self.app, self.bounds = app, bounds
-        self.connections: set[OpenConnection] = set()
+        self.connections: dict[OpenConnection, None] = {}  # in the order in which they came
         self.tasks: set[asyncio.Task[None]] = set()
         self.closing = False
         self.ended = asyncio.Event()
