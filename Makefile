@@ -8,7 +8,7 @@ BIN := .venv/bin
 .PHONY: help setup docs docs-serve links demo test e2e e2e-vllm e2e-packages fresh-clone lint types contracts units explore proto proto-check crds cli-page clean \
   vllm-env test-vllm-real test-vllm-serving e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
   bench-router bench-planner bench-engine bench-routing bench-capacity bench-autoscaling bench-gpu bench-operator bench-mutants \
-  bench-prefix bench-ablations bench-pace bench-containment bench-faults bench-kills bench-soak fuzz
+  bench-prefix bench-ablations bench-disturbances bench-containment bench-faults bench-kills bench-soak fuzz
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -122,8 +122,8 @@ bench-routing: setup ## routing orders side by side in virtual time, and how cap
 bench-ablations: setup ## what each part of slos-serve is worth: one removed at a time, same requests
 	@$(BIN)/python bench/ablations.py
 
-bench-pace: setup ## admitted requests that keep their SLO on a machine that slows down or has slow steps, in every scenario
-	@$(BIN)/python bench/pace.py
+bench-disturbances: setup ## admitted requests that keep their SLO on a machine that slows down or has slow steps, in every scenario
+	@$(BIN)/python bench/disturbances.py
 
 bench-capacity: setup ## how much every policy carries in every scenario, rivals at their best (hours; resumes where it was stopped)
 	@$(BIN)/python bench/capacity.py && $(BIN)/python bench/capacity_docs.py

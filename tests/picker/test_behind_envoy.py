@@ -16,7 +16,7 @@ from penstock_picker.picker import Picker
 from penstock_pool import Application
 from penstock_runtime.envoy.ext_authz import PickerFilter
 from penstock_runtime.serving import address_of, listen
-from scripted.house import pool_with, until
+from scripted.router import pool_with, until
 
 BODY = orjson.dumps(chat())
 

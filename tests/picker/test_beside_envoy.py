@@ -23,7 +23,7 @@ from penstock_picker.picker import Picker
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_runtime.envoy.endpoints import write_endpoints
 from penstock_runtime.serving import address_of, listen, serving
-from scripted.house import until
+from scripted.router import until
 from structlog.testing import capture_logs
 
 BODY = orjson.dumps(chat())

@@ -12,7 +12,7 @@ from penstock_picker.options import Options, parse
 from penstock_pool import Pool
 from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.serving import serving
-from scripted.house import pool_with
+from scripted.router import pool_with
 from structlog.testing import capture_logs
 from virtual_time import now_s, run
 

@@ -11,7 +11,7 @@ from gateway.replica import HttpReplica
 from penstock_runtime.envoy.settings import Tracing
 from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.serving import address_of, listen, serving
-from scripted.house import until
+from scripted.router import until
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-01"

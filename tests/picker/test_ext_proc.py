@@ -24,7 +24,7 @@ from penstock_routing.applications.usage_ledger import LimitDecision, Ticket
 from penstock_routing.flags import Certificate
 from penstock_routing.settings import settings_of
 from penstock_runtime.serving import StartError
-from scripted.house import pool_with, until
+from scripted.router import pool_with, until
 from self_signed import Identity
 from structlog.testing import capture_logs
 

@@ -21,7 +21,7 @@ from penstock_routing.request.request_body import INLINE_BYTES
 from penstock_routing.settings import settings_of
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.prompt_marks import prompt_marks
-from scripted.house import TIERS, pool_with, until
+from scripted.router import TIERS, pool_with, until
 from structlog.testing import capture_logs
 
 CHAT = "/v1/chat/completions"

@@ -24,7 +24,7 @@ from penstock_routing.applications.api_keys import Keys
 from penstock_routing.discovery.endpoints import Endpoint, Endpoints, Fixed, Source
 from penstock_routing.front_process import Configuration
 from penstock_runtime.serving import StartError, listen
-from scripted.house import MODEL, until
+from scripted.router import MODEL, until
 from self_signed import Identity
 from structlog.testing import capture_logs
 

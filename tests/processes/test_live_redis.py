@@ -51,7 +51,7 @@ async def ask(client: openai.AsyncOpenAI, pool: LivePool) -> str:
 
 async def heard(client: openai.AsyncOpenAI, pool: LivePool) -> None:
     """Until the other router counts this client's requests."""
-    metric = "penstock_router_placements_heard_total"
+    metric = "penstock_router_placements_received_total"
     before = pool.router_value(metric, "second")
     async with asyncio.timeout(30):
         while pool.router_value(metric, "second") == before:

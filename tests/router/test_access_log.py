@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from scripted.house import house, until
 from scripted.replica import ScriptedReplica
+from scripted.router import running_router, until
 from structlog.testing import LogCapture
 
 
@@ -24,7 +24,7 @@ def level(name: str) -> None:
 
 async def test_each_request_has_a_line_with_its_figures(lines: LogCapture) -> None:
     level("DEBUG")
-    async with house(ScriptedReplica("r0")) as router:
+    async with running_router(ScriptedReplica("r0")) as router:
         await router.chat({"x-request-id": "r-1"}, stream=True)
         await until(lambda: any(line["event"] == "ended" for line in lines.entries))
     [line] = [line for line in lines.entries if line["event"] == "ended"]
@@ -41,7 +41,7 @@ async def test_each_request_has_a_line_with_its_figures(lines: LogCapture) -> No
 
 async def test_without_the_flag_nothing_is_logged(lines: LogCapture) -> None:
     level("INFO")
-    async with house(ScriptedReplica("r0")) as router:
+    async with running_router(ScriptedReplica("r0")) as router:
         await router.chat(stream=True)
         await router.counted(
             'penstock_router_requests_total{ending="answered",reason="",tier="chat",verdict="admitted"}'

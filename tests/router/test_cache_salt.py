@@ -6,8 +6,8 @@ from penstock_pool import Application, Pool
 from penstock_routing.request.cache_salt import with_application_salt
 from penstock_routing.settings import settings_of
 from penstock_runtime.prompt_marks import prompt_marks
-from scripted.house import House, house, pool_with
 from scripted.replica import ScriptedReplica
+from scripted.router import RunningRouter, pool_with, running_router
 
 SIMULATED = {"type": "simulated", "timeModel": "llama-3-8b-a100"}
 APPLICATIONS = [
@@ -75,7 +75,7 @@ def test_which_pools_isolate(pool: Pool, isolates: bool) -> None:
     assert settings_of(pool).isolates is isolates
 
 
-async def salts_sent(router: House, replica: ScriptedReplica, **body: str) -> list[str | None]:
+async def salts_sent(router: RunningRouter, replica: ScriptedReplica, **body: str) -> list[str | None]:
     found = []
     for key in ("sk-ide", "sk-web"):
         reply = await router.chat({"authorization": f"Bearer {key}"}, **body)
@@ -87,11 +87,11 @@ async def salts_sent(router: House, replica: ScriptedReplica, **body: str) -> li
 async def test_requests_to_replicas_have_the_salt_of_their_application() -> None:
     replica, pool = ScriptedReplica("r0"), pool_of()
     keys: dict[str, Application] = {f"sk-{each.name}": each for each in pool.spec.applications}
-    async with house(replica, pool=pool, keys=keys) as router:
+    async with running_router(replica, pool=pool, keys=keys) as router:
         ide, web = await salts_sent(router, replica, cache_salt="mine")
         assert None not in (ide, web)
         assert len({ide, web, "mine"}) == 3
     replica, pool = ScriptedReplica("r0"), pool_of("none")
-    async with house(replica, pool=pool, keys=keys) as router:
+    async with running_router(replica, pool=pool, keys=keys) as router:
         assert await salts_sent(router, replica) == [None, None]
         assert await salts_sent(router, replica, cache_salt="mine") == ["mine", "mine"]

@@ -10,8 +10,8 @@ from penstock_pool.requests_spec import PROXY_FIELDS, Requests
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.request.request_body import BodyReader
 from penstock_runtime.openai_errors import ApiError
-from scripted.house import MODEL, house, pool_with
 from scripted.replica import ScriptedReplica
+from scripted.router import MODEL, pool_with, running_router
 
 CHAT, COMPLETIONS = wire.ENDPOINT_CHAT_COMPLETIONS, wire.ENDPOINT_COMPLETIONS
 HOSTS = ["images.example.com", "*.cdn.example"]
@@ -193,7 +193,7 @@ def test_no_place_is_missed_and_no_text_taken_for_one(parts: list[Any]) -> None:
 
 async def test_no_replica_receives_it() -> None:
     replica = ScriptedReplica("r0")
-    async with house(replica, pool=pool_with(requests={"allowFields": ["rid"]})) as router:
+    async with running_router(replica, pool=pool_with(requests={"allowFields": ["rid"]})) as router:
         refused = await router.chat(priority=-5)
         allowed = await router.chat(rid="x")
         media = [{"role": "user", "content": [image("http://10.0.0.1/")]}]

@@ -22,8 +22,8 @@ from penstock_routing.applications.key_sources import (
 )
 from penstock_routing.connections.api_server import Access, AccessError
 from prometheus_client import CollectorRegistry
-from scripted.house import House, house, pool_with
 from scripted.replica import ScriptedReplica
+from scripted.router import RunningRouter, pool_with, running_router
 from structlog.testing import capture_logs
 from virtual_time import now_s, run
 
@@ -93,13 +93,13 @@ def files_of(folder: Path) -> KeyFiles:
     return KeyFiles({"ide": folder / "ide.txt", "night": folder / "night.txt"})
 
 
-async def status(router: House, key: str) -> int:
+async def status(router: RunningRouter, key: str) -> int:
     return (await router.chat({"authorization": f"Bearer {key}"})).status_code
 
 
 async def test_a_revoked_key_is_refused_and_a_new_one_served_without_a_restart(files: Path) -> None:
     pool = pool_with(applications=APPLICATIONS)
-    async with house(ScriptedReplica("r0"), pool=pool, keys=load_keys(pool, files)) as router:
+    async with running_router(ScriptedReplica("r0"), pool=pool, keys=load_keys(pool, files)) as router:
         refresh = KeyRefresh(router.app.keys, files_of(files), router.app.metrics.keys)
         assert [await status(router, key) for key in ("old-key", "new-key")] == [200, 401]
         (files / "ide.txt").write_text("ide-key\nnew-key\n")

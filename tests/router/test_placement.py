@@ -23,7 +23,7 @@ from penstock_routing.request.outcome import Ending, Outcome
 from penstock_routing.response.upstream_error import UpstreamError, error_body, upstream_error
 from penstock_routing.settings import settings_of
 from penstock_runtime.openai_errors import ApiError
-from scripted.house import pool_with
+from scripted.router import pool_with
 
 FULL = Rejected(Reason.PREFILL_BUDGET, 2.4)
 NEVER = Rejected(Reason.NEVER)

@@ -17,8 +17,8 @@ from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.replicas.session_writer import Attempt
 from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
 from penstock_routing.request.generation_request import GenerationRequest
-from scripted.house import make_link, until
 from scripted.replica import ScriptedReplica, is_silent
+from scripted.router import make_link, until
 
 
 class Announced:

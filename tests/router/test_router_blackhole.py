@@ -17,8 +17,8 @@ from penstock_routing.replicas.upstream_request import Lost
 from penstock_routing.request.generation_request import GenerationRequest
 from penstock_runtime.grpc_options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
 from scripted import replica as scripted_replica
-from scripted.house import until
 from scripted.replica import ScriptedReplica, is_silent
+from scripted.router import until
 
 
 def sped_up(options: Options) -> Options:

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from scripted.house import house
 from scripted.replica import ScriptedReplica
+from scripted.router import running_router
 
 DOZEN = 12
 PAGE = Path(__file__).parents[2] / "docs/concepts/calls.md"
@@ -77,7 +77,7 @@ def counted() -> tuple[int, int]:
 
 async def test_a_request_is_followed_with_fewer_than_a_dozen_returns() -> None:
     pairs: Pairs = set()
-    async with house(ScriptedReplica("r0")) as router:
+    async with running_router(ScriptedReplica("r0")) as router:
         await router.chat()  # what is done at the first request only is no part of it
         with followed(pairs):
             await router.chat()

@@ -13,8 +13,8 @@ from penstock_router.observability.access_log import AccessLog
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.response import answer
 from penstock_runtime.http_connection.bounds import HttpBounds
-from scripted.house import MODEL, House, house, pool_with, until
 from scripted.replica import DONE, Part, ScriptedReplica, chat_answer, chat_chunk
+from scripted.router import MODEL, RunningRouter, pool_with, running_router, until
 
 FAULTS = "penstock_router_faults_total"
 
@@ -40,7 +40,7 @@ async def test_a_fault_ends_its_own_request_with_its_id_and_a_count(
         part.finish()
 
     replica = ScriptedReplica("r0", in_two_parts)
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         other = asyncio.create_task(router.chat(stream=True))
         await until(lambda: len(replica.parts) == 1)
         with monkeypatch.context() as patch:
@@ -63,14 +63,14 @@ async def test_a_fault_in_a_stream_is_its_last_event(monkeypatch: pytest.MonkeyP
         part.fail(wire.FAILURE_ENGINE_REFUSED, 500)
 
     monkeypatch.setattr(answer, "_error_event", breaks)
-    async with house(ScriptedReplica("r0", is_lost)) as router:
+    async with running_router(ScriptedReplica("r0", is_lost)) as router:
         reply = await router.chat(stream=True)
         assert b'data: {"error":{"message":"internal error"' in reply.content
         assert await router.metric(FAULTS) == 1
 
 
 async def test_a_fault_in_counting_does_not_reach_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with house(ScriptedReplica("r0")) as router:
+    async with running_router(ScriptedReplica("r0")) as router:
         with monkeypatch.context() as patch:
             patch.setattr(AccessLog, "ended", breaks)
             for stream in (False, True):
@@ -82,7 +82,7 @@ async def test_a_fault_in_counting_does_not_reach_the_client(monkeypatch: pytest
 async def test_a_client_that_disconnects_cancels_also_its_second_request() -> None:
     """Requests may follow one another on a connection without waiting; it is lost for all of them."""
     replica = ScriptedReplica("r0", admits)
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         with reads_nothing(router, requested=2):
             await until(lambda: len(replica.parts) == 1)
         await replica.parts[0].cancelled.wait()
@@ -95,7 +95,7 @@ async def admits(part: Part) -> None:
 
 
 @contextmanager
-def reads_nothing(router: House, requested: int = 1, **body: Any) -> Iterator[socket.socket]:
+def reads_nothing(router: RunningRouter, requested: int = 1, **body: Any) -> Iterator[socket.socket]:
     """A client that asks, so many times, and takes nothing."""
     raw = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **body})
     host, port = router.address.split(":")
@@ -118,7 +118,7 @@ async def writes_and_waits(part: Part) -> None:
 async def test_a_stalled_client_with_room_left_is_dropped_and_its_work_cancelled() -> None:
     replica = ScriptedReplica("r0", writes_and_waits)
     pool = pool_with(router={"streamBufferBytes": 100_000_000})
-    async with house(replica, pool=pool, bounds=HttpBounds(write_s=0.1)) as router:
+    async with running_router(replica, pool=pool, bounds=HttpBounds(write_s=0.1)) as router:
         with reads_nothing(router, stream=True):
             await until(lambda: len(replica.parts) == 1 and replica.parts[0].cancelled.is_set())
         await router.counted(ended("client_slow"))
@@ -133,7 +133,7 @@ async def test_a_whole_answer_that_no_client_reads_is_released() -> None:
         part.finish()
 
     replica = ScriptedReplica("r0", answers_at_length)
-    async with house(replica, bounds=HttpBounds(write_s=0.1)) as router:
+    async with running_router(replica, bounds=HttpBounds(write_s=0.1)) as router:
         with reads_nothing(router):
             await router.counted(ended("client_slow"))
         await router.counted("penstock_router_held_bytes", 0)
@@ -143,7 +143,7 @@ async def test_clients_that_do_not_read_hold_no_more_than_the_budget_between_the
     """Each is far within its own bound; those that hold most are dropped, and one that reads is served."""
     replica = ScriptedReplica("r0", writes_and_waits)
     pool = pool_with(router={"streamBufferBytes": 100_000_000, "bufferBytes": 4_000_000})
-    async with house(replica, pool=pool) as router:
+    async with running_router(replica, pool=pool) as router:
         clients = [reads_nothing(router, stream=True) for _ in range(4)]
         try:
             for each in clients:
@@ -166,7 +166,7 @@ async def quick(part: Part) -> None:
 
 async def test_a_body_over_the_budget_is_answered_429_and_read_to_its_end() -> None:
     pool = pool_with(router={"bufferBytes": 10_000})
-    async with house(ScriptedReplica("r0"), pool=pool) as router:
+    async with running_router(ScriptedReplica("r0"), pool=pool) as router:
         reply = await router.chat(x="y" * 1_000_000)
         assert (reply.status_code, reply.json()["error"]["code"]) == (429, "router_full")
         assert (await router.chat()).status_code == 200
@@ -178,7 +178,7 @@ async def test_refusals_are_counted_where_no_replica_was_asked_and_nowhere_else(
         part.reject(wire.REASON_PREFILL_BUDGET, 1.5)
 
     replica = ScriptedReplica("r0", is_busy)
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         assert (await router.chat()).status_code == 429
         replica.tell(engine_ready=False)
         await until(lambda: not router.replica_set.ready)
@@ -208,7 +208,7 @@ async def test_an_error_behind_is_counted_as_whose_it_is(
     async def fails(part: Part) -> None:
         part.fail(failure, status, b'{"error":{"message":"no"}}')
 
-    async with house(ScriptedReplica("r0", fails)) as router:
+    async with running_router(ScriptedReplica("r0", fails)) as router:
         reply = await router.chat()
         assert (reply.status_code, reply.headers.get("x-should-retry")) == (status, retry)
         assert reply.headers["x-request-id"]
@@ -234,7 +234,7 @@ async def test_an_engines_error_of_any_shape_reaches_the_client_in_openais(body:
         part.fail(wire.FAILURE_ENGINE_REFUSED, 422, body)
 
     said = b'"message":"the engine failed to serve this request"'
-    async with house(ScriptedReplica("r0", fails_in_its_stream if stream else fails)) as router:
+    async with running_router(ScriptedReplica("r0", fails_in_its_stream if stream else fails)) as router:
         reply = await router.chat(stream=stream)
         assert reply.status_code == (200 if stream else 422)
         assert said in reply.content
@@ -248,7 +248,7 @@ async def test_an_engines_error_of_any_shape_reaches_the_client_in_openais(body:
 async def test_an_invalid_request_asks_clients_not_to_retry(
     body: dict[str, Any], status: int, retry: str | None
 ) -> None:
-    async with house(ScriptedReplica("r0"), pool=pool_with(router={"maxBodyBytes": 2000})) as router:
+    async with running_router(ScriptedReplica("r0"), pool=pool_with(router={"maxBodyBytes": 2000})) as router:
         reply = await router.chat(**body)
     assert (reply.status_code, reply.headers.get("x-should-retry")) == (status, retry)
 
@@ -259,7 +259,7 @@ async def test_a_stream_that_ends_without_its_last_event_counts_as_answered() ->
         part.output(chat_chunk("hi"))
         part.finish()
 
-    async with house(ScriptedReplica("r0", leaves_out_done)) as router:
+    async with running_router(ScriptedReplica("r0", leaves_out_done)) as router:
         reply = await router.chat(stream=True)
         assert reply.content == chat_chunk("hi")
         await router.counted(ended("answered"))
@@ -272,7 +272,7 @@ async def test_output_of_a_lost_replica_is_dropped_before_the_next_attempt() -> 
         part.fail(wire.FAILURE_ENGINE_LOST, 502)
 
     lost = ScriptedReplica("r0", is_lost_in_its_answer)
-    async with house(lost, ScriptedReplica("r1")) as router:
+    async with running_router(lost, ScriptedReplica("r1")) as router:
         assert (await router.chat()).headers["x-penstock-replica"] == "r1"
         assert len(lost.parts) == 1
         await router.counted("penstock_router_held_bytes", 0)
@@ -295,7 +295,7 @@ async def test_a_client_that_falls_behind_and_catches_up_gets_every_byte_in_orde
         part.finish()
 
     pool = pool_with(router={"streamBufferBytes": 100_000_000})
-    async with house(ScriptedReplica("r0", floods_and_goes_on), pool=pool) as router:
+    async with running_router(ScriptedReplica("r0", floods_and_goes_on), pool=pool) as router:
         with reads_nothing(router, stream=True) as sock:
             while not await router.metric("penstock_router_held_bytes") > len(chunks[0]):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)

@@ -12,8 +12,8 @@ import pytest
 from penstock_proto import replica_pb2 as wire
 from penstock_router.direct.direct_answers import body_with
 from penstock_router.direct.engine_access import EngineAccess
-from scripted.house import MODEL, House, house, pool_with, until
 from scripted.replica import DONE, Part, ScriptedReplica, chat_answer, chat_chunk
+from scripted.router import MODEL, RunningRouter, pool_with, running_router, until
 from scripted.simulated import events_of
 
 from tests.sidecar.conftest import Engine, Exchange
@@ -61,7 +61,7 @@ async def hangs(exchange: Exchange) -> None:
 @asynccontextmanager
 async def pool(
     count: int = 1, **spec: Any
-) -> AsyncIterator[tuple[House, list[ScriptedReplica], list[Engine]]]:
+) -> AsyncIterator[tuple[RunningRouter, list[ScriptedReplica], list[Engine]]]:
     """A router, sidecars that give tickets, and their engines, which stream two tokens."""
     engines, replicas = [Engine() for _ in range(count)], list[ScriptedReplica]()
     for number, engine in enumerate(engines):
@@ -71,7 +71,7 @@ async def pool(
         replica.engine_port = engine.port
         replicas.append(replica)
     try:
-        async with house(*replicas, pool=pool_with(**(DIRECT | spec))) as router:
+        async with running_router(*replicas, pool=pool_with(**(DIRECT | spec))) as router:
             yield router, replicas, engines
             router.app.close()
     finally:
@@ -79,7 +79,7 @@ async def pool(
             await engine.kill()
 
 
-async def words(router: House) -> list[str | None]:
+async def words(router: RunningRouter) -> list[str | None]:
     stream = await router.openai.chat.completions.create(model=MODEL, messages=HI, stream=True)
     return [chunk.choices[0].delta.content async for chunk in stream]
 
@@ -151,7 +151,7 @@ async def test_a_connection_serves_one_request_after_another() -> None:
 async def test_without_a_port_or_the_pool_s_setting_answers_pass_the_sidecar(spec: dict[str, Any]) -> None:
     replica = ScriptedReplica("r0")
     replica.engine_port = 4711 if spec else 0
-    async with house(replica, pool=pool_with(**(DIRECT | spec))) as router:
+    async with running_router(replica, pool=pool_with(**(DIRECT | spec))) as router:
         assert await words(router) == ["hel", "lo"]
     assert not replica.parts[0].submit.direct
 
@@ -346,7 +346,7 @@ async def test_the_engine_s_key_is_sent() -> None:
 async def test_an_engine_under_tls_is_reached_only_by_a_router_that_can_verify_it() -> None:
     replica = ScriptedReplica("r0")
     replica.engine_tls_port = 4711
-    async with house(replica, pool=pool_with(**DIRECT)) as router:
+    async with running_router(replica, pool=pool_with(**DIRECT)) as router:
         link = router.replica_set.links[0]
         assert link.description.engine_endpoint == "127.0.0.1:4711"
         assert not EngineAccess(router.replica_set, "").reaches(link)

@@ -8,7 +8,6 @@ from openai import APIError
 from openai.types.chat import ChatCompletionUserMessageParam
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas.link_state import LinkState
-from scripted.house import MODEL, house, pool_with, until
 from scripted.replica import (
     Part,
     ScriptedReplica,
@@ -19,6 +18,7 @@ from scripted.replica import (
     says_nothing_in_time,
     serves_as_backup,
 )
+from scripted.router import MODEL, pool_with, running_router, until
 
 HI: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hi"}]
 
@@ -29,7 +29,7 @@ def hops_of(replica: ScriptedReplica) -> list[int]:
 
 async def test_a_rejected_request_goes_to_the_next_replica() -> None:
     r0, r1 = ScriptedReplica("r0", is_busy), ScriptedReplica("r1")
-    async with house(r0, r1) as router:
+    async with running_router(r0, r1) as router:
         reply = await router.chat(stream=True)
     assert reply.status_code == 200
     assert (reply.headers["x-penstock-replica"], reply.headers["x-penstock-hops"]) == ("r1", "2")
@@ -42,7 +42,7 @@ async def test_a_replica_too_busy_to_describe_itself_keeps_its_session(
     monkeypatch.setattr("penstock_routing.replicas.replica_link.DESCRIBE_AGAIN_S", 0.01)
     replica = ScriptedReplica("r0")
     replica.describes_once = True
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         await until(lambda: replica.described > 3)
         assert (await router.chat()).status_code == 200
         assert replica.sessions == 1
@@ -54,7 +54,7 @@ async def test_no_replica_has_capacity() -> None:
 
     r0 = ScriptedReplica("r0", lambda part: rejects(part, 7.2))
     r1 = ScriptedReplica("r1", lambda part: rejects(part, 2.4))
-    async with house(r0, r1) as router:
+    async with running_router(r0, r1) as router:
         reply = await router.chat({"x-request-id": "mine"})
     assert reply.status_code == 429
     assert reply.headers["retry-after"] == "3"
@@ -71,7 +71,7 @@ async def test_no_replica_could_ever() -> None:
     async def never(part: Part) -> None:
         part.reject(wire.REASON_NEVER)
 
-    async with house(ScriptedReplica("r0", never), ScriptedReplica("r1", never)) as router:
+    async with running_router(ScriptedReplica("r0", never), ScriptedReplica("r1", never)) as router:
         reply = await router.chat()
     assert reply.status_code == 429
     assert reply.headers["x-should-retry"] == "false"
@@ -80,7 +80,9 @@ async def test_no_replica_could_ever() -> None:
 
 async def test_the_hop_limit() -> None:
     replicas = [ScriptedReplica(f"r{n}", is_busy) for n in range(4)]
-    async with house(*replicas, pool=pool_with(routing={"backup": "reject", "maxHops": 2})) as router:
+    async with running_router(
+        *replicas, pool=pool_with(routing={"backup": "reject", "maxHops": 2})
+    ) as router:
         reply = await router.chat()
     assert reply.status_code == 429
     assert [len(replica.parts) for replica in replicas] == [1, 1, 0, 0]
@@ -89,7 +91,7 @@ async def test_the_hop_limit() -> None:
 async def test_the_backup_serves_best_effort_where_there_is_least_of_it() -> None:
     r0, r1 = ScriptedReplica("r0", serves_as_backup), ScriptedReplica("r1", serves_as_backup)
     r0.snapshot = wire.Snapshot(engine_ready=True, best_effort=5)
-    async with house(r0, r1, pool=pool_with(routing={"backup": "best-effort"})) as router:
+    async with running_router(r0, r1, pool=pool_with(routing={"backup": "best-effort"})) as router:
         reply = await router.chat()
     assert reply.status_code == 200
     assert reply.headers["x-penstock-verdict"] == "best-effort"
@@ -99,7 +101,7 @@ async def test_the_backup_serves_best_effort_where_there_is_least_of_it() -> Non
 
 async def test_a_best_effort_tier_has_no_backup() -> None:
     replica = ScriptedReplica("r0", is_busy)
-    async with house(replica, pool=pool_with(routing={"backup": "best-effort"})) as router:
+    async with running_router(replica, pool=pool_with(routing={"backup": "best-effort"})) as router:
         reply = await router.chat({"x-penstock-tier": "batch"})
     assert reply.status_code == 429
     assert len(replica.parts) == 1
@@ -107,7 +109,7 @@ async def test_a_best_effort_tier_has_no_backup() -> None:
 
 async def test_no_replica_is_in_service() -> None:
     replica = ScriptedReplica("r0")
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         replica.tell(engine_ready=False)
         await router.all_in(LinkState.ENGINE_DOWN)
         reply = await router.chat()
@@ -120,7 +122,7 @@ async def test_no_replica_is_in_service() -> None:
 
 async def test_a_draining_replica_is_passed_over() -> None:
     r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
-    async with house(r0, r1) as router:
+    async with running_router(r0, r1) as router:
         r0.tell(draining=True)
         await until(lambda: router.replica_set["r0"].state is LinkState.DRAINING)
         replies = [await router.chat() for _ in range(3)]
@@ -135,7 +137,7 @@ async def test_a_replica_lost_before_the_first_byte_costs_a_failover(stream: boo
         asyncio.get_running_loop().create_task(r0.die())
 
     r0, r1 = ScriptedReplica("r0", admits_and_dies), ScriptedReplica("r1")
-    async with house(r0, r1) as router:
+    async with running_router(r0, r1) as router:
         reply = await router.chat(stream=stream)
         assert reply.status_code == 200
         assert (reply.headers["x-penstock-replica"], reply.headers["x-penstock-hops"]) == ("r1", "1")
@@ -147,14 +149,14 @@ async def test_an_engine_lost_before_the_first_byte_costs_a_failover() -> None:
         part.admit()
         part.fail(wire.FAILURE_ENGINE_LOST, 502)
 
-    async with house(ScriptedReplica("r0", loses_its_engine), ScriptedReplica("r1")) as router:
+    async with running_router(ScriptedReplica("r0", loses_its_engine), ScriptedReplica("r1")) as router:
         reply = await router.chat(stream=True)
     assert (reply.status_code, reply.headers["x-penstock-replica"]) == (200, "r1")
 
 
 async def test_a_silent_replica_costs_a_failover_and_gets_a_cancel() -> None:
     r0, r1 = ScriptedReplica("r0", says_nothing_in_time), ScriptedReplica("r1")
-    async with house(r0, r1) as router:
+    async with running_router(r0, r1) as router:
         reply = await router.chat()
         assert reply.headers["x-penstock-replica"] == "r1"
         await r0.parts[0].cancelled.wait()
@@ -169,7 +171,7 @@ async def test_a_replica_lost_in_a_stream_ends_it_with_an_error_event() -> None:
 
     seen = asyncio.Event()
     r0 = ScriptedReplica("r0", begins_and_dies)
-    async with house(r0) as router:
+    async with running_router(r0) as router:
         stream = await router.openai.chat.completions.create(model=MODEL, messages=HI, stream=True)
         words = []
         with pytest.raises(APIError, match="replica r0 was lost while it answered"):
@@ -189,7 +191,7 @@ async def test_a_replica_too_busy_to_answer_is_not_lost(talks: bool, status: int
         await says_nothing_in_time(part)
 
     replica = ScriptedReplica("r0", is_too_busy if talks else says_nothing_in_time)
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         reply = await router.chat()
     assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
 
@@ -204,7 +206,7 @@ async def test_an_engine_lost_in_a_stream_is_its_last_event() -> None:
     seen, text = asyncio.Event(), ""
     body = {"model": MODEL, "messages": HI, "stream": True}
     async with (
-        house(ScriptedReplica("r0", loses_its_engine)) as router,
+        running_router(ScriptedReplica("r0", loses_its_engine)) as router,
         router.http.stream("POST", "/v1/chat/completions", json=body) as reply,
     ):
         async for piece in reply.aiter_text():
@@ -231,7 +233,7 @@ async def test_an_answer_of_the_engines_own(
         part.fail(failure, status, body)
 
     r0, r1 = ScriptedReplica("r0", refuses), ScriptedReplica("r1")
-    async with house(r0, r1) as router:
+    async with running_router(r0, r1) as router:
         reply = await router.chat({"x-request-id": "mine"})
     assert (reply.status_code, reply.json()["error"]["message"]) == (answered, message)
     assert reply.headers["x-request-id"] == "mine"
@@ -240,7 +242,7 @@ async def test_an_answer_of_the_engines_own(
 
 async def test_a_replica_that_comes_back_takes_work_again() -> None:
     replica = ScriptedReplica("r0")
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         await replica.die()
         await router.all_in(LinkState.LOST)
         assert (await router.chat()).status_code == 503
@@ -258,7 +260,7 @@ async def never_ends(part: Part) -> None:
 @pytest.mark.parametrize("script", [is_silent, never_ends])
 async def test_a_client_that_disconnects_has_its_request_cancelled(script: object) -> None:
     replica = ScriptedReplica("r0", script)  # type: ignore[arg-type]
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         asking = asyncio.create_task(router.chat(stream=True))
         await until(lambda: len(replica.parts) == 1)
         asking.cancel()
@@ -279,7 +281,7 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
             await asyncio.sleep(0)
 
     replica = ScriptedReplica("r0", floods)
-    async with house(replica, pool=pool_with(router={"streamBufferBytes": 100_000})) as router:
+    async with running_router(replica, pool=pool_with(router={"streamBufferBytes": 100_000})) as router:
         host, port = router.address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
         body = orjson.dumps({"model": MODEL, "messages": [], "stream": True})
@@ -297,7 +299,7 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
 
 async def test_a_stream_cut_off_takes_nothing_from_the_others() -> None:
     replica = ScriptedReplica("r0", never_ends)
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         asking = asyncio.create_task(router.chat(stream=True))
         await until(lambda: len(replica.parts) == 1)
         asking.cancel()
@@ -307,7 +309,7 @@ async def test_a_stream_cut_off_takes_nothing_from_the_others() -> None:
 
 async def test_a_request_too_many_gets_an_error() -> None:
     replica = ScriptedReplica("r0", never_ends)
-    async with house(replica, pool=pool_with(router={"maxInflight": 1})) as router:
+    async with running_router(replica, pool=pool_with(router={"maxInflight": 1})) as router:
         asking = asyncio.create_task(router.chat(stream=True))
         await until(lambda: len(replica.parts) == 1)
         reply = await router.chat()
@@ -322,7 +324,7 @@ async def test_unknown_fields_of_a_replica_are_ignored() -> None:
         part.reject(wire.REASON_UNSPECIFIED)
 
     replica = ScriptedReplica("r0", speaks_a_later_version)
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         reply = await router.chat()
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
 
@@ -336,12 +338,12 @@ async def test_clients_come_again_only_with_what_may_go_better_then() -> None:
         part.admit()
         part.fail(wire.FAILURE_ENGINE_REFUSED, next(statuses))
 
-    async with house(ScriptedReplica("r0", refuses)) as router:
+    async with running_router(ScriptedReplica("r0", refuses)) as router:
         replies = [await router.chat() for _ in advice]
     assert {reply.status_code: reply.headers.get("x-should-retry") for reply in replies} == advice
 
 
 async def test_requests_go_to_each_replica_in_turn() -> None:
-    async with house(*(ScriptedReplica(f"r{number}") for number in range(3))) as router:
+    async with running_router(*(ScriptedReplica(f"r{number}") for number in range(3))) as router:
         requested = [(await router.chat()).headers["x-penstock-replica"] for _ in range(6)]
     assert requested == ["r0", "r1", "r2"] * 2

@@ -10,7 +10,6 @@ from penstock_core.routing.retry_budget import RetryBudget
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas import ejection, replica_link, replica_set
 from penstock_routing.replicas.link_state import LinkState
-from scripted.house import House, house, until
 from scripted.replica import (
     VERDICT_TIMEOUT_S,
     Part,
@@ -21,6 +20,7 @@ from scripted.replica import (
     is_silent,
     says_nothing_in_time,
 )
+from scripted.router import RunningRouter, running_router, until
 
 
 class Clock:
@@ -64,7 +64,7 @@ async def returns(part: Part) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_request_that_crashes_replicas_reaches_two_of_them_at_most(stream: bool) -> None:
     replicas = killed_by_requests(4)
-    async with house(*replicas) as router:
+    async with running_router(*replicas) as router:
         reply = await router.chat({"x-request-id": "mine"}, stream=stream)
     assert reply.status_code == 502
     assert reply.json()["error"]["code"] == "replica_lost"
@@ -79,7 +79,7 @@ async def test_engines_lost_with_a_request_count_as_well() -> None:
         part.fail(wire.FAILURE_ENGINE_LOST, 502)
 
     replicas = [ScriptedReplica(f"r{n}", loses_its_engine) for n in range(3)]
-    async with house(*replicas) as router:
+    async with running_router(*replicas) as router:
         assert (await router.chat()).status_code == 502
         assert await router.metric('penstock_router_failovers_total{tier="chat"}') == 2
         line = 'penstock_router_requests_total{ending="failed",reason="replica_lost"'
@@ -89,7 +89,7 @@ async def test_engines_lost_with_a_request_count_as_well() -> None:
 
 async def test_returned_requests_try_the_next_replica_and_count_as_no_loss() -> None:
     replicas = [*(ScriptedReplica(f"r{n}", returns) for n in range(3)), ScriptedReplica("r3")]
-    async with house(*replicas) as router:
+    async with running_router(*replicas) as router:
         reply = await router.chat()
         assert (reply.status_code, reply.headers["x-penstock-replica"]) == (200, "r3")
         assert reply.headers["x-penstock-hops"] == "1"
@@ -98,7 +98,7 @@ async def test_returned_requests_try_the_next_replica_and_count_as_no_loss() -> 
 
 
 async def test_a_request_returned_by_all_replicas_may_be_retried() -> None:
-    async with house(ScriptedReplica("r0", returns)) as router:
+    async with running_router(ScriptedReplica("r0", returns)) as router:
         reply = await router.chat()
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_replicas")
     assert reply.headers["retry-after"] == "1"
@@ -106,7 +106,7 @@ async def test_a_request_returned_by_all_replicas_may_be_retried() -> None:
 
 async def test_without_retry_budget_a_loss_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     replicas = killed_by_requests(3)
-    async with house(*replicas) as router:
+    async with running_router(*replicas) as router:
         monkeypatch.setattr(router.replica_set, "_budget", RetryBudget(0.0))
         reply = await router.chat()
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "replica_lost")
@@ -119,7 +119,7 @@ async def test_a_loss_is_paid_by_the_retry_budget_and_requests_fill_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     r0, r1 = killed_by_requests(1)[0], ScriptedReplica("r1")
-    async with house(r0, r1) as router:
+    async with running_router(r0, r1) as router:
         monkeypatch.setattr(router.replica_set, "_budget", RetryBudget(10.0))
         assert (await router.chat()).status_code == 200
         assert await router.metric("penstock_router_replays_left") == pytest.approx(9.2)
@@ -127,7 +127,7 @@ async def test_a_loss_is_paid_by_the_retry_budget_and_requests_fill_it(
 
 async def test_a_silent_replica_is_left_alone_and_comes_back(clock: Clock) -> None:
     r0, r1 = ScriptedReplica("r0", says_nothing_in_time), ScriptedReplica("r1")
-    async with house(r0, r1) as router:
+    async with running_router(r0, r1) as router:
         await until_ejected(router, "r0")
         assert len(r0.parts) == outlier_detection.CONSECUTIVE
         assert await router.metric('penstock_router_replica_ejected{replica="r0"}') == 1
@@ -142,7 +142,7 @@ async def test_a_silent_replica_is_left_alone_and_comes_back(clock: Clock) -> No
 
 async def test_a_half_open_replica_that_stays_silent_costs_one_request(clock: Clock) -> None:
     r0, r1 = ScriptedReplica("r0", says_nothing_in_time), ScriptedReplica("r1")
-    async with house(r0, r1) as router:
+    async with running_router(r0, r1) as router:
         await until_ejected(router, "r0")
         r0.script = is_silent
         clock.ahead_s += outlier_detection.LONGEST_S
@@ -159,7 +159,7 @@ async def test_the_last_replica_is_never_ejected(monkeypatch: pytest.MonkeyPatch
     """The clock is moved past what a description may take, which would end the session."""
     monkeypatch.setattr(replica_link, "DESCRIBE_AGAIN_S", 3600.0)
     replica = ScriptedReplica("r0", says_nothing_in_time)
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         for _ in range(outlier_detection.CONSECUTIVE + 2):
             assert (await router.chat()).status_code == 503
         assert len(replica.parts) == outlier_detection.CONSECUTIVE + 2
@@ -176,7 +176,7 @@ async def test_a_process_that_hangs_with_an_open_connection_is_lost(monkeypatch:
         part.output(chat_chunk("one"))
 
     replica = ScriptedReplica("r0", begins)
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         streaming = asyncio.create_task(router.chat(stream=True))
         await until(lambda: len(replica.parts) == 1)
         replica.hangs = True
@@ -201,7 +201,7 @@ async def test_a_request_without_messages_fails_over_to_another_replica(stream: 
         part.admit()
 
     r0, r1 = ScriptedReplica("r0", admits_and_forgets), ScriptedReplica("r1")
-    async with house(r0, r1) as router:
+    async with running_router(r0, r1) as router:
         reply = await router.chat(stream=stream)
         assert (reply.status_code, reply.headers["x-penstock-replica"]) == (200, "r1")
         await r0.parts[0].cancelled.wait()
@@ -215,18 +215,18 @@ async def test_a_stream_without_further_messages_ends_with_an_error_event() -> N
         part.output(chat_chunk("one"))
 
     replica = ScriptedReplica("r0", begins_and_forgets)
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         text = (await router.chat(stream=True)).text
         await replica.parts[0].cancelled.wait()
     assert text.count("data: ") == 2
     assert '"code":"replica_lost"' in text
 
 
-async def until_ejected(router: House, name: str) -> None:
+async def until_ejected(router: RunningRouter, name: str) -> None:
     while name in [load.name for load in router.replica_set.loads()]:
         assert (await router.chat()).status_code == 200
 
 
-async def served_by(router: House, name: str) -> None:
+async def served_by(router: RunningRouter, name: str) -> None:
     while (reply := await router.chat()).headers["x-penstock-replica"] != name:
         assert reply.status_code == 200

@@ -20,7 +20,7 @@ from penstock_routing.flags import REDIS_URL
 from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
-from scripted.house import make_link, pool_with
+from scripted.router import make_link, pool_with
 
 LIMITED = [{"name": "ide", "tier": "chat", "keys": {"file": "ide.txt"}, "limits": {"requestsPerMinute": 5}}]
 KEYS = [
@@ -105,7 +105,7 @@ async def test_placements_are_shared_both_ways(redis: None) -> None:
     run.close()
     assert [placed for _, placed in link.peers.placements] == [PeerLoad(2, 300)]
     registry = app.metrics.registry
-    assert registry.get_sample_value("penstock_router_placements_heard_total") == 1
+    assert registry.get_sample_value("penstock_router_placements_received_total") == 1
     assert registry.get_sample_value("penstock_router_placements_malformed_total") == 1
     assert registry.get_sample_value("penstock_router_redis_connected") == 0
     shared.connected = True

@@ -11,7 +11,7 @@ from penstock_routing.discovery.endpoints import Fixed
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.request.outcome import Ending, Outcome
-from scripted.house import make_link
+from scripted.router import make_link
 
 
 class Counted:
@@ -102,7 +102,7 @@ def test_answers_without_token_times_are_counted(
         "held_requests",
         "open_requests",
         "redis_connected",
-        "placements_heard_total",
+        "placements_received_total",
         "placements_malformed_total",
         "limits_decided_alone_total",
         "limits_shared",

@@ -8,8 +8,8 @@ import orjson
 import pytest
 from penstock_pool import named_time_model
 from penstock_proto import replica_pb2 as wire
-from scripted.house import MODEL, House, house, pool_with
 from scripted.replica import DONE, Part, Script, ScriptedReplica, answers
+from scripted.router import MODEL, RunningRouter, pool_with, running_router
 from scripted.simulated import events_of
 
 TOKENS = 40
@@ -68,11 +68,11 @@ def replicas_losing(*losses: tuple[str, ...], events: int = 9) -> list[ScriptedR
     return replicas
 
 
-def house_with(replicas: list[ScriptedReplica], **spec: Any) -> AbstractAsyncContextManager[House]:
-    return house(*replicas, pool=pool_with(**spec))
+def router_with(replicas: list[ScriptedReplica], **spec: Any) -> AbstractAsyncContextManager[RunningRouter]:
+    return running_router(*replicas, pool=pool_with(**spec))
 
 
-async def streamed(router: House, path: str = "/v1/chat/completions", **body: Any) -> bytes:
+async def streamed(router: RunningRouter, path: str = "/v1/chat/completions", **body: Any) -> bytes:
     prompt = (
         {"prompt": "once upon"} if "chat" not in path else {"messages": [{"role": "user", "content": "hi"}]}
     )
@@ -96,9 +96,9 @@ def said(stream: bytes) -> list[str]:
 @pytest.mark.parametrize("way", ["engine", "engine reports", "inside an event", "replica", "drain"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_a_stream_continues_on_another_replica_token_for_token(way: str, path: str) -> None:
-    async with house(*replicas_losing(())) as router:
+    async with running_router(*replicas_losing(())) as router:
         whole = await streamed(router, path)
-    async with house(*replicas_losing((way,), ())) as router:
+    async with running_router(*replicas_losing((way,), ())) as router:
         moved = await streamed(router, path)
         cause = {"replica": "replica_lost", "drain": "drained"}.get(way, "engine_lost")
         line = f'penstock_router_moves_total{{cause="{cause}",outcome="moved"}}'
@@ -115,7 +115,7 @@ async def test_a_stream_continues_on_another_replica_token_for_token(way: str, p
 
 async def test_a_continuation_is_asked_for_as_prompt_and_answer_so_far() -> None:
     replicas = replicas_losing(("engine",), (), events=9)
-    async with house(*replicas) as router:
+    async with running_router(*replicas) as router:
         await streamed(router)
     (first,), (then,) = replicas[0].parts, replicas[1].parts
     assert then.submit.endpoint == wire.ENDPOINT_COMPLETIONS
@@ -145,7 +145,7 @@ async def test_tokens_inside_a_character_are_left_to_the_continuation(bad: int, 
         return "so far\ufffd" if len(asked) <= bad else "so far"
 
     other.name, other.texts = "r1", texts
-    async with house(first, other) as router:
+    async with running_router(first, other) as router:
         await streamed(router)
     requested = orjson.loads(other.parts[0].submit.body)
     assert len(requested["prompt"]) == 5 + kept
@@ -156,7 +156,7 @@ async def test_tokens_inside_a_character_are_left_to_the_continuation(bad: int, 
 async def test_a_slowdown_is_that_of_the_clients_own_prompt() -> None:
     tier = {"name": "chat", "slo": {"ttft": {"slowdown": 5}, "tpot": "100ms"}}
     replicas = replicas_losing(("engine",), ())
-    async with house_with(replicas, tiers=[tier]) as router:
+    async with router_with(replicas, tiers=[tier]) as router:
         await streamed(router)
     model = named_time_model("llama-3-8b-a100")
     assert model is not None
@@ -165,7 +165,7 @@ async def test_a_slowdown_is_that_of_the_clients_own_prompt() -> None:
 
 async def test_a_tier_without_targets_sets_no_deadline() -> None:
     replicas = replicas_losing(("engine",), ())
-    async with house_with(replicas, tiers=[{"name": "chat", "slo": {"tpot": "1s"}}]) as router:
+    async with router_with(replicas, tiers=[{"name": "chat", "slo": {"tpot": "1s"}}]) as router:
         await streamed(router)
     assert not replicas[1].parts[0].submit.HasField("ttft_s")
 
@@ -179,7 +179,7 @@ async def test_its_place_is_asked_for_like_any_other_and_then_best_effort() -> N
 
     first, backup = replicas_losing(("replica",), ())
     backup.script = is_full
-    async with house(first, backup) as router:
+    async with running_router(first, backup) as router:
         assert len(said(await streamed(router))) == TOKENS
     assert [part.submit.backup for part in backup.parts] == [False, True]
 
@@ -187,7 +187,7 @@ async def test_its_place_is_asked_for_like_any_other_and_then_best_effort() -> N
 async def test_it_moves_as_often_as_the_pool_allows() -> None:
     losses = ("engine",) * 9
     replicas = replicas_losing(losses, losses, losses, losses)
-    async with house_with(replicas, routing={"maxMoves": 2, "backup": "reject"}) as router:
+    async with router_with(replicas, routing={"maxMoves": 2, "backup": "reject"}) as router:
         moved = await streamed(router)
         page = [
             await router.metric(f'penstock_router_moves_total{{cause="engine_lost",outcome="{outcome}"}}')
@@ -211,14 +211,14 @@ async def test_replicas_lost_before_they_continue_a_stream_cost_moves() -> None:
     replicas = replicas_losing(("engine",), (), ())
     replicas[1].script = dies_at_once
     replicas[2].script = dies_at_once
-    async with house_with(replicas, routing={"maxMoves": 1, "backup": "reject"}) as router:
+    async with router_with(replicas, routing={"maxMoves": 1, "backup": "reject"}) as router:
         assert chunks_of(await streamed(router))[-1]["error"]["code"] == "engine_lost"
         assert await router.metric('penstock_router_moves_total{cause="engine_lost",outcome="lost"}') == 1
     assert [len(replica.parts) for replica in replicas] == [1, 1, 0]
 
 
 async def test_without_another_replica_it_ends_with_an_error() -> None:
-    async with house(*replicas_losing(("replica",))) as router:
+    async with running_router(*replicas_losing(("replica",))) as router:
         stream = await streamed(router)
         assert await router.metric('penstock_router_moves_total{cause="replica_lost",outcome="refused"}') == 1
     error = chunks_of(stream)[-1]["error"]
@@ -233,14 +233,14 @@ async def test_a_refused_continuation_ends_it() -> None:
 
     first, other = replicas_losing(("engine",), ())
     other.script = refuses
-    async with house(first, other) as router:
+    async with running_router(first, other) as router:
         assert "no other replica takes it" in chunks_of(await streamed(router))[-1]["error"]["message"]
 
 
 @pytest.mark.parametrize("field", [{"stop": ["x"]}, {"logprobs": True}, {"tools": [{}]}])
 async def test_a_stream_that_cannot_move_ends_with_one_error(field: dict[str, Any]) -> None:
     replicas = replicas_losing(("engine",), ())
-    async with house(*replicas) as router:
+    async with running_router(*replicas) as router:
         stream = await streamed(router, **field)
         assert await router.metric('penstock_router_moves_total{cause="engine_lost",outcome="fixed"}') == 1
     assert len(said(stream)) == 9
@@ -252,9 +252,9 @@ async def test_a_stream_of_a_thinking_model_is_not_continued() -> None:
     thinks: dict[str, Any] = {
         "vllm_xargs": {"simulated_output_tokens": TOKENS, "simulated_thinking_tokens": 20}
     }
-    async with house(*replicas_losing(("engine",), ())) as router:
+    async with running_router(*replicas_losing(("engine",), ())) as router:
         assert "was thinking" in chunks_of(await streamed(router, **thinks))[-1]["error"]["message"]
-    async with house(*replicas_losing(("engine",), (), events=30)) as router:
+    async with running_router(*replicas_losing(("engine",), (), events=30)) as router:
         assert len(said(await streamed(router, **thinks))) == TOKENS - 20
 
 
@@ -275,7 +275,7 @@ async def test_an_answer_that_has_all_its_tokens_is_closed() -> None:
             part.fail(wire.FAILURE_ENGINE_LOST, 502)
 
         replica.script = script
-        async with house(replica) as router:
+        async with running_router(replica) as router:
             stream = await streamed(router)
         chunks = chunks_of(stream)
         assert len(said(stream)) == TOKENS
@@ -295,14 +295,14 @@ async def test_an_answer_whose_last_tokens_have_no_text_is_counted_whole() -> No
         part.output(b'data: {"id":"x","choices":[' + finish + b"]}\n\n", tokens=2)
         part.fail(wire.FAILURE_ENGINE_LOST, 502)
 
-    async with house(ScriptedReplica("r0", script)) as router:
+    async with running_router(ScriptedReplica("r0", script)) as router:
         last = chunks_of(await streamed(router))[-1]
     assert last["usage"] == {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
 
 
 async def test_a_pool_may_not_move_streams() -> None:
     replicas = replicas_losing(("engine",), ())
-    async with house_with(replicas, routing={"maxMoves": 0, "backup": "reject"}) as router:
+    async with router_with(replicas, routing={"maxMoves": 0, "backup": "reject"}) as router:
         stream = await streamed(router)
     assert "error" in chunks_of(stream)[-1]
     assert "return_token_ids" not in replicas[0].parts[0].submit.body.decode()
@@ -310,7 +310,7 @@ async def test_a_pool_may_not_move_streams() -> None:
 
 
 async def test_engines_that_tell_no_ids_stream_as_before() -> None:
-    async with house(ScriptedReplica("r0", answers)) as router:
+    async with running_router(ScriptedReplica("r0", answers)) as router:
         assert said(await streamed(router)) == ["hello"]
 
     async def loses(part: Part) -> None:
@@ -318,5 +318,5 @@ async def test_engines_that_tell_no_ids_stream_as_before() -> None:
         part.output(b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n')
         part.fail(wire.FAILURE_ENGINE_LOST, 502)
 
-    async with house(ScriptedReplica("r0", loses), ScriptedReplica("r1")) as router:
+    async with running_router(ScriptedReplica("r0", loses), ScriptedReplica("r1")) as router:
         assert "does not report token ids" in chunks_of(await streamed(router))[-1]["error"]["message"]

@@ -9,8 +9,8 @@ from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import to_json
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.prompt_marks import prompt_marks
-from scripted.house import MODEL, House, house, pool_with, until
 from scripted.replica import Part, ScriptedReplica, answers
+from scripted.router import MODEL, RunningRouter, pool_with, running_router, until
 
 SPARE = {
     "prefill_tokens_s": 10_000.0,
@@ -28,7 +28,7 @@ def order(name: str) -> dict[str, object]:
     return {"order": name, "backup": "reject"}
 
 
-async def first_asked(router: House, text: str = "hi") -> str:
+async def first_asked(router: RunningRouter, text: str = "hi") -> str:
     reply = await router.chat(messages=[{"role": "user", "content": text}])
     return reply.headers["x-penstock-replica"]
 
@@ -45,7 +45,7 @@ async def first_asked(router: House, text: str = "hi") -> str:
 async def test_a_busy_replica_is_not_tried_first(name: str, busy: dict[str, float]) -> None:
     r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
     r0.snapshot, r1.snapshot = standing(**busy), standing()
-    async with house(r0, r1, pool=pool_with(routing=order(name))) as router:
+    async with running_router(r0, r1, pool=pool_with(routing=order(name))) as router:
         assert [await first_asked(router) for _ in range(3)] == ["r1"] * 3
 
 
@@ -60,7 +60,7 @@ async def test_a_burst_does_not_follow_one_snapshot(name: str) -> None:
 
     r0, r1 = ScriptedReplica("r0", waits), ScriptedReplica("r1", waits)
     r0.snapshot, r1.snapshot = standing(work_s=1e-4), standing(work_s=2e-4)
-    async with house(r0, r1, pool=pool_with(routing=order(name))) as router:
+    async with running_router(r0, r1, pool=pool_with(routing=order(name))) as router:
         asking = [asyncio.create_task(first_asked(router, "word " * 200)) for _ in range(6)]
         await until(lambda: len(r0.parts) + len(r1.parts) == 6)
         all_there.set()
@@ -71,7 +71,7 @@ async def test_a_burst_does_not_follow_one_snapshot(name: str) -> None:
 async def test_load_of_answered_requests_is_left_to_the_snapshot() -> None:
     replica = ScriptedReplica("r0")
     replica.snapshot = standing()
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         await first_asked(router)
         await until(lambda: router.replica_set["r0"].load.sent == 0)
         assert router.replica_set["r0"].load.sent_tokens == 0
@@ -86,7 +86,7 @@ async def test_a_slowdown_is_a_budget_by_the_replicas_own_model() -> None:
         replica.time_model_json = orjson.dumps(to_json(model)).decode()
     r0.snapshot = standing(tightest_tpot_s=0.1)
     r1.snapshot = standing(tightest_tpot_s=1.0, prefill_wait_s=0.2)
-    async with house(r0, r1, pool=pool_with(tiers=slow, routing=order("class-affinity"))) as router:
+    async with running_router(r0, r1, pool=pool_with(tiers=slow, routing=order("class-affinity"))) as router:
         assert await first_asked(router, "hi") == "r0"
         assert await first_asked(router, "word " * 4000) == "r1"
 
@@ -109,7 +109,7 @@ def key_of(*contents: str) -> int:
 async def test_a_replica_that_reports_the_prefix_is_tried_first_until_it_no_longer_does() -> None:
     r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
     r0.snapshot, r1.snapshot = standing(), standing(work_s=9.0, running=9, prefill_tokens_left=9000)
-    async with house(r0, r1, pool=pool_with(**PREFIX)) as router:
+    async with running_router(r0, r1, pool=pool_with(**PREFIX)) as router:
         prefixes = router.replica_set.prefixes
         r1.tell_cached(added=[key_of("one")], anew=True)
         await until(lambda: len(prefixes) == 1)
@@ -123,7 +123,7 @@ async def test_a_replica_that_reports_the_prefix_is_tried_first_until_it_no_long
 
 async def test_prefixes_of_a_lost_replica_are_forgotten() -> None:
     replica = ScriptedReplica("r0")
-    async with house(replica, pool=pool_with(**PREFIX)) as router:
+    async with running_router(replica, pool=pool_with(**PREFIX)) as router:
         replica.tell_cached(added=[key_of("one")], anew=True)
         await until(lambda: len(router.replica_set.prefixes) == 1)
         await replica.die()
@@ -135,7 +135,7 @@ async def test_a_burst_counts_only_what_is_not_cached_where_it_is_sent() -> None
         await asyncio.Event().wait()
 
     replica = ScriptedReplica("r0", waits)
-    async with house(replica, pool=pool_with(**PREFIX)) as router:
+    async with running_router(replica, pool=pool_with(**PREFIX)) as router:
         replica.tell_cached(added=[key_of("word " * 4000)], anew=True)
         await until(lambda: len(router.replica_set.prefixes) == 1)
         asking = asyncio.create_task(router.chat(**turn("word " * 4000, "and?")))
@@ -148,7 +148,7 @@ async def test_a_burst_counts_only_what_is_not_cached_where_it_is_sent() -> None
 async def test_a_named_session_stays_together_where_no_prefix_is_known(reported: bool) -> None:
     caching = PREFIX | {"engine": {**PREFIX["engine"], "prefixCaching": True}}
     replicas = [ScriptedReplica(f"r{number}") for number in range(4)]
-    async with house(*replicas, pool=pool_with(**caching)) as router:
+    async with running_router(*replicas, pool=pool_with(**caching)) as router:
         if reported:
             replicas[0].tell_cached(anew=True)
             await until(lambda: router.replica_set.prefixes.known)
@@ -167,7 +167,7 @@ async def test_a_named_session_stays_together_where_no_prefix_is_known(reported:
 async def test_equal_system_prompts_stay_together_where_replicas_tell_nothing() -> None:
     caching = PREFIX | {"engine": {**PREFIX["engine"], "prefixCaching": True}}
     replicas = [ScriptedReplica(f"r{number}") for number in range(4)]
-    async with house(*replicas, pool=pool_with(**caching)) as router:
+    async with running_router(*replicas, pool=pool_with(**caching)) as router:
         for system in ("you are kind", "you are brief", "you are both"):
             asked = [await router.chat(**turn(system, f"question {number}")) for number in range(3)]
             assert len({reply.headers["x-penstock-replica"] for reply in asked}) == 1
@@ -181,7 +181,7 @@ async def test_a_pool_of_engines_that_cache_asks_for_prefixes_though_it_names_no
     long = "word " * 4000
     r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
     r0.snapshot = r1.snapshot = standing()
-    async with house(r0, r1, pool=pool_with(engine=engine, routing={"backup": "reject"})) as router:
+    async with running_router(r0, r1, pool=pool_with(engine=engine, routing={"backup": "reject"})) as router:
         r1.tell_cached(added=[key_of(long)], anew=True)
         await until(lambda: len(router.replica_set.prefixes) == 1)
         asked = [await router.chat(**turn(long, f"question {number}")) for number in range(4)]

@@ -17,8 +17,8 @@ from penstock_core.timing.time_model import to_json
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas import wire_conversion
 from penstock_routing.replicas.link_state import LinkState
-from scripted.house import House, house, until
 from scripted.replica import Part, ScriptedReplica, answers, chat_answer, chat_chunk
+from scripted.router import RunningRouter, running_router, until
 from structlog.testing import capture_logs
 
 SOUND = to_json(time_model("llama-3-8b-a100"))
@@ -28,14 +28,14 @@ def malformed_of(replica: str) -> str:
     return f'penstock_router_replica_malformed_total{{replica="{replica}"}}'
 
 
-async def serves(router: House) -> bool:
+async def serves(router: RunningRouter) -> bool:
     return (await router.chat()).status_code == 200
 
 
 async def test_a_later_versions_time_model_is_read_by_what_is_known_of_it() -> None:
     replica = ScriptedReplica("r0")
     replica.time_model_json = orjson.dumps(SOUND | {"name": "later", "curvature": [1, 2]}).decode()
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         page = (await router.admin.get("/penstock/v1/pool")).json()
         assert page["time_model"]["name"] == "later"
         assert await serves(router)
@@ -47,7 +47,7 @@ async def test_a_later_versions_time_model_is_read_by_what_is_known_of_it() -> N
 async def test_a_malformed_replica_is_left_out_counted_and_tried_again(said: str) -> None:
     bad, good = ScriptedReplica("bad"), ScriptedReplica("good")
     bad.time_model_json = said
-    async with house(bad, good, ready=False) as router:
+    async with running_router(bad, good, ready=False) as router:
         await until(lambda: bad.described > 3 and router.replica_set.ready)
         for _ in range(4):
             assert (await router.chat()).headers["x-penstock-replica"] == "good"
@@ -61,7 +61,7 @@ async def test_a_malformed_replica_is_logged_once() -> None:
     replica = ScriptedReplica("bad")
     replica.time_model_json = "{"
     with capture_logs() as logs:
-        async with house(replica, ready=False):
+        async with running_router(replica, ready=False):
             await until(lambda: replica.described > 4)
     assert len([line for line in logs if line.get("why", "").startswith("malformed time model")]) == 1
 
@@ -72,7 +72,7 @@ async def test_a_description_that_becomes_malformed_costs_nothing_that_is_under_
     monkeypatch.setattr("penstock_routing.replicas.replica_link.DESCRIBE_AGAIN_S", 0.01)
     replica = ScriptedReplica("r0")
     replica.time_model_json = orjson.dumps(SOUND).decode()
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         replica.time_model_json = "{"
         await until(lambda: router.replica_set["r0"].malformed > 2)
         assert await serves(router)
@@ -90,7 +90,7 @@ async def test_an_invalid_snapshot_keeps_requests_away_until_the_next(field: str
         part.output(chat_chunk("one"))
 
     bad, good = ScriptedReplica("bad", begins), ScriptedReplica("good")
-    async with house(bad, good) as router:
+    async with running_router(bad, good) as router:
         carried = asyncio.create_task(router.chat(stream=True))
         await until(lambda: len(bad.parts) == 1)
         bad.tell(**{field: value})
@@ -108,7 +108,7 @@ async def test_an_invalid_snapshot_keeps_requests_away_until_the_next(field: str
 async def test_the_first_version_has_no_forecast() -> None:
     replica = ScriptedReplica("r0")
     replica.snapshot = wire.Snapshot(engine_ready=True)
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         assert await serves(router)
 
 
@@ -119,7 +119,7 @@ async def test_an_end_with_invalid_figures_is_left_out_of_metrics() -> None:
         said = wire.Finished(prompt_tokens=5, completion_tokens=2, ttft_s=math.nan, tpot_s=-math.inf)
         part.say(wire.Event(finished=said))
 
-    async with house(ScriptedReplica("r0", answers_nonsense)) as router:
+    async with running_router(ScriptedReplica("r0", answers_nonsense)) as router:
         assert await serves(router)
         for name in ("ttft", "tpot", "e2e"):
             assert math.isfinite(await router.metric(f"penstock_router_{name}_seconds_sum"))
@@ -129,7 +129,7 @@ async def test_a_failure_of_a_later_version_is_answered_by_its_status() -> None:
     async def fails_as_never_before(part: Part) -> None:
         part.say(wire.Event(failed=wire.Failed(failure=77, status=503)))  # type: ignore[arg-type]
 
-    async with house(ScriptedReplica("r0", fails_as_never_before)) as router:
+    async with running_router(ScriptedReplica("r0", fails_as_never_before)) as router:
         assert (await router.chat()).status_code == 503
 
 
@@ -141,7 +141,7 @@ async def test_an_event_that_cannot_be_handled_ends_its_own_request_only(
         part.output(chat_chunk("one"))
 
     replica = ScriptedReplica("r0", begins)
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         other = asyncio.create_task(router.chat(stream=True))
         await until(lambda: len(replica.parts) == 1 and router.replica_set["r0"].load.sent == 0)
         sound = wire_conversion.accepted
@@ -163,7 +163,7 @@ async def test_an_event_that_cannot_be_handled_ends_its_own_request_only(
 
 async def test_a_fault_in_a_link_is_one_replicas_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = ScriptedReplica("r0")
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         sound = wire_conversion.snapshot
 
         def breaks(message: wire.Snapshot) -> Snapshot:

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx2
 import pytest
 from penstock_runtime.serving import listen
-from scripted.house import MODEL
 from scripted.replica import DONE, Part, ScriptedReplica, chat_chunk
+from scripted.router import MODEL
 
 POOL = f"""
 apiVersion: penstock.dev/v1alpha1

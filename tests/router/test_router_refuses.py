@@ -11,8 +11,8 @@ from openai import AuthenticationError, PermissionDeniedError
 from openai.types.chat import ChatCompletionUserMessageParam
 from penstock_pool import load_keys
 from penstock_runtime.http_connection.bounds import HttpBounds
-from scripted.house import MODEL, House, house, pool_with
 from scripted.replica import ScriptedReplica
+from scripted.router import MODEL, RunningRouter, pool_with, running_router
 
 HI: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
@@ -69,7 +69,7 @@ def assert_error(reply: httpx2.Response, status: int, param: str | None, words: 
 async def test_a_body_that_is_wrong(raw: bytes, status: int, param: str | None, words: str) -> None:
     replica = ScriptedReplica("r0")
     pool = pool_with(router={"maxBodyBytes": 500_000 if len(raw) > 50_000 else 2000})
-    async with house(replica, pool=pool) as router:
+    async with running_router(replica, pool=pool) as router:
         assert_error(await router.http.post(CHAT, content=raw), status, param, words)
     assert replica.parts == []
 
@@ -88,7 +88,7 @@ async def test_a_body_that_is_wrong(raw: bytes, status: int, param: str | None, 
 )
 async def test_a_completion_of_too_many_sequences_names_the_field(fields: dict[str, Any], param: str) -> None:
     replica = ScriptedReplica("r0")
-    async with house(replica, pool=pool_with(router={"maxSequencesPerRequest": 4})) as router:
+    async with running_router(replica, pool=pool_with(router={"maxSequencesPerRequest": 4})) as router:
         assert_error(await router.http.post("/v1/completions", content=body(**fields)), 400, param, "")
     assert replica.parts == []
 
@@ -106,7 +106,7 @@ async def test_a_completion_of_too_many_sequences_names_the_field(fields: dict[s
 )
 async def test_a_completion_of_as_many_sequences_as_allowed_goes_to_a_replica(fields: dict[str, Any]) -> None:
     replica = ScriptedReplica("r0")
-    async with house(replica, pool=pool_with(router={"maxSequencesPerRequest": 4})) as router:
+    async with running_router(replica, pool=pool_with(router={"maxSequencesPerRequest": 4})) as router:
         assert (await router.http.post("/v1/completions", content=body(**fields))).status_code == 200
     assert len(replica.parts) == 1
 
@@ -128,7 +128,7 @@ async def test_a_completion_of_as_many_sequences_as_allowed_goes_to_a_replica(fi
 )
 async def test_a_header_that_is_wrong(headers: dict[str, str], status: int, param: str) -> None:
     replica = ScriptedReplica("r0")
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         assert_error(await router.http.post(CHAT, content=body(), headers=headers), status, param, param)
     assert replica.parts == []
 
@@ -145,14 +145,14 @@ async def test_a_header_that_is_wrong(headers: dict[str, str], status: int, para
     ],
 )
 async def test_a_path_that_is_wrong(method: str, path: str, status: int, allow: str | None) -> None:
-    async with house(ScriptedReplica("r0")) as router:
+    async with running_router(ScriptedReplica("r0")) as router:
         reply = await router.http.request(method, path)
     assert_error(reply, status, "model" if "models/" in path else None, "")
     assert reply.headers.get("allow") == allow
 
 
 async def test_head_and_options() -> None:
-    async with house(ScriptedReplica("r0")) as router:
+    async with running_router(ScriptedReplica("r0")) as router:
         head = await router.http.head("/health")
         options = await router.http.options(CHAT)
         ready = await router.http.get("/ready")
@@ -161,7 +161,7 @@ async def test_head_and_options() -> None:
     assert (ready.status_code, ready.json()["replicas"]) == (200, {"r0": "ready"})
 
 
-async def raw(router: House, request: bytes) -> bytes:
+async def raw(router: RunningRouter, request: bytes) -> bytes:
     host, port = router.address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request)
@@ -172,14 +172,16 @@ async def raw(router: House, request: bytes) -> bytes:
 
 
 async def test_a_body_that_does_not_come() -> None:
-    async with house(ScriptedReplica("r0"), pool=pool_with(router={"bodyTimeout": "50ms"})) as router:
+    async with running_router(
+        ScriptedReplica("r0"), pool=pool_with(router={"bodyTimeout": "50ms"})
+    ) as router:
         reply = await raw(router, f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{{".encode())
     assert reply.startswith(b"HTTP/1.1 408 ")
     assert b'"type":"timeout_error"' in reply
 
 
 async def test_a_chunked_body_has_the_same_bound() -> None:
-    async with house(ScriptedReplica("r0"), pool=pool_with(router={"maxBodyBytes": 1000})) as router:
+    async with running_router(ScriptedReplica("r0"), pool=pool_with(router={"maxBodyBytes": 1000})) as router:
         chunk = b"400\r\n" + b"x" * 1024 + b"\r\n"
         head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
         reply = await raw(router, head + chunk + b"0\r\n\r\n")
@@ -187,20 +189,22 @@ async def test_a_chunked_body_has_the_same_bound() -> None:
 
 
 async def test_headers_have_a_bound() -> None:
-    async with house(ScriptedReplica("r0"), bounds=HttpBounds(head_bytes=2000)) as router:
+    async with running_router(ScriptedReplica("r0"), bounds=HttpBounds(head_bytes=2000)) as router:
         reply = await router.http.get("/health", headers={"x-long": "y" * 3000})
     assert reply.status_code == 431
     assert "2000 bytes" in reply.json()["error"]["message"]
 
 
 async def test_a_client_that_sends_too_much_can_read_the_error() -> None:
-    async with house(ScriptedReplica("r0"), pool=pool_with(router={"maxBodyBytes": 1_000_000})) as router:
+    async with running_router(
+        ScriptedReplica("r0"), pool=pool_with(router={"maxBodyBytes": 1_000_000})
+    ) as router:
         reply = await router.http.post(CHAT, content=b"x" * 4_000_000)
         assert_error(reply, 413, None, "bound of 1000000")
 
 
 async def test_a_body_out_of_all_proportion_is_not_read() -> None:
-    async with house(ScriptedReplica("r0"), pool=pool_with(router={"maxBodyBytes": 1000})) as router:
+    async with running_router(ScriptedReplica("r0"), pool=pool_with(router={"maxBodyBytes": 1000})) as router:
         reply = await raw(router, f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n\r\n".encode())
     assert reply.startswith(b"HTTP/1.1 413 ")
 
@@ -231,14 +235,14 @@ async def test_a_key_has_its_tier(
     with_applications: dict[str, Any], key: str, header: str | None, service_tier: str | None, tier: str
 ) -> None:
     headers = {"authorization": f"Bearer {key}"} | ({"x-penstock-tier": header} if header else {})
-    async with house(ScriptedReplica("r0"), **with_applications) as router:
+    async with running_router(ScriptedReplica("r0"), **with_applications) as router:
         reply = await router.chat(headers, service_tier=service_tier)
     assert (reply.status_code, reply.headers["x-penstock-tier"]) == (200, tier)
 
 
 async def test_keys_that_do_not_get_in(with_applications: dict[str, Any]) -> None:
     replica = ScriptedReplica("r0")
-    async with house(replica, **with_applications) as router:
+    async with running_router(replica, **with_applications) as router:
         with pytest.raises(AuthenticationError):
             await router.openai.chat.completions.create(model=MODEL, messages=HI)
         with pytest.raises(AuthenticationError):

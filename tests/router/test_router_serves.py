@@ -8,20 +8,20 @@ import orjson
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 from penstock_proto import replica_pb2 as wire
-from scripted.house import MODEL, House, house, pool_with, until
 from scripted.replica import DONE, Part, ScriptedReplica, answers, chat_chunk, is_busy
+from scripted.router import MODEL, RunningRouter, pool_with, running_router, until
 
 HI: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hi"}]
 
 
 async def test_the_async_client_gets_a_whole_answer() -> None:
-    async with house(ScriptedReplica("r0")) as router:
+    async with running_router(ScriptedReplica("r0")) as router:
         reply = await router.openai.chat.completions.create(model=MODEL, messages=HI)
     assert reply.choices[0].message.content == "hello"
 
 
 async def test_the_async_client_gets_a_stream() -> None:
-    async with house(ScriptedReplica("r0")) as router:
+    async with running_router(ScriptedReplica("r0")) as router:
         stream = await router.openai.chat.completions.create(model=MODEL, messages=HI, stream=True)
         words = [chunk.choices[0].delta.content async for chunk in stream]
     assert words == ["hel", "lo"]
@@ -43,7 +43,7 @@ async def test_the_sync_client_streams_and_closing_after_done_cancels_nothing() 
 
     let_it_finish = asyncio.Event()
     replica.script = ends_late
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         assert await asyncio.to_thread(read, router.sync_openai()) == ["hi"]
         let_it_finish.set()
         await router.counted(
@@ -56,14 +56,14 @@ async def test_the_body_reaches_the_replica_as_it_came() -> None:
     replica = ScriptedReplica("r0")
     body = b'{ "model": "test/model",\n "messages": [], "unknown": {"deep": [1e400, "\\u00e9"]}, "x": 1.0 }'
     body = body.replace(b"1e400", b"1e40")
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         await router.http.post("/v1/completions", content=body)
     assert replica.parts[0].submit.body == body
     assert replica.parts[0].submit.endpoint == wire.ENDPOINT_COMPLETIONS
 
 
 async def test_headers_tell_how_it_was_served() -> None:
-    async with house(ScriptedReplica("r0")) as router:
+    async with running_router(ScriptedReplica("r0")) as router:
         reply = await router.chat({"x-request-id": "mine-1"})
     reported = {name: reply.headers[name] for name in reply.headers if name.startswith("x-")}
     assert reported == {
@@ -76,7 +76,7 @@ async def test_headers_tell_how_it_was_served() -> None:
 
 
 async def test_a_stream_has_its_type_whatever_the_client_accepts() -> None:
-    async with house(ScriptedReplica("r0")) as router:
+    async with running_router(ScriptedReplica("r0")) as router:
         reply = await router.chat({"accept": "application/json"}, stream=True)
         assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert reply.text.endswith("data: [DONE]\n\n")
@@ -96,7 +96,7 @@ async def test_a_stream_has_its_type_whatever_the_client_accepts() -> None:
 )
 async def test_the_tier(headers: dict[str, str], body: dict[str, Any], tier: str) -> None:
     replica = ScriptedReplica("r0")
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         reply = await router.chat(headers, **body)
     assert (reply.status_code, reply.headers["x-penstock-tier"]) == (200, tier)
     assert replica.parts[0].submit.tier == tier
@@ -104,7 +104,7 @@ async def test_the_tier(headers: dict[str, str], body: dict[str, Any], tier: str
 
 async def test_a_requests_own_targets_reach_the_replica() -> None:
     replica = ScriptedReplica("r0")
-    async with house(replica) as router:
+    async with running_router(replica) as router:
         await router.chat(
             {"x-penstock-tier": "coder", "x-slo-ttft-ms": "250", "x-llm-d-slo-tpot-ms": "2.5e1"}
         )
@@ -127,14 +127,14 @@ async def test_time_spent_is_subtracted_from_budgets() -> None:
         await is_busy(part)
 
     busy, idle = ScriptedReplica("r0", thinks), ScriptedReplica("r1")
-    async with house(busy, idle) as router:
+    async with running_router(busy, idle) as router:
         await router.chat()
     assert 0 < thought_s <= idle.parts[0].submit.spent_s - busy.parts[0].submit.spent_s
 
 
 async def test_requests_take_replicas_in_turn() -> None:
     replicas = [ScriptedReplica(f"r{n}") for n in range(3)]
-    async with house(*replicas) as router:
+    async with running_router(*replicas) as router:
         took = [(await router.chat()).headers["x-penstock-replica"] for _ in range(6)]
     assert took == ["r0", "r1", "r2", "r0", "r1", "r2"]
 
@@ -149,13 +149,13 @@ async def test_many_streams_at_once_get_their_own_tokens() -> None:
         part.output(DONE, tokens=0)
         part.finish()
 
-    async def ask(router: House, word: str) -> str:
+    async def ask(router: RunningRouter, word: str) -> str:
         stream = await router.openai.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": word}], stream=True
         )
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
-    async with house(ScriptedReplica("r0", echoes), ScriptedReplica("r1", echoes)) as router:
+    async with running_router(ScriptedReplica("r0", echoes), ScriptedReplica("r1", echoes)) as router:
         words = [f"w{n}" for n in range(40)]
         received = await asyncio.gather(*(ask(router, word) for word in words))
     assert received == ["".join(f"{word}.{n} " for n in range(20)) for word in words]
@@ -163,10 +163,10 @@ async def test_many_streams_at_once_get_their_own_tokens() -> None:
 
 async def test_two_routers_share_a_replica() -> None:
     replica = ScriptedReplica("r0")
-    async with house(replica) as first:
+    async with running_router(replica) as first:
         await until(lambda: replica.sessions == 1)
         port, replica.start = replica.port, _nothing  # type: ignore[method-assign]
-        async with house(ScriptedReplicaAt("r0", port)) as second:
+        async with running_router(ScriptedReplicaAt("r0", port)) as second:
             replies = await asyncio.gather(first.chat(), second.chat(), first.chat(), second.chat())
         assert [reply.status_code for reply in replies] == [200] * 4
     assert replica.sessions == 2
@@ -195,7 +195,7 @@ async def test_attainment_is_counted() -> None:
         tiers=[{"name": "strict", "slo": {"ttft": "0.01ms"}}, {"name": "easy", "slo": {"e2e": "60s"}}]
     )
     replica = ScriptedReplica("r0")
-    async with house(replica, pool=strict) as router:
+    async with running_router(replica, pool=strict) as router:
         await router.chat({"x-penstock-tier": "strict"}, stream=True)
         await router.chat({"x-penstock-tier": "easy"}, stream=True)
         replica.script = is_busy
@@ -208,7 +208,7 @@ async def test_attainment_is_counted() -> None:
 
 
 async def test_the_list_of_models() -> None:
-    async with house(ScriptedReplica("r0", answers)) as router:
+    async with running_router(ScriptedReplica("r0", answers)) as router:
         (model,) = [model async for model in router.openai.models.list()]
         one = await router.openai.models.retrieve(MODEL)
     assert (model.id, model.object, model.owned_by) == (MODEL, "model", "penstock")
@@ -218,7 +218,7 @@ async def test_the_list_of_models() -> None:
 
 async def test_the_pool_page_shows_the_targets() -> None:
     tiers = [{"name": "chat", "slo": {"ttft": {"slowdown": 5}, "tpot": "100ms", "judge": "window"}}]
-    async with house(ScriptedReplica("r0"), pool=pool_with(tiers=tiers)) as router:
+    async with running_router(ScriptedReplica("r0"), pool=pool_with(tiers=tiers)) as router:
         page = (await router.admin.get("/penstock/v1/pool")).json()
     assert page["pool"] == "tests"
     assert page["default_tier"] == "chat"

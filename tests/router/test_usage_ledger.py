@@ -9,8 +9,8 @@ from openai import RateLimitError
 from penstock_proto import replica_pb2 as wire
 from penstock_router.observability.metrics import Metrics
 from penstock_routing.applications.token_usage import Usage
-from scripted.house import MODEL, House, house, pool_with
 from scripted.replica import DONE, Part, ScriptedReplica, answers, chat_chunk, is_busy
+from scripted.router import MODEL, RunningRouter, pool_with, running_router
 
 KEY = {"authorization": "Bearer ide-key"}
 
@@ -32,7 +32,7 @@ def rate_headers(reply: httpx2.Response) -> dict[str, str]:
 
 async def test_requests_over_the_minutes_limit_are_refused_as_openai_does() -> None:
     replica = ScriptedReplica("r0")
-    async with house(replica, **limited(requestsPerMinute=3)) as router:
+    async with running_router(replica, **limited(requestsPerMinute=3)) as router:
         replies = [await router.chat(KEY) for _ in range(5)]
         other = await router.chat({"authorization": "Bearer web-key"})
         assert [reply.status_code for reply in replies] == [200, 200, 200, 429, 429]
@@ -48,13 +48,13 @@ async def test_requests_over_the_minutes_limit_are_refused_as_openai_does() -> N
 
 
 async def test_all_keys_of_an_application_share_its_limits() -> None:
-    async with house(ScriptedReplica("r0"), **limited(requestsPerMinute=1)) as router:
+    async with running_router(ScriptedReplica("r0"), **limited(requestsPerMinute=1)) as router:
         assert (await router.chat(KEY)).status_code == 200
         assert (await router.chat({"authorization": "Bearer ide-key-too"})).status_code == 429
 
 
 async def test_openais_client_raises_its_own_error() -> None:
-    async with house(ScriptedReplica("r0"), **limited(requestsPerMinute=1)) as router:
+    async with running_router(ScriptedReplica("r0"), **limited(requestsPerMinute=1)) as router:
         client = router.openai.with_options(api_key="ide-key")
         await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
         with pytest.raises(RateLimitError, match=r"requests per min\. Limit: 1"):
@@ -69,7 +69,7 @@ async def test_of_many_at_once_exactly_the_limit_is_served_and_an_end_makes_room
         await answers(part)
 
     replica = ScriptedReplica("r0", waits)
-    async with house(replica, **limited(concurrentRequests=7)) as router:
+    async with running_router(replica, **limited(concurrentRequests=7)) as router:
         asking = [asyncio.create_task(router.chat(KEY)) for _ in range(30)]
         line = 'penstock_router_limited_total{application="ide",limit="concurrent_requests"}'
         await router.counted(line, 23)
@@ -85,7 +85,7 @@ async def test_a_client_that_disconnects_frees_its_place() -> None:
         part.output(chat_chunk("one"))
 
     replica = ScriptedReplica("r0", begins)
-    async with house(replica, **limited(concurrentRequests=1)) as router:
+    async with running_router(replica, **limited(concurrentRequests=1)) as router:
         body = {"model": MODEL, "messages": [], "stream": True}
         async with router.http.stream("POST", "/v1/chat/completions", json=body, headers=KEY) as reply:
             lines = reply.aiter_lines()  # held: collecting it would end the stream
@@ -96,7 +96,7 @@ async def test_a_client_that_disconnects_frees_its_place() -> None:
         assert (await router.chat(KEY)).status_code == 200
 
 
-async def tokens(router: House, application: str) -> dict[str, float]:
+async def tokens(router: RunningRouter, application: str) -> dict[str, float]:
     line = "penstock_router_application_tokens_total"
     return {
         kind: await router.metric(f'{line}{{application="{application}",kind="{kind}"}}')
@@ -110,7 +110,7 @@ async def test_tokens_are_reserved_by_max_tokens_and_settled_by_what_was_used() 
         part.output(b"{}", tokens=60)
         part.finish(prompt_tokens=40, completion_tokens=60)
 
-    async with house(ScriptedReplica("r0", says_100), **limited(tokensPerMinute=1000)) as router:
+    async with running_router(ScriptedReplica("r0", says_100), **limited(tokensPerMinute=1000)) as router:
         first = await router.chat(KEY, max_tokens=900)
         assert first.status_code == 200
         assert int(rate_headers(first)["remaining-tokens"]) < 100
@@ -125,14 +125,14 @@ async def test_tokens_are_reserved_by_max_tokens_and_settled_by_what_was_used() 
 
 
 async def test_each_answer_that_is_asked_for_counts() -> None:
-    async with house(ScriptedReplica("r0"), **limited(tokensPerMinute=1000)) as router:
+    async with running_router(ScriptedReplica("r0"), **limited(tokensPerMinute=1000)) as router:
         reply = await router.chat(KEY, max_tokens=400, n=3)
         assert (reply.status_code, reply.headers["x-should-retry"]) == (429, "false")
         assert (await router.chat(KEY, max_tokens=400, n=2)).status_code == 200
 
 
 async def test_a_request_that_no_replica_takes_uses_no_tokens() -> None:
-    async with house(ScriptedReplica("r0", is_busy), **limited(tokensPerMinute=1000)) as router:
+    async with running_router(ScriptedReplica("r0", is_busy), **limited(tokensPerMinute=1000)) as router:
         for _ in range(3):
             reply = await router.chat(KEY, max_tokens=900)
             assert reply.json()["error"]["code"] == "slo_unattainable"
@@ -147,7 +147,7 @@ async def test_an_answer_that_breaks_off_uses_what_it_brought() -> None:
         await asyncio.sleep(0)
         part.fail(wire.FAILURE_INTERNAL, 500)
 
-    async with house(ScriptedReplica("r0", breaks_off), **limited(tokensPerMinute=1000)) as router:
+    async with running_router(ScriptedReplica("r0", breaks_off), **limited(tokensPerMinute=1000)) as router:
         await router.chat(KEY, stream=True, max_tokens=100)
         await router.counted("penstock_router_open_requests", 0)
         used = await tokens(router, "ide")
@@ -161,7 +161,7 @@ async def test_without_max_tokens_an_answer_is_expected_as_long_as_others_were()
         part.output(chat_chunk("x") + DONE if part.stream else b"{}", tokens=10)
         part.finish(prompt_tokens=5, completion_tokens=10)
 
-    async with house(ScriptedReplica("r0", says_10), **limited(tokensPerMinute=100_000)) as router:
+    async with running_router(ScriptedReplica("r0", says_10), **limited(tokensPerMinute=100_000)) as router:
         left = []
         for _ in range(30):
             reply = await router.chat(KEY)
@@ -179,7 +179,7 @@ async def test_tokens_from_the_prefix_cache_are_counted_separately() -> None:
         finished = wire.Finished(prompt_tokens=40, completion_tokens=1, cached_tokens=32)
         part.say(wire.Event(finished=finished))
 
-    async with house(ScriptedReplica("r0", has_seen_it), **limited()) as router:
+    async with running_router(ScriptedReplica("r0", has_seen_it), **limited()) as router:
         await router.chat(KEY)
         await router.counted("penstock_router_open_requests", 0)
         assert await tokens(router, "ide") == {"prompt": 40, "cached": 32, "completion": 1}
@@ -192,7 +192,7 @@ async def test_a_request_that_cannot_be_counted_frees_its_place_too(
     def breaks(*_: object) -> None:
         raise ZeroDivisionError
 
-    async with house(ScriptedReplica("r0"), **limited(concurrentRequests=1)) as router:
+    async with running_router(ScriptedReplica("r0"), **limited(concurrentRequests=1)) as router:
         with monkeypatch.context() as patch:
             patch.setattr(*step, breaks)
             assert (await router.chat(KEY)).status_code == 200
@@ -204,7 +204,7 @@ async def test_a_request_that_fails_before_it_is_placed_makes_room(monkeypatch: 
     def breaks(*_: object) -> None:
         raise ZeroDivisionError
 
-    async with house(ScriptedReplica("r0"), **limited(concurrentRequests=1)) as router:
+    async with running_router(ScriptedReplica("r0"), **limited(concurrentRequests=1)) as router:
         with monkeypatch.context() as patch:
             patch.setattr(router.app.metrics.demand, "arrived", breaks)
             assert (await router.chat(KEY)).status_code == 500

@@ -12,23 +12,23 @@ from penstock_proto import replica_pb2 as wire
 from penstock_router.routing import waiting_room
 from penstock_router.routing.waiting_room import WaitingRoom
 from penstock_routing.replicas.replica_set import ReplicaSet
-from scripted.house import House, house, pool_with, until
 from scripted.replica import Part, ScriptedReplica, chat_answer
+from scripted.router import RunningRouter, pool_with, running_router, until
 
 MAY_BE_NONE = {"minReplicas": 0, "maxReplicas": 2, "wakeTimeout": "20s"}
 
 
 @asynccontextmanager
-async def asleep(replica: ScriptedReplica, **spec: Any) -> AsyncIterator[House]:
+async def asleep(replica: ScriptedReplica, **spec: Any) -> AsyncIterator[RunningRouter]:
     """A router whose only replica takes no work yet, in a pool that may have none."""
     replica.snapshot = wire.Snapshot(engine_ready=False)
     pool = pool_with(**{"autoscaling": MAY_BE_NONE, **spec})
-    async with house(replica, pool=pool, ready=False) as router:
+    async with running_router(replica, pool=pool, ready=False) as router:
         await until(lambda: replica.sessions == 1)
         yield router
 
 
-async def held(router: House, requests: int) -> None:
+async def held(router: RunningRouter, requests: int) -> None:
     """Until so many wait, as the page says that the operator reads."""
     async with asyncio.timeout(20):
         while (await router.admin.get("/penstock/v1/demand")).json()["held"] != requests:  # noqa: ASYNC110
@@ -152,7 +152,7 @@ async def test_a_replica_that_only_seems_to_take_work_is_not_asked_again_at_once
 
     replica = ScriptedReplica("r0", has_no_engine)
     pool = pool_with(autoscaling={**MAY_BE_NONE, "wakeTimeout": "200ms"})
-    async with house(replica, pool=pool) as router:
+    async with running_router(replica, pool=pool) as router:
         assert (await router.chat()).status_code == 503
     assert len(replica.parts) == 1
 

@@ -51,7 +51,7 @@ def _used(engines: list[str]) -> float:
 
 def _seen(world: World) -> float:
     """What the sidecars count as taken, or as carried."""
-    names = ("penstock_replica_kv_used_ratio", "penstock_replica_running", "penstock_replica_carried")
+    names = ("penstock_replica_kv_used_ratio", "penstock_replica_running", "penstock_replica_open_requests")
     return sum(total(replica.metrics, name) for replica in world.replicas for name in names)
 
 

@@ -105,7 +105,9 @@ class Metrics:
         self.routers_behind = make.counter(
             "routers_behind_total", "Sessions closed because the router did not read."
         )
-        self.carried = make.gauge("carried", "Requests accepted and not ended, over all sessions.")
+        self.open_requests = make.gauge(
+            "open_requests", "Requests accepted and not ended, over all sessions."
+        )
         self.draining = make.gauge("draining", "1 while the replica drains.")
         self.drains = make.counter("drains_total", "Drains requested.")
 
@@ -157,6 +159,6 @@ class Metrics:
         self.best_effort.set(now.best_effort)
         self.kv_used.set(1 - now.kv_tokens_free / max(now.kv_tokens_total, 1))
         self.filled.set(filling(now))
-        self.carried.set(requests)
+        self.open_requests.set(requests)
         self.engine_ready.set(engine_ready)
         self.draining.set(draining)

@@ -70,7 +70,7 @@ def sharing(
     if placements is not None:
 
         def heard(replica: str, placed: PeerLoad) -> None:
-            metrics.placements_heard.inc()
+            metrics.placements_received.inc()
             replica_set.placed_by_peer(replica, placed)
 
         metrics.redis_connected.set_function(lambda: placements.connected)

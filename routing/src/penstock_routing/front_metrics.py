@@ -17,7 +17,7 @@ class FrontMetrics:
         registry = self.registry = CollectorRegistry(auto_describe=False)
         self.faults = Counter(
             f"penstock_{process}_faults",
-            "Requests that met a fault of this process' own; each is in the log.",
+            "Requests that failed by an internal error of this process; each has a trace in the log.",
             registry=registry,
         )
         self.redis_connected = Gauge(
@@ -25,14 +25,14 @@ class FrontMetrics:
             "Whether placements are shared with other routers now.",
             registry=registry,
         )
-        self.placements_heard = Counter(
-            f"penstock_{process}_placements_heard",
-            "Messages of other routers about what they had just sent where.",
+        self.placements_received = Counter(
+            f"penstock_{process}_placements_received",
+            "Placements received from other routers, by batch and replica.",
             registry=registry,
         )
         self.placements_malformed = Counter(
             f"penstock_{process}_placements_malformed",
-            "Messages of other routers that are unusable.",
+            "Invalid messages on the Redis channel of placements.",
             registry=registry,
         )
         self.cached_prefixes = Gauge(

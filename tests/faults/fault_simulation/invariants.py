@@ -103,7 +103,7 @@ def orphans_of(links: Sequence[ReplicaLink], sidecar: SidecarProcess, engine: En
     """
     replica, name = sidecar.replica, sidecar.host.name
     requests = Counter(each.id for session in replica._sessions for each in session._requests.values())
-    for id in requests - Counter(id for link in links for id in link._carried):
+    for id in requests - Counter(id for link in links for id in link._upstreams):
         yield f"{name} carries a request {id}, and no router does"
     of_gateways = [each for each in replica.accepted._requests.values() if isinstance(each._owner, HttpOwner)]
     if len(of_gateways) > len(sidecar.http.tasks):
@@ -328,7 +328,7 @@ def _left_at_front(front: Front) -> Iterator[str]:
     for link in front.replica_set.links:
         yield from _left(
             f"{front.host.name}'s link to {link.name}",
-            carried=len(link._carried),
+            carried=len(link._upstreams),
             unanswered=len(link._known_load.unanswered),
             sent=link._known_load.own.sent,
             sent_tokens=link._known_load.own.sent_tokens,

@@ -15,7 +15,7 @@ from penstock_routing.discovery.endpoints import Fixed
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import Settings, settings_of
 from penstock_runtime.serving import address_of, listen, serving
-from scripted.house import MODEL, NoSpread, make_link, pool_with, until
+from scripted.router import MODEL, NoSpread, make_link, pool_with, until
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from penstock_core.timing.time_model import TimeModel
 
 TARGET_SHARE = 0.98
 """Share of admitted requests that should meet their SLO. On a steady machine 99 % and more do, where the
-margin rests at 1 (`bench/pace.py`)."""
+margin rests at 1 (`bench/disturbances.py`)."""
 
 WIDENING = 0.15
 """Growth of the margin by one request that missed its SLO."""

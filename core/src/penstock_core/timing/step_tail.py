@@ -11,7 +11,7 @@ Several slow steps in a row are another matter: the engine has changed its speed
 
 The state is a value: `after` returns the next one.
 
-The constants are chosen on samples 100 and 101 of `bench/pace.py` (ADR 0039).
+The constants are chosen on samples 100 and 101 of `bench/disturbances.py` (ADR 0039).
 """
 
 from math import exp, sqrt

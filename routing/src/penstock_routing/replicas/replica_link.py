@@ -102,7 +102,7 @@ class ReplicaLink:
         self._connect, self._backoff = connect, backoff
         self._known_load = KnownLoad(name)
         self._state = LinkState.CONNECTING
-        self._carried: dict[int, UpstreamRequest] = {}
+        self._upstreams: dict[int, UpstreamRequest] = {}
         self._last_why = ""
         self._ids = count(1)
         self._stub: ReplicaStub | None = None  # while there is a session
@@ -143,7 +143,7 @@ class ReplicaLink:
         if self._state in (LinkState.CONNECTING, LinkState.LOST):
             upstream.finish(Lost(self.name, "no connection", reached=False))
             return upstream
-        self._carried[upstream.id] = upstream
+        self._upstreams[upstream.id] = upstream
         tokens = max(tokens_about(len(attempt.request.body)) - attempt.cached_tokens, 1)
         self._known_load.sent(upstream.id, tokens)
         self._placed(self.name, tokens)
@@ -159,14 +159,14 @@ class ReplicaLink:
     def abandon(self, upstream: UpstreamRequest) -> None:
         """Give up a request: unless it has ended, the replica is asked to cancel it."""
         upstream.stop_verdict_timer()
-        if self._carried.get(upstream.id) is upstream:
+        if self._upstreams.get(upstream.id) is upstream:
             self._forget(upstream.id)
             self._writer.cancel(upstream.id)
             self.ejection.taken_back(upstream.id)
 
     def answered(self, upstream: UpstreamRequest, answer: wire.EngineAnswer) -> None:
         """Tell the replica about a request's answer, which is read at its engine."""
-        if self._carried.get(upstream.id) is upstream:
+        if self._upstreams.get(upstream.id) is upstream:
             answer.id = upstream.id
             self._writer.answered(answer)
 
@@ -278,7 +278,7 @@ class ReplicaLink:
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = monotonic()
-            for upstream in list(self._carried.values()):
+            for upstream in list(self._upstreams.values()):
                 silent_s = now_s - upstream.heard_s
                 if silent_s > upstream.longest_silence_s:
                     self.stalled += 1
@@ -299,9 +299,9 @@ class ReplicaLink:
 
     def _deliver(self, frame: wire.ReplicaFrame) -> None:
         self.heard_s = monotonic()
-        carried = self._carried
+        upstreams = self._upstreams
         for event in frame.events:
-            upstream = carried.get(event.id)
+            upstream = upstreams.get(event.id)
             if upstream is None:  # it was cancelled, and this crossed that
                 continue
             upstream.heard_s = self.heard_s
@@ -354,9 +354,9 @@ class ReplicaLink:
             self._changed()
 
     def _forget(self, id: int) -> None:
-        del self._carried[id]
+        del self._upstreams[id]
         self._known_load.answered(id)
-        if not self._carried:
+        if not self._upstreams:
             self._idle.set()
 
     def _lose(self, why: str) -> None:
@@ -367,7 +367,7 @@ class ReplicaLink:
             self._changed()
         if self._known_load.unanswered:
             self.ejection.failed()
-        lost, self._carried = self._carried, {}
+        lost, self._upstreams = self._upstreams, {}
         unsent, self._writer = self._writer, SessionWriter(monotonic)
         self._known_load.forget_sent()
         self._idle.set()

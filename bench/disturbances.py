@@ -1,6 +1,6 @@
 """How many admitted requests keep their SLO on a machine that changes its speed.
 
-    .venv/bin/python bench/pace.py [--scenarios S,S] [--disturbances D,D] [--seeds N] [--first-seed N]
+    .venv/bin/python bench/disturbances.py [--scenarios S,S] [--disturbances D,D] [--seeds N] [--first-seed N]
         [--seconds N] [--processes N]
 
 One replica in virtual time, each scenario of the catalogue at a rate near its capacity, with predicted

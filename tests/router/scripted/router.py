@@ -28,7 +28,7 @@ from scripted.replica import ScriptedReplica
 
 MODEL = "test/model"
 PATIENCE_S = 20.0
-"""Longest wait for something that has to happen. Reached only where it does not."""
+"""Longest wait for a condition. Reached only in a test that fails."""
 
 TIERS: list[dict[str, Any]] = [
     {"name": "chat", "slo": {"ttft": "10s", "tpot": "5s"}},
@@ -55,15 +55,15 @@ def pool_with(**spec: Any) -> Pool:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Until it holds."""
+    """Wait until the condition holds."""
     async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110  it is of many kinds, and few have an event
+        while not condition():  # noqa: ASYNC110  few conditions have an event
             await asyncio.sleep(0.002)
 
 
 @dataclass(frozen=True, slots=True)
-class House:
-    """The router, as its clients (`http`, `openai`) and its operators (`admin`) see it."""
+class RunningRouter:
+    """A router that serves, with clients of its API (`http`, `openai`) and of its admin port (`admin`)."""
 
     address: str
     app: RouterApp
@@ -79,38 +79,38 @@ class House:
         await until(lambda: all(link.state is state for link in self.replica_set.links))
 
     async def chat(self, headers: Mapping[str, str] | None = None, **body: Any) -> httpx2.Response:
-        """A plain request for a chat completion."""
+        """Send a request for a chat completion."""
         requested = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **body}
         return await self.http.post("/v1/chat/completions", json=requested, headers=headers)
 
     async def metric(self, line: str) -> float:
-        """The value of one line of /metrics; 0 where it is not there."""
+        """Return the value of one line of /metrics; 0 if the page has no such line."""
         page = (await self.admin.get("/metrics")).text
         return next((float(x.rpartition(" ")[2]) for x in page.splitlines() if x.startswith(line)), 0.0)
 
     async def counted(self, line: str, value: float = 1) -> None:
-        """Until a line of /metrics has this value."""
+        """Wait until a line of /metrics has this value."""
         async with asyncio.timeout(PATIENCE_S):
-            while await self.metric(line) != value:  # noqa: ASYNC110  it is asked for as anybody would
+            while await self.metric(line) != value:  # noqa: ASYNC110  the page has no event
                 await asyncio.sleep(0.002)
 
 
 class NoSpread(Random):
-    """Draws that leave times as they are."""
+    """A generator that draws no jitter: times stay as they are."""
 
     def random(self) -> float:
         return 0.0
 
 
 @asynccontextmanager
-async def house(
+async def running_router(
     *replicas: ScriptedReplica,
     pool: Pool | None = None,
     keys: Mapping[str, Application] | None = None,
     bounds: HttpBounds | None = None,
     ready: bool = True,
-) -> AsyncIterator[House]:
-    """A router in front of these replicas, all of them ready, unless a test wants them otherwise."""
+) -> AsyncIterator[RunningRouter]:
+    """Run a router in front of these replicas. ready: wait until the router has connected to all of them."""
     pool = pool or pool_with()
     async with AsyncExitStack() as stack:
         for replica in replicas:
@@ -132,14 +132,14 @@ async def house(
         await stack.enter_async_context(admin)
         openai = AsyncOpenAI(base_url=f"http://{address}/v1", api_key="any", max_retries=0)
         await stack.enter_async_context(openai)
-        router = House(address, app, replica_set, http, admin, openai)
+        router = RunningRouter(address, app, replica_set, http, admin, openai)
         if ready:
             await router.all_in()
         yield router
 
 
 def make_link(name: str, address: str, changed: Callable[[], None] = lambda: None) -> ReplicaLink:
-    """A link that reconnects at once."""
+    """Return a link that reconnects at once."""
 
     def connect(address: str) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
