@@ -95,7 +95,13 @@ def test_a_time_models_batches_are_predicted_within_a_tenth(name: str) -> None:
 
 def test_a_correction_scales_every_prediction_exactly() -> None:
     model = time_model("llama-3-8b-a100")
-    assert latency_of(replace(model, scale=2.0)) == latency_of(model).scaled(2.0)
+    assert latency_of(replace(model, scale=2.0)) == latency_of(model).scaled(2.0, 2.0)
+
+
+def test_prefill_and_decodes_are_corrected_by_their_own_kinds() -> None:
+    model = time_model("llama-3-8b-a100")
+    by_kind = replace(model, scale=2.0, decode_scale=0.75, prefill_scale=1.5, mixed_scale=1.25)
+    assert latency_of(by_kind) == latency_of(model).scaled(3.0, 1.5)
 
 
 def test_an_engine_that_is_bilinear_is_predicted_exactly() -> None:
@@ -112,7 +118,7 @@ def test_an_engine_that_is_bilinear_is_predicted_exactly() -> None:
 
 
 def test_a_predictor_of_a_slower_engine_takes_so_many_times_as_long_for_everything() -> None:
-    twice = QWEN_7B_2XV100.scaled(2.0)
+    twice = QWEN_7B_2XV100.scaled(2.0, 2.0)
     for phase in ("prefill", "decode"):
         slow, usual = coefficients(getattr(twice, phase)), coefficients(getattr(QWEN_7B_2XV100, phase))
         assert slow == [2 * value for value in usual]

@@ -274,7 +274,7 @@ def test_time_and_targets_that_scale_together_leave_the_plan_as_it_is() -> None:
         asks = [code_or_chat(random, 0.3) for _ in range(14)]
         twice = [Ask(ask.prompt_tokens, ask.decode_tokens, *(2 * time for time in ask[2:])) for ask in asks]
         once = best_plan(prospects(QWEN_7B_2XV100, asks, 4), seed)
-        slow = best_plan(prospects(QWEN_7B_2XV100.scaled(2.0), twice, 4), seed)
+        slow = best_plan(prospects(QWEN_7B_2XV100.scaled(2.0, 2.0), twice, 4), seed)
         assert (slow.order, slow.sizes, slow.value) == (once.order, once.sizes, once.value / 2)
 
 

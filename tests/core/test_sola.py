@@ -1,5 +1,6 @@
 """SOLA's published rules on worked examples: monitor, choice of problem, order, workload, cost, memory."""
 
+from dataclasses import replace
 from math import inf
 from random import Random
 
@@ -225,6 +226,12 @@ def random_prompts(random: Random, count: int) -> list[Job]:
         )
         for i in range(count)
     ]
+
+
+def test_prompts_cost_what_the_model_says_of_prefill_alone() -> None:
+    model = replace(MODEL, scale=1.2, decode_scale=0.7, prefill_scale=1.5, mixed_scale=1.3)
+    cost_s = Costs(model, Gammas()).prefill_s(np.array([600]), np.array([180_000.0]))
+    assert cost_s[0] == pytest.approx(model.seconds(BatchWork(600, 0, 180_000.0)))
 
 
 def prefill_s(costs: Costs, jobs: list[Job], tokens: int) -> float:

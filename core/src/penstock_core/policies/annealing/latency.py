@@ -11,8 +11,8 @@ and a whole answer is the sum over its tokens, which has a closed form (eq. 16):
 
 The coefficients are the least-squares solution over profiled batches. If an engine has a time model of
 iterations, its batches are computed instead of measured, on the paper's grid of sizes and of lengths below
-2k, and fitted in the same way. The fit is made for the model at scale 1 and then scaled, so an online
-correction costs nothing. Its scales by kind of iteration are left out.
+2k, and fitted in the same way. The fit is made for the model at scale 1 and then scaled, prefill and
+decode by their own kinds of iteration, so an online correction costs nothing.
 
 Lengths beyond the grid are extrapolated. An iteration model is not exactly bilinear, and a fit of squared
 errors favours large batches.
@@ -78,9 +78,9 @@ class BatchLatency:
         of_contexts = self.decode.batch_token_s * batch + self.decode.token_s
         return of_contexts * contexts + (self.decode.batch_s * batch + self.decode.fixed_s) * decode_tokens
 
-    def scaled(self, scale: float) -> "BatchLatency":
-        """Return the predictor of an engine whose durations are multiplied by `scale`."""
-        return BatchLatency(self.prefill.scaled(scale), self.decode.scaled(scale))
+    def scaled(self, prefill: float, decode: float) -> "BatchLatency":
+        """Return the predictor of an engine whose prefill and decodes take so many times as long."""
+        return BatchLatency(self.prefill.scaled(prefill), self.decode.scaled(decode))
 
 
 QWEN_7B_2XV100 = BatchLatency(
@@ -119,7 +119,7 @@ def fit_latency(samples: Sequence[Profiled]) -> BatchLatency:
 def latency_of(model: TimeModel) -> BatchLatency:
     """Return the predictor of an engine with this model of iterations."""
     even = replace(model, scale=1.0, decode_scale=1.0, prefill_scale=1.0, mixed_scale=1.0)
-    return _at_scale_one(even).scaled(model.scale)
+    return _at_scale_one(even).scaled(model.scale * model.prefill_scale, model.scale * model.decode_scale)
 
 
 @lru_cache(maxsize=64)

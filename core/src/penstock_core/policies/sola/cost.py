@@ -82,7 +82,8 @@ class Costs:
 def _prefill_s(model: TimeModel, tokens: Ints, work: Floats) -> Floats:
     """Compute `TimeModel.seconds` of many batches of prompts at once."""
     roofline_s: Floats = np.maximum.reduce([line_seconds(term, tokens, 0) for term in model.terms])
-    return model.scale * (roofline_s + model.prefill_work_s * work + model.overhead_s)
+    scale = model.scale * model.prefill_scale
+    return scale * (roofline_s + model.prefill_work_s * work + model.overhead_s)
 
 
 def sent(batch: OpenBatch) -> Sent | None:
