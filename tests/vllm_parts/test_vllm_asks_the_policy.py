@@ -9,6 +9,7 @@ from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.slo import Targets
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
+from penstock_vllm.containment import contained
 from penstock_vllm.faults import Fault, PolicyFaultLog
 from penstock_vllm.planning import MOST_STEPS_OFF, Planning
 from penstock_vllm.warm_up import warm_up
@@ -118,6 +119,24 @@ def test_a_policy_that_took_too_long_is_skipped_until_that_time_is_made_up(
     assert plans.plan(VIEW, {}) is not None
     assert faults.counted == ({Fault.TOO_SLOW: 1} if steps_off else {})
     assert policy.seen[-1][1] == (0 if steps_off else 1)
+
+
+def test_a_method_that_raises_returns_none_and_its_scheduler_contains_the_error() -> None:
+    class Engine:
+        def __init__(self) -> None:
+            self.errors: list[str] = []
+
+        def _contain(self, error: Exception) -> None:
+            self.errors.append(str(error))
+
+        @contained
+        def divide(self, number: int, by: int) -> int:
+            return number // by
+
+    engine = Engine()
+    assert (engine.divide(6, by=3), engine.errors) == (2, [])
+    assert engine.divide(6, by=0) is None
+    assert engine.errors == ["integer division or modulo by zero"]
 
 
 def test_a_fault_is_logged_the_first_time_that_its_kind_of_error_is_seen(

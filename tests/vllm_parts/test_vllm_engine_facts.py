@@ -22,7 +22,7 @@ from penstock_vllm.pipeline import MeasuredStep, Pipeline
 from penstock_vllm.plan import with_a_lora_in_use, within_loras
 from penstock_vllm.repeated_plan import RepeatedPlan, further, steps_to_first_end
 from penstock_vllm.settings import PluginSettings
-from penstock_vllm.under_way import UnderWay, brought_one_each, decoded, under_way
+from penstock_vllm.under_way import UnderWay, brought_one_each, computes_one_each, decoded, under_way
 from penstock_vllm.view import Ahead, KvMemory, StepBounds, foreseen, may_continue, view_of
 
 MODEL = TimeModel("round", (Term(1e-3, 0.010),), 1e-5, 1e-8)
@@ -197,6 +197,16 @@ def test_steps_that_never_ended_are_dropped_and_empty_ones_are_none() -> None:
     assert not line.steps
 
 
+def test_draft_tokens_in_progress_are_those_of_every_step_that_has_not_ended() -> None:
+    line, ended = Pipeline(), step()
+    for one, drafts in ((ended, {"a": [1]}), (step(), {"a": [1, 2], "b": [3]}), (step(), {"a": [4]})):
+        one.output.scheduled_spec_decode_tokens = drafts
+        line.begin(one)
+    assert line.drafts() == {"a": 4, "b": 1}
+    line.take(ended.output)
+    assert line.drafts() == {"a": 3, "b": 1}
+
+
 def request(tokens: int = 101, output: int = 1, computed: int = 101) -> Any:
     return anything(num_tokens=tokens, num_output_tokens=output, num_computed_tokens=computed)
 
@@ -223,6 +233,17 @@ def test_the_work_of_a_step_is_tokens_context_and_attention() -> None:
     )
     known = under_way(both, {}, 2.0, MODEL, [job(computed=100), job(computed=50)])
     assert known == UnderWay(both, 2.0, BatchWork(2, 152), MODEL.seconds(BatchWork(2, 152)), {})
+
+
+def test_a_step_computes_one_each_only_if_it_has_every_running_request_and_no_second_token() -> None:
+    def computes(tokens: dict[str, int], running: int = 2) -> bool:
+        output: Any = anything(num_scheduled_tokens=tokens, total_num_scheduled_tokens=sum(tokens.values()))
+        return computes_one_each(output, running)
+
+    assert computes({"a": 1, "b": 1})
+    assert not computes({"a": 1, "b": 2})
+    assert not computes({"a": 2})
+    assert not computes({"a": 1, "b": 1}, running=3)
 
 
 def test_a_step_brought_one_each_or_it_did_not() -> None:

@@ -259,6 +259,17 @@ def test_steps_of_one_token_each_are_written_down_and_settled_together() -> None
     assert running[1].job.generated_tokens == 5
 
 
+def test_draft_tokens_count_while_their_step_is_in_progress() -> None:
+    ledger = EngineLedger()
+    held, preempted = started(ledger, asked("a"), asked("b"))
+    ledger.begin_drafts({"a": [1, 2], "b": [3]})
+    ledger.begin_drafts({"a": [4]})
+    assert (held.drafts_under_way, preempted.drafts_under_way) == (3, 1)
+    ledger.preempt(preempted)
+    ledger.end_drafts({"a": [1, 2], "b": [3], "ended meanwhile": [5]})
+    assert (held.drafts_under_way, preempted.drafts_under_way) == (1, 0)
+
+
 def test_all_is_noted_anew_by_what_vllms_requests_say() -> None:
     ledger = EngineLedger()
     known, gone = (ledger.add(asked(name), 1.0, blocked=True) for name in ("known", "gone"))

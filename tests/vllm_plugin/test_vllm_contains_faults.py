@@ -19,17 +19,17 @@ KINDS = {"in turn": KIND, "ahead": replace(KIND, ahead=True), "drafting": replac
 
 HERE = "penstock_vllm.scheduler."
 OURS = [
-    *[f"{HERE}{name}" for name in ("view_of", "under_way", "steps_to_first_end", "brought_one_each")],
+    *[f"{HERE}{name}" for name in ("under_way", "steps_to_first_end", "brought_one_each")],
     *[
         f"{HERE}EngineLedger.{name}"
         for name in ("add", "start", "drop", "preempt", "advance", "all_move", "unblock")
     ],
     *[f"{HERE}{name}" for name in ("Pipeline.begin", "Pipeline.take", "Pipeline.end", "Pipeline.free_s")],
-    *[
-        f"{HERE}{name}"
-        for name in ("EngineEstimates.step", "RepeatedPlan.advance", "RepeatedPlan.holds", "Planning.plan")
-    ],
+    *[f"{HERE}{name}" for name in ("RepeatedPlan.advance", "RepeatedPlan.holds")],
     "penstock_vllm.boundaries.rows_of",
+    "penstock_vllm.learned.EngineEstimates.step",
+    "penstock_vllm.step_planning.view_of",
+    "penstock_vllm.step_planning.Planning.plan",
     "penstock_vllm.plan_execution.cut_drafts",
     "penstock_vllm.plan_execution.PlanExecution._held_running",
     "penstock_vllm.plan_execution.PlanExecution._offered",

@@ -27,13 +27,20 @@ log = logging.getLogger("vllm.penstock")
 class BoundaryReports:
     """Reports the boundaries of one engine's steps.
 
+    held_running: returns the requests that hold KV.
     recorder: None without telemetry. ended: the step that has ended since the last boundary.
     """
 
     def __init__(
-        self, ledger: EngineLedger, pipeline: Pipeline, faults: PolicyFaultLog, prefixes: CacheLookup | None
+        self,
+        ledger: EngineLedger,
+        pipeline: Pipeline,
+        faults: PolicyFaultLog,
+        prefixes: CacheLookup | None,
+        held_running: Callable[[], Sequence[Held]],
     ) -> None:
         self._ledger, self._pipeline, self._faults, self._prefixes = ledger, pipeline, faults, prefixes
+        self._held_running = held_running
         self.recorder: BoundaryRecorder | None = None
         self.ended: MeasuredStep | None = None
         self._thread: ReportThread | None = None
@@ -49,45 +56,43 @@ class BoundaryReports:
         if self._thread is not None:
             self._thread.stop()
 
-    def of_cache(self) -> CacheReport | None:
+    def _of_cache(self) -> CacheReport | None:
         """Return the prefix cache's report; its changes are returned once."""
         return None if self._prefixes is None else self._prefixes.report(self._ledger)
 
-    def repeat(self, memory: KvMemory, cache: CacheReport | None, now_s: float) -> bool:
-        """Report one token more of every running request. Returns False if a complete report is due."""
+    def repeat(
+        self, memory: KvMemory, speculation: Speculation | None, now_s: float, *, memory_changed: bool
+    ) -> None:
+        """Report one token more of every running request. memory_changed: since the last boundary."""
+        if self.recorder is None:
+            return
         ledger, left_s = self._ledger, self._pipeline.left_s(now_s)
+        cache = self._of_cache() if memory_changed else None
         further = Further(self.ended, memory, left_s, ledger.moves, cache)
-        if self.recorder is None or not self.recorder.repeat(ledger.turns, further, now_s):
-            return False
-        self.ended = None
-        return True
+        if self.recorder.repeat(ledger.turns, further, now_s):
+            self.ended = None
+        else:
+            self.record(memory, speculation, now_s, cache)
 
     def record(
         self,
-        running: int,
-        held_running: Callable[[], Sequence[Held]],
         memory: KvMemory,
-        now_s: float,
-        *,
         speculation: Speculation | None,
-        cache: CacheReport | None,
+        now_s: float,
+        cache: CacheReport | None = None,
     ) -> None:
-        """Report this boundary.
-
-        running: how many. held_running: returns them; it is called if they have to be reported. cache: its
-        report, if it was taken already.
-        """
+        """Report this boundary. cache: the report of it if it was taken already."""
         recorder = self.recorder
         if recorder is None:
             return
         ledger, pipeline, faults = self._ledger, self._pipeline, self._faults.counted
-        rows = None
+        running, rows = self._held_running(), None
         if not running or not recorder.knows(ledger.turns, pipeline.steps, now_s):
-            rows = rows_of(held_running(), ledger, pipeline.steps)
+            rows = rows_of(running, ledger, pipeline.steps)
         ended, self.ended = self.ended, None
         now = Boundary(
             ended,
-            running,
+            len(running),
             len(ledger.waiting),
             ledger.preemptions,
             memory,
@@ -97,7 +102,7 @@ class BoundaryReports:
             ledger.turns,
             ledger.moves,
             rows,
-            self.of_cache() if cache is None else cache,
+            self._of_cache() if cache is None else cache,
         )
         recorder.record(now, now_s)
 

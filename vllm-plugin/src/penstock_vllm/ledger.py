@@ -27,6 +27,9 @@ from penstock_vllm.answer_names import AnswerNames
 from penstock_vllm.engine import EngineRequest
 from penstock_vllm.tickets import ReadFields, unchecked
 
+DraftTokens = Mapping[str, Sequence[int]]
+"""Draft tokens of each request in a step, by vLLM's ids."""
+
 POOLED_TOKENS = 1
 """Output tokens of a pooling request: its single result."""
 
@@ -173,6 +176,17 @@ class EngineLedger:
     def leave_to_vllm(self, held: Held) -> None:
         """Leave a request whose KV a connector is loading to vLLM until it runs."""
         self._plan(held, planned=False)
+
+    def begin_drafts(self, drafts: DraftTokens) -> None:
+        """Record that a step has begun that verifies these draft tokens."""
+        for engine_id, ids in drafts.items():
+            self.by_id[engine_id].drafts_under_way += len(ids)
+
+    def end_drafts(self, drafts: DraftTokens) -> None:
+        """Record that the step that verifies these draft tokens has ended."""
+        for engine_id, ids in drafts.items():
+            if held := self.by_id.get(engine_id):
+                held.drafts_under_way = max(held.drafts_under_way - len(ids), 0)
 
     def unblock(self, can_start: Callable[[Held], bool]) -> None:
         """Check blocked requests again."""

@@ -45,6 +45,13 @@ class StepInstructions(NamedTuple):
     repeatable_blocks: int | None = None
 
 
+class PlannedStep(NamedTuple):
+    """A policy's step: instructions, and the view that it was planned for."""
+
+    instructions: StepInstructions
+    view: ReplicaView
+
+
 def plan_of(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> StepInstructions:
     """Return the instructions for this step. Raises ImpossibleStep."""
     if _is_all_decodes(step, view.running):

@@ -52,11 +52,6 @@ class CacheLookup:
         self._served = ServedPrompts(self._cached_of, self._block_tokens)
         self.resets = 0
 
-    @property
-    def pinned(self) -> bool:
-        """Whether any request holds blocks before it starts."""
-        return bool(self._pins)
-
     def seen(self, waiting: Sequence[Held]) -> list[Job]:
         """Return the jobs of waiting requests with what is cached of them, for the first of them."""
         first = [with_cached_prefix(held.job, *self._look_up(held.request)) for held in waiting[:LOOKED_UP]]
@@ -100,6 +95,19 @@ class CacheLookup:
         """Release all pins."""
         for engine_id in list(self._pins):
             self.unpin(engine_id)
+
+    def release_if_short(self, running: Iterable[EngineRequest], batch_tokens: int, drafts: int) -> bool:
+        """Release all pins if running requests might be preempted for them in the next step.
+
+        batch_tokens: most of a step. drafts: most draft tokens of a request. Returns whether it did.
+        """
+        if not self._pins:
+            return False
+        needed = needed_blocks(running, self._block_tokens, batch_tokens, drafts)
+        short = needed > int(self._pool.get_num_free_blocks())
+        if short:
+            self.unpin_all()
+        return short
 
     def offered(self, offered: Iterable[Held], *, can_move: bool) -> None:
         """Release what requests held for one step only, and everything if nothing can move.

@@ -6,14 +6,16 @@ preemptions change the ledger's count, as does a step with any other result, so 
 compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
-from penstock_vllm.engine import EngineRequest
+from penstock_vllm.engine import EngineRequest, StepOutput
 from penstock_vllm.under_way import UnderWay
 from penstock_vllm.view import KvMemory
+
+NO_CHUNKS: Mapping[str, int] = {}
 
 
 @dataclass(slots=True)
@@ -44,6 +46,10 @@ class RepeatedPlan:
         self.steps_left -= 1
         self.work = further(self.work, self.running)
         self.seconds += self.further_s
+
+    def last_step(self, output: StepOutput, asked_s: float) -> UnderWay:
+        """Return the last step, which vLLM has made like this."""
+        return UnderWay(output, asked_s, self.work, self.seconds, NO_CHUNKS, self.membership)
 
 
 def repeated_from(

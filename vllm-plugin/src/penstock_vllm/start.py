@@ -6,12 +6,18 @@ from typing import Any
 from penstock_core.domain.policy import Policy
 from penstock_core.domain.replica_view import Limits
 from penstock_core.policies import build
+from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.speculation import Speculation
 
 from penstock_vllm.learned import EngineEstimates
+from penstock_vllm.pending_model import PendingModel
 from penstock_vllm.settings import PluginSettings
 from penstock_vllm.tickets import ReadFields, TicketFields, unchecked
 from penstock_vllm.view import StepBounds
 from penstock_vllm.warm_up import warm_up
+
+WARM_UP_MODEL = "llama-3-8b-a100"
+"""Time model for the warm-up while the engine's own is still to be measured; never used for planning."""
 
 
 def additional_config(vllm_config: Any) -> Mapping[str, Any]:
@@ -25,6 +31,19 @@ def fields_reader(settings: PluginSettings, clock: Callable[[], float]) -> ReadF
     if settings.tickets and settings.telemetry is not None:
         return TicketFields(settings.telemetry, clock)
     return unchecked
+
+
+def pending_model(settings: PluginSettings) -> PendingModel | None:
+    """Return the time model that the sidecar is to measure; None where it is set."""
+    if settings.model is not None or settings.telemetry is None:
+        return None
+    return PendingModel(settings.telemetry)
+
+
+def first_estimates(settings: PluginSettings, draft_tokens: int) -> EngineEstimates:
+    """Return what is known of the engine before its first step. draft_tokens: most of a request."""
+    drafter = Speculation(draft_tokens, settings.acceptance) if draft_tokens else None
+    return EngineEstimates(settings.model or time_model(WARM_UP_MODEL), drafter)
 
 
 def warm_policy(settings: PluginSettings, bounds: StepBounds, estimates: EngineEstimates) -> Policy[Any]:

@@ -57,6 +57,11 @@ def under_way(
     return UnderWay(output, asked_s, work, model.seconds(work), chunks)
 
 
+def computes_one_each(output: StepOutput, running: int) -> bool:
+    """Return whether a step computes one token each of as many requests as are running."""
+    return len(output.num_scheduled_tokens) == running == output.total_num_scheduled_tokens
+
+
 def decoded(request: EngineRequest, before_tokens: int) -> bool:
     """Return whether a step that began with this many computed tokens began after the request's prefill."""
     tokens = request.num_tokens
