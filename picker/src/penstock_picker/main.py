@@ -12,7 +12,7 @@ from random import Random
 import structlog
 from penstock_pool import Pool
 from penstock_routing import assembly
-from penstock_routing.front_process import Configuration, run_front, served_tls
+from penstock_routing.front_process import Configuration, run_front, running, served_tls
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
 from penstock_runtime.http_connection.bounds import HttpBounds
@@ -66,10 +66,8 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
     endpoints = None if options.endpoints_file is None else EndpointsFile(options.endpoints_file)
     if endpoints is not None:
         parts.append(endpoints.keep(replica_set))
-    beside = [asyncio.create_task(part) for part in parts]
-    stopping = asyncio.create_task(stop.wait())
-    admin = listen(options.admin_host, options.admin_port)
-    try:
+    async with running(parts, stop) as until_stopped:
+        admin = listen(options.admin_host, options.admin_port)
         async with AsyncExitStack() as stack:
             pages = admin_app(picker, replica_set, pool.metadata.name, endpoints)
             await stack.enter_async_context(serving(pages, admin, PAGES_DRAIN_S, PAGES_BOUNDS))
@@ -92,15 +90,8 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
                 )
                 addresses["ext_proc"] = f"{options.host}:{stack.enter_context(processor)}"
             log.info("ready", **addresses, admin=address_of(admin))
-            await asyncio.wait({stopping, *beside}, return_when=asyncio.FIRST_COMPLETED)
-            for part in beside:
-                if part.done():
-                    part.result()
+            await until_stopped()
             await _drain(options, pool)
-    finally:
-        for task in (stopping, *beside):
-            task.cancel()
-        await asyncio.wait(beside)
     log.info("stopped")
 
 

@@ -11,7 +11,7 @@ from random import Random
 
 import structlog
 from penstock_routing import assembly
-from penstock_routing.front_process import Configuration, run_front, served_tls
+from penstock_routing.front_process import Configuration, run_front, running, served_tls
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
 from penstock_runtime.client_tls import Contexts, client_contexts
@@ -60,33 +60,24 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
         head_bytes=pool.spec.router.max_header_bytes, write_s=pool.spec.router.write_timeout_s
     )
     drain_s = pool.spec.router.drain_timeout_s if options.drain_s is None else options.drain_s
-    beside = [
-        asyncio.create_task(part)
-        for part in (
-            *assembly.sharing(placements, limits, replica_set, app.metrics),
-            *assembly.refreshing(options, pool, keys, app.metrics),
-            replica_set.follow(source),
-        )
+    parts = [
+        *assembly.sharing(placements, limits, replica_set, app.metrics),
+        *assembly.refreshing(options, pool, keys, app.metrics),
+        replica_set.follow(source),
     ]
-    stopping = asyncio.create_task(stop.wait())
     try:
         async with (
+            running(parts, stop) as until_stopped,
             serving(admin_app(app, settings.pool), admin, PAGES_DRAIN_S, PAGES_BOUNDS),
             serving(app, listener, drain_s, bounds, served_tls(options)) as server,
         ):
             where = str(options.service or len(options.replicas))
             log.info("ready", address=address_of(listener), admin=address_of(admin), replicas=where)
-            await asyncio.wait({stopping, *beside}, return_when=asyncio.FIRST_COMPLETED)
-            for part in beside:
-                if part.done():
-                    part.result()
+            await until_stopped()
             app.draining = True
             server.close_after_responses()
             await asyncio.sleep(min(options.lame_duck_s, drain_s))
     finally:
-        for task in (stopping, *beside):
-            task.cancel()
-        await asyncio.wait(beside)
         app.close()
     log.info("stopped")
 

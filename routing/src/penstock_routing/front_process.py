@@ -6,7 +6,8 @@ Exit codes: 0 stopped, 1 failure, 2 invalid pool file, keys or certificates, wit
 import asyncio
 import ssl
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from penstock_pool import Pool, PoolError, load_keys, load_pool
@@ -47,6 +48,31 @@ def run_front(process: str, options: FrontOptions, serve: Serve) -> int:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     return run_process(lambda stop: serve(configuration, stop))
+
+
+@asynccontextmanager
+async def running(
+    parts: Iterable[Coroutine[None, None, None]], stop: asyncio.Event
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Run the parts of a process beside a block, and cancel them after it.
+
+    Yields a function that waits until `stop` is set or a part has ended, and raises the part's error.
+    """
+    beside = [asyncio.create_task(part) for part in parts]
+    stopping = asyncio.create_task(stop.wait())
+
+    async def until_stopped() -> None:
+        await asyncio.wait({stopping, *beside}, return_when=asyncio.FIRST_COMPLETED)
+        for part in beside:
+            if part.done():
+                part.result()
+
+    try:
+        yield until_stopped
+    finally:
+        for task in (stopping, *beside):
+            task.cancel()
+        await asyncio.wait(beside)
 
 
 def served_tls(options: FrontOptions) -> ssl.SSLContext | None:
