@@ -99,7 +99,7 @@ def test_ratios_have_a_geometric_mean() -> None:
     assert geometric_mean(iter((0.5, 2.0, 8.0))) == pytest.approx(2.0)
 
 
-def test_pages_say_what_the_rows_say() -> None:
+def test_pages_match_the_capacity_rows() -> None:
     rows = Rows(RESULTS / "capacity.json")
     for path in FILLED:
         text = path.read_text()

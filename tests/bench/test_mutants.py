@@ -124,7 +124,7 @@ def test_code_without_an_observable_effect_is_left_alone(source: str) -> None:
     assert changes(source) == []
 
 
-def test_survivors_are_what_the_tests_do_not_say(project: Path) -> None:
+def test_mutants_survive_where_no_test_asserts_the_behaviour(project: Path) -> None:
     mutants = of_package(project, "parcels")
     found = judged(project, "parcels", ["tests/parcels"], mutants, jobs=1)
     survivors = [f"{mutant.was} -> {mutant.text}" for mutant, verdict in found if verdict == "survived"]

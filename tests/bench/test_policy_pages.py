@@ -23,11 +23,11 @@ def test_every_policy_of_the_table_has_a_page() -> None:
 
 
 @pytest.mark.parametrize("page", THEIRS)
-def test_a_page_says_what_the_table_says(page: Path) -> None:
+def test_a_policy_page_matches_the_capacity_table(page: Path) -> None:
     assert page.read_text() == written(page, Rows(TABLE))
 
 
-def test_a_row_says_what_was_tuned_and_what_was_not_searched(tmp_path: Path) -> None:
+def test_a_row_shows_the_tuned_setting_or_that_it_was_not_searched(tmp_path: Path) -> None:
     page, found = tmp_path / "vllm.md", Rows(tmp_path / "capacity.json")
     page.write_text(f"# vllm\n\nIts idea.\n\n{HEADING}\nOld rows.\n")
     found.add(answer("vllm-spec", ONE_SAMPLE, PolicySetting(4096, 2)))

@@ -51,7 +51,7 @@ def test_kube_score_finds_nothing(value_set: str, tmp_path: Path) -> None:
     assert scored.returncode == 0, scored.stderr
 
 
-def test_the_package_holds_what_is_installed_and_no_more(tmp_path: Path) -> None:
+def test_the_package_holds_only_the_installed_files(tmp_path: Path) -> None:
     done = helm("package", CHART, "--destination", tmp_path)
     (package,) = tmp_path.glob("penstock-*.tgz")
     assert done.returncode == 0, done.stderr

@@ -70,7 +70,7 @@ def panel_expressions() -> Iterator[tuple[str, str]]:
             yield panel["title"], target["expr"]
 
 
-def test_alerts_read_what_is_exported() -> None:
+def test_alerts_read_exported_metrics() -> None:
     found, known = rules(rendered("ha")), exported()
     metrics = known.metrics | {rule["record"] for rule in found if "record" in rule} | {"up"}
     for rule in found:
@@ -80,7 +80,7 @@ def test_alerts_read_what_is_exported() -> None:
         assert reads.labels <= known.labels, rule["expr"]
 
 
-def test_panels_read_what_is_exported() -> None:
+def test_panels_read_exported_metrics() -> None:
     known = exported()
     for title, expression in panel_expressions():
         reads = read(expression)
@@ -89,7 +89,7 @@ def test_panels_read_what_is_exported() -> None:
         assert reads.labels <= known.labels, title
 
 
-def test_the_dashboard_shows_what_a_pool_is_judged_by() -> None:
+def test_the_dashboard_shows_attainment_latency_and_capacity_of_a_pool() -> None:
     read_there = {metric for _, expression in panel_expressions() for metric in read(expression).metrics}
     assert read_there >= {
         "penstock_router_slo_met_total",
@@ -111,7 +111,7 @@ def test_the_dashboard_is_carried_whole_where_grafana_looks_for_it() -> None:
     assert json.loads(carried["data"]["penstock.json"]) == dashboard()
 
 
-def test_every_alert_says_how_bad_it_is_and_what_it_means() -> None:
+def test_every_alert_has_a_severity_and_a_description() -> None:
     for alert in (rule for rule in rules(rendered("ha")) if "alert" in rule):
         assert alert["labels"]["severity"] in ("warning", "critical")
         assert alert["labels"]["team"] == "inference"

@@ -67,7 +67,7 @@ def test_operators_of_a_release_share_the_lease_that_comes_with_it() -> None:
     )
 
 
-def test_the_operator_watches_what_it_has_rights_in() -> None:
+def test_the_operator_watches_the_namespaces_that_it_has_rights_in() -> None:
     manifests = rendered(flags=["--set", "watchNamespaces={team-a,team-b}"])
     assert read_options(environment(manifests)).namespaces == ("team-a", "team-b")
     assert read_options(environment(rendered())).namespaces == ()

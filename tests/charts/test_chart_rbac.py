@@ -78,7 +78,7 @@ def test_the_page_lists_the_roles_of_users() -> None:
         assert output == rights(role(rendered(), "ClusterRole", name))
 
 
-def test_every_rule_says_what_it_is_for() -> None:
+def test_every_rbac_rule_is_documented_with_its_purpose() -> None:
     for name in ("operator", "cluster", "lease", "people"):
         found = list(rows(name))
         assert found, name

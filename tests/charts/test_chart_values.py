@@ -24,7 +24,7 @@ def test_every_value_is_described_and_every_described_one_has_a_default() -> Non
     assert [path for path, schema in known.items() if not schema.get("description", "").endswith(".")] == []
 
 
-def test_the_readme_says_what_the_schema_says() -> None:
+def test_the_charts_readme_lists_the_values_of_its_schema() -> None:
     assert between(README.read_text(), "values") == values_table(), "stale: make chart"
 
 

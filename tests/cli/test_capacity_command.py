@@ -74,7 +74,7 @@ def test_standard_output_holds_json_alone(penstock: Call, capfd: pytest.CaptureF
     assert "coder" in err
 
 
-def test_the_table_has_the_best_first_and_says_what_it_was_tuned_to(
+def test_the_table_has_the_best_policy_first_and_its_tuned_setting(
     penstock: Call, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert penstock("--scenario", "coder", "--policy", "vllm,oracle", "--lengths", "known") == 0
@@ -152,7 +152,7 @@ def test_json_on_standard_output_is_alone_there(penstock: Call, capfd: pytest.Ca
     assert "90 % of requests meet every target" in shown.err
 
 
-def test_beside_a_file_the_table_and_what_its_figures_are_stay_on_standard_output(
+def test_with_a_json_file_the_table_and_its_explanation_stay_on_standard_output(
     penstock: Call, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert penstock("--scenario", "coder", "--policy", "oracle", "--json", "o.json") == 0

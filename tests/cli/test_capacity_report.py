@@ -49,7 +49,7 @@ def test_where_nothing_attains_there_is_no_best() -> None:
     assert list(shown.columns[7].cells) == ["–"]
 
 
-def test_the_title_says_what_was_asked_of_how_many() -> None:
+def test_the_title_states_the_search_conditions_and_the_replicas() -> None:
     def title(replicas: int) -> str:
         requested = SearchConditions(replicas, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, 1, "round-robin")
         return str(table(ANSWERS, requested).title)

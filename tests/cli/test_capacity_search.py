@@ -370,7 +370,7 @@ def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
     assert error.value.exit_code == 2
 
 
-def test_searches_side_by_side_find_what_they_find_alone() -> None:
+def test_parallel_searches_find_the_same_as_searches_alone() -> None:
     world = wall(lambda trial: 1.0 + trial.batch_tokens / 8192)
     questions = [question("vllm"), question("sarathi"), question("slos-serve")]
     with TrialLog(None) as memory:
@@ -416,7 +416,7 @@ def test_a_search_begins_in_the_middle_of_every_axis() -> None:
     assert str(grid_of("distserve", scenario("coder")).start.ratio) == "1:2"
 
 
-def test_a_setting_is_named_by_what_differs() -> None:
+def test_a_setting_is_named_by_its_values_that_differ_from_the_default() -> None:
     assert str(PolicySetting(512)) == "512 tokens a step"
     assert str(PolicySetting(512, 3, Ratio(1, 2), 16)) == "512 tokens a step, 3 drafts, GPUs 1:2, 16 slots"
 

@@ -229,7 +229,7 @@ def test_targets_that_are_none(text: str, output: str) -> None:
     assert error.value.exit_code == 2
 
 
-def test_tables_and_json_have_the_worst_tier_first_and_last_what_is_not_judged() -> None:
+def test_tables_and_json_have_the_worst_tier_first_and_tiers_without_targets_last() -> None:
     tally = ReplayTally(frozenset({"batch"}))
     for tier, ending, kept in (
         ("batch", RequestEnding.BEST_EFFORT, True),

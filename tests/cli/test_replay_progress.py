@@ -55,7 +55,7 @@ async def test_the_rate_is_that_of_the_last_periods(frozen: None) -> None:
     assert rates[-2:] == [f"{100 / (LINE_EVERY_S * RATE_PERIODS):.1f}/s sent", "0.0/s sent"]
 
 
-async def test_a_bar_shows_what_is_answered_now_and_at_the_end(frozen: None) -> None:
+async def test_a_progress_bar_shows_the_answered_requests_now_and_at_the_end(frozen: None) -> None:
     terminal, progress = console(terminal=True), ReplayProgress()
     async with show_progress(terminal, "trace", progress, 100):
         await skip(0.0)

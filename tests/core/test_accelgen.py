@@ -92,7 +92,7 @@ def test_the_pivot_is_where_throughput_saturates() -> None:
     assert pivot_tokens(TimeModel("flat", (Term(0.0, 0.01),))) > 1e9
 
 
-def test_the_budget_is_what_fits_the_tightest_time_between_tokens_up_to_the_pivot() -> None:
+def test_the_budget_fits_the_tightest_tpot_and_is_at_most_the_pivot() -> None:
     loose, tight = decode("loose", tpot_s=0.09), decode("tight", tpot_s=0.03)
     view = replica([], [])
     assert budget(view, [loose, tight], 0.1875).tokens == 200
@@ -101,7 +101,7 @@ def test_the_budget_is_what_fits_the_tightest_time_between_tokens_up_to_the_pivo
     assert budget(view, [], 0.1875) == Budget(400, inf, pytest.approx(0.05))  # type: ignore[arg-type]
 
 
-def test_the_budget_counts_what_decodes_read() -> None:
+def test_the_budget_counts_the_context_that_decodes_read() -> None:
     """20 ms are left for tokens and for reading 101 tokens of context at 50 us each."""
     reading = TimeModel("reading", MODEL.terms, 5e-5)
     tight = budget(replica([], [], model=reading), [decode("d", tpot_s=0.03)], 0.1875)
@@ -146,7 +146,7 @@ def test_requests_without_targets_wait_or_are_held_to_reading_speed() -> None:
     assert remaining_s(reader) == pytest.approx(0.1875 - 0.1 - 0.05)
 
 
-def test_computing_again_takes_all_chunks_of_what_is_there() -> None:
+def test_recomputation_takes_all_chunks_of_the_computed_context() -> None:
     job = advance(prompt("a", 400), 400, 1, NOW_S)
     assert claim(job, NOW_S, TEMPO, 0.1875, FOREVER_S).recompute_s == pytest.approx(2 * 0.05)
 
@@ -192,7 +192,7 @@ def test_time_left_or_overdrawn_by_an_iteration_is_carried_to_the_next(used_s: f
     assert remaining_s(job) == pytest.approx(0.05 + (0.05 - used_s) + 0.1)
 
 
-def test_preemptions_take_their_share_of_what_a_job_may_wait() -> None:
+def test_expected_preemptions_shorten_the_time_that_a_job_may_wait() -> None:
     job = advance(prompt("a", 400, waited_s=0.0, targets=JOB_TARGET, output=51), 400, 1, NOW_S)
     assert remaining_s(job) - remaining_s(job, TEMPO._replace(pause_s=0.01)) == pytest.approx(0.01)
 
@@ -339,12 +339,12 @@ def test_a_decode_that_needs_a_block_preempts_the_one_with_most_time() -> None:
 # Algorithm 2
 
 
-def test_distance_is_what_stays_unused_of_both() -> None:
+def test_distance_is_the_share_of_both_resources_that_stays_unused() -> None:
     assert distance(ResourceDemand(100, 5), ResourceDemand(400, 45), 1000, 100) == pytest.approx(0.5)
     assert distance(ResourceDemand(400, 45), ResourceDemand(400, 45), 1000, 100) == 0.0
 
 
-def test_the_prompt_nearest_to_what_is_left_goes_first() -> None:
+def test_the_prompt_nearest_to_the_remaining_budget_goes_first() -> None:
     waiting = [prompt("small", 20), prompt("large", 380), prompt("middle", 200)]
     assert step_of(replica([], waiting)).tokens == {"large": 380, "small": 20}
 
@@ -462,7 +462,7 @@ def test_best_effort_comes_after_all_and_has_its_turn_once_it_has_waited_long() 
     assert list(step_of(replica([], [old, prompt("a", 300)])).tokens) == ["old", "a"]
 
 
-def test_decodes_draft_what_the_drafter_is_set_to() -> None:
+def test_decodes_draft_as_many_tokens_as_the_drafter_is_set_to() -> None:
     assert step_of(replica([decode("d")], [], speculation=Speculation(3, 0.7))).drafts == {"d": 3}
 
 

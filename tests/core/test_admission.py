@@ -179,7 +179,7 @@ def test_a_decode_that_is_nearly_due_delays_everything_else() -> None:
     assert admitted(answer(nearly_due, urgent)) == 0
 
 
-def test_several_candidates_wait_for_what_is_nearly_due() -> None:
+def test_several_candidates_wait_for_tokens_that_are_nearly_due() -> None:
     """Each would have been in time alone; the program takes as many as the next period has room for."""
     nearly_due = replica((decodes("d", tpot_s=0.06),), now_s=0.02)
     crowd = [asks(f"{i}", 1000, ttft_s=0.3) for i in range(6)]

@@ -17,7 +17,7 @@ def learned(values: list[float]) -> Gaussian:
     return gaussian
 
 
-def test_it_has_the_mean_and_deviation_of_what_it_saw() -> None:
+def test_the_learned_gaussian_has_the_mean_and_deviation_of_its_samples() -> None:
     random = Random(1)
     values = [random.gauss(300, 80) for _ in range(500)]
     gaussian = learned(values)

@@ -276,12 +276,12 @@ def test_capacity_is_unknown_until_something_is_refused() -> None:
     assert after(remembering(2), seen(chat(60, refused=30), HALF)) == pytest.approx(1.0)
 
 
-def test_capacity_moves_to_what_refusals_show_by_half_in_the_observed_time() -> None:
+def test_capacity_moves_halfway_to_the_rate_that_refusals_show() -> None:
     minute = seen(chat(240, refused=120), HALF, elapsed_s=60.0)
     assert after(remembering(2, capacity_rps=3.0), minute) == pytest.approx(2.0)
 
 
-def test_capacity_grows_with_what_is_carried_without_refusals() -> None:
+def test_capacity_grows_with_load_that_is_served_without_refusals() -> None:
     minute = seen(chat(480), HALF, elapsed_s=60.0)
     assert after(remembering(2, capacity_rps=3.0), minute) == pytest.approx(3.5)
 

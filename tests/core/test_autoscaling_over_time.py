@@ -156,7 +156,7 @@ def test_more_refusals_never_ask_for_fewer(arrived: int, ready: int, data: st.Da
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20))
-def test_never_below_what_admitted_requests_fill(shares: list[float]) -> None:
+def test_replicas_never_fall_below_the_capacity_that_admitted_requests_use(shares: list[float]) -> None:
     hasty = replace(POOL, scale_down_window_s=0.0)
     output = [Snapshot(1, kv_tokens_total=10_000, kv_tokens_headroom=round(10_000 * (1 - s))) for s in shares]
     replicas = tuple(ReplicaDemand(f"r{i}", ReplicaState.READY, one) for i, one in enumerate(output))

@@ -182,14 +182,14 @@ def test_each_serves_in_its_own_order(case: str) -> None:
 
 
 @pytest.mark.parametrize(("answer", "first"), [(31, "answers"), (33, "prompts")])
-def test_sjf_weighs_a_prompt_by_what_it_adds_to_a_batch(answer: int, first: str) -> None:
+def test_sjf_weighs_a_prompt_by_the_batch_time_that_it_adds(answer: int, first: str) -> None:
     """A decode step takes 24.9 ms and 1,024 more prompt tokens take 70 ms: 12,000 of them 33 steps."""
     waiting = [prompt("prompts", 11_654, answer=1), prompt("answers", 1, answer=answer + 1)]
     view = replica([], waiting, limits=Limits(batch_tokens=20_000))
     assert next(iter(step_of("sjf", view).tokens)) == first
 
 
-def test_orca_counts_what_runs_at_its_longest() -> None:
+def test_orca_counts_running_requests_at_their_longest() -> None:
     """The one that runs may come to 600 tokens, 38 blocks; the new one to 37 of the other 37."""
     running = [decode("a")]
     fits = replica(running, [prompt("b", 92, most=500)], free_blocks=68)
@@ -271,7 +271,7 @@ def test_a_prompt_in_chunks_that_ran_out_of_blocks_lets_decodes_go_on() -> None:
     assert (dict(step.tokens), step.preempt) == ({"a": 1}, ())
 
 
-def test_every_decode_drafts_what_the_drafter_is_set_to() -> None:
+def test_every_decode_drafts_as_many_tokens_as_the_drafter_is_set_to() -> None:
     step = Vllm().step(replica([decode("a"), decode("b")], [prompt("c")], drafts=3), None)[0]
     assert step.tokens == {"a": 1, "b": 1, "c": 100}
     assert step.drafts == {"a": 3, "b": 3}

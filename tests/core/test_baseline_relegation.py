@@ -182,7 +182,7 @@ def test_a_prompt_under_way_takes_blocks_from_those_served_later() -> None:
     assert (step.tokens, step.preempt) == ({"sooner": 160}, ("later",))
 
 
-def test_fluidserve_holds_what_would_not_fit_to_its_end() -> None:
+def test_fluidserve_holds_back_prompts_whose_answers_would_not_fit_kv_memory() -> None:
     """120 blocks: two prompts of 32 fit with answers of 50, a third would at once but not for long."""
     waiting = [prompt(name, 500, answer=200) for name in "abc"]
     step = step_of(FluidServe(), replica([], waiting, free_blocks=120))
@@ -199,7 +199,7 @@ def test_fluidserve_counts_memory_when_others_have_ended() -> None:
     assert "p" not in step_of(FluidServe(), replica([stays], [candidate], free_blocks=45)).tokens
 
 
-def test_fluidserve_holds_what_would_break_a_tpot() -> None:
+def test_fluidserve_holds_back_prompts_that_would_break_a_tpot_target() -> None:
     running = [decode(f"d{i}", 16, tpot_s=0.025, due_in_s=0.5) for i in range(1)]
     assert set(step_of(FluidServe(), replica(running, [prompt("p")])).tokens) == {"d0", "p"}
     running = [decode(f"d{i}", 16, tpot_s=0.025, due_in_s=0.5) for i in range(2)]

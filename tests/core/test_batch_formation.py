@@ -84,7 +84,7 @@ def test_decodes_alone_all_get_one_token() -> None:
     assert step.duration_s == pytest.approx(0.02493756)
 
 
-def test_prefill_fills_what_decodes_leave_of_the_longest_batch() -> None:
+def test_prefill_fills_the_longest_batch_beside_decodes() -> None:
     step = batch([decode("a")], [prompt("p", 5000)])
     assert step.tokens["a"] == 1
     assert step.duration_s <= ORDINARY_S < step.duration_s + 0.0001
@@ -255,7 +255,7 @@ def test_a_running_prefill_takes_blocks_from_later_ones_but_a_waiting_one_does_n
     assert (waits.tokens, waits.preempt) == ({"d": 1}, ())
 
 
-def test_a_running_prefill_takes_what_blocks_there_are() -> None:
+def test_a_running_prefill_takes_the_free_blocks() -> None:
     step = batch([prompt("head", 900, due_in_s=0.5, done=160), decode("d", due_in_s=0.1)], [], free_blocks=3)
     assert step.tokens == {"d": 1, "head": 48}
     assert batch([prompt("head", 900, done=160)], [], free_blocks=0).tokens == {}

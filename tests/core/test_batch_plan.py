@@ -154,7 +154,7 @@ def test_batches_last_until_the_first_token_due() -> None:
     )
 
 
-def test_a_late_decode_leaves_half_of_what_its_period_does() -> None:
+def test_a_late_decode_limits_the_batch_to_half_of_its_slack() -> None:
     reported = foreseen([decode("d", due_in_s=-0.2)], [prompt("p", 900, 5.0)])
     assert reported.in_time
     assert reported.first.limit_s == pytest.approx((STEP_S + 0.1) / 2, abs=1e-3)

@@ -89,7 +89,7 @@ def test_where_blocks_run_out_the_young_are_preempted_to_the_old() -> None:
     assert (batch.tokens, list(batch.preempted)) == ({"old": 1}, ["young"])
 
 
-def test_a_prefill_under_way_takes_what_blocks_there_are() -> None:
+def test_a_prefill_in_progress_takes_the_free_blocks() -> None:
     assert filled([offline("p", 2000, done=160)], [], free_blocks=2).tokens == {"p": 32}
     assert filled([offline("p", 2000, done=160)], [], free_blocks=0).tokens == {}
 

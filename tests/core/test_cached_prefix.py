@@ -106,7 +106,7 @@ def test_the_oldest_does_not_move_while_others_that_wait_hold_its_blocks() -> No
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_starts_a_prompt_with_what_is_not_cached(name: str) -> None:
+def test_every_policy_computes_only_the_uncached_part_of_a_prompt(name: str) -> None:
     policy: Any = build(name)
     job = with_cached_prefix(asks("a", 4000), 3936, 200)
     step, _ = policy.step(replica(waiting=(job,)), policy.start())

@@ -85,7 +85,7 @@ def worth(program: Program, chosen: list[int]) -> float:
 
 @pytest.mark.parametrize("equal", [True, False])
 @pytest.mark.parametrize("crowded", [True, False])
-def test_the_answer_is_worth_what_the_best_set_is(equal: bool, crowded: bool) -> None:
+def test_the_chosen_set_has_the_value_of_the_best_by_brute_force(equal: bool, crowded: bool) -> None:
     for seed in range(700):
         program = instance(seed, new=seed % 7, equal=equal, crowded=crowded)
         chosen = best_set(program)

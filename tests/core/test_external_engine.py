@@ -148,7 +148,7 @@ def test_without_prompts_it_is_the_iteration_under_way() -> None:
     assert prefill_forecast(busy, EngineJobs()) == PrefillForecast(0, 0.5, 1.5)
 
 
-def test_once_the_prompts_are_done_all_decode_and_hold_what_they_have_come_to() -> None:
+def test_after_their_prompts_all_requests_decode_and_hold_their_context() -> None:
     given = decode("o")._replace(best_effort=True)
     inside = EngineJobs((decode(), given), (prompt(tokens=98),), since_s=0.0)
     ahead = planning_view(view(tokens=51, blocks=20), inside)

@@ -85,7 +85,7 @@ def test_reasons_of_infeasible_sets(
         assert 0 < earliest_s(admitted(view, there), [new], answer) < inf
 
 
-def test_a_price_is_asked_only_where_it_is_known_what_is_usual() -> None:
+def test_the_memory_price_applies_only_beside_enough_running_requests() -> None:
     costly = asks("a", 1000, 3000)
     few, many = decodes(FEW_REQUESTS - 1), decodes(FEW_REQUESTS)
     assert isinstance(feasible(admitted(replica(400), few), [costly]), Feasible)

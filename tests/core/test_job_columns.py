@@ -12,7 +12,7 @@ def job(name: str, prompt: int, tpot_s: float | None = 0.1) -> Job:
     return new_job(Request(name, "tier", 0.0, prompt, 4096, Targets(1.0, tpot_s)), 50, best_effort=False)
 
 
-def test_every_column_is_what_each_job_says_of_itself() -> None:
+def test_every_column_equals_the_attribute_of_each_job() -> None:
     decode = advance(job("decode", 300), 300, 1, 0.5)
     chunked = advance(job("chunked", 700), 512, 0, 0.5)
     last_token = advance(job("last token", 20), 19, 0, 0.5)

@@ -151,7 +151,7 @@ def test_weights_never_grow_past_what_a_float_holds(monkeypatch: pytest.MonkeyPa
 
 
 @given(predictors(), st.integers(0, 40_000), st.integers(0, 300_000), st.integers(1, 300_000))
-def test_a_prediction_is_above_what_is_there_and_within_the_limit(
+def test_a_prediction_exceeds_the_generated_tokens_and_stays_within_the_limit(
     predictor: LengthPredictor, prompt_tokens: int, generated: int, most: int
 ) -> None:
     predicted = predictor.predict("a", prompt_tokens, generated, most)

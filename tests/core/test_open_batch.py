@@ -48,7 +48,7 @@ def job_of(name: str, kind: str, tokens: int, done: int) -> Job:
 
 
 @given(JOBS, st.data())
-def test_a_batch_knows_what_it_holds_and_how_long_it_takes(
+def test_a_batch_tracks_its_tokens_blocks_and_duration(
     kinds: list[tuple[str, int, int]], data: st.DataObject
 ) -> None:
     jobs = [job_of(f"j{i}", *kind) for i, kind in enumerate(kinds)]

@@ -171,7 +171,7 @@ def giving_way(need: Job, blocks: int, slots: int, free: int = 0) -> tuple[bool,
     return there, list(batch.preempted)
 
 
-def test_best_effort_is_preempted_first_what_was_started_last_first() -> None:
+def test_best_effort_is_preempted_first_in_reverse_order_of_start() -> None:
     candidate = prompt("need", due_s=2.0)
     assert giving_way(candidate, 0, 0) == (True, [])
     assert giving_way(candidate, 1, 0, free=1) == (True, [])

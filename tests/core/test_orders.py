@@ -284,7 +284,7 @@ def test_in_a_large_pool_a_holder_is_found_at_any_turn() -> None:
 
 
 @pytest.mark.parametrize("name", ["least-loaded", "lmetric", "best-fit", "class-affinity"])
-def test_orders_by_load_count_only_what_is_not_cached(name: str) -> None:
+def test_orders_by_load_count_only_uncached_tokens(name: str) -> None:
     """A prompt of 1000 tokens, 900 of them cached at r1, where a little more is to be done before it."""
     shorter = replace(IDLE, running=1, work_s=0.01, prefill_wait_s=0.01, prefill_tokens_left=100)
     longer = replace(IDLE, running=1, work_s=0.05, prefill_wait_s=0.05, prefill_tokens_left=500)

@@ -22,7 +22,7 @@ def batches(*queue: Job, decodes: int = 3, batch_tokens: int = 10) -> Batches:
 @pytest.mark.parametrize(
     ("tokens", "sizes"), [(1, [1]), (7, [7]), (8, [7, 1]), (14, [7, 7]), (15, [7, 7, 1])]
 )
-def test_each_batch_has_what_its_decodes_leave(tokens: int, sizes: list[int]) -> None:
+def test_each_batch_has_the_prefill_tokens_that_decodes_leave_room_for(tokens: int, sizes: list[int]) -> None:
     attention = chunk_work(tokens, 0)
     seconds = [MODEL.seconds(BatchWork(3 + size, 200, attention * size / tokens)) for size in sizes]
     assert batches(prompt(tokens)) == Batches(len(sizes), pytest.approx(sum(seconds)))  # type: ignore[arg-type]

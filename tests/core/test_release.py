@@ -61,7 +61,7 @@ def released(
     return release(chosen.step, view(held, now_s, blocks, limits), inside, chosen.start(), window)
 
 
-def test_an_idle_engine_gets_what_one_step_of_the_policy_computes() -> None:
+def test_an_idle_engine_gets_the_requests_of_one_step_in_the_policys_order() -> None:
     due = [job("loose", 5, ttft_s=5.0), job("tight", 5, ttft_s=0.3), job("next", 5, ttft_s=0.9)]
     assert released(due).released == ("tight", "next", "loose")
     assert released(due, policy="vllm").released == ("loose", "tight", "next")

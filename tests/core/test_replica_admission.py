@@ -77,7 +77,7 @@ def test_bounds_hold_within_one_burst() -> None:
     assert refused == [Rejected(Reason.QUEUE_FULL)] * 2
 
 
-def test_the_policy_is_not_troubled_with_what_needs_no_plan() -> None:
+def test_the_policy_is_not_asked_for_requests_that_need_no_plan() -> None:
     policy = OneInTwo()
     assert decide(policy, VIEW, jobs("XY"), FREE, BOUNDS) == [BestEffort(), BestEffort()]
     assert policy.asked == []

@@ -49,7 +49,7 @@ def test_preempted_job_keeps_its_tokens_and_prefills_them_again() -> None:
     assert job.due_s == running.due_s
 
 
-def test_predicted_length_stays_ahead_of_what_was_generated() -> None:
+def test_the_predicted_length_stays_above_the_generated_tokens() -> None:
     job = chat()._replace(output_tokens=2)
     for step in range(5):
         job = advance(job, 1, 1, 10.5 + step)

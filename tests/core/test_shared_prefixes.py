@@ -81,7 +81,7 @@ def test_shared_blocks_are_counted_once_at_every_step(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_requests_outside_of_the_forecast_do_not_hide_what_those_in_it_hold(seed: int) -> None:
+def test_requests_outside_of_the_forecast_do_not_hide_blocks_of_those_in_it(seed: int) -> None:
     random = Random(seed)
     holders = random_holders(random, 10)
     kv, some = kv_of(holders), random.sample(holders, 5)
@@ -91,7 +91,7 @@ def test_requests_outside_of_the_forecast_do_not_hide_what_those_in_it_hold(seed
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_set_of_candidates_is_counted_with_what_it_really_holds_at_least(seed: int) -> None:
+def test_every_set_of_candidates_is_counted_with_at_least_its_held_blocks(seed: int) -> None:
     random = Random(seed)
     holders = random_holders(random, 6)
     kv = kv_of(holders)

@@ -40,7 +40,7 @@ def test_first_token_is_due_by_its_own_target_then_by_half_of_e2e() -> None:
     assert first_token_due_s(10, Targets()) == NO_DEADLINE_S
 
 
-def test_tpot_is_the_tighter_of_tpot_and_what_e2e_leaves() -> None:
+def test_the_tpot_target_is_the_tighter_of_tpot_and_the_rest_of_e2e() -> None:
     assert tpot_target_s(Targets(tpot_s=0.1), output_tokens=50) == 0.1
     assert tpot_target_s(Targets(ttft_s=2, tpot_s=0.1, e2e_s=7), output_tokens=101) == pytest.approx(0.05)
     assert tpot_target_s(Targets(e2e_s=10), output_tokens=11) == pytest.approx(0.5)
@@ -88,7 +88,7 @@ def test_judges_differ_on_a_stall() -> None:
     assert judged_tpot_s(times_s, Judge.MEAN) == pytest.approx(2.9 / 20)
 
 
-def test_every_gap_counts_and_the_last_window_is_what_is_left() -> None:
+def test_every_gap_counts_and_the_last_window_may_be_shorter() -> None:
     assert judged_tpot_s([0.0, 1.0, 1.2], Judge.MAX) == 1.0
     assert judged_tpot_s([0.0, 0.2, 1.2], Judge.MAX) == 1.0
     twelve_s = [0.1 * k for k in range(11)] + [3.0]

@@ -61,7 +61,7 @@ def test_a_new_request_waits_for_the_batch_under_way_and_for_the_queue() -> None
     assert output.prefill_wait_s == pytest.approx(0.5 + 2 * 399 * ORDINARY_S / 602)
 
 
-def test_slack_is_what_the_most_urgent_can_spare() -> None:
+def test_prefill_slack_is_that_of_the_most_urgent_prompt() -> None:
     easy = snapshot(view(waiting=(prefill("a", 399, due_s=9.0), prefill("b", 399, due_s=8.0))))
     tight = snapshot(view(waiting=(prefill("a", 399, due_s=9.0), prefill("b", 399, due_s=0.3))))
     assert easy.prefill_slack_s == pytest.approx(8.0 - ORDINARY_S - 399 * ORDINARY_S / 602)
@@ -162,7 +162,7 @@ def test_a_snapshot_does_not_depend_on_the_clock(there: list[Job], busy_s: float
     assert astuple(at(1024.0)) == pytest.approx(astuple(at(0.0)))
 
 
-def test_work_is_every_token_to_come_at_what_one_more_costs() -> None:
+def test_work_is_every_remaining_token_times_the_marginal_cost_of_a_token() -> None:
     """A decode with 50 to come, one of them under way, and a prompt of 400 with its answer of 50."""
     output = snapshot(view(decode("a", left=50), waiting=(prefill("b", 400),), busy_s=0.5))
     assert output.work_s == pytest.approx(0.5 + 1e-4 * (50 + 400 + 49))

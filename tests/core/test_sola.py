@@ -452,12 +452,12 @@ def test_a_long_prompt_is_cut_where_the_engine_s_batch_ends() -> None:
     assert step_of(view).tokens == {"a": 1024}
 
 
-def test_decodes_draft_what_the_drafter_is_set_to() -> None:
+def test_decodes_draft_as_many_tokens_as_the_drafter_is_set_to() -> None:
     view = replica([decode("d")], [], speculation=Speculation(3, 0.7))
     assert step_of(view).drafts == {"d": 3}
 
 
-def test_best_effort_and_those_without_a_target_take_what_is_left() -> None:
+def test_best_effort_and_requests_without_a_target_take_the_remaining_budget() -> None:
     offline, whenever = prompt("offline", best_effort=True), prompt("whenever", ttft_s=None)
     pressed = [decode("d", since_s=0.99)]
     assert step_of(replica(pressed, [offline, whenever])).tokens == {"d": 1}

@@ -37,7 +37,7 @@ def checking(key: bytes = KEY) -> TicketCheck:
 
 
 @given(fields, st.floats(0, 1e9), st.integers(1, 1000))
-def test_a_ticket_brings_what_was_sealed(some: Mapping[str, Scalar], at_s: float, uses: int) -> None:
+def test_an_opened_ticket_equals_the_sealed_one(some: Mapping[str, Scalar], at_s: float, uses: int) -> None:
     ticket = EngineTicket(some, at_s, uses)
     assert opened(sealed(ticket, KEY), KEY) == ticket
 

@@ -89,7 +89,7 @@ def test_tokens_within_is_the_most_that_fits(
 
 
 @given(MODELS, SCALES, st.integers(1, 20_000), st.integers(0, 200_000))
-def test_tokens_within_returns_what_seconds_was_given(
+def test_tokens_within_is_the_inverse_of_seconds(
     model: TimeModel, scale: float, tokens: int, context: int
 ) -> None:
     model = scaled(model, scale)
@@ -111,7 +111,9 @@ def test_a_prompt_attends_to_half_of_its_square() -> None:
 
 
 @given(st.integers(128, 4096), st.integers(128, 4096), st.integers(0, 8192))
-def test_chunks_attend_to_what_the_whole_does(first: int, second: int, computed: int) -> None:
+def test_the_attention_work_of_chunks_adds_up_to_that_of_the_whole(
+    first: int, second: int, computed: int
+) -> None:
     whole = chunk_work(first + second, computed)
     assert chunk_work(first, computed) + chunk_work(second, computed + first) == whole
 
@@ -135,7 +137,7 @@ def test_scales_by_kind_survive_json() -> None:
 
 
 @given(MODELS, st.dictionaries(st.text(), st.integers() | st.text() | st.none()))
-def test_a_model_of_a_later_version_is_read_by_what_is_known_of_it(
+def test_unknown_fields_of_a_later_versions_model_are_ignored(
     model: TimeModel, later: dict[str, Any]
 ) -> None:
     values = to_json(model)
@@ -143,7 +145,7 @@ def test_a_model_of_a_later_version_is_read_by_what_is_known_of_it(
     assert from_json({**later, **values, "terms": terms}) == model
 
 
-def test_a_model_of_an_earlier_version_has_defaults_for_what_it_does_not_say() -> None:
+def test_a_model_of_an_earlier_version_has_defaults_for_missing_fields() -> None:
     output = {"name": "first", "terms": [{"token_s": 0.3, "fixed_s": -0.2}]}
     assert from_json(output) == TimeModel("first", (Term(0.3, -0.2),))
 

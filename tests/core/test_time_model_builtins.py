@@ -87,7 +87,7 @@ def test_a_measured_engine_adds_attention_and_overhead_to_its_roofline() -> None
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
-def test_kv_cache_fills_what_the_weights_leave_in_whole_blocks(name: str) -> None:
+def test_the_kv_cache_fills_the_memory_beside_the_weights_in_whole_blocks(name: str) -> None:
     builtin = BUILTINS[name]
     tokens = kv_cache_tokens(name)
     left_bytes = (0.9 * builtin.memory_gb - builtin.weights_gb) * 1e9

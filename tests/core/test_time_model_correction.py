@@ -151,7 +151,7 @@ def test_an_impossible_duration_is_refused(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("apply", [expected, corrected])
-def test_a_correction_keeps_what_the_model_was_scaled_by(
+def test_a_correction_multiplies_an_earlier_scale_of_the_model(
     apply: Callable[..., object],
 ) -> None:
     twice = expected(MODEL, Correction(ratio=2.0))

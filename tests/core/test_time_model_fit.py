@@ -51,7 +51,7 @@ def test_one_line_is_enough_where_there_is_one() -> None:
     assert len(found.terms) == 1
 
 
-def test_drafter_steps_cost_what_they_cost() -> None:
+def test_a_fit_recovers_the_cost_of_drafter_steps() -> None:
     true = TimeModel("true", (Term(0.0001, 0.005, 0.002),))
     drafted = [
         BatchWork(batch * (1 + steps), batch * 512, 0.0, steps) for batch in (1, 4, 16) for steps in (1, 2, 4)

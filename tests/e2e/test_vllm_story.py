@@ -22,7 +22,7 @@ def choice(*seconds_best: float) -> dict[str, Any]:
     return {"logprobs": {"top_logprobs": [{"a": -1.0, "b": -1.0 - behind} for behind in seconds_best]}}
 
 
-def test_each_step_says_what_it_shows_in_a_line() -> None:
+def test_each_step_has_a_title_of_one_line() -> None:
     titles = {step: title_of(step) for step in STORY}
     assert all(title.strip() and "\n" not in title for title in titles.values())
     assert len(set(titles.values())) == len(titles) > 5

@@ -199,7 +199,7 @@ def maintainer(granted: list[Manifest]) -> list[Manifest]:
     return [role, binding("admin", "ClusterRole", "admin"), binding("more", "Role", "more")]
 
 
-def test_users_may_do_what_the_clusters_own_roles_allow(
+def test_users_get_rights_on_pools_by_the_clusters_own_roles(
     helm: Callable[..., str], kubectl: Kubectl, namespace: str
 ) -> None:
     helm("install", "penstock", CHART, "--take-ownership")
@@ -220,7 +220,7 @@ def test_users_may_do_what_the_clusters_own_roles_allow(
     helm("uninstall", "penstock", "--wait")
 
 
-def test_the_operator_may_grant_what_routers_need_and_nothing_more(
+def test_the_operator_may_grant_only_the_rights_that_routers_need(
     helm: Callable[..., str], kubectl: Kubectl, namespace: str
 ) -> None:
     helm("install", "penstock", CHART, "--take-ownership")

@@ -40,7 +40,7 @@ def test_explain_reads_as_documentation(kubectl: Kubectl, path: str, lines: list
     assert [line for line in lines if line not in text] == []
 
 
-def test_a_list_shows_what_a_pool_does(kubectl: Kubectl, pools: Pools) -> None:
+def test_kubectl_get_shows_the_state_of_a_pool(kubectl: Kubectl, pools: Pools) -> None:
     pools.create(GOOD).raise_for_status()
     condition = {
         "type": "Ready",
@@ -104,7 +104,7 @@ def test_two_field_managers_may_each_own_a_tier(kubectl: Kubectl) -> None:
     assert [tier["name"] for tier in tiers] == ["chat", "coder", "batch", "night"]
 
 
-def test_apply_says_what_is_wrong_with_a_file(kubectl: Kubectl) -> None:
+def test_kubectl_apply_names_the_invalid_field_of_a_file(kubectl: Kubectl) -> None:
     text = yaml.safe_dump(GOOD).replace("tpot: 50ms", "tpot: '50'")
     done = kubectl("apply", "--filename=-", stdin=text)
     assert done.code == 1

@@ -105,7 +105,7 @@ def scaled(world: World) -> dict[str, Any]:
     return dict(world.pool()["status"].get("autoscaling", {}))
 
 
-def test_rejected_demand_adds_replicas_and_a_restart_keeps_what_was_learned(
+def test_rejected_demand_adds_replicas_and_a_restart_keeps_the_learned_capacity(
     world: World, router: Router, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     with operator_home(world.client) as home:
@@ -146,7 +146,7 @@ def test_rejected_demand_adds_replicas_and_a_restart_keeps_what_was_learned(
 
 
 @pytest.mark.usefixtures("operator")
-def test_attainment_is_what_routers_counted(world: World, router: Router) -> None:
+def test_attainment_is_computed_from_the_routers_counts(world: World, router: Router) -> None:
     router.counts |= {"all_judged": 1000, "all_met": 982}
     world.make("ServingPool", pool_document())
     world.ready()

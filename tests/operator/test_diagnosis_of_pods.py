@@ -194,7 +194,7 @@ def test_a_mount_that_went_well_the_second_time_hides_nothing_else(
         ('secret "ca" cannot be read', Cause.VOLUME_NOT_MOUNTED),
     ],
 )
-def test_a_mount_that_fails_names_what_is_missing_where_it_says_so(message: str, cause: Cause) -> None:
+def test_the_cause_of_a_failed_mount_is_read_from_its_event(message: str, cause: Cause) -> None:
     reported = event("chat-replica-0", "FailedMount", message)
     problem = the_problem(pod(phase="Pending"), events=[reported])
     assert (problem.cause, problem.message) == (cause, f"chat-replica-0: {message}")

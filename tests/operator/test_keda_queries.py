@@ -193,7 +193,7 @@ def test_a_share_within_the_target_adds_nothing(wanted: Wanted) -> None:
     assert wanted("within-target", 2, targetAttainment=0.99) == 3
 
 
-def test_two_refusals_prove_nothing(wanted: Wanted) -> None:
+def test_two_refusals_are_too_few_to_scale_up(wanted: Wanted) -> None:
     assert wanted("few", 2) == 2
 
 

@@ -58,7 +58,7 @@ def filled(desired: int, share: float) -> DemandObservation:
     return DemandObservation(10.0, desired, {"chat": TierDemand()}, replicas=ready)
 
 
-def test_decision_counts_while_it_began_with_what_the_spec_says() -> None:
+def test_an_autoscaling_decision_counts_until_the_specs_replicas_change() -> None:
     status = {"autoscaling": {"replicas": 5, "startedFrom": 2}}
     assert replicas_now(pool(replicas=2), status) == 5
     assert replicas_now(pool(replicas=3), status) == 3

@@ -58,7 +58,7 @@ def test_a_new_object_of_the_same_name_is_not_removed_with_its_predecessor() -> 
     assert len(cache.children(KEY)) == 1
 
 
-def test_a_list_has_what_a_watch_has_missed() -> None:
+def test_a_list_adds_and_removes_objects_whose_changes_the_watch_missed() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "gone", 1))
     requested = cache.state(CONFIG_MAP)

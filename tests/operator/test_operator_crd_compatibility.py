@@ -21,14 +21,14 @@ def test_the_same_release_logs_nothing() -> None:
     assert judge(OURS, OURS) == []
 
 
-def test_older_definition_is_said_with_what_it_lacks() -> None:
+def test_an_older_definition_is_logged_with_its_missing_fields() -> None:
     (line,) = judge(OURS, OURS - {"spec.ingress"})
     assert "older" in line
     assert "spec.ingress" in line
     assert "kubectl apply" in line
 
 
-def test_newer_definition_is_said_with_what_is_unknown_here() -> None:
+def test_a_newer_definition_is_logged_with_its_unknown_fields() -> None:
     (line,) = judge(OURS, OURS | {"spec.teleport"})
     assert "newer" in line
     assert "spec.teleport" in line

@@ -37,7 +37,7 @@ def test_first_look_only_begins_to_count() -> None:
     assert added["chat"]["arrived"] == 0
 
 
-def test_a_tally_returns_what_was_added_since_the_last_reading() -> None:
+def test_a_tally_returns_the_increase_since_the_last_reading() -> None:
     tally = DemandTally()
     tally.added([reading(arrived=500)], 1000.0)
     elapsed_s, added = tally.added([reading(since_s=110, arrived=530)], 1010.0)
@@ -71,7 +71,7 @@ def test_a_tier_that_a_router_has_newly_read_adds_all_of_it() -> None:
     assert (added["chat"]["arrived"], added["coder"]["arrived"]) == (0, 7)
 
 
-def test_router_that_was_silent_once_adds_what_it_missed() -> None:
+def test_a_router_that_missed_one_reading_adds_its_whole_increase_in_the_next() -> None:
     tally = DemandTally()
     tally.added([reading(arrived=500)], 1000.0)
     tally.added([], 1010.0)
@@ -90,7 +90,7 @@ def test_attainment_counts_all_requests_of_all_routers() -> None:
     assert counts_of(readings) == {"chat": TierCounts(100, 90)}
 
 
-def test_demand_says_what_routers_and_pods_say() -> None:
+def test_demand_combines_router_readings_and_pod_states() -> None:
     row = {"name": "chat-replica-0", "state": "ready", "age_s": 0.1, "running": 3, "prefill_wait_s": None}
     reported = reading_of("a", page(held=2, replicas=[row]))
     pods = {"chat-replica-0": ReplicaState.READY, "chat-replica-1": ReplicaState.STARTING}

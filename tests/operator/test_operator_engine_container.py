@@ -243,7 +243,7 @@ def test_vllm_gets_the_gpus_that_it_spans_where_no_device_is_named(
 
 
 @pytest.mark.parametrize("kind", ["simulated", "openai"])
-def test_engines_whose_gpus_are_not_given_get_none(pod_of: PodOf, kind: str) -> None:
+def test_engines_without_gpus_in_the_spec_request_none(pod_of: PodOf, kind: str) -> None:
     assert "limits" not in {k: v for k, v in engine_of(pod_of(kind, image="e:1"))["resources"].items() if v}
 
 

@@ -122,7 +122,7 @@ async def test_other_conflicts_are_reported_and_not_overwritten(action: Apply, r
     assert api.asked == [("apply", "chat")]
 
 
-async def test_orphans_are_deleted_and_what_only_a_person_can_solve_is_said() -> None:
+async def test_orphans_are_deleted_and_conflicts_become_problems_of_the_pool() -> None:
     api, ref = Api(), Ref("v1", "Service", "team", "chat")
     problems, _, metrics = await carried_out(
         api,

@@ -116,7 +116,7 @@ def test_its_log_is_as_the_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert configured == [("penstock-operator", "info", False), ("penstock-operator", "debug", True)]
 
 
-def test_kopf_is_silent_about_what_the_operator_reports_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kopf_does_not_log_events_that_the_operator_logs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object) -> int:
         warnings.warn("coroutine 'f' was never awaited", RuntimeWarning, stacklevel=1)
         with pytest.raises(RuntimeWarning, match="another"):

@@ -112,7 +112,7 @@ def test_an_hpa_has_the_pools_bounds_and_haste(want: Want) -> None:
     }
 
 
-def test_others_autoscalers_read_what_is_exported(want: Want) -> None:
+def test_queries_of_keda_and_hpa_read_documented_metrics(want: Want) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
     reported = {**SCALING, "minReplicas": 0, "by": "keda", "prometheusUrl": "http://prometheus:9090"}
     triggers = want(autoscaling=reported)["ScaledObject/llama"]["spec"]["triggers"]

@@ -69,7 +69,7 @@ def test_routers_get_the_order_that_the_engines_arguments_imply(
     assert read("router", **{**SPEC, "engine": engine, "routing": {"maxHops": 2}}).spec.routing_order == order
 
 
-def test_replicas_that_take_http_know_what_requests_are_checked_by(
+def test_replicas_that_take_http_get_the_settings_that_requests_are_checked_by(
     read: Read, make_pool: Callable[..., Pool]
 ) -> None:
     bounds = {"maxBodyBytes": 2**24, "maxHeaderBytes": 9999, "bodyTimeout": "9s", "writeTimeout": "9s"}

@@ -190,7 +190,7 @@ def test_monitoring_reads_routers_at_their_admin_port(want: Want) -> None:
     assert [probe["port"] for probe in probes] == ["admin"] * 3
 
 
-def test_a_pod_mounts_its_own_key_and_never_what_signs(want: Want) -> None:
+def test_a_pod_mounts_its_own_key_and_never_the_authoritys(want: Want) -> None:
     replicas, routers = (
         {volume["name"]: volume for volume in pod["volumes"]}["tls"]["secret"] for pod in pods(want())
     )

@@ -263,7 +263,7 @@ def test_a_pool_that_is_corrected_is_read_again() -> None:
     assert world.server.events()["Recovered"] == "no longer: SpecInvalid"
 
 
-def test_a_pool_that_is_made_anew_begins_without_what_was_known_of_the_old() -> None:
+def test_a_recreated_pool_starts_without_the_memory_of_the_old_one() -> None:
     world = World(document())
     world.reconciled()
     known = world.reconciler.pool_memories[KEY]
@@ -455,7 +455,7 @@ def test_the_status_of_an_externally_scaled_pool_says_so(by: dict[str, str], sta
     assert "autoscaling" not in world.pool["status"]
 
 
-def test_a_pool_without_replicas_says_what_starts_one() -> None:
+def test_a_pool_without_replicas_is_available_only_if_it_scales_from_zero() -> None:
     world = World(document(replicas=0))
     world.reconciled()
     world.settle()

@@ -68,7 +68,7 @@ def test_claim_and_keys_are_named_by_their_fields() -> None:
     ]
 
 
-def test_all_ways_to_refer_count_and_what_is_optional_does_not() -> None:
+def test_all_kinds_of_references_count_except_optional_ones() -> None:
     with_template = pool(
         engine={
             "type": "openai",

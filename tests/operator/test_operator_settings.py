@@ -61,6 +61,6 @@ def test_a_missing_image_is_named(variable: str) -> None:
         ("PENSTOCK_TLS", "true", 'PENSTOCK_TLS: "true" is neither on nor off'),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_right(variable: str, value: str, message: str) -> None:
+def test_an_invalid_setting_is_named_with_a_valid_value(variable: str, value: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         read_settings({**LEAST, variable: value})

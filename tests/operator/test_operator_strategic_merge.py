@@ -77,7 +77,9 @@ def spec(**fields: Any) -> dict[str, Any]:
         "container merged from the wrong list",
     ],
 )
-def test_a_patch_does_what_it_says(patch: dict[str, Any], path: str, value: Any) -> None:
+def test_a_strategic_merge_patch_sets_merges_and_deletes_fields(
+    patch: dict[str, Any], path: str, value: Any
+) -> None:
     assert merge_pod_template(BASE, patch)["spec"].get(path, "absent") == value
 
 

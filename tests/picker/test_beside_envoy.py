@@ -84,7 +84,7 @@ def ports(path: Path) -> set[int]:
     return {host["port_value"] for host in hosts}
 
 
-async def test_a_restarted_picker_keeps_what_the_one_before_wrote(tmp_path: Path) -> None:
+async def test_a_restarted_picker_keeps_the_endpoints_file_of_its_predecessor(tmp_path: Path) -> None:
     path, known = tmp_path / "endpoints.json", Known()
     write_endpoints(path, ["10.0.0.1:7100"])
     file = EndpointsFile(path)

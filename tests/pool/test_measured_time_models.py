@@ -70,7 +70,7 @@ def test_a_file_that_is_no_model_for_this_pool_is_one_clear_line(
     assert output in line
 
 
-def test_a_file_of_a_later_version_is_read_by_what_is_known_of_it(tmp_path: Path) -> None:
+def test_unknown_fields_of_a_later_versions_file_are_ignored(tmp_path: Path) -> None:
     pool = load_pool(pool_with(tmp_path, time_model=to_json(MODEL) | {"more": 1}))
     assert named_time_model(pool.spec.engine.time_model) == MODEL
 

@@ -117,7 +117,7 @@ def test_every_example_is_a_pool() -> None:
     assert "minimal" in names
 
 
-def test_every_field_says_what_it_is() -> None:
+def test_every_field_of_a_pool_has_a_description() -> None:
     """The cluster's schema is generated from these models, and its reader has nothing else."""
     pool = parse_pool.__globals__["Pool"]
     schema: dict[str, Any] = pool.model_json_schema(by_alias=True)

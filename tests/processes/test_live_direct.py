@@ -77,7 +77,9 @@ async def test_begun_streams_continue_on_another_replica_token_for_token(
         same_answer(whole, one)
 
 
-async def test_a_replica_that_stops_finishes_what_its_engine_has_begun(direct: LivePool) -> None:
+async def test_a_replica_that_stops_finishes_the_requests_that_its_engine_has_started(
+    direct: LivePool,
+) -> None:
     async with direct.async_client() as client:
         whole = await whole_answer(client, direct, 1, TOKENS)
         stream = await begun(client, direct, 1, TOKENS)

@@ -170,7 +170,7 @@ def test_unknown_fields_pass_through(pool: LivePool) -> None:
     assert answer.usage.completion_tokens == 4, "ignore_eos reached the engine"
 
 
-def test_response_headers_say_what_was_decided(pool: LivePool) -> None:
+def test_response_headers_carry_tier_verdict_and_replica(pool: LivePool) -> None:
     with pool.client() as client:
         raw = client.chat.completions.with_raw_response.create(
             model=pool.model, messages=HELLO, max_tokens=1, extra_headers={"x-request-id": "mill-17"}

@@ -79,7 +79,7 @@ def answers(varied: LivePool) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_serves_what_comes_at_once(
+def test_every_policy_serves_streams_that_arrive_together(
     policy: str, varied: LivePool, answers: list[tuple[str, int]]
 ) -> None:
     replica = varied.replicas[list(POLICIES).index(policy)]

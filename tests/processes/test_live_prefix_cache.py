@@ -83,7 +83,7 @@ def test_turns_find_their_prefix_among_three_replicas_by_two_routers(
     assert len(set.union(*served.values())) > 1, "sessions are spread over replicas"
 
 
-def test_a_turn_is_admitted_for_what_is_cached_of_it(caching: LivePool) -> None:
+def test_a_turn_is_admitted_because_its_prefix_is_cached(caching: LivePool) -> None:
     assert ask(caching, "batch", LONG)[0] == "best-effort"
     until(partial(is_known, caching, LONG), "the sidecar has passed on that the prompt is cached")
     verdict, usage = ask(caching, "chat", LONG, "and now?")

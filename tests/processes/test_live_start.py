@@ -93,7 +93,7 @@ def test_bad_value_is_named(program: str, flag: str, value: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_help_says_what_it_is(program: str, tmp_path: Path) -> None:
+def test_help_begins_with_the_programs_usage(program: str, tmp_path: Path) -> None:
     code, lines = ended(tmp_path, [program, "--help"])
     assert code == 0
     assert lines[0].startswith(f"usage: {program}")

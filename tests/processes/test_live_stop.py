@@ -58,7 +58,7 @@ async def test_router_finishes_its_streams(pool: LivePool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sidecar", "engine"])
-async def test_replica_finishes_its_streams_while_the_other_takes_what_is_new(
+async def test_a_stopping_replica_finishes_its_streams_while_the_other_takes_new_requests(
     pool: LivePool, kind: Kind
 ) -> None:
     async with pool.async_client() as client:

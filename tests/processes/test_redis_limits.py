@@ -102,7 +102,7 @@ def admitted(answers: list[RateLimitGrant | ApiError]) -> list[RateLimitGrant]:
     ],
     ids=["requests", "at once", "tokens", "all"],
 )
-async def test_three_routers_admit_what_one_would(
+async def test_three_routers_together_admit_as_many_as_one(
     redis: RedisServer, of: ApplicationLimits, tokens: int, wanted: int
 ) -> None:
     three = [Router(redis, of) for _ in range(3)]
@@ -130,7 +130,7 @@ async def enters(router: Router, tokens: int) -> RateLimitGrant:
     return answer
 
 
-async def test_answers_tell_what_is_left_over_all_routers(redis: RedisServer) -> None:
+async def test_answers_tell_the_requests_left_over_all_routers(redis: RedisServer) -> None:
     a, b = (Router(redis, limits(requestsPerMinute=10)) for _ in range(2))
     async with routers(a, b):
         await a.enter()
@@ -261,7 +261,7 @@ async def test_requests_of_a_crashed_router_are_released_after_its_lease(redis: 
         assert (await alive(1000.0 + LEASE_S, 1, 1, 1))[5::2] == [0, 0, 1]
 
 
-async def test_a_router_that_renews_keeps_what_it_has_under_way(redis: RedisServer) -> None:
+async def test_a_router_that_renews_its_lease_keeps_its_open_requests_counted(redis: RedisServer) -> None:
     of = limits(concurrentRequests=1)
     async with Redis.from_url(redis.url) as client:
         busy, other = Script(client, of, "busy"), Script(client, of, "other")

@@ -84,7 +84,7 @@ def test_decodes_fit_the_cache_to_its_last_token() -> None:
     assert most(4 * (64 + ANSWER_TOKENS) - 1) == 3
 
 
-def test_probes_are_named_by_what_they_ask_for() -> None:
+def test_probes_are_named_by_their_requests() -> None:
     assert (str(PrefillProbe(64)), str(DecodeProbe(4, 100))) == ("prefill of 64", "4 decodes after 100")
 
 
@@ -101,7 +101,7 @@ def test_from_the_ends_inwards_loses_nothing(items: list[int]) -> None:
     assert order[:2] == ([items[0], items[-1]] if len(items) > 1 else items)
 
 
-def test_the_middle_comes_before_what_lies_beside_it() -> None:
+def test_probes_start_at_the_ends_and_halve_the_gaps() -> None:
     assert from_ends(range(9)) == [0, 8, 4, 2, 6, 1, 5, 3, 7]
 
 

@@ -69,7 +69,7 @@ def profiled(
     return found, requested, took_s
 
 
-def test_a_prompt_of_its_own_takes_what_is_left_without_its_way() -> None:
+def test_a_lone_prompt_is_measured_without_the_transport_time() -> None:
     work = BatchWork(500, 0, chunk_work(500, 0))
     virtual = VirtualEngine()
     point = read(virtual, PrefillProbe(500), mixes=False)

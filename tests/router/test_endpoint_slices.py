@@ -37,7 +37,7 @@ def slice_of(*endpoints: dict[str, Any], port: int | None = 7000, family: str = 
         ({"ready": None, "serving": None, "terminating": None}, IN_SERVICE),
     ],
 )
-def test_conditions_say_what_is_wanted_with_a_replica(
+def test_a_replicas_condition_follows_from_its_endpoints_conditions(
     conditions: dict[str, bool | None], condition: Condition
 ) -> None:
     replicas = endpoints_of([slice_of(endpoint("p-0", "10.0.0.1", **conditions))])

@@ -102,7 +102,7 @@ async def test_a_malformed_slice_in_a_list_is_passed_over() -> None:
     assert watch.malformed == 5
 
 
-async def test_a_malformed_change_leaves_what_the_slice_said_before() -> None:
+async def test_a_malformed_change_leaves_the_slices_earlier_endpoints_in_force() -> None:
     broken = endpoint_slice("a") | {"endpoints": [{"addresses": []}]}
     changes = [
         {"type": "MODIFIED", "object": broken},
@@ -283,7 +283,7 @@ class Waits(Backoff):
         self.resets += 1
 
 
-async def test_only_what_comes_from_a_watch_makes_waits_begin_anew() -> None:
+async def test_only_events_of_a_watch_reset_the_backoff() -> None:
     backoff = Waits()
     server = ApiServer([listing(A)], [[], refused(500), [change("BOOKMARK", "", "3"), P2]])
     await first_sets(watch_of(server, backoff), 2)

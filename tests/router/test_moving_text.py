@@ -340,7 +340,7 @@ def test_of_prompts_one_can_be_continued() -> None:
     assert why_fixed(COMPLETION, {"prompt": [[1, 2]]}) is None
 
 
-def test_bounds_count_what_is_left_and_fields_of_the_first_prompt_go() -> None:
+def test_a_continued_request_has_the_remaining_bounds_and_no_prompt_fields() -> None:
     requested = BODIES[CHAT] | {
         "max_completion_tokens": 50,
         "min_tokens": 4,

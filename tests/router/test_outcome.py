@@ -21,7 +21,7 @@ def outcome(
     return made
 
 
-def test_a_stream_is_measured_by_what_was_written() -> None:
+def test_a_stream_is_measured_by_the_times_of_its_written_tokens() -> None:
     seen = measured(outcome([100.5, 100.6, 100.9]))
     assert (seen.ttft_s, seen.e2e_s) == (0.5, 10.0)
     assert seen.tpot_s == pytest.approx(0.2)
@@ -89,7 +89,7 @@ def test_an_answer_without_a_token_has_no_durations_but_its_end() -> None:
     assert measured(outcome([])) == Measured(None, None, 10.0)
 
 
-def test_tokens_that_only_the_end_reveals_are_spread_over_what_was_seen() -> None:
+def test_tokens_that_only_the_final_usage_counts_are_spread_over_the_seen_events() -> None:
     """An engine that speculates writes several in one event."""
     reported = wire.Finished(completion_tokens=9)
     seen = measured(outcome([100.5, 100.8, 101.1], finished=reported))

@@ -88,7 +88,7 @@ async def test_placements_of_this_router_are_published() -> None:
     await replica.die()
 
 
-def test_a_message_of_a_later_version_is_read_by_what_is_known_of_it() -> None:
+def test_unknown_fields_of_a_later_versions_message_are_ignored() -> None:
     message = b'{"router": "ab", "placed": {"r0": [2, 30, 7], "r1": [0, 0]}, "since": 5}'
     assert read_placements(message) == ("ab", [("r0", PeerLoad(2, 30)), ("r1", PeerLoad(0, 0))])
 

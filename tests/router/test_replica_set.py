@@ -70,7 +70,7 @@ async def test_the_set_is_followed() -> None:
     await r1.die()
 
 
-async def test_a_replica_that_leaves_finishes_what_it_carries() -> None:
+async def test_a_replica_that_leaves_the_pool_finishes_its_requests() -> None:
     r0, announced, replica_set = ScriptedReplica("r0", is_silent), Announced(), ReplicaSet(make_link)
     await r0.start()
     following = asyncio.create_task(replica_set.follow(announced))
@@ -145,7 +145,7 @@ async def followed(announced: Announced, *replicas: ScriptedReplica) -> AsyncIte
     ("condition", "state"),
     [(Condition.NOT_READY, LinkState.NOT_READY), (Condition.TERMINATING, LinkState.TERMINATING)],
 )
-async def test_a_replica_that_is_set_aside_gets_nothing_new_and_finishes_what_it_carries(
+async def test_a_replica_out_of_service_gets_no_new_requests_and_finishes_its_own(
     condition: Condition, state: LinkState
 ) -> None:
     r0, r1, announced = ScriptedReplica("r0", is_silent), ScriptedReplica("r1"), Announced()

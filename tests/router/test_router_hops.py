@@ -329,7 +329,7 @@ async def test_unknown_fields_of_a_replica_are_ignored() -> None:
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
 
 
-async def test_clients_come_again_only_with_what_may_go_better_then() -> None:
+async def test_clients_are_told_to_retry_only_statuses_that_may_succeed_later() -> None:
     never = dict.fromkeys((400, 404, 410, 426, 430, 499), "false")
     advice = {**never, **dict.fromkeys((408, 409, 425, 429, 500, 501))}
     statuses = iter(advice)

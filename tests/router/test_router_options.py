@@ -188,6 +188,6 @@ def test_a_secret_is_named_whole(given: str, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("flags", [["--replica-tls-cert", "x", "--replica-tls-key", "x"], ["--tls-key", "x"]])
-def test_half_of_what_tls_needs_is_too_little(flags: list[str]) -> None:
+def test_an_incomplete_set_of_tls_flags_is_an_error(flags: list[str]) -> None:
     with pytest.raises(SystemExit):
         parsed(*THERE, *flags)

@@ -130,7 +130,7 @@ async def test_prefixes_of_a_lost_replica_are_forgotten() -> None:
         await until(lambda: len(router.replica_set.prefixes) == 0)
 
 
-async def test_a_burst_counts_only_what_is_not_cached_where_it_is_sent() -> None:
+async def test_a_burst_counts_only_the_uncached_tokens_of_each_prompt() -> None:
     async def waits(part: Part) -> None:
         await asyncio.Event().wait()
 

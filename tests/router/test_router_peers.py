@@ -32,7 +32,7 @@ async def serves(router: RunningRouter) -> bool:
     return (await router.chat()).status_code == 200
 
 
-async def test_a_later_versions_time_model_is_read_by_what_is_known_of_it() -> None:
+async def test_unknown_fields_of_a_later_versions_time_model_are_ignored() -> None:
     replica = ScriptedReplica("r0")
     replica.time_model_json = orjson.dumps(SOUND | {"name": "later", "curvature": [1, 2]}).decode()
     async with running_router(replica) as router:

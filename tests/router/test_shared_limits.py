@@ -81,7 +81,7 @@ async def test_redis_decides_and_returns_the_usage(redis: ScriptedRedis) -> None
     ]
 
 
-async def test_a_call_says_whose_it_is_and_what_the_limits_are(redis: ScriptedRedis) -> None:
+async def test_a_call_carries_its_application_its_router_and_the_limits(redis: ScriptedRedis) -> None:
     async with running(part_of()) as one, running(part_of()) as other:
         await answers(one, 1)
         await answers(other, 2)
@@ -106,7 +106,7 @@ async def test_a_refusal_names_its_limit_and_when_to_come_again(
         assert await answers(shared, 1) == [LimitDecision(refused, USAGE)]
 
 
-async def test_one_call_is_under_way_and_what_comes_meanwhile_shares_the_next(redis: ScriptedRedis) -> None:
+async def test_requests_that_arrive_during_a_call_share_the_next_one(redis: ScriptedRedis) -> None:
     async with running(part_of()) as shared:
         redis.answering.clear()
         first = await asked(shared, 1)
@@ -137,7 +137,7 @@ async def test_an_end_is_sent_with_the_difference_from_the_expected_usage(redis:
         assert reported(redis) == [(0, {100: -10 + 1 - 60}, [])]
 
 
-async def test_an_end_that_used_what_was_expected_only_makes_room(redis: ScriptedRedis) -> None:
+async def test_an_end_that_used_the_expected_tokens_only_frees_its_place(redis: ScriptedRedis) -> None:
     async with running(part_of()) as shared:
         (answer,) = await answers(shared, 30)
         redis.calls.clear()

@@ -66,7 +66,7 @@ def test_without_limits_nothing_is_expected_or_counted() -> None:
     assert counted.usage.ended(None, outcome(wire.Finished(prompt_tokens=5)), BODY_BYTES) == 0
 
 
-def test_a_request_s_usage_is_what_its_replica_reports() -> None:
+def test_a_requests_usage_is_its_replicas_figures() -> None:
     counted = Counted()
     reported = wire.Finished(prompt_tokens=40, completion_tokens=7, cached_tokens=32)
     assert counted.usage.ended(IDE, outcome(reported, written=3), BODY_BYTES) == 47
@@ -74,20 +74,20 @@ def test_a_request_s_usage_is_what_its_replica_reports() -> None:
     assert counted.tokens("web", "prompt") is None
 
 
-def test_one_that_was_cut_off_used_what_it_had_brought() -> None:
+def test_the_usage_of_a_request_that_was_cut_off_is_its_written_tokens() -> None:
     counted = Counted()
     assert counted.usage.ended(IDE, outcome(written=3), BODY_BYTES) == tokens_about(BODY_BYTES) + 3
     assert counted.tokens("ide", "prompt") == tokens_about(BODY_BYTES)
     assert counted.tokens("ide", "completion") == 3
 
 
-def test_one_that_brought_nothing_used_nothing() -> None:
+def test_a_request_without_output_has_no_usage() -> None:
     counted = Counted()
     assert counted.usage.ended(IDE, outcome(), BODY_BYTES) == 0
     assert counted.tokens("ide", "prompt") == 0
 
 
-def test_each_answer_moves_what_is_expected_of_the_next_a_tenth_of_the_way() -> None:
+def test_each_answer_moves_the_expected_length_a_tenth_of_the_way() -> None:
     counted = Counted()
     for expected in (231, 209):  # from 256 towards 10
         counted.usage.ended(IDE, outcome(wire.Finished(completion_tokens=10)), BODY_BYTES)

@@ -80,7 +80,7 @@ async def test_a_burst_that_comes_before_a_waiting_tasks_turn_is_no_slow_client(
     assert isinstance(upstream.end, Overflowed)
 
 
-async def test_a_finished_request_keeps_what_came_before_its_end() -> None:
+async def test_a_finished_request_keeps_the_output_before_its_end() -> None:
     upstream, end = UpstreamRequest(1), wire.Finished(prompt_tokens=3)
     upstream.put(b"x", 1)
     upstream.finish(end)
@@ -122,7 +122,7 @@ async def test_a_request_that_is_released_holds_nothing() -> None:
     assert upstream.put(b"", 0)
 
 
-async def test_only_what_is_streamed_has_a_bound() -> None:
+async def test_only_streamed_requests_have_a_bound() -> None:
     assert UpstreamRequest(1, bound_bytes=0).streamed
     assert not UpstreamRequest(1).streamed
 
@@ -168,7 +168,7 @@ async def test_output_that_the_client_cannot_take_is_held_and_wakes_the_task() -
     assert upstream.take() == (b"a", 1, None)
 
 
-async def test_output_keeps_its_order_behind_what_is_held_or_being_written() -> None:
+async def test_output_keeps_its_order_behind_output_that_is_held_or_being_written() -> None:
     upstream, client = UpstreamRequest(1), Client()
     waiting = asyncio.create_task(upstream.changed(client.relay))
     await turns()

@@ -104,7 +104,7 @@ async def tokens(router: RunningRouter, application: str) -> dict[str, float]:
     }
 
 
-async def test_tokens_are_reserved_by_max_tokens_and_settled_by_what_was_used() -> None:
+async def test_tokens_are_reserved_by_max_tokens_and_settled_by_usage() -> None:
     async def says_100(part: Part) -> None:
         part.admit()
         part.output(b"{}", tokens=60)
@@ -139,7 +139,7 @@ async def test_a_request_that_no_replica_takes_uses_no_tokens() -> None:
         assert await tokens(router, "ide") == {"prompt": 0, "cached": 0, "completion": 0}
 
 
-async def test_an_answer_that_breaks_off_uses_what_it_brought() -> None:
+async def test_an_answer_that_breaks_off_uses_its_written_tokens() -> None:
     async def breaks_off(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("one"))

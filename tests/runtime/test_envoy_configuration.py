@@ -24,7 +24,7 @@ SHOWN = EnvoySettings(
 )
 
 
-def test_the_example_is_what_is_generated() -> None:
+def test_the_example_equals_the_generated_configuration() -> None:
     assert yaml.safe_load(EXAMPLE.read_text()) == bootstrap(SHOWN)
 
 

@@ -280,7 +280,7 @@ def held(*rows: tuple[str, int]) -> StepReport:
     )
 
 
-def test_a_drain_returns_what_the_engine_has_not_begun() -> None:
+def test_a_drain_returns_requests_that_the_engine_has_not_started() -> None:
     desk = Desk()
     streaming, begun, waiting, held_back = (desk.accept(key) for key in "abcd")
     desk.mirror.apply(held(("a", 1), ("b", 0), ("d", 1)), 100.5)

@@ -160,7 +160,7 @@ async def test_each_probe_makes_connections_of_its_own() -> None:
     assert server.connections == 4
 
 
-async def test_the_load_is_what_the_engines_metrics_say() -> None:
+async def test_the_load_is_read_from_the_engines_metrics() -> None:
     async with talking({"metrics": Page(LOAD)}) as (client, _):
         load = await client.load()
     assert load is not None

@@ -54,7 +54,7 @@ def head_of(**headers: str) -> dict[bytes, bytes]:
         ({"x_envoy_expected_rq_timeout_ms": "1000"}, FIRST),
     ],
 )
-def test_an_attempt_is_what_its_headers_tell_and_the_first_without(
+def test_an_attempt_is_read_from_headers_and_is_the_first_without_them(
     headers: dict[str, str], attempt: AttemptHead
 ) -> None:
     assert attempt_head(head_of(**headers), usual_hops=2) == attempt

@@ -117,7 +117,7 @@ def marks(ids: list[int]) -> PromptMarks:
     return prompt_marks(json.dumps({"prompt": [100000 + token for token in ids]}).encode())
 
 
-def test_a_candidate_is_seen_with_what_the_engine_has_of_it() -> None:
+def test_a_candidate_is_planned_with_its_prefix_that_the_engine_has_cached() -> None:
     pair, ids = Pair(), list(range(300))
     pair.serve("a", ids)
     seen = pair.seen("b", [*ids, *range(50)])

@@ -196,7 +196,7 @@ async def test_a_drain_that_is_aborted_or_times_out_returns_the_unfinished_reque
         await turns()
 
 
-async def test_a_drain_returns_what_the_engine_has_not_begun() -> None:
+async def test_a_drain_returns_requests_that_the_engine_has_not_started() -> None:
     async with serving() as desk:
         desk.policy.answers = lambda job: Rejected(Reason.KV_MEMORY)
         rejected = await desk.submitted()
@@ -285,7 +285,7 @@ async def test_an_engine_that_loses_requests_is_suspected(monkeypatch: pytest.Mo
         assert desk.replica.unfinished == 0
 
 
-async def test_a_replica_that_closes_ends_what_it_has_and_its_sessions() -> None:
+async def test_a_replica_that_closes_ends_its_requests_and_sessions() -> None:
     async with serving() as desk:
         request = await desk.submitted()
         waiting = desk.replica.submit(submit(2), desk.sessions[0])

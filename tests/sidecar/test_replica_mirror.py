@@ -182,7 +182,7 @@ def test_a_report_without_room_for_all_waiting_requests_leaves_them_waiting() ->
     assert ids(m.view(0.3, MODEL).waiting) == ["b", "c"]  # not named since: on its way, or gone
 
 
-def test_without_reports_progress_is_what_has_passed() -> None:
+def test_without_reports_progress_is_counted_from_streamed_tokens() -> None:
     m = mirror()
     m.accept(job("a"), 0.0)
     m.accept(job("b"), 0.0)
@@ -408,7 +408,7 @@ def test_an_engines_report_on_thinking_precedes_the_forwarded_output() -> None:
     assert m.view(3.2, MODEL).running[0].tpot_s == 0.2
 
 
-def test_an_engine_has_begun_with_what_its_last_report_runs_or_what_has_output() -> None:
+def test_a_request_has_started_if_the_last_report_runs_it_or_it_has_output() -> None:
     m = mirror()
     for id in "abcd":
         m.accept(job(id), 0.0)
@@ -420,7 +420,7 @@ def test_an_engine_has_begun_with_what_its_last_report_runs_or_what_has_output()
     assert not m.computes("unknown", False)
 
 
-def test_without_reports_an_engine_has_begun_with_what_shows_output_and_with_all_that_would_not() -> None:
+def test_without_reports_a_request_has_started_if_it_has_output_or_would_not_show_any() -> None:
     m = mirror()
     for id in "ab":
         m.accept(job(id), 0.0)

@@ -100,7 +100,7 @@ def test_a_job_in_the_engine_takes_the_blocks_of_its_prompt_and_its_answer() -> 
     assert mirror.count == Count(1, 8)
 
 
-def test_each_kind_of_iteration_is_predicted_by_what_its_own_took() -> None:
+def test_each_kind_of_iteration_is_predicted_from_measurements_of_its_kind() -> None:
     learned = Learned(MODEL)
     decodes, both = BatchWork(30, 30_000), BatchWork(400, 30_000, 70_000.0)
     for _ in range(200):

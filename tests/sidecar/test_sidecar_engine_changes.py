@@ -68,7 +68,7 @@ def test_a_step_is_planned_as_the_pool_allows_and_the_engine_can(
     assert seen.view(0.0, MODEL).limits == planned
 
 
-def test_an_engine_that_was_started_anew_is_planned_with_what_it_has_now() -> None:
+def test_a_restarted_engine_is_planned_with_its_new_limits() -> None:
     seen = mirror()
     reports = step_reports_of(seen)
     reports.receive([StepReport(sequence=1, engine_instance="a", most_running=16, most_batch_tokens=512)])

@@ -158,7 +158,7 @@ async def test_a_killed_engine_fails_all_and_comes_back_by_itself(
     await until(lambda: router.frames[-1].snapshot.engine_ready)
 
 
-async def test_an_engine_that_stops_listening_may_finish_what_it_has(
+async def test_an_engine_that_stops_listening_may_finish_its_streams(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     await router.submit(1)
@@ -170,7 +170,7 @@ async def test_an_engine_that_stops_listening_may_finish_what_it_has(
     assert (await router.ended(1)).HasField("finished")
 
 
-async def test_an_engine_that_is_unwell_fails_what_it_holds(engine: Engine, rig: Rig, router: Router) -> None:
+async def test_requests_of_an_unhealthy_engine_fail(engine: Engine, rig: Rig, router: Router) -> None:
     await router.submit(1)
     exchange = await streaming(engine)
     engine.healthy = False
@@ -179,7 +179,7 @@ async def test_an_engine_that_is_unwell_fails_what_it_holds(engine: Engine, rig:
     await until(lambda: bool(router.frames) and not router.frames[-1].snapshot.engine_ready)
 
 
-async def test_bounds_of_what_is_carried(rig: Rig, router: Router) -> None:
+async def test_a_request_over_the_bound_of_open_requests_is_rejected(rig: Rig, router: Router) -> None:
     for id in range(3):
         await router.submit(id, backup=True)
     assert [(await router.first(id)).WhichOneof("kind") for id in range(3)] == [
@@ -232,7 +232,9 @@ async def test_drain_refuses_the_new_and_waits_for_the_old(engine: Engine, rig: 
     assert (await router.ended(1)).HasField("finished")
 
 
-async def test_a_drain_out_of_time_says_what_is_left(engine: Engine, rig: Rig, router: Router) -> None:
+async def test_a_drain_out_of_time_reports_its_unfinished_requests(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
     await router.submit(1)
     await streaming(engine)
     await until(lambda: "output" in router.kinds(1))

@@ -464,7 +464,9 @@ async def test_an_application_gets_no_tier_beyond_its_own(gateway: Gateway) -> N
     assert (response.status_code, response.json()["error"]["code"]) == (403, "tier_not_allowed")
 
 
-async def test_targets_lose_what_earlier_endpoints_took(gateway: Gateway, engine: Engine) -> None:
+async def test_targets_shrink_by_the_time_spent_at_earlier_endpoints(
+    gateway: Gateway, engine: Engine
+) -> None:
     engine.script = answer_whole
     times = {"x_penstock_timeout_ms": "3600000", "x_envoy_expected_rq_timeout_ms": "3599500"}
     await gateway.ask(WHOLE, x_slo_ttft_ms="900", **times)

@@ -212,7 +212,7 @@ async def test_a_planner_that_raises_fails_its_new_requests_and_no_others(rig: R
     assert (await router.ended(1)).HasField("finished")
 
 
-async def test_describe_says_what_the_replica_is(rig: Rig, router: Router) -> None:
+async def test_describe_returns_the_replicas_identity_limits_and_time_model(rig: Rig, router: Router) -> None:
     reported = await router.stub.Describe(wire.DescribeRequest())
     assert (reported.replica, reported.model, reported.policy) == ("r0", "m", "everybody")
     assert (reported.max_model_len, reported.kv_tokens_total, reported.engine_ready) == (4096, 16000, True)

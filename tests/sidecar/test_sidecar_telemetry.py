@@ -37,7 +37,7 @@ def is_there(path: Path) -> bool:
     ("sequences", "lost"),
     [([1, 2, 3], 0), ([5], 0), ([1, 4], 2), ([1, 3, 6], 3), ([4, 2], 0)],
 )
-def test_gaps_tell_what_was_lost(sequences: list[int], lost: int) -> None:
+def test_gaps_in_sequence_numbers_count_lost_reports(sequences: list[int], lost: int) -> None:
     follows = Continuity()
     assert sum(follows.lost_before(report(n)) for n in sequences) == lost
 

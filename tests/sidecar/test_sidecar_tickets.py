@@ -221,7 +221,7 @@ async def test_a_ticket_that_is_not_used_is_taken_back(
     assert unused != used
 
 
-async def test_a_drain_returns_what_the_engine_has_not_begun(rig: Rig, router: Router) -> None:
+async def test_a_drain_returns_requests_that_the_engine_has_not_started(rig: Rig, router: Router) -> None:
     await ticket_of(router, 1)
     begun = await ticket_of(router, 2)
     await ticket_of(router, 3)

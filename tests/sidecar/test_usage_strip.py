@@ -40,7 +40,9 @@ def test_text_that_is_no_event_passes_unchanged() -> None:
         (b',"stream_options":null', None),
     ],
 )
-def test_usage_is_asked_for_beside_what_the_client_says(more: bytes, sent: bytes | None) -> None:
+def test_usage_is_requested_without_changing_the_clients_other_fields(
+    more: bytes, sent: bytes | None
+) -> None:
     raw = b'{"prompt":"a","stream":true' + more + b"}"
     asking = read_body(wire.ENDPOINT_COMPLETIONS, raw).asking_usage()
     assert asking is not None and b'"include_usage":true' in asking

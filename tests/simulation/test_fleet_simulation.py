@@ -84,7 +84,7 @@ def ended(
     return {outcome.id: outcome for outcome in simulate(fleet, arrivals, 0, **more)}
 
 
-def test_a_lone_request_takes_what_the_model_says() -> None:
+def test_a_lone_request_takes_the_time_models_prediction() -> None:
     fleet = replace(EXACT, hop_latency_s=0.125)
     only = ended(fleet, [Arrival("a", 3.0, "", 500, 3)])["a"]
     decode_s = MODEL.prefill_seconds(1)
@@ -212,7 +212,7 @@ def test_new_requests_of_one_instant_are_decided_together_where_they_meet() -> N
     assert scripted.together == [["0", "1", "2"], ["3"]]
 
 
-def test_a_new_request_is_decided_at_once_with_what_the_iteration_will_have_prefilled() -> None:
+def test_a_new_request_is_decided_at_once_on_the_state_after_the_running_iteration() -> None:
     scripted = Scripted()
     arrivals = [Arrival("a", 0.0, "chat", 800, 5), Arrival("b", 0.01, "chat", 100, 5)]
     ended(replace(EXACT, hop_latency_s=0.0), arrivals, build=handing_out(scripted))

@@ -230,7 +230,7 @@ sent, TTFT, TPOT, end-to-end time; whether it met its targets."""
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_is_what_it_was(name: str) -> None:
+def test_a_run_equals_the_recorded_one(name: str) -> None:
     assert rows(name) == RECORDED[name].split("\n")
 
 
@@ -249,7 +249,7 @@ SCALED = [
 """When the numbers changed: time, desired, ready, GPUs."""
 
 
-def test_a_fleet_that_scales_is_what_it_was() -> None:
+def test_a_run_with_autoscaling_equals_the_recorded_one() -> None:
     """Up, down while replicas work or start, to none while requests are held, and up again."""
     seen: list[ReplicaCounts] = []
     demands: list[DemandObservation] = []

@@ -57,7 +57,7 @@ SESSIONS_KEPT = {
 
 
 @pytest.mark.parametrize("load", SESSIONS_KEPT)
-def test_a_bound_is_what_it_was(load: str) -> None:
+def test_a_bound_equals_the_recorded_one(load: str) -> None:
     setting, tiers = (LOADS | MORE_LOADS)[load]
     workload = list(chats(40, 40.0 * setting.replicas, 1, tiers))
     assert bound(workload, setting) * 40 == pytest.approx(SESSIONS_KEPT[load], abs=1e-4)

@@ -95,7 +95,7 @@ def test_no_policy_passes_it(load: str) -> None:
         assert met <= most + 1e-6, policy
 
 
-def test_an_idle_replica_can_serve_what_it_has_time_for() -> None:
+def test_the_bound_of_a_lone_request_on_an_idle_replica_is_one() -> None:
     assert bound(prompts(1000), SETTING) == pytest.approx(1.0)
     assert bound([Arrival("c", 0.0, "chat", 1000, 100)], SETTING) == pytest.approx(1.0)
 

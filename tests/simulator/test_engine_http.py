@@ -223,7 +223,7 @@ ERRORS: dict[str, tuple[str, Any, int, str | None]] = {
 
 
 @pytest.mark.parametrize(("path", "body", "status", "param"), ERRORS.values(), ids=ERRORS.keys())
-async def test_the_error_of_an_invalid_input_says_what_is_wrong(
+async def test_the_error_of_an_invalid_input_names_the_parameter(
     real_time: RealTime, path: str, body: Any, status: int, param: str | None
 ) -> None:
     async with real_time() as engine, httpx2.AsyncClient(base_url=engine.url) as http:
@@ -235,7 +235,7 @@ async def test_the_error_of_an_invalid_input_says_what_is_wrong(
         assert (await http.get("/health")).status_code == 200
 
 
-async def test_the_official_client_raises_what_it_should(real_time: RealTime) -> None:
+async def test_the_official_client_raises_not_found_and_bad_request(real_time: RealTime) -> None:
     async with real_time() as engine:
         with pytest.raises(openai.NotFoundError, match="'big' does not exist"):
             await engine.client.completions.create(model="big", prompt="x")

@@ -66,7 +66,7 @@ def test_without_a_prefix_cache_nothing_is_found() -> None:
     assert state.cached is None
 
 
-def test_a_step_may_not_compute_what_is_cached() -> None:
+def test_a_step_that_computes_cached_tokens_is_invalid() -> None:
     state = engine()
     serve(state, "a", 160, first=1)
     state.add(job("b", 200), 5, keys=keys(1, 200))
@@ -107,7 +107,7 @@ def test_a_candidate_names_a_request_that_holds_its_cached_prefix() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_forecast_of_this_moment_is_what_the_engine_holds(seed: int) -> None:
+def test_a_forecast_for_the_present_equals_the_blocks_that_the_engine_holds(seed: int) -> None:
     """Never less, and more by the block of each decode's next token at most."""
     random, state, shared = Random(seed), engine(blocks=400), 0
     for at in range(60):
@@ -178,7 +178,7 @@ def test_a_promoted_request_is_pinned() -> None:
     assert state.total_blocks - state.free_blocks == 2
 
 
-def test_a_preempted_request_resumes_with_what_is_left_of_its_blocks() -> None:
+def test_a_preempted_request_resumes_with_its_blocks_that_are_still_cached() -> None:
     state = engine()
     state.add(job("a", 160), 50, keys=keys(1, 160))
     state.apply(Step({"a": 160}), 0.0)

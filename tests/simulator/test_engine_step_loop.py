@@ -123,9 +123,7 @@ async def test_each_iteration_is_reported_with_the_state_it_leaves(
     assert (measured[-1].next_duration_s, list(measured[-1].request_ids)) == (0, [])
 
 
-async def test_reports_tell_what_the_drafter_does_as_it_is_measured(
-    real_time: RealTime, tmp_path: Path
-) -> None:
+async def test_reports_carry_the_measured_acceptance_rate(real_time: RealTime, tmp_path: Path) -> None:
     reported = Speculation(2, 0.9)
     with bind(tmp_path / "t.sock") as receiver:
         async with real_time(
@@ -191,7 +189,7 @@ def test_a_thousand_requests_fit_a_report(job: Make, tmp_path: Path) -> None:
     assert (len(report.request_ids), report.waiting, sender.lost) == (1000, 1000, 0)
 
 
-def test_a_report_says_what_is_being_prefilled(job: Make, tmp_path: Path) -> None:
+def test_a_report_has_the_prefill_in_progress(job: Make, tmp_path: Path) -> None:
     state = crowd(job, 3)
     second = state.waiting[1].request.id
     started = state.start(Step({second: 7}))

@@ -38,7 +38,7 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize(("name", "seed"), SAMPLES)
-def test_a_sample_is_what_it_was(name: str, seed: int) -> None:
+def test_a_sample_of_a_scenario_equals_the_recorded_one(name: str, seed: int) -> None:
     made = list(arrivals(scenario(name), 2.0, seed))
     sums = [sum(lengths) for lengths in zip(*(arrival[3:6] for arrival in made), strict=True)]
     assert (len(made), *sums, round(sum(arrival.arrival_s for arrival in made), 3)) == SAMPLES[name, seed]
@@ -81,7 +81,7 @@ ENGINES = {
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_targets_and_engine_are_what_they_were(name: str) -> None:
+def test_a_scenarios_targets_and_engine_equal_the_recorded_ones(name: str) -> None:
     here = scenario(name)
     slos = {tier.name: tier.slo for tier in here.tiers.values()}
     assert list(here.tiers) == list(slos)
@@ -120,7 +120,7 @@ FITTED = {
 
 
 @pytest.mark.parametrize("wanted", FITTED)
-def test_a_fit_is_what_it_was(wanted: tuple[int, int, int]) -> None:
+def test_a_fitted_length_distribution_equals_the_recorded_one(wanted: tuple[int, int, int]) -> None:
     lengths, (mu, sigma, quantiles) = fitted(*wanted), FITTED[wanted]
     assert (lengths.mu, lengths.sigma, lengths.p99) == pytest.approx((mu, sigma, wanted[1]))
     assert [lengths.at(share) for share in (0, 0.01, 0.5, 0.98, 0.99, 0.995, 1.0)] == quantiles

@@ -27,7 +27,7 @@ def test_all_four_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_recording_is_what_it_was(name: str) -> None:
+def test_a_session_recording_has_the_recorded_totals(name: str) -> None:
     sessions = session_recording(name)
     turns = [turn for session in sessions for turn in session]
     prompts, answers = (sum(tokens) for tokens in zip(*(turn[1:3] for turn in turns), strict=True))

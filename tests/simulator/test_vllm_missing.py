@@ -10,7 +10,7 @@ from penstock_simulator.real_vllm.location import REQUIREMENTS
 ROOT = Path(__file__).parents[2]
 
 
-def test_without_vllm_one_line_says_what_to_run(tmp_path: Path) -> None:
+def test_without_vllm_one_line_names_the_command_that_installs_it(tmp_path: Path) -> None:
     penstock = [str(Path(sys.executable).with_name("penstock")), "simulate", "--policy", "vllm-real"]
     inputs = [
         "-f",

@@ -46,7 +46,7 @@ def has_come_out(held: Held, tokens: int) -> None:
     request.num_output_tokens = tokens
 
 
-def test_a_request_is_noted_by_what_rides_in_it() -> None:
+def test_a_request_is_recorded_by_the_fields_that_it_carries() -> None:
     ledger = EngineLedger()
     held = ledger.add(asked("cmpl-1", sampling_params=fields("r", spent_s=0.25)), 10.0, blocked=False)
     job = held.job
@@ -270,7 +270,7 @@ def test_draft_tokens_count_while_their_step_is_in_progress() -> None:
     assert (held.drafts_under_way, preempted.drafts_under_way) == (1, 0)
 
 
-def test_all_is_noted_anew_by_what_vllms_requests_say() -> None:
+def test_the_ledger_is_restored_from_vllms_own_requests() -> None:
     ledger = EngineLedger()
     known, gone = (ledger.add(asked(name), 1.0, blocked=True) for name in ("known", "gone"))
     ledger.leave_to_vllm(known)

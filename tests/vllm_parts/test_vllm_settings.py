@@ -116,7 +116,7 @@ def test_a_time_model_comes_by_name_by_file_or_as_it_is(tmp_path: Path) -> None:
         ({"acceptance": 2}, 'penstock.acceptance: "2" is no share between 0 and 1'),
     ],
 )
-def test_a_bad_setting_says_where_what_and_what_would_be_right(
+def test_an_invalid_setting_is_named_with_its_place_and_a_valid_value(
     section: dict[str, object], words: str
 ) -> None:
     with pytest.raises(BadSetting) as bad:
@@ -136,7 +136,7 @@ def test_known_versions_are_taken(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.31.2", "0.34.0", "1.0.0", "dev"])
-def test_others_are_refused_with_what_to_do(version: str) -> None:
+def test_unsupported_vllm_versions_are_refused_with_the_supported_ones(version: str) -> None:
     with pytest.raises(UnsupportedVllm, match=r"use 0\.32 to 0\.33, or run vLLM without --scheduler-cls"):
         check_version(version, HOOKS)
 

@@ -205,7 +205,7 @@ def test_a_request_that_waits_for_an_adapter_slot_delays_no_other(policy: str) -
     assert engine.finished == set(engine.asked)
 
 
-def test_best_effort_that_is_preempted_keeps_what_it_has_generated() -> None:
+def test_a_preempted_best_effort_request_keeps_its_generated_tokens() -> None:
     """Its KV is computed again as one prefill over prompt and answer; no token comes twice."""
     engine, policy = watched(Kind(policy="slos-serve", blocks=12, batch_tokens=256, running=8))
     offline = engine.add("offline", 60, 100, fields={"penstock_best_effort": 1})

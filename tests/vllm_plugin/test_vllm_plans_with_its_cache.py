@@ -188,7 +188,7 @@ def cached_by(reports: list[StepReport]) -> dict[str, int]:
     return {prompt.request_id: prompt.cached_tokens for one in last for prompt in one.cached_prompts}
 
 
-def test_reports_say_what_is_cached_of_served_prompts_and_of_waiting_ones() -> None:
+def test_reports_tell_the_cached_prefixes_of_served_and_waiting_prompts() -> None:
     engine, _ = watched(ONE)
     wire = wired(engine)
     engine.add("r1", 0, 1, prompt=prompt(1, 30), fields=CHAT | {"penstock_id": "p1"})
@@ -209,7 +209,7 @@ def test_reports_say_what_is_cached_of_served_prompts_and_of_waiting_ones() -> N
 
 
 @pytest.mark.parametrize("kind", ["scarce", "ahead"])
-def test_reported_prompts_converge_to_what_is_cached(kind: str) -> None:
+def test_reported_prompts_converge_to_the_cached_prefixes(kind: str) -> None:
     wire: Any = None
     engine = None
     for engine, _ in cached_life(KINDS[kind], seed=3, steps=300):

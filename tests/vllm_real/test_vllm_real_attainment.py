@@ -9,7 +9,7 @@ from penstock_simulator.scenarios import SCENARIOS
 BENCH = Path(__file__).parents[2] / "bench" / "vllm_real.py"
 
 
-def test_vllm_attains_what_vllm_itself_does_in_every_scenario() -> None:
+def test_the_policy_vllm_attains_as_much_as_vllm_itself_in_every_scenario() -> None:
     command = [sys.executable, str(BENCH), "--middle", "--budgets", "512", "--requests", "60"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -155,7 +155,9 @@ async def streamed(engine: Server, body: dict[str, Any]) -> str:
     return "".join(choice["text"] for choice in choices)
 
 
-def test_the_servers_are_what_they_are_called(plain: Server, drafting: Server, adapting: Server) -> None:
+def test_the_servers_run_the_schedulers_that_their_names_say(
+    plain: Server, drafting: Server, adapting: Server
+) -> None:
     assert "penstock: policy" not in plain.said
     assert "penstock: policy slos-serve" in drafting.said
     assert "penstock: policy slos-serve" in adapting.said
