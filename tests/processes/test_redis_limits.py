@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from live.redis import PROGRAM, RedisServer
+from patience import PATIENCE_S, eventually
 from penstock_pool import Application
 from penstock_pool.application_spec import ApplicationLimits
 from penstock_routing.applications import shared_limits
@@ -30,7 +31,6 @@ from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no redis-server for this machine")
-PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -73,19 +73,13 @@ async def routers(*ours: Router) -> AsyncIterator[None]:
     """All of them running, and connected."""
     tasks = [asyncio.create_task(one.shared.run()) for one in ours]
     try:
-        await until(lambda: all(one.shared.connected for one in ours))
+        await eventually(lambda: all(one.shared.connected for one in ours))
         yield
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
     assert all(task.cancelled() for task in tasks)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110  of many kinds, and few have an event
-            await asyncio.sleep(0.005)
 
 
 def admitted(answers: list[RateLimitGrant | ApiError]) -> list[RateLimitGrant]:
@@ -144,7 +138,7 @@ async def test_a_request_that_is_cancelled_while_it_asks_leaves_nothing(redis: R
         redis.signal(signal.SIGSTOP)
         asking = asyncio.create_task(a.enter(100))
         await asyncio.sleep(0)
-        await until(lambda: not a.shared._due.is_set())
+        await eventually(lambda: not a.shared._due.is_set())
         asking.cancel()
         await asyncio.wait([asking])
         redis.signal(signal.SIGCONT)
@@ -163,7 +157,7 @@ async def test_without_redis_each_router_holds_the_limits_alone_and_with_it_all_
             alone = admitted([await each.enter() for each in (a, b) for _ in range(6)])
             assert len(alone) == 8
             redis.start()
-            await until(lambda: a.shared.connected and b.shared.connected)
+            await eventually(lambda: a.shared.connected and b.shared.connected)
             for one in alone[:5]:
                 one.leave(1)
             await enters(a, 1)
@@ -193,7 +187,7 @@ async def test_a_redis_that_hangs_delays_no_request(
         assert router.alone == 10
         monkeypatch.setattr(shared_limits, "CONNECT_S", 10.0)
         redis.signal(signal.SIGCONT)
-        await until(lambda: router.shared.connected)
+        await eventually(lambda: router.shared.connected)
 
 
 async def test_a_script_that_redis_has_forgotten_is_brought_again(redis: RedisServer) -> None:
@@ -201,7 +195,7 @@ async def test_a_script_that_redis_has_forgotten_is_brought_again(redis: RedisSe
     async with routers(router), Redis.from_url(redis.url) as administrator:
         await administrator.script_flush()
         await router.enter()
-        await until(lambda: router.shared.connected)
+        await eventually(lambda: router.shared.connected)
         before = router.alone
         await router.enter()
         assert router.alone == before

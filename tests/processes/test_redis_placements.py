@@ -11,14 +11,13 @@ from random import Random
 
 import pytest
 from live.redis import RedisServer
+from patience import PATIENCE_S, eventually
 from penstock_routing.connections.backoff import Backoff
 from penstock_routing.replicas import shared_placements
 from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.shared_placements import SharedPlacements
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
-
-PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -50,19 +49,13 @@ async def routers(*ours: Router) -> AsyncIterator[None]:
     """All of them running, and connected."""
     tasks = [asyncio.create_task(one.run()) for one in ours]
     try:
-        await until(lambda: all(one.shared.connected for one in ours))
+        await eventually(lambda: all(one.shared.connected for one in ours))
         yield
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
     assert all(task.cancelled() for task in tasks)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110  of many kinds, and few have an event
-            await asyncio.sleep(0.005)
 
 
 async def publish_until_received(sender: Router, listener: Router) -> None:
@@ -83,7 +76,7 @@ async def test_others_receive_a_router_s_placements_and_it_does_not_receive_its_
         a.shared.placed("r0", 50)
         a.shared.placed("r1", 7)
         for other in (b, c):
-            await until(lambda other=other: other.requests == 3)  # type: ignore[misc]
+            await eventually(lambda other=other: other.requests == 3)  # type: ignore[misc]
             assert other.heard == [("r0", PeerLoad(2, 150)), ("r1", PeerLoad(1, 7))]
         assert a.heard == []
 
@@ -101,11 +94,11 @@ async def test_a_redis_that_is_killed_is_missed_once_and_comes_back(redis: Redis
         async with routers(a, b):
             await publish_until_received(a, b)
             redis.kill()
-            await until(lambda: not a.shared.connected and not b.shared.connected)
+            await eventually(lambda: not a.shared.connected and not b.shared.connected)
             a.shared.placed("r0", 1)  # without a listener, nothing is kept
             received = len(b.heard)
             redis.start()
-            await until(lambda: a.shared.connected and b.shared.connected)
+            await eventually(lambda: a.shared.connected and b.shared.connected)
             assert len(b.heard) == received
             await publish_until_received(a, b)
     assert len([line for line in output if line["event"] == "redis unavailable"]) == 2  # one for each router
@@ -119,9 +112,9 @@ async def test_a_redis_that_hangs_is_treated_as_unavailable(
     a, b = Router(lambda: redis.url), Router(lambda: redis.url)
     async with routers(a, b):
         redis.signal(signal.SIGSTOP)
-        await until(lambda: not a.shared.connected and not b.shared.connected)
+        await eventually(lambda: not a.shared.connected and not b.shared.connected)
         redis.signal(signal.SIGCONT)
-        await until(lambda: a.shared.connected and b.shared.connected)
+        await eventually(lambda: a.shared.connected and b.shared.connected)
         await publish_until_received(a, b)
 
 
@@ -151,9 +144,9 @@ async def test_a_password_that_was_renewed_is_read_again(tmp_path: Path) -> None
     router = Router(url.read_text)
     with capture_logs() as output:
         task = asyncio.create_task(router.run())
-        await until(lambda: any(line["event"] == "redis unavailable" for line in output))
+        await eventually(lambda: any(line["event"] == "redis unavailable" for line in output))
         url.write_text(server.url)
-        await until(lambda: router.shared.connected)
+        await eventually(lambda: router.shared.connected)
         task.cancel()
         await asyncio.wait([task])
     server.kill()
