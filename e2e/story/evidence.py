@@ -1,7 +1,7 @@
-"""What is kept where a step failed: every object and event, every container's log, also of its last life.
+"""Evidence of a failed step: all objects, all events, and the logs of all containers and their previous runs.
 
-The kubelet removes a pod's logs with the pod, and who lost a request in a roll is often gone. So on a cluster
-of its own each log is given a second name while it is there (`GoneLogs`).
+The kubelet removes a pod's logs with the pod, and the pod that lost a request in a rolling update is often
+gone. So on the test's own cluster each log gets a hard link while it exists (`GoneLogs`).
 """
 
 import os
@@ -46,7 +46,7 @@ class GoneLogs:
 
 
 def link_logs(state: Path) -> None:
-    """Give each container's log that is there another name, by which it outlives its pod."""
+    """Add a hard link to each container's log, so that it outlives its pod."""
     there = state / "node1" / "log" / "pods"
     for folder, _, names in os.walk(there):  # which passes over folders that go meanwhile
         for name in names:
@@ -60,7 +60,7 @@ def _gone_logs(state: Path) -> Path:
 
 
 def keep_evidence(tools: Tools, folder: Path) -> None:
-    """Write all of it into a folder. What cannot be had is named in its place."""
+    """Write all evidence into a folder. Where a command fails, its file holds the error."""
     if (gone := _gone_logs(tools.kubeconfig.parent)).exists():
         shutil.copytree(gone, folder / "gone-logs")
     _keep(tools, folder / "objects.yaml", "get", KINDS, "--all-namespaces", "--output=yaml")

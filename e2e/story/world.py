@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(slots=True)
 class World:
-    """Grows as the story goes: a step that needs what an earlier one makes comes after it."""
+    """State that steps add to: a step that needs the result of another comes after it."""
 
     place: Place
     results: Path
@@ -37,7 +37,7 @@ class World:
 
     @property
     def node(self) -> OwnCluster:
-        """The cluster of one's own, whose processes may be killed."""
+        """Return the test's own cluster, whose processes may be killed."""
         assert isinstance(self.place, OwnCluster)
         return self.place
 
@@ -46,7 +46,7 @@ class World:
         return self.tools.get("pool", NAME, "--namespace", NAMESPACE)
 
     def pods(self, component: str) -> list[Any]:
-        """Its pods of a component, those on their way out left out, by name."""
+        """Return the pool's pods of a component that are not terminating, by name."""
         selector = f"penstock.dev/pool={NAME},app.kubernetes.io/component={component}"
         pods = self.tools.items("pods", "--namespace", NAMESPACE, "--selector", selector)
         return sorted(staying(pods), key=lambda pod: str(pod["metadata"]["name"]))
@@ -56,7 +56,7 @@ class World:
         return [pod["metadata"]["name"] for pod in self.pods(component)]
 
     def settled(self, replicas: int, patience_s: float = 180) -> None:
-        """Wait until the pool is what its spec says, with so many replicas, and says so."""
+        """Wait until the pool's status reports its spec as done, with this number of replicas."""
         until(
             lambda: settled(self.pool(), replicas),
             f"pool {NAME} settled with {replicas} replicas",
