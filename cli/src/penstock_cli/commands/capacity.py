@@ -31,6 +31,7 @@ from penstock_cli.capacity.sweep import sweep
 from penstock_cli.capacity.trial import run_trial
 from penstock_cli.capacity.trial_log import TrialLog
 from penstock_cli.commands.replay import STANDARD_OUTPUT, JsonFile
+from penstock_cli.commands.simulate import LengthsKind, Truth
 from penstock_cli.failure import Failure
 from penstock_cli.plots.figure import check_suffix
 from penstock_cli.plots.option import PlotFile
@@ -55,16 +56,6 @@ PolicyNames = Annotated[
 Replicas = Annotated[int, typer.Option(min=1, max=MOST_REPLICAS, help="The rate is given for each of them.")]
 Attainment = Annotated[
     float, typer.Option(min=0.01, max=0.999, help="Share of all requests that must meet every target.")
-]
-LengthsKind = Annotated[
-    LengthKnowledge,
-    typer.Option(
-        help="Answer lengths that planning uses: predicted from finished answers, or the true ones."
-    ),
-]
-Truth = Annotated[
-    TruthKind,
-    typer.Option(help="Duration of iterations: measured, with noise and drift; or exactly as planned."),
 ]
 Seeds = Annotated[int, typer.Option(min=1, max=100, help="Samples of each scenario, counted together.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; all cores otherwise.")]

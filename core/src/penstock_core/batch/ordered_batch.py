@@ -82,12 +82,30 @@ def starting_tokens(batch: OpenBatch, job: Job, whole: bool) -> int:
     return tokens
 
 
+def running_then_new(
+    view: ReplicaView,
+    running: Sequence[Job],
+    waiting: Iterable[Job],
+    *,
+    whole: bool = False,
+    spare_blocks: int = 0,
+) -> OpenBatch:
+    """Return a batch of running jobs, then of new ones unless a job had to be preempted, both in order.
+
+    whole, spare_blocks: see `start`.
+    """
+    batch = OpenBatch(view)
+    run_on(batch, running)
+    if not batch.preempted:
+        start(batch, waiting, whole=whole, spare_blocks=spare_blocks)
+    return batch
+
+
 def prompts_or_decodes(view: ReplicaView, waiting: Iterable[Job], spare_blocks: int = 0) -> OpenBatch:
     """Return a batch of whole prompts, waiting ones in the given order; if none fits, of decodes."""
-    prompts = OpenBatch(view)
-    run_on(prompts, prefills_of(view.running))
-    if not prompts.preempted:
-        start(prompts, waiting, whole=True, spare_blocks=spare_blocks)
+    prompts = running_then_new(
+        view, prefills_of(view.running), waiting, whole=True, spare_blocks=spare_blocks
+    )
     if prompts.tokens:
         return prompts
     decodes, running = OpenBatch(view), decodes_first(view.running)

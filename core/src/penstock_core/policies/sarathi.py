@@ -15,8 +15,7 @@ It differs from `vllm` in one way: a decode never waits behind a prompt that was
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.batch.ordered_batch import decodes_first, run_on, start
+from penstock_core.batch.ordered_batch import decodes_first, running_then_new
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
@@ -37,8 +36,4 @@ class Sarathi:
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
         """Return the next batch."""
-        batch = OpenBatch(view)
-        run_on(batch, decodes_first(view.running))
-        if not batch.preempted:
-            start(batch, view.waiting)
-        return batch.repeatable_step(), None
+        return running_then_new(view, decodes_first(view.running), view.waiting).repeatable_step(), None

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop
 
-from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.batch.ordered_batch import decodes_first, run_on, start
+from penstock_core.batch.ordered_batch import decodes_first, running_then_new
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
@@ -39,11 +38,9 @@ class Sjf:
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
         """Return the next batch."""
-        batch = OpenBatch(view)
-        run_on(batch, decodes_first(view.running))
-        if not batch.preempted:
-            start(batch, shortest_first(view.waiting, view.model))
-        return batch.repeatable_step(), None
+        return running_then_new(
+            view, decodes_first(view.running), shortest_first(view.waiting, view.model)
+        ).repeatable_step(), None
 
 
 def shortest_first(jobs: Sequence[Job], model: TimeModel) -> Iterator[Job]:

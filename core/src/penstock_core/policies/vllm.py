@@ -15,8 +15,7 @@ like the rest. The budget also bounds the longest pause between two tokens. One 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.batch.ordered_batch import run_on, start
+from penstock_core.batch.ordered_batch import running_then_new
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
@@ -37,8 +36,4 @@ class Vllm:
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
         """Return the next batch: running requests, then waiting ones unless a request had to be preempted."""
-        batch = OpenBatch(view)
-        run_on(batch, view.running)
-        if not batch.preempted:
-            start(batch, view.waiting)
-        return batch.repeatable_step(), None
+        return running_then_new(view, view.running, view.waiting).repeatable_step(), None

@@ -117,35 +117,41 @@ class RateLimits:
 
     def enter_alone(self, application: Application | None, tokens: int) -> RateLimitGrant:
         """Admit a request by this process' own account. Raises ApiError (429)."""
-        ledger = None if application is None else self._ledgers.get(application.name)
-        if application is None or ledger is None:
+        entered = self._enter(application, tokens)
+        if entered is None:
             return RateLimitGrant([])
-        name, now_s = application.name, monotonic()
-        ticket = ledger.enter(now_s, tokens)
-        if isinstance(ticket, OverLimit):
-            raise self._refusal(name, ticket, ledger.usage(now_s), tokens)
-        return _Limited(headers_of(self._limits[name], ledger.usage(now_s)), name, ledger, ticket, None, None)
+        name, ledger, ticket = entered
+        headers = headers_of(self._limits[name], ledger.usage(monotonic()))
+        return _Limited(headers, name, ledger, ticket, None, None)
 
     async def enter(self, application: Application | None, tokens: int) -> RateLimitGrant:
         """Admit a request that will use about so many tokens. Raises ApiError (429)."""
         if self._shared is None:
             return self.enter_alone(application, tokens)
+        entered = self._enter(application, tokens)
+        if entered is None:
+            return RateLimitGrant([])
+        name, ledger, ticket = entered
+        answer = await self._ask_all(name, ledger, ticket, self._shared)
+        if answer is None:
+            headers = headers_of(self._limits[name], ledger.usage(monotonic()))
+            return _Limited(headers, name, ledger, ticket, self._shared, None)
+        if isinstance(answer.verdict, OverLimit):
+            ledger.take_back(monotonic(), ticket)
+            raise self._refusal(name, answer.verdict, answer.usage, tokens)
+        headers = headers_of(self._limits[name], answer.usage)
+        return _Limited(headers, name, ledger, ticket, self._shared, answer.verdict)
+
+    def _enter(self, application: Application | None, tokens: int) -> tuple[str, Ledger, Ticket] | None:
+        """Count a request in its application's account; None if that has no limits."""
         ledger = None if application is None else self._ledgers.get(application.name)
         if application is None or ledger is None:
-            return RateLimitGrant([])
+            return None
         name, now_s = application.name, monotonic()
         ticket = ledger.enter(now_s, tokens)
         if isinstance(ticket, OverLimit):
             raise self._refusal(name, ticket, ledger.usage(now_s), tokens)
-        answer = await self._ask_all(name, ledger, ticket, self._shared)
-        if answer is None:
-            headers = headers_of(self._limits[name], ledger.usage(now_s))
-            return _Limited(headers, name, ledger, ticket, self._shared, None)
-        if isinstance(answer.verdict, OverLimit):
-            ledger.take_back(now_s, ticket)
-            raise self._refusal(name, answer.verdict, answer.usage, tokens)
-        headers = headers_of(self._limits[name], answer.usage)
-        return _Limited(headers, name, ledger, ticket, self._shared, answer.verdict)
+        return name, ledger, ticket
 
     async def _ask_all(
         self, application: str, ledger: Ledger, ticket: Ticket, shared: PoolLimits

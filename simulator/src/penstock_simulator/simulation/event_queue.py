@@ -19,6 +19,12 @@ class EventQueue(Generic[Event]):
         """Time of the first event; None if the queue is empty."""
         return self._heap[0][0] if self._heap else None
 
+    def next_before_s(self, other_s: float | None) -> float | None:
+        """Time of the first event, or this other one if it is earlier; None if there is neither."""
+        if other_s is None or self.next_s is None:
+            return self.next_s if other_s is None else other_s
+        return min(self.next_s, other_s)
+
     def schedule(self, at_s: float, event: Event) -> None:
         """Add an event at `at_s`."""
         heapq.heappush(self._heap, (at_s, next(self._numbers), event))

@@ -131,24 +131,18 @@ class _Simulation:
         if autoscaler is not None:
             self._events.schedule(0.0, _AutoscalerDecides())
 
+    @property
+    def _next_arrival_s(self) -> float | None:
+        return None if self._next_arrival is None else self._next_arrival.arrival_s
+
     def outcomes(self) -> Iterator[SimulatedOutcome]:
         """Run to the end, and yield outcomes."""
-        while (now_s := self._next_moment_s()) is not None:
+        while (now_s := self._events.next_before_s(self._next_arrival_s)) is not None:
             while self._process_due(now_s):
                 self._decide(now_s)
             self._start_iterations(now_s)
             yield from self._ended
             self._ended.clear()
-
-    def _next_moment_s(self) -> float | None:
-        planned_s = self._events.next_s
-        if self._next_arrival is None:
-            return planned_s
-        return (
-            self._next_arrival.arrival_s
-            if planned_s is None
-            else min(planned_s, self._next_arrival.arrival_s)
-        )
 
     def _process_due(self, now_s: float) -> bool:
         """Process all due events and arrivals. Returns whether there were any."""

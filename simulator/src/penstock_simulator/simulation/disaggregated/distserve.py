@@ -85,9 +85,13 @@ class _SplitFleet:
         self._to_start: dict[str, PrefillGpu | DecodeGpu] = {}
         self._ended: list[SimulatedOutcome] = []
 
+    @property
+    def _next_arrival_s(self) -> float | None:
+        return None if self._next_arrival is None else self._next_arrival.arrival_s
+
     def outcomes(self) -> Iterator[SimulatedOutcome]:
         """Run to the end, and yield outcomes."""
-        while (now_s := self._next_moment_s()) is not None:
+        while (now_s := self._events.next_before_s(self._next_arrival_s)) is not None:
             while (event := self._events.pop_due(now_s)) is not None:
                 self._process(event, now_s)
             while self._next_arrival is not None and self._next_arrival.arrival_s <= now_s:
@@ -97,16 +101,6 @@ class _SplitFleet:
             self._start_iterations(now_s)
             yield from self._ended
             self._ended.clear()
-
-    def _next_moment_s(self) -> float | None:
-        planned_s = self._events.next_s
-        if self._next_arrival is None:
-            return planned_s
-        return (
-            self._next_arrival.arrival_s
-            if planned_s is None
-            else min(planned_s, self._next_arrival.arrival_s)
-        )
 
     def _process(self, event: _ReachesGpu | _GpuIterationEnds, now_s: float) -> None:
         gpu = self._to_start[event.gpu.name] = event.gpu
