@@ -21,13 +21,13 @@ def test_the_load_is_exported_as_it_is() -> None:
     Metrics(registry).load(now, requests=7, engine_ready=True, draining=False)
     reported = {
         name: registry.get_sample_value(f"penstock_replica_{name}")
-        for name in ("running", "waiting", "best_effort", "carried", "engine_ready", "draining")
+        for name in ("running", "waiting", "best_effort", "open_requests", "engine_ready", "draining")
     }
     assert reported == {
         "running": 3,
         "waiting": 4,
         "best_effort": 5,
-        "carried": 7,
+        "open_requests": 7,
         "engine_ready": 1,
         "draining": 0,
     }

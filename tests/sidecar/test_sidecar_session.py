@@ -259,7 +259,7 @@ async def test_a_changed_state_reaches_routers_that_carry_nothing(rig: Rig) -> N
         rig.replica.tick()
         await until(lambda: idle.frames[-1].snapshot.waiting == 1)
         assert rig.metric("waiting") == 1
-        assert rig.metric("carried") == 1
+        assert rig.metric("open_requests") == 1
         assert rig.metric("engine_ready") == 1
 
 
