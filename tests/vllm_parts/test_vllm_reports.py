@@ -59,6 +59,14 @@ class Wire(ReportSocket):
         self.closed = True
 
 
+def test_a_report_without_changes_of_the_cache_still_says_that_there_is_one() -> None:
+    wire = Wire()
+    reports = Reports(wire)
+    reports.send(NOW._replace(cache=CacheReport(2, [], [])))
+    reports.send(Further(None, MEMORY, 0.125, 8))
+    assert [(report.caches_prefixes, report.cache_resets) for report in wire.sent] == [(True, 2)] * 2
+
+
 def test_a_report_has_the_step_that_ended_memory_and_every_request() -> None:
     wire = Wire()
     ended = MeasuredStep(BatchWork(9, 80, 7.0, 2), 0.5)

@@ -133,6 +133,7 @@ class Reports:
         self._reported = NO_REPORT
         self._base: Base | None = None
         self._prompts = ReportedPrompts()
+        self._cache_resets: int | None = None  # None until it is known that there is a cache
         self.broken = False
 
     @property
@@ -153,8 +154,11 @@ class Reports:
         if skipped:
             self._prompts.forget()
         if now.cache is not None:
+            self._cache_resets = now.cache.resets
             self._prompts.note(now.cache.resets, now.cache.prompts)
-            _add_cache(report, now.cache)
+            _add_prompts(report, now.cache.prompts)
+        if self._cache_resets is not None:  # also where the cache has not changed
+            report.caches_prefixes, report.cache_resets = True, self._cache_resets
         if now.rows is not None:
             _add_requests(report, now.rows)
             _add_waiting(report, now)
@@ -295,11 +299,6 @@ def _add_requests(report: StepReport, rows: ReportRows) -> None:
     report.best_effort.extend([job[7] for job in jobs])
     report.prefilling.extend(chunks)
     report.chunk_tokens.extend(chunks.values())
-
-
-def _add_cache(report: StepReport, cache: CacheReport) -> None:
-    report.caches_prefixes, report.cache_resets = True, cache.resets
-    _add_prompts(report, cache.prompts)
 
 
 def _add_prompts(report: StepReport, prompts: Iterable[CachedPrompt]) -> None:
