@@ -1,4 +1,4 @@
-"""Builds images as their Dockerfiles say: a base, then what they install or copy, as docker-archives.
+"""Builds images as the Dockerfile says: a base, then what they install or copy, as docker-archives.
 
   image NAME... --out FOLDER
     NAME: operator, router, picker, sidecar, simulator, vllm-plugin; envoy, traefik: binaries
@@ -18,29 +18,20 @@ from pathlib import Path, PurePath
 from images.archive import write_archive, write_layer
 from images.copied import copied_layer
 from images.debian import CACHE, base_layer, build_tree
-from images.dockerfile import Recipe, read_recipe
+from images.dockerfile import Recipe, read_recipe, targets
 from images.members import member_layer
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-FOLDERS = {
-    "operator": "operator",
-    "router": "router",
-    "picker": "picker",
-    "sidecar": "replica-sidecar",
-    "simulator": "simulator",
-    "vllm-plugin": "vllm-plugin",
-}
+DOCKERFILE = CHECKOUT / "Dockerfile"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("image", description="Builds images without a builder.")
-    parser.add_argument("names", nargs="+", choices=[*FOLDERS, *BINARIES], metavar="NAME")
+    parser.add_argument("names", nargs="+", choices=[*targets(DOCKERFILE), *BINARIES], metavar="NAME")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
-    recipes = {
-        name: read_recipe(CHECKOUT / FOLDERS[name] / "Dockerfile") for name in given.names if name in FOLDERS
-    }
+    recipes = {name: read_recipe(DOCKERFILE, name) for name in given.names if name not in BINARIES}
     for base in {recipe.base for recipe in recipes.values()}:
         base_layer(base)  # once, before all that need it
     if any(recipe.install for recipe in recipes.values()):
@@ -58,7 +49,7 @@ def _built(name: str, out: Path) -> str:
 
 def build(name: str, out: Path) -> list[Path]:
     """One distribution's image. Returns its layers."""
-    recipe = read_recipe(CHECKOUT / FOLDERS[name] / "Dockerfile")
+    recipe = read_recipe(DOCKERFILE, name)
     own = copied_layer(recipe, CHECKOUT) if recipe.copies else member_layer(recipe, CHECKOUT)
     layers = [base_layer(recipe.base), own]
     write_archive(out / f"{name}.tar", f"localhost/penstock/{name}:dev", layers, _config(recipe))

@@ -1,4 +1,4 @@
-"""Reads from a Dockerfile what an image needs here: its last stage, and the command of its build stage.
+"""Reads from a Dockerfile what one target of it needs here: its stages, and the command of its build stage.
 
 Base images exist already, so no builder is needed. The base, environment, user, entry point, labels, and the
 one command that installs or the folders that are copied, come from the file itself, so that what runs here is
@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
@@ -18,7 +18,7 @@ INSTALL = "/src/images/install"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a Dockerfile says.
+    """What a Dockerfile says of a target.
 
     base: the image that it runs on, without its tag.
     install: the command that fills /opt/penstock, in the environment `build_env`; or
@@ -35,41 +35,80 @@ class Recipe:
     entrypoint: Sequence[str]
 
 
-def read_recipe(path: Path) -> Recipe:
-    """The recipe in a Dockerfile. Raises ValueError where it neither installs, once, nor copies."""
-    bases, *stages = _stages(path.read_text())
-    *before, last = stages
-    copies = [words for words in map(shlex.split, last.get("COPY", [])) if not words[0].startswith("--")]
-    build = before[-1] if before else {}
-    install = [words for words in map(shlex.split, build.get("RUN", [])) if words[0] == INSTALL]
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A stage with all that it inherits: instructions in the file's order, by their word.
+
+    base: the external image that it begins from, as the file writes it.
+    """
+
+    base: str = ""
+    instructions: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def lines(self, word: str) -> Sequence[str]:
+        return self.instructions.get(word, ())
+
+    def pairs(self, word: str) -> dict[str, str]:
+        pairs = (pair.partition("=") for line in self.lines(word) for pair in shlex.split(line))
+        return {key: value for key, _, value in pairs}
+
+
+def read_recipe(path: Path, target: str) -> Recipe:
+    """The recipe of a target. Raises ValueError if it is unknown, or neither installs, once, nor copies."""
+    stages = _stages(path.read_text())
+    if target not in stages:
+        raise ValueError(f"{path}: no target {target}")
+    stage, arguments = stages[target], stages[""].pairs("ARG")
+    built_in, copies = _copied(stage)
+    build = stages.get(built_in, _Stage())
+    install = [words for words in map(shlex.split, build.lines("RUN")) if words[0] == INSTALL]
     if len(install) != 1 - bool(copies):
-        raise ValueError(f"{path}: the build stage must run {INSTALL} once, where nothing is copied")
-    arguments, labels = _pairs(last.get("ARG", [])), _pairs(last.get("LABEL", []))
+        raise ValueError(f"{path}: {target}'s build stage must run {INSTALL} once, where nothing is copied")
     return Recipe(
-        base=_pairs(bases.get("ARG", [])).get("RUNTIME", "").partition(":")[0],
+        base=Template(stage.base).substitute(arguments).partition(":")[0],
         install=install[0] if install else (),
         copies=copies,
-        build_env=_pairs(build.get("ENV", [])),
-        env=_pairs(last.get("ENV", [])),
-        labels={name: Template(value).substitute(arguments) for name, value in labels.items()},
-        user=last["USER"][-1],
-        entrypoint=json.loads(last["ENTRYPOINT"][-1]),
+        build_env=build.pairs("ENV"),
+        env=stage.pairs("ENV"),
+        labels={
+            name: Template(value).substitute(stage.pairs("ARG"))
+            for name, value in stage.pairs("LABEL").items()
+        },
+        user=stage.lines("USER")[-1],
+        entrypoint=json.loads(stage.lines("ENTRYPOINT")[-1]),
     )
 
 
-def _stages(text: str) -> Iterator[dict[str, list[str]]]:
-    """Return what comes before the first stage, then each stage: its instructions in the file's order."""
-    stage: dict[str, list[str]] = {}
+def targets(path: Path) -> list[str]:
+    """Names of the stages that start a process: those that are images of their own."""
+    return [name for name, stage in _stages(path.read_text()).items() if stage.lines("ENTRYPOINT")]
+
+
+def _copied(stage: _Stage) -> tuple[str, list[list[str]]]:
+    """The stage that files come from, "" if none; and what is copied of the checkout."""
+    lines = [shlex.split(line) for line in stage.lines("COPY")]
+    stages = [words[0].removeprefix("--from=") for words in lines if words[0].startswith("--from=")]
+    return "".join(stages[-1:]), [words for words in lines if not words[0].startswith("--")]
+
+
+def _stages(text: str) -> dict[str, _Stage]:
+    """Stages by name, each with what it inherits; under "" what comes before the first."""
+    stages: dict[str, _Stage] = {}
+    name, base, lines = "", "", dict[str, list[str]]()
+    for word, rest in [*_instructions(text), ("FROM", "")]:
+        if word == "FROM":
+            stages[name] = _Stage(base, lines)
+            parent, _, name = rest.partition(" AS ")
+            inherited = stages.get(parent, _Stage(parent))
+            base = inherited.base
+            lines = {word: [*earlier] for word, earlier in inherited.instructions.items()}
+        else:
+            lines.setdefault(word, []).append(rest)
+    return stages
+
+
+def _instructions(text: str) -> Iterator[tuple[str, str]]:
     for line in re.sub(r"\\\n", " ", text).splitlines():
         word, _, rest = line.strip().partition(" ")
-        if word == "FROM":
-            yield stage
-            stage = {}
         if word and not word.startswith("#"):
-            stage.setdefault(word, []).append(rest.strip())
-    yield stage
-
-
-def _pairs(lines: Sequence[str]) -> dict[str, str]:
-    pairs = (word.partition("=") for line in lines for word in shlex.split(line))
-    return {key: value for key, _, value in pairs}
+            yield word, rest.strip()

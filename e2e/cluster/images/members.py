@@ -1,4 +1,4 @@
-"""/opt/penstock of one distribution, as a layer: what its Dockerfile's build stage makes.
+"""/opt/penstock of one distribution, as a layer: what its build stage in the Dockerfile makes.
 
 The command runs in Debian's own tree with the checkout in /src, uv from this machine and uv's cache: in a
 mount namespace of its own, so that nothing of it is left afterwards. A layer is kept for as long as nothing

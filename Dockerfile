@@ -1,0 +1,89 @@
+# Penstock's images, one target each:
+#   docker build --target router -t penstock/router .      in the repository's root; any builder will do
+# Targets: operator, router, picker, sidecar, simulator, vllm-plugin. Each base takes a digest:
+#   --build-arg RUNTIME=gcr.io/distroless/python3-debian12:nonroot@sha256:...
+ARG UV=ghcr.io/astral-sh/uv:0.13.9
+ARG BUILD=docker.io/library/debian:12-slim
+ARG RUNTIME=gcr.io/distroless/python3-debian12:nonroot
+ARG PLUGIN_RUNTIME=docker.io/library/busybox:1.37.0-musl
+
+FROM ${UV} AS uv
+
+FROM ${BUILD} AS build
+RUN apt-get update -qq && apt-get install -qq --no-install-recommends binutils ca-certificates python3
+COPY --from=uv /uv /usr/local/bin/uv
+COPY . /src
+
+FROM ${RUNTIME} AS runtime
+ARG VERSION=dev
+LABEL org.opencontainers.image.version="${VERSION}"
+ENV PATH=/opt/penstock/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+
+# The same for processes that plan batches: their loops are compiled here, and loaded from the image.
+FROM build AS build-compiled
+ENV NUMBA_CPU_NAME=generic \
+    NUMBA_CACHE_DIR=/opt/penstock/compiled \
+    NUMBA_CACHE_LOCATOR_CLASSES=penstock_core.compilation.cache.ShippedCacheLocator
+
+FROM runtime AS runtime-compiled
+ENV NUMBA_CPU_NAME=generic \
+    NUMBA_CACHE_DIR=/opt/penstock/compiled \
+    NUMBA_CACHE_LOCATOR_CLASSES=penstock_core.compilation.cache.ShippedCacheLocator
+
+FROM build AS build-operator
+RUN /src/images/install penstock-operator penstock-operator
+
+FROM runtime AS operator
+LABEL org.opencontainers.image.title="penstock-operator" \
+      org.opencontainers.image.description="Turns a ServingPool into running objects, keeps them so, reports status, scales"
+COPY --from=build-operator /opt/penstock /opt/penstock
+ENTRYPOINT ["penstock-operator"]
+
+FROM build AS build-router
+RUN /src/images/install penstock-router penstock-router
+
+FROM runtime AS router
+LABEL org.opencontainers.image.title="penstock-router" \
+      org.opencontainers.image.description="The OpenAI-compatible front: picks a replica, walks to the next one on rejection"
+COPY --from=build-router /opt/penstock /opt/penstock
+ENTRYPOINT ["penstock-router"]
+
+FROM build AS build-picker
+RUN /src/images/install penstock-picker penstock-picker
+
+FROM runtime AS picker
+LABEL org.opencontainers.image.title="penstock-picker" \
+      org.opencontainers.image.description="Tells a gateway which replicas to ask for a request, in order"
+COPY --from=build-picker /opt/penstock /opt/penstock
+ENTRYPOINT ["penstock-picker"]
+
+FROM build-compiled AS build-sidecar
+RUN /src/images/install penstock-sidecar penstock-sidecar
+
+FROM runtime-compiled AS sidecar
+LABEL org.opencontainers.image.title="penstock-sidecar" \
+      org.opencontainers.image.description="Beside every engine: admits, forwards, returns tokens, reports state, drains"
+COPY --from=build-sidecar /opt/penstock /opt/penstock
+ENTRYPOINT ["penstock-sidecar"]
+
+FROM build-compiled AS build-simulator
+RUN /src/images/install penstock-simulator penstock-engine
+
+FROM runtime-compiled AS simulator
+LABEL org.opencontainers.image.title="penstock-simulator" \
+      org.opencontainers.image.description="A simulated engine: OpenAI's API with a GPU's timing, for machines without GPUs"
+COPY --from=build-simulator /opt/penstock /opt/penstock
+ENTRYPOINT ["penstock-engine"]
+
+# Penstock's scheduler for vLLM: an init container copies it beside an unmodified vLLM, whose PYTHONPATH names it.
+# Python sources alone, for whichever CPython vLLM's image has; all that they import beyond themselves vLLM brings.
+# The base is for its `cp`.
+FROM ${PLUGIN_RUNTIME} AS vllm-plugin
+ARG VERSION=dev
+LABEL org.opencontainers.image.title="penstock-vllm-plugin" \
+      org.opencontainers.image.description="Penstock's scheduler for vLLM, to be copied beside it" \
+      org.opencontainers.image.version="${VERSION}"
+COPY core/src proto/src vllm-plugin/src /plugin/
+USER 65532:65532
+ENTRYPOINT ["cp", "-r", "/plugin/.", "/opt/penstock"]
