@@ -25,6 +25,7 @@ from penstock_runtime.serving import Server, StartError, address_of, listen, ser
 from prometheus_client import CollectorRegistry
 
 from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.compiler_memory import give_back_compiler
 from penstock_sidecar.engine.client import EngineClient
 from penstock_sidecar.engine.facts import Facts
 from penstock_sidecar.engine.facts_at_start import facts_of
@@ -81,6 +82,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
             return
         tickets = partial(tickets_of, pool, options)
         parts = assembled(pool, facts, engine, tickets, metrics=metrics, bounds=bounds)
+        give_back_compiler()
         replicas.append(parts.replica)
         ticks = [parts.replica.tick, *stack.enter_context(_receiving(options.telemetry, parts, metrics))]
         listener = http_listener(options.http)
