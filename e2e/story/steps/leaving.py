@@ -18,7 +18,7 @@ CLUSTER_WIDE = "clusterroles,clusterrolebindings,customresourcedefinitions"
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Return a container's CPU and memory at a moment, as reported by the node's kubelet."""
+    """A container's CPU and memory at a moment, as reported by the node's kubelet."""
 
     at_s: float
     cpu_s: float

@@ -26,10 +26,10 @@ from penstock_picker.pick import Picked
 from penstock_picker.picker import Call
 
 CHUNK_BYTES = 60_000
-"""Of a body that is given back: Envoy takes messages of up to 64 KiB."""
+"""Longest chunk of a body that is given back: Envoy takes messages of up to 64 KiB."""
 
 SUBSET_NAMESPACE, SUBSET = "envoy.lb.subset_hint", f"{DESTINATION}-subset"
-"""Where a gateway says from which endpoints to pick."""
+"""Metadata in which a gateway names the endpoints to pick from."""
 
 STRIPPED = (SUBSET, "x-prefiller-host-port")
 """Headers that send a request elsewhere in other stacks; a client's own go no further."""

@@ -25,13 +25,13 @@ from penstock_picker.pick import Picked
 from penstock_picker.picker import Call, Picker
 
 CONVERSATIONS = 512
-"""At once; each has a thread, which is made when it is first needed."""
+"""Most conversations at once. Each has a thread, which is made when it is first needed."""
 
 SWEEP_S = 0.5
-"""How often conversations are looked through for those that last too long."""
+"""Interval of checks for conversations that last too long."""
 
 SWEEPER = "ext_proc-sweep"
-"""Name of the thread that does it."""
+"""Name of the thread that makes these checks."""
 
 STOP_S = 1.0
 """Longest wait for conversations under way when it is stopped."""
@@ -46,7 +46,7 @@ log = structlog.get_logger()
 
 
 class ExternalProcessor(proc_grpc.ExternalProcessorServicer):  # type: ignore[misc]
-    """The service. loop: that the picker's replicas are followed on."""
+    """The service. loop: event loop on which the picker follows its replicas."""
 
     def __init__(self, picker: Picker, loop: asyncio.AbstractEventLoop) -> None:
         self._picker, self._loop = picker, loop

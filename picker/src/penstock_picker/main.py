@@ -28,7 +28,7 @@ from penstock_picker.options import Options, parse
 from penstock_picker.picker import Picker
 
 MANY_TURNS = 2**16
-"""Pickers begin at turns of their own, so that they do not go round in step."""
+"""Bound on the random first turn, so that pickers do not choose the same replicas in step."""
 
 DRAIN_S = 5.0
 """Longest wait for open questions when stopped. Each takes milliseconds."""

@@ -64,7 +64,7 @@ class Read(NamedTuple):
 
 
 class Picker:
-    """One picker's.
+    """Picks endpoints for requests, as one process.
 
     placed: called with each request's first replica and its prompt tokens, about.
     shared_limits: applications' limits over all pickers and routers, where they share them.

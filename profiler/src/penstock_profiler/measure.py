@@ -45,7 +45,7 @@ PROBE_TIMEOUT_S = 60.0
 class TimingMethod:
     """How an engine is measured.
 
-    way_s: overhead of a request outside of iterations, in seconds.
+    overhead_s: overhead of a request outside of iterations, in seconds.
     mixes: whether it batches prefills with decodes.
     """
 
@@ -53,7 +53,9 @@ class TimingMethod:
     mixes: bool
 
 
-async def measured(engine: MeasuredEngine, probe: Probe, ways: TimingMethod, random: Random) -> Point | None:
+async def measured(
+    engine: MeasuredEngine, probe: Probe, method: TimingMethod, random: Random
+) -> Point | None:
     """Return the work and duration of the probe's iteration; None if no iteration matched the probe.
 
     Raises EngineError.
@@ -62,9 +64,9 @@ async def measured(engine: MeasuredEngine, probe: Probe, ways: TimingMethod, ran
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             if isinstance(probe, DecodeProbe):
                 return await _decodes(engine, probe, random)
-            if ways.mixes and probe.prompt_tokens > 1:
-                return await prefill_beside(engine, probe, ways.overhead_s, random)
-            return await _prefill(engine, probe, ways.overhead_s, random)
+            if method.mixes and probe.prompt_tokens > 1:
+                return await prefill_beside(engine, probe, method.overhead_s, random)
+            return await _prefill(engine, probe, method.overhead_s, random)
     except TimeoutError:
         raise EngineError(f"{engine.url}: {probe} took longer than {PROBE_TIMEOUT_S:g} s") from None
 

@@ -2,8 +2,7 @@
 
 A single reading of a probe is noisy. So a probe's duration is the median of its readings without the
 machine's drift (`drift`), and readings are repeated until it is accurate or the time is up. The deviation of
-single
-readings from their median is the noise floor: no model predicts single iterations more accurately.
+single readings from their median is the noise floor: no model predicts single iterations more accurately.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,8 +50,8 @@ class TooLittle(Exception):
 class ProbeReading:
     """A probe's readings, as one point.
 
-    times: how many there were. spread: their mean distance from the point, relative; 0 for a single one. All
-    without the machine's changes of pace.
+    times: number of readings. spread: their mean distance from the point, relative; 0 for a single one. Both
+    without the machine's drift.
     """
 
     probe: Probe
@@ -65,7 +64,7 @@ class ProbeReading:
 class Profile:
     """The readings and the fitted model.
 
-    way_s: overhead of a request outside of iterations, in seconds.
+    overhead_s: overhead of a request outside of iterations, in seconds.
     noise: noise floor: mean relative deviation of single readings from their probe's median.
     """
 
@@ -92,21 +91,21 @@ async def profile(
     Raises EngineError, TooLittle.
     """
     until_s, random = monotonic() + seconds, Random()  # other prompts each time: none is in a cache
-    ways, read = await _ways(engine, random), Readings()
+    method, read = await _timing_method(engine, random), Readings()
     probes = plan(limits)
     for number, probe in enumerate(read.order(probes)):
         if monotonic() >= until_s and (len(read.points) >= LEAST_PROBES or number >= len(probes)):
             break
         on_reading(probe, number)
         began_s = monotonic()
-        point = await measured(engine, probe, ways, random)
+        point = await measured(engine, probe, method, random)
         read.note(probe, point, monotonic() - began_s)
     readings = [reading(probe, found) for probe, found in read.without_drift().items()]
     try:
         fitted = fit("profiled", [reading.point for reading in readings])
     except TooFewPoints as error:
         raise TooLittle(f"{engine.url}: {error}; it ends answers early or takes few requests") from error
-    return Profile(readings, ways.overhead_s, read.noise, fitted)
+    return Profile(readings, method.overhead_s, read.noise, fitted)
 
 
 class Readings:
@@ -159,43 +158,43 @@ class Readings:
 
 
 def uncertainty(readings: Iterable[Sequence[Point]]) -> float:
-    """Return the expected error of the median of each probe's readings.
+    """Return the mean expected error of the probes' medians, relative; infinite without readings.
 
-    Relative; infinite where there is nothing to say. A median of n readings strays 1.25 times as far as their
-    mean, which strays as far as a single one by the root of n.
+    The standard error of a median of n normal readings is 1.25 times that of their mean, which is the spread
+    of single readings over the root of n.
     """
-    strays = [1.25 * _spread(points) / sqrt(len(points)) for points in readings]
-    return mean(strays) if strays else inf
+    errors = [1.25 * _spread(points) / sqrt(len(points)) for points in readings]
+    return mean(errors) if errors else inf
 
 
 def reading(probe: Probe, points: Sequence[Point]) -> ProbeReading:
-    """The probe's readings as one."""
+    """Return the probe's readings as one."""
     middle_s = median(point.seconds for point in points)
     nearest = min(points, key=lambda point: abs(point.seconds - middle_s))
     return ProbeReading(probe, Point(nearest.work, middle_s), len(points), _spread(points))
 
 
 def _spread(points: Sequence[Point]) -> float:
-    """Mean distance from the median, as a share of it."""
+    """Return the mean distance from the median, as a share of it."""
     middle_s = median(point.seconds for point in points)
     return mean(abs(point.seconds / middle_s - 1) for point in points)
 
 
-async def _ways(engine: MeasuredEngine, random: Random) -> TimingMethod:
-    """How to time this engine."""
-    overhead_s = await _way_s(engine, random)
+async def _timing_method(engine: MeasuredEngine, random: Random) -> TimingMethod:
+    """Measure how to time this engine."""
+    overhead_s = await _overhead_s(engine, random)
     if (await engine.drafts()).drafted:  # what a decode beside a prompt drafts is not known
         return TimingMethod(overhead_s, mixes=False)
     seen = [await prefill_beside(engine, BESIDE, overhead_s, random) for _ in range(OVERHEAD_READINGS)]
     return TimingMethod(overhead_s, mixes=sum(point is not None for point in seen) > OVERHEAD_READINGS // 2)
 
 
-async def _way_s(engine: MeasuredEngine, random: Random) -> float:
+async def _overhead_s(engine: MeasuredEngine, random: Random) -> float:
     """Return the overhead of a request: the time of a first token less that of any other."""
-    ways_s, unknown = [], TimingMethod(0.0, mixes=False)
+    overheads_s, unknown = [], TimingMethod(0.0, mixes=False)
     for _ in range(OVERHEAD_READINGS):
         seen = await measured(engine, THROUGH, unknown, random)
         gap = await measured(engine, ALONE, unknown, random)
         if seen is not None and gap is not None:
-            ways_s.append(seen.seconds - gap.seconds)
-    return max(median(ways_s), 0.0) if ways_s else 0.0
+            overheads_s.append(seen.seconds - gap.seconds)
+    return max(median(overheads_s), 0.0) if overheads_s else 0.0

@@ -18,17 +18,17 @@ from pathlib import Path
 from penstock_proto.telemetry import StepReport
 
 SEND_BUFFER_BYTES = 4 << 20
-"""Asked of the kernel, which grants at most net.core.wmem_max."""
+"""Send buffer that is requested of the kernel, which grants at most net.core.wmem_max."""
 
 LONGEST_BYTES = 1 << 20
-"""Of a report: readers make room for it."""
+"""Longest report; readers allocate this much."""
 
 WARN_AFTER_S = 30.0
 """Time without a receiver after which a warning is logged. A sidecar restarts faster."""
 
 
 class ReportSocket:
-    """Where an engine's reports go.
+    """Sends an engine's reports to its sidecar.
 
     warn: logs a line when reports cannot be sent for long. lost: reports that were not sent.
     """
@@ -41,9 +41,9 @@ class ReportSocket:
         self.lost = 0
 
     def send(self, report: StepReport) -> bool:
-        """Hand a report over, or drop it; whether it was taken.
+        """Send a report, or drop it. Return whether it was sent.
 
-        Never blocks, never raises for want of a reader.
+        Never blocks, and never raises because there is no reader.
         """
         try:
             taken = self._deliver(report)
@@ -58,7 +58,7 @@ class ReportSocket:
         return taken
 
     def close(self) -> None:
-        """Let go of the socket; the next report opens it again."""
+        """Close the socket; the next report opens it again."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -24,7 +24,7 @@ def write_new_key(path: Path) -> bytes:
 
 
 class TicketKeyFile:
-    """The engine's view of it. The file is read again when it has been replaced."""
+    """The key as an engine reads it. The file is read again when it has been replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

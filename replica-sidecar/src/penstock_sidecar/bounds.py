@@ -7,7 +7,7 @@ from penstock_core.domain.replica_admission import DECIDED_TOGETHER, Holds
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one sidecar holds at most, and how long it waits. The pool sets those that its users must know;
+    """Bounds on what one sidecar holds and how long it waits. The pool sets those that its users must know;
     request bodies are bounded by the router and by gRPC's largest message."""
 
     requests: int = 4096
@@ -42,7 +42,7 @@ class Bounds:
     """Longest that output waits for others of its step, to share a frame."""
 
     alone: int = 8
-    """With at most this many requests in a session output does not wait: too few would share its frame."""
+    """Most requests of a session whose output does not wait: too few would share its frame."""
 
     not_urgent_s: float = 0.005
     """Longest wait of an event that no client waits for, like an acceptance. Less than any step takes."""
@@ -52,17 +52,17 @@ class Bounds:
     ends bring one, which is what a backup is chosen by: making one takes a seventh of a step's CPU."""
 
     snapshot_s: float = 1.0
-    """A router that gets no other frame gets a changed snapshot within this."""
+    """Longest until a router that gets no other frame gets a changed snapshot."""
 
     direct_snapshot_s: float = 0.25
-    """And one that reads answers at the engine, while steps change it. A frame costs 0.1 ms on each side."""
+    """The same for a router that reads answers at the engine. A frame costs 0.1 ms on each side."""
 
     spread_s: float = 0.005
-    """And one with requests that other routers have brought within this times the routers connected: all see
-    a burst through one of them, for 200 frames a second at most, however many routers there are."""
+    """The same, times the connected routers, once another router has sent a request: all see a burst through
+    one of them, at a cost of at most 200 frames a second, however many routers there are."""
 
     prefixes_s: float = 0.1
-    """And one gets other cached prefixes within this: sooner than a session's next turn comes, which is
+    """Longest until a router gets changed cached prefixes: sooner than a session's next turn comes, which is
     after its answer."""
 
     connect_s: float = 2.0

@@ -46,7 +46,7 @@ class Metrics:
         self._planned_max_s = 0.0
 
     def _add_requests(self, make: _Makers) -> None:
-        """Those of every request are functions from the labels' values, which look a series up once."""
+        """Add the metrics of requests: functions of the labels' values, which look a series up once."""
         self.verdicts = cache(
             make.counter("verdicts_total", "Verdicts given.", "tier", "verdict", "reason").labels
         )
@@ -127,7 +127,7 @@ class Metrics:
         self.policy_faults = make.counter("policy_faults_total", "Steps in which the policy failed.", "fault")
 
     def _add_release(self, make: _Makers) -> None:
-        """Those of an engine of type `openai`."""
+        """Add the metrics of an engine of type `openai`."""
         self.held = make.gauge("held", "Accepted requests held before an engine of type openai.")
         self.engine_slots = make.gauge("engine_slots", "Most requests in such an engine at once.")
         self.release = make.histogram(

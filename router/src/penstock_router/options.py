@@ -29,7 +29,7 @@ class Options(FrontOptions):
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """The flags, checked. A wrong one ends the process with a line on stderr and exit code 2."""
+    """Return the flags. An invalid one ends the process with a line on stderr and exit code 2."""
     parser = _parser()
     given = parser.parse_args(arguments)
     redis_url = flags.redis_url(given.redis_url_file)

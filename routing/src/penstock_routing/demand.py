@@ -49,7 +49,7 @@ class TierCounters:
 
 
 class Demand:
-    """One process'."""
+    """The demand that one process has seen, by tier."""
 
     def __init__(self, tiers: Iterable[str]) -> None:
         self._tiers = {name: TierCounters() for name in tiers}

@@ -12,7 +12,7 @@ from penstock_routing.connections.replica_channel import Tls
 from penstock_routing.discovery.endpoints import Service
 
 REDIS_URL = "PENSTOCK_REDIS_URL"
-"""In the environment, or a file: a URL may hold a password, so it is no flag."""
+"""Environment variable with the URL of Redis. It may hold a password, so it is not a flag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def _replica_tls_problem(given: argparse.Namespace) -> str | None:
 
 
 def redis_url(file: Path | None) -> Callable[[], str] | None:
-    """From the file, as it is whenever it is asked for; else from the environment."""
+    """Return a function that reads the URL from the file, or has the environment's; None without either."""
     if file is not None:
         return lambda: file.read_text(encoding="utf-8").strip()
     given = os.environ.get(REDIS_URL)
@@ -168,7 +168,7 @@ def redis_url(file: Path | None) -> Callable[[], str] | None:
 
 
 def _redis_problem(redis_url: Callable[[], str]) -> str | None:
-    """What is wrong with the URL, without repeating it."""
+    """Return what is wrong with the URL, without repeating it; None if nothing is."""
     try:
         parts = urlsplit(redis_url())
         right = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0

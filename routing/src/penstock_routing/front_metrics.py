@@ -10,7 +10,10 @@ from penstock_routing.demand import Demand
 
 
 class FrontMetrics:
-    """One process'. process: `router` or `picker`, in the names of metrics. tiers: their names."""
+    """Metrics that routers and pickers share.
+
+    process: `router` or `picker`, in the names of metrics. tiers: their names.
+    """
 
     def __init__(self, process: str, tiers: Iterable[str]) -> None:
         self.demand = Demand(tiers)

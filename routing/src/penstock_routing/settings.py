@@ -23,7 +23,7 @@ CONTINUING_ENGINES = frozenset({"vllm", "simulated"})
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one router, for all its life. The bounds are described at `spec.router` of the pool file.
+    """Settings of one router, which never change. The bounds are described at `spec.router` of the pool file.
 
     compares_caches: whether `order` asks which replicas have cached a prompt's prefix.
     keeps_together: whether it sends requests that are likely to share a prefix to the same replicas.

@@ -26,7 +26,7 @@ NOT_COUNTED = frozenset({Ending.CLIENT_GONE, Ending.INVALID})
 
 
 class TierMetrics:
-    """One process'. prefix: of the metrics' names. tiers: names, whose series begin at 0."""
+    """Metrics of tiers. prefix: of the metrics' names. tiers: names, whose series begin at 0."""
 
     def __init__(self, prefix: str, tiers: Iterable[str], registry: CollectorRegistry) -> None:
         self._prefix, self._registry = prefix, registry

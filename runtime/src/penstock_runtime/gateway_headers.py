@@ -4,7 +4,7 @@ The gateway removes them from what clients send, all but the tier: only it and t
 """
 
 REJECTED = "x-penstock-rejected"
-"""Of a replica's response: it has not begun the request, so the gateway sends it to the next endpoint."""
+"""Response header of a replica that has not begun the request: the gateway asks the next endpoint."""
 
 DESTINATION = "x-gateway-destination-endpoint"
 """Endpoints to ask, in order: `host:port,host:port`. Named by the Gateway API Inference Extension."""

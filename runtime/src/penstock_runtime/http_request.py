@@ -79,7 +79,7 @@ class Connection(Protocol):
 
 
 class HttpRequest:
-    """One request.
+    """A request of a client, and its response.
 
     method, path, headers: `path` is decoded and without the query; names of headers are in lower case.
     version: of HTTP, like "1.1".

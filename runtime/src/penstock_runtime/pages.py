@@ -28,7 +28,7 @@ READERS = ("GET", "HEAD")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page. about: its line in the index. body: returns its body, or raises ApiError."""
+    """A page of a process. about: its line in the index. body: returns its body, or raises ApiError."""
 
     about: str
     body: Callable[[], bytes]

@@ -27,7 +27,7 @@ def unchecked(xargs: Mapping[str, Any], engine_id: str, read_s: float) -> SloFie
 
 
 class TicketFields:
-    """Returns the fields of valid tickets. clock: the machine's. refused: counts by cause."""
+    """Reads the fields of valid tickets. clock: the machine's. refused: counts by cause."""
 
     def __init__(self, telemetry: Path, clock: Callable[[], float]) -> None:
         self._key_file, self._clock = TicketKeyFile(Path(ticket_key_file(str(telemetry)))), clock

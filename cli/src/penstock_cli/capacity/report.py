@@ -37,7 +37,7 @@ def capacity_rps(answer: CapacityResult) -> float:
 
 
 def as_json(answers: Sequence[CapacityResult]) -> list[dict[str, Any]]:
-    """One object for each question, in the order they were asked."""
+    """Return an object for each question, in the order they were asked."""
     return [_as_json(answer) for answer in answers]
 
 
@@ -70,7 +70,7 @@ def _as_json(answer: CapacityResult) -> dict[str, Any]:
 
 
 def _cached(answer: CapacityResult) -> dict[str, float]:
-    """The figures of scenarios whose engines have prefix caches."""
+    """Return the figures of scenarios whose engines have prefix caches."""
     figures = {name: getattr(answer, name) for name in OF_PREFIX_CACHES}
     return {name: round(figure, 4) for name, figure in figures.items() if figure is not None}
 
@@ -129,7 +129,7 @@ def table(answers: Sequence[CapacityResult], conditions: SearchConditions) -> Ta
 
 
 def _best_rps(answers: Sequence[CapacityResult]) -> float:
-    """The highest capacity of a policy; of the bound, where nothing else was asked."""
+    """Return the highest capacity of a policy; of the bound, where nothing else was asked."""
     policies = [answer for answer in answers if answer.question.policy != ORACLE]
     return max(capacity_rps(answer) for answer in policies or answers)
 

@@ -119,7 +119,7 @@ class Grid:
 
 
 def base_policy(policy: str) -> str:
-    """The scheduler behind the name. Raises UnknownPolicy."""
+    """Return the scheduler behind the name. Raises UnknownPolicy."""
     base = policy.removesuffix(SPECULATING)
     known = (*NAMES, DISTSERVE, ORACLE)
     if base not in known or (base in CHOOSE_DRAFTS and base != policy):

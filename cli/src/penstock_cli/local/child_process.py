@@ -42,7 +42,7 @@ class ChildProcess:
     """A process and its restarts.
 
     exits: number of times it has ended by itself.
-    why_it_ended: the last time, in a line: how, and what it said of it.
+    exit_reason: of its last end, in one line: the exit status, and the cause in its log.
     """
 
     def __init__(self, process: ProcessSpec, sink: LogSink) -> None:

@@ -38,7 +38,7 @@ def envoy_command(program: Path, config: Path) -> tuple[str, ...]:
 
 
 class GatewayAddresses(NamedTuple):
-    """Where Envoy serves the API and its own pages, and where its picker answers."""
+    """Addresses of Envoy's API, of its own pages, and of its picker."""
 
     api: SocketAddress
     pages: SocketAddress

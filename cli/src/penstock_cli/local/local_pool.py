@@ -14,10 +14,10 @@ from penstock_cli.local.child_process import ChildProcess, LogSink
 from penstock_cli.local.layout import Layout, LocalPoolOptions, Role, plan_layout
 
 POLL_S = 0.1
-"""Between two questions whether the parts are ready."""
+"""Interval of checks whether all parts are ready."""
 
 ANSWER_TIMEOUT_S = 2.0
-"""Timeout of such a question to one part."""
+"""Timeout of one check of one part."""
 
 STOP_GRACE_S = 5.0
 """Time for a process to end after its drain timeout."""

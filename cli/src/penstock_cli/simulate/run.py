@@ -55,7 +55,7 @@ def run(
 ) -> SimulationResult:
     """Serve the schedule. Raises TraceError before anything is simulated, Failure.
 
-    seen: what a picture is to be drawn from. scaler: moves the number of replicas; None: it stays.
+    plot: collects what is drawn. autoscaler: changes the number of replicas; None: it stays.
     hash_id_tokens: tokens per hash id of the trace.
     """
     if fleet.prefix_caching:

@@ -25,7 +25,7 @@ MayStart = Callable[[Job], bool]
 class PromptBounds(NamedTuple):
     """Bounds on prompts: end of the batch, its tokens, and jobs that may be preempted.
 
-    victims: for running prompts. givers: for new requests.
+    victims: may be preempted for running prompts. relegated_victims: for new requests.
     """
 
     limit_s: float

@@ -29,7 +29,7 @@ LEAST_S = 20.0
 
 
 class Where(StrEnum):
-    """Where a request is in its engine, as far as is known."""
+    """The phase of a request in its engine, as far as is known."""
 
     RUNNING = "running"
     QUEUED = "queued"

@@ -99,9 +99,9 @@ class Attempts:
     """The attempts of a request so far.
 
     left: replicas still to try, in order.
-    refusals: rejections so far, one per hop.
+    rejections: so far, one per hop.
     gone: replicas that were lost or out of service when tried.
-    backup_refused: the backup's replica has rejected it too.
+    backup_rejected: the backup's replica has rejected it too.
     losses: replicas that were lost with the request. over: it may not be sent again.
     request: what is known of it, for the choice of the backup's replica.
     """

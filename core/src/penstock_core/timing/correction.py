@@ -109,7 +109,7 @@ def corrected(model: TimeModel, correction: Correction) -> TimeModel:
 
 
 def _by_kind(model: TimeModel, decode: float, prefill: float, mixed: float) -> TimeModel:
-    """The model with these further factors; the same object where there are none."""
+    """Return the model with these further factors; the same object where there are none."""
     if decode == prefill == mixed == 1.0:
         return model
     return replace(

@@ -14,7 +14,7 @@ VERSION = "v1alpha1"
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """One kind. plural: its name in paths. optional: whether its CRD may be missing."""
+    """A kind of Kubernetes objects. plural: its name in paths. optional: whether its CRD may be missing."""
 
     api_version: str
     kind: str

@@ -72,7 +72,7 @@ TLS_ENTRIES = ("engine.crt", "engine.key")
 """Entries of the TLS Secret that an engine needs."""
 
 TLS_ENVIRONMENT = {"WATCHFILES_FORCE_POLLING": "true"}
-"""With which vLLM's `--enable-ssl-refresh` takes up every renewal.
+"""Environment with which vLLM's `--enable-ssl-refresh` reads every renewal.
 
 By default its watch ends when the first version of a file is removed, as Kubernetes does at each renewal.
 """
@@ -84,7 +84,7 @@ SIMULATED_RESOURCES: Json = {"requests": {"cpu": "50m", "memory": "192Mi"}}
 
 @dataclass(frozen=True, slots=True)
 class EngineContainer:
-    """What an engine adds to a pod. init: containers that must end before it starts."""
+    """The parts that an engine adds to a pod. init: containers that must end before it starts."""
 
     container: Json
     init: tuple[Json, ...] = ()

@@ -1,9 +1,9 @@
 """HTTPRoute of the Gateway API: the pool's host on an existing Gateway.
 
-It routes only `/v1`, like the Ingress, and sets no timeouts, because the router has its own. If routers serve
-TLS, the Gateway needs a BackendTLSPolicy for the pool's Service, which the administrator of the Gateway
-writes, because it says which authority the Gateway trusts. It leads to the pool's Service, or to its
-InferencePool.
+It routes only `/v1`, like the Ingress, and turns the Gateway's timeouts off, because the router has its own.
+If routers serve TLS, the Gateway needs a BackendTLSPolicy for the pool's Service, which the administrator of
+the Gateway writes, because it says which authority the Gateway trusts. The backend is the pool's Service, or
+its InferencePool.
 """
 
 from penstock_operator.manifests.manifest import Manifest

@@ -16,7 +16,7 @@ class UnsupportedPool(Exception):
 
 
 class GatewayNow(NamedTuple):
-    """Where a pool is on the way to its gateway.
+    """The gateway that serves a pool now, which may still change to the one of its spec.
 
     front: what runs in front of the replicas. serves: the gateway for which sidecars take HTTP; for `router`,
     which has a protocol of its own, they take none.

@@ -20,7 +20,7 @@ LONGEST_MESSAGE = 1000
 """The API server refuses Events whose message is longer than 1,024 bytes."""
 
 DIGEST_CHARS = 12
-"""Of an Event's content, in its name: enough that no two Events of a pool share a name."""
+"""Digits of the digest of an Event's content in its name. They keep names of a pool's Events distinct."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ ROOTS_FIRST = {cause: rank for rank, cause in enumerate(Cause)}
 
 @dataclass(frozen=True, slots=True)
 class PoolProblem:
-    """One problem. component: whose pods it keeps from running; None: both, or neither."""
+    """A problem of a pool. component: whose pods it keeps from running; None: both, or neither."""
 
     cause: Cause
     message: str

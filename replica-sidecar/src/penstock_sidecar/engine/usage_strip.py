@@ -20,7 +20,7 @@ _END = re.compile(rb"\r?\n\r?\n")
 
 
 class UsageStrip:
-    """Of one stream, of which it passes on whole events."""
+    """Removes usage from one stream, and passes on whole events."""
 
     __slots__ = ("_events",)
 

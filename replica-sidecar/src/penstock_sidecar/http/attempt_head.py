@@ -17,7 +17,7 @@ _LONGEST = 9
 
 
 class AttemptHead(NamedTuple):
-    """One attempt.
+    """What the headers of a request say about its attempts.
 
     picked: whether a picker has chosen the endpoints and resolved the tier.
     hop: 1 at the first endpoint.

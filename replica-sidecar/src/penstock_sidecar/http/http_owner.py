@@ -17,7 +17,10 @@ from penstock_sidecar.requests.replica_request import ReplicaRequest
 
 
 class HttpOwner:
-    """Of one request. outbox: itself. accepted: called with the verdict of a request that is accepted."""
+    """The owner of one HTTP request.
+
+    outbox: itself. accepted: called with the verdict of a request that is accepted.
+    """
 
     def __init__(self, upstream: UpstreamRequest, accepted: Callable[[Admitted | BestEffort], None]) -> None:
         self._upstream, self._accepted = upstream, accepted

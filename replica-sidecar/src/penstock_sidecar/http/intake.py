@@ -43,7 +43,7 @@ class Taken(NamedTuple):
 
 
 class HttpIntake:
-    """One replica's."""
+    """Reads the requests that reach one replica over HTTP."""
 
     def __init__(self, pool: Pool, settings: Settings) -> None:
         self._settings = settings

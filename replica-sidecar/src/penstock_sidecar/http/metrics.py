@@ -13,7 +13,10 @@ PREFIX = "penstock_replica_http"
 
 
 class HttpMetrics:
-    """One replica's. passed_on: rejections that the gateway takes to another replica."""
+    """Metrics of requests that reach one replica over HTTP.
+
+    passed_on: rejections that the gateway takes to another replica.
+    """
 
     def __init__(
         self, tiers: Iterable[str], demand: Demand, budget: ByteBudget, registry: CollectorRegistry

@@ -34,7 +34,10 @@ log = structlog.get_logger()
 
 
 class HttpRequestPath:
-    """One replica's. stream_bytes: most output held for one client. budget: of the bytes held over all."""
+    """The path of HTTP requests through one replica.
+
+    stream_bytes: most output held for one client. budget: of the bytes held over all.
+    """
 
     def __init__(
         self,

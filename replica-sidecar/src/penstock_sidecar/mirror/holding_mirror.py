@@ -40,7 +40,7 @@ class Count(NamedTuple):
 class HoldingMirror(ReplicaMirror):
     """The requests of this replica, and which of them the engine has.
 
-    slots: how many it runs at once. others: requests and blocks in it that are not this replica's.
+    slots: how many it runs at once.
     """
 
     def __init__(
@@ -168,5 +168,5 @@ class HoldingMirror(ReplicaMirror):
         )
 
     def view(self, now_s: float, model: TimeModel) -> ReplicaView:
-        """The replica as admission plans with it."""
+        """Return the replica as admission plans with it."""
         return planning_view(self.held(now_s, model), self.inside)

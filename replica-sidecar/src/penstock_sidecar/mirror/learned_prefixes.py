@@ -51,7 +51,7 @@ MOST_SILENT = 64
 
 
 class _Sent(NamedTuple):
-    """Of a request under way. known: of its prompt when it was sent."""
+    """The prompt of a request under way. known: of its prompt when it was sent."""
 
     marks: PromptMarks
     known: KnownPrefix

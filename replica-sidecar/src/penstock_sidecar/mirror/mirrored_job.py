@@ -18,7 +18,7 @@ from penstock_sidecar.mirror.reported_job import (
 
 @dataclass(slots=True, eq=False)
 class MirroredJob:
-    """One job.
+    """A job of this replica, as the last reports show it.
 
     seen: number of the last report that has it, 0 for none.
     thinking_tokens: length of its thinking, once the answer proper has begun.

@@ -22,7 +22,7 @@ from penstock_sidecar.mirror.reported_prefixes import ReportedPrefixes, reported
 
 MOST_PROMPTS = 1024
 MOST_MARKS = 1 << 17
-"""Of all prompts together: 128 MB of prompts in pieces of a kilobyte."""
+"""Most marks of all prompts together: 128 MB of prompts in pieces of a kilobyte."""
 
 MARGIN = 0.1
 """Share of the tokens of an unfinished prefix that is not counted on, because the tokens per byte differ

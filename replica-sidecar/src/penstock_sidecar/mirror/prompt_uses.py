@@ -35,7 +35,7 @@ class KnownPrefix(NamedTuple):
 
 @dataclass(slots=True)
 class _Use:
-    """Of one request.
+    """The prompt of one request, and what of it is taken to be cached.
 
     known: how many of its marks were known when it was sent; None once its answer is whole. kept: how many
     of them were taken to be cached. tokens: of the marks that no later request has used, by their keys, the

@@ -25,7 +25,10 @@ REFUSED_STATUS = 502
 
 
 class RouterAnswers:
-    """One replica's. engine_lost: called when a router has lost its connection to the engine."""
+    """Answers that routers read at one replica's engine.
+
+    engine_lost: called when a router has lost its connection to the engine.
+    """
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ LONGEST_GAP_US = 2**32 - 1
 
 
 class Sink(Protocol):
-    """Where a request's events go."""
+    """Takes a request's events."""
 
     def output(self, id: int, data: bytes, tokens: int, urgency: Urgency) -> None:
         """Take bytes of the answer."""
@@ -53,7 +53,7 @@ class Owner(Protocol):
 
     @property
     def outbox(self) -> Sink:
-        """Where its events go."""
+        """The sink of its events."""
 
     def forget(self, request: "ReplicaRequest") -> None:
         """Drop a request that has ended."""

@@ -52,7 +52,7 @@ class _BufferFull(Exception):
 
 
 class DirectAnswers:
-    """One router's."""
+    """Answers that one router reads at engines."""
 
     def __init__(self, access: EngineAccess) -> None:
         self._access = access
@@ -71,7 +71,7 @@ class DirectAnswers:
 
 
 class _EngineRequest:
-    """One request at an engine."""
+    """A request that the router sends to an engine itself."""
 
     def __init__(
         self, access: EngineAccess, link: ReplicaLink, upstream: UpstreamRequest, request: GenerationRequest

@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class EngineAccess:
-    """One router's.
+    """How one router reaches engines.
 
     api_key: the engines'; empty without one. tls: to engines that serve TLS; None reaches none of them.
     """

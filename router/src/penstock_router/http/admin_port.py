@@ -11,7 +11,7 @@ from penstock_router.http.app import RouterApp
 
 
 def admin_app(router: RouterApp, pool: str) -> App:
-    """The pages about this router. pool: its name."""
+    """Return the pages of a router. pool: its name."""
     pages = {
         "/metrics": Page("metrics for Prometheus", router.metrics.page, PROMETHEUS),
         "/penstock/v1/pool": Page("tiers, targets, time model and replicas", router.pool_page),

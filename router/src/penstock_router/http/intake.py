@@ -50,7 +50,7 @@ class Accepted(NamedTuple):
 
 
 class Intake:
-    """One router's. prefixes: what replicas have cached."""
+    """Reads the requests of one router. prefixes: what replicas have cached."""
 
     def __init__(
         self,

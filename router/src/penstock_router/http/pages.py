@@ -40,12 +40,12 @@ def model_entry(pool: Pool, replica_set: ReplicaSet, started_s: int) -> ModelEnt
 
 
 def models_page(entry: ModelEntry) -> bytes:
-    """OpenAI's list of models: the one that this pool serves."""
+    """Return OpenAI's list of models: the one that this pool serves."""
     return orjson.dumps({"object": "list", "data": [entry]})
 
 
 def model_page(entry: ModelEntry, name: str) -> bytes:
-    """One model. Raises ApiError (404)."""
+    """Return one model's entry. Raises ApiError (404)."""
     if name != entry["id"]:
         raise unknown_model(name, str(entry["id"]))
     return orjson.dumps(entry)

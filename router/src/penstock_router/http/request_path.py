@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class RequestPath:
-    """One router's.
+    """The path of requests through one router.
 
     time_model: returns the model for slowdown targets; None before any replica has sent one.
     budget: of the bytes held over all requests.

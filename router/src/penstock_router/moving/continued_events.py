@@ -21,7 +21,7 @@ class NotAContinuation(Exception):
 
 
 class ContinuedEvents:
-    """Of one continuation.
+    """The events of one continuation, made to look like those of its answer.
 
     head: the fields that the answer's events share. chat: whether its client reads a chat.
     kept_tokens: of the answer, in the continuation's prompt.

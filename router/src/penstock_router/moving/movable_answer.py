@@ -57,7 +57,7 @@ TAIL_TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class Mover:
-    """One router's.
+    """Moves streams of one router to other replicas.
 
     max_moves: of one request.
     time_model: returns the model for slowdown targets; None before any replica has sent one.
@@ -76,7 +76,7 @@ class Mover:
 
 
 class MovableAnswer:
-    """One answer. It is read as an `UpstreamRequest` is."""
+    """An answer that may be continued on other replicas. It is read as an `UpstreamRequest` is."""
 
     def __init__(
         self,

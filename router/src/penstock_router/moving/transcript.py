@@ -29,7 +29,7 @@ _CONTENT = re.compile(rb'"(?:text|content)": ?"[^"]')
 
 
 class Transcript:
-    """Of one answer, over all replicas that have written it.
+    """What the client has received of one answer, over all replicas that have written it.
 
     opaque: the stream does not tell what a continuation needs, and is passed on untouched.
     first_event: the first one, without ids; empty before it.

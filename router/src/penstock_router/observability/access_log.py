@@ -11,7 +11,7 @@ from penstock_routing.request.outcome import Ending, Outcome, measured
 
 
 class AccessLog:
-    """One router's, at the level that logs have when it is made."""
+    """The log of one router, at the level that logs have when it is made."""
 
     def __init__(self) -> None:
         self._log = structlog.get_logger().bind()

@@ -19,7 +19,7 @@ from penstock_router.observability.move_metrics import MoveMetrics
 
 
 class Metrics(FrontMetrics):
-    """One router's."""
+    """The metrics of one router."""
 
     def __init__(self, tiers: Mapping[str, Tier], replica_set: ReplicaSet) -> None:
         super().__init__("router", tiers)

@@ -17,7 +17,7 @@ class MoveCause(StrEnum):
 
 
 class MoveOutcome(StrEnum):
-    """What became of it."""
+    """How a move ended."""
 
     MOVED = "moved"
     FIXED = "fixed"  # it cannot be continued faithfully
@@ -27,7 +27,7 @@ class MoveOutcome(StrEnum):
 
 
 class MoveMetrics:
-    """One router's. All series of `moves` begin at 0, so that a rate sees the first one."""
+    """The metrics of one router. All series of `moves` begin at 0, so that a rate sees the first one."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.moves = Counter(

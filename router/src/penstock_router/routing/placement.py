@@ -60,7 +60,7 @@ class NotPlaced(NamedTuple):
 
 
 class Placement:
-    """One router's.
+    """Places the requests of one router on replicas.
 
     demand: counts verdicts. room: where requests wait while there is no replica.
     time_model: returns the model for slowdown targets; None before any replica has sent one.

@@ -19,7 +19,7 @@ AGAIN_S = 0.05
 
 
 class WaitingRoom:
-    """One router's.
+    """The requests of one router that wait for a first replica.
 
     longest_s: how long after its arrival a request may wait; 0: none waits. held: requests that wait now.
     """

@@ -32,7 +32,7 @@ class Unreadable(Exception):
 
 
 class KeyStore(Protocol):
-    """Where the keys of some applications are. every_s: how often they are read."""
+    """A source of applications' keys. every_s: how often they are read."""
 
     every_s: float
 

@@ -97,7 +97,10 @@ class _Limited(RateLimitGrant):
 
 
 class RateLimits:
-    """One router's. shared: limits over all routers, where routers share them."""
+    """The limits of applications, as one router applies them.
+
+    shared: limits over all routers, where routers share them.
+    """
 
     def __init__(
         self,

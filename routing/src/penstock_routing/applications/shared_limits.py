@@ -44,7 +44,7 @@ LEASE_S = 15.0
 RENEW_S = LEASE_S / 3
 
 MOST_ASKS = 256
-"""In one call for one application. The others go with the next call."""
+"""Most requests of one application in one call. The others go with the next call."""
 
 SCRIPT = files(__package__).joinpath("shared_limits.lua").read_bytes()
 LIMITS = tuple(Limit)
@@ -77,7 +77,7 @@ class _Use:
 
 
 class SharedLimits:
-    """One router's part.
+    """Applies limits over all routers through Redis, on behalf of one router.
 
     url: reads where Redis is; called for each connection, for passwords are renewed. Raises OSError.
     prefix: of the keys of this pool. limits: of the applications that have any.
@@ -114,7 +114,7 @@ class SharedLimits:
             raise
 
     def ended(self, application: str, ticket: Ticket | None, tokens: int) -> None:
-        """The request has ended, and used so many tokens. ticket: None where Redis did not decide."""
+        """Record that a request has ended and used so many tokens. ticket: None if Redis did not decide."""
         use = self._uses[application]
         use.open -= 1
         if ticket is not None and tokens != ticket.tokens:

@@ -16,7 +16,7 @@ from penstock_routing.settings import Settings
 
 
 def application_of(keys: Keys, head: request_head.Head) -> Application | None:
-    """The application of the request's key; None where the pool has none. Raises ApiError (401)."""
+    """Return the application of the request's key; None if the pool has none. Raises ApiError (401)."""
     if not keys.required:
         return None
     key = request_head.api_key(head)
@@ -54,7 +54,7 @@ def unknown_model(asked: str, served: str) -> ApiError:
 def tier_for(
     settings: Settings, application: Application | None, head: request_head.Head, service_tier: str | None
 ) -> Tier:
-    """The tier of a request, by its headers, its key and its body. Raises ApiError (400, 403)."""
+    """Return a request's tier, by its headers, its key and its body. Raises ApiError (400, 403)."""
     hint = request_head.objective(head) or service_tier
     return tier_of(settings, application, request_head.tier_name(head), hint)
 
@@ -62,7 +62,7 @@ def tier_for(
 def tier_of(
     settings: Settings, application: Application | None, header: str | None, service_tier: str | None
 ) -> Tier:
-    """The tier. Raises ApiError: 400 for a header that names none, 403 for one the key does not get."""
+    """Return the tier. Raises ApiError: 400 if the header names none, 403 if the key may not use it."""
     if header is not None:
         return _by_header(settings, application, header)
     if application is not None:
@@ -92,7 +92,7 @@ def _by_header(settings: Settings, application: Application | None, header: str)
 
 
 def own_targets(tier: Tier, head: request_head.Head) -> Targets:
-    """The request's own targets. Raises ApiError (400) where they are wrong, or the tier takes none.
+    """Return the request's own targets. Raises ApiError (400) if they are invalid or the tier takes none.
 
     A tier without such targets rejects the request instead of ignoring them: the client relies on them.
     """

@@ -14,10 +14,10 @@ from penstock_routing.request.outcome import Outcome
 from penstock_routing.request.request_body import BodyFields
 
 FIRST_ANSWER_TOKENS = 256
-"""Of an answer before any has been seen."""
+"""Assumed tokens of an answer before any has been seen."""
 
 WEIGHT = 0.1
-"""Of the newest answer in the average."""
+"""Weight of the newest answer in the average."""
 
 
 class UsageMetrics:
@@ -33,7 +33,10 @@ class UsageMetrics:
 
 
 class Usage:
-    """One router's. context_tokens: most that one answer and its prompt can have."""
+    """Token usage of applications through one router.
+
+    context_tokens: most tokens that a prompt and its answer can have together.
+    """
 
     def __init__(
         self, applications: Iterable[Application], context_tokens: int, metrics: UsageMetrics

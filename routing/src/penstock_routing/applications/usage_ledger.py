@@ -33,7 +33,7 @@ class OverLimit(NamedTuple):
 
 
 class LimitUsage(NamedTuple):
-    """How much of the minute's limits is used. reset_s: until nothing of it counts any more."""
+    """Usage of the minute's limits. requests_reset_s, tokens_reset_s: until none of it counts any more."""
 
     requests: int
     requests_reset_s: float
@@ -56,7 +56,7 @@ class LimitDecision(NamedTuple):
 
 
 class Ledger:
-    """One application's, on one router."""
+    """The usage of one application through one router."""
 
     def __init__(self, limits: ApplicationLimits) -> None:
         self._at_once = limits.concurrent_requests or inf

@@ -14,7 +14,7 @@ class Backoff:
         self._next_s = first_s
 
     def wait_s(self) -> float:
-        """The next wait."""
+        """Return the next wait."""
         ceiling_s = self._next_s
         self._next_s = min(ceiling_s * 2, self._longest_s)
         return ceiling_s * self._random.uniform(0.5, 1.0)

@@ -12,7 +12,7 @@ import grpc
 from penstock_runtime.grpc_options import CLIENT_OPTIONS
 
 Connect = Callable[[str], grpc.aio.Channel]
-"""From an address to a channel. Raises OSError where a certificate cannot be read."""
+"""Opens a channel to an address. Raises OSError where a certificate cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class _Candidate(NamedTuple):
 
 
 def endpoints_of(slices: Iterable[Slice], port_name: str = PORT) -> Endpoints:
-    """The replicas in these slices, by pod name. Slices without the port hold none."""
+    """Return the replicas in these slices, by pod name. Slices without the port hold none."""
     best: dict[str, _Candidate] = {}
     for one in slices:
         port, family = _port(one, port_name), one["addressType"]
@@ -71,6 +71,6 @@ def _condition(conditions: Mapping[str, Any]) -> Condition:
 
 
 def _name(endpoint: Mapping[str, Any]) -> str:
-    """The pod's name; of an endpoint that is no pod, its host name or address."""
+    """Return the pod's name; for an endpoint that is not a pod, its host name or address."""
     target = endpoint.get("targetRef") or {}
     return str(target.get("name") or endpoint.get("hostname") or endpoint["addresses"][0])

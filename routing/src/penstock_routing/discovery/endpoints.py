@@ -32,7 +32,7 @@ class Condition(StrEnum):
 
 
 class Endpoint(NamedTuple):
-    """Where a replica is. address: `host:port`."""
+    """A replica's name and address. address: `host:port`."""
 
     address: str
     condition: Condition = Condition.IN_SERVICE

@@ -15,7 +15,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_runtime.prompt_marks import PromptMarks
 
 MOST_PREFIXES = 8192
-"""Of one replica; twice what a sidecar reports."""
+"""Most prefixes kept of one replica: twice what a sidecar reports."""
 
 
 class PrefixHolder:

@@ -28,7 +28,7 @@ class PeerLoad(NamedTuple):
 
 
 class PeerPlacements:
-    """At one replica. placements: each with the time at which its message came."""
+    """Placements of other routers at one replica, each with the time at which its message came."""
 
     def __init__(self) -> None:
         self.placements: deque[tuple[float, PeerLoad]] = deque(maxlen=MOST)

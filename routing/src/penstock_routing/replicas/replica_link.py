@@ -58,7 +58,7 @@ SWEEP_S = 5.0
 """How often requests are checked for those without progress."""
 
 LONGEST_ANSWER_TOKENS = 2**17
-"""Of a replica that has not sent its longest sequence."""
+"""Longest answer assumed of a replica that has not sent its longest sequence."""
 
 Session = grpc.aio.StreamStreamCall[wire.RouterFrame, wire.ReplicaFrame]
 log = structlog.get_logger()
@@ -69,7 +69,7 @@ class Silent(Exception):
 
 
 class ReplicaLink:
-    """One replica.
+    """The session with one replica, and what this process knows of it.
 
     changed: called when its state changes. placed: called with each request's estimated prompt tokens.
     draw: returns a number in [0, 1), to spread ejections.

@@ -22,7 +22,7 @@ from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.replica_link import ReplicaLink
 
 MakeLink = Callable[[str, str, Callable[[], None]], ReplicaLink]
-"""From a replica's name, its address, and what to call when its state changes."""
+"""Makes a link from a replica's name, its address, and what to call when its state changes."""
 
 
 class ReplicaSet:

@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 
 class SharedPlacements:
-    """One router's part.
+    """Sends this router's placements to the others through Redis, and receives theirs.
 
     url: reads where Redis is; called for each connection, for passwords are renewed. Raises OSError.
     channel: of the routers of one pool.
@@ -180,7 +180,7 @@ def _count(value: object) -> int:
 
 
 def _messages(errors: BaseExceptionGroup[BaseException]) -> str:
-    """The first cause, in Redis' and the system's words: an address may be in them, a password never is."""
+    """Return the first cause as Redis or the system reports it. It may have an address, never a password."""
     first: BaseException = errors
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]

@@ -58,7 +58,7 @@ class Received(NamedTuple):
 
 
 class UpstreamRequest:
-    """One attempt.
+    """One request at one replica.
 
     id: unique within the session.
     verdict: None until the replica has accepted; a rejection is an `end`.

@@ -24,9 +24,9 @@ class Holder(Protocol):
 
 
 class ByteBudget:
-    """One router's, or one replica's behind a gateway. owner: whose, as clients are told.
+    """The budget of one router, or of one replica behind a gateway. owner: its name in errors.
 
-    held_bytes: now; each holder of output adds to it and subtracts from it.
+    held_bytes: bytes held now; each holder of output adds to it and subtracts from it.
     """
 
     def __init__(self, bound_bytes: int, owner: str = "this router") -> None:

@@ -21,7 +21,7 @@ TEXTS = frozenset({"type", "text", "thinking", "refusal", "uuid", "filename"})
 """Strings of a part that are never fetched."""
 
 _HAS_SCHEME = re.compile(r"[\x00-\x20]*+(?:[A-Za-z0-9+.\-][\x00-\x20]*+)++:")
-"""Of a URL as lenient parsers read it, which drop white space anywhere in it."""
+"""The scheme of a URL as lenient parsers read it, which drop white space anywhere in it."""
 
 _DATA = re.compile(r"data:", re.IGNORECASE)
 _WEB = re.compile(r"https?://([A-Za-z0-9.\-]+)(?::[0-9]{1,5})?(?:[/?#][\x21-\x5b\x5d-\x7e]*)?", re.IGNORECASE)

@@ -210,7 +210,7 @@ def _typed(name: str, given: Raw, decode: Callable[[Any], T], words: str) -> T |
 
 
 def _kind(given: bytes) -> str:
-    """The kind of a JSON value, by how it begins."""
+    """Return the kind of a JSON value, by how it begins."""
     names = {b'"': "text", b"[": "a list", b"{": "an object", b"t": "true", b"f": "false", b"n": "null"}
     return names.get(given[:1], "a number")
 

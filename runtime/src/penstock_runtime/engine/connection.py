@@ -45,7 +45,7 @@ class Malformed(Exception):
 
 
 class EngineConnection(asyncio.Protocol):
-    """One connection. on_lost: called when it is closed, by either side.
+    """A connection to an engine. on_lost: called when it is closed, by either side.
 
     status, content_type: of the answer, once `ask` has returned.
     """

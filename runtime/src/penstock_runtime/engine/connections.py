@@ -34,7 +34,7 @@ class EngineConnections:
 
     @property
     def idle(self) -> int:
-        """How many are kept for later."""
+        """Number of idle connections."""
         return len(self._idle)
 
     async def take(self) -> EngineConnection:

@@ -76,7 +76,7 @@ class EngineHttp:
 
     @property
     def idle(self) -> int:
-        """How many connections are kept for later."""
+        """Number of idle connections."""
         return self._connections.idle
 
     @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ _LINE_END, _CRLF_LINE_END = b"\n\n", b"\n\r\n"
 
 
 class WholeEvents:
-    """Of one stream. An event of more than `EVENT_BYTES` is passed on in parts."""
+    """Splits one stream into whole events. An event of more than `EVENT_BYTES` is passed on in parts."""
 
     __slots__ = ("_rest",)
 

@@ -7,7 +7,7 @@ from penstock_runtime.envoy.json_parts import Json, extension
 from penstock_runtime.gateway_headers import APPLICATION, DESTINATION, MAX_HOPS, TIMEOUT_MS
 
 PREFIXES = ("x-envoy-", DESTINATION)
-"""Of Envoy's own instructions, and of endpoints with their subset."""
+"""Prefixes of Envoy's own instructions, and of the headers with endpoints and their subset."""
 
 NAMES = (MAX_HOPS, TIMEOUT_MS, APPLICATION, "x-prefiller-host-port")
 

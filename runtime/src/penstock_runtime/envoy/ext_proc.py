@@ -16,7 +16,7 @@ from penstock_runtime.envoy.json_parts import (
 from penstock_runtime.envoy.settings import EnvoySettings
 
 NAMESPACE = "envoy.lb"
-"""Of the metadata in which the endpoints come back."""
+"""Namespace of the metadata in which the picker returns the endpoints."""
 
 DUPLEX = "FULL_DUPLEX_STREAMED"
 """The mode of the endpoint picker protocol: Envoy sends the body on while the picker reads it."""

@@ -25,7 +25,7 @@ def local_replies(bounds: GatewayBounds) -> Json:
 _UNAVAILABLE = ApiError(
     500, "no replica answered (%RESPONSE_CODE_DETAILS%)", type="no_replicas", code="no_replicas"
 )
-"""Of every server error that Envoy answers: no picker, no replica, a replica that was lost."""
+"""Body of every server error that Envoy answers: no picker, no replica, a replica that was lost."""
 
 
 def _mapper(compares: str, error: ApiError, headers: list[Json] | None = None) -> Json:

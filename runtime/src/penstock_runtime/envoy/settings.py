@@ -52,7 +52,7 @@ class GatewayBounds:
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """Where spans go. url: of an OTLP collector, with its path. sampling: share of requests, 0 to 1."""
+    """The collector of spans. url: of OTLP over HTTP, with its path. sampling: share of requests, 0 to 1."""
 
     url: str
     sampling: float = 1.0
@@ -60,7 +60,7 @@ class Tracing:
 
 @dataclass(frozen=True, slots=True)
 class EnvoySettings:
-    """Of one gateway.
+    """Settings of one gateway.
 
     api: where clients connect. pages: where `/ready` and `/stats/prometheus` are served.
     picker: where the picker answers ext_authz.

@@ -8,7 +8,7 @@ from penstock_runtime.http_request import Connection, Header, HttpRequest
 
 
 class ArrivingHead:
-    """One head. Its fields exist once it has begun.
+    """A request's head as it arrives. Its fields exist once it has begun.
 
     expects_100: whether the client waits for `100 Continue` before it sends the body.
     """

@@ -41,7 +41,7 @@ MOST_UNANSWERED = 16
 
 
 class HttpProtocol(asyncio.Protocol):
-    """One connection. write_paused: the write buffer is full."""
+    """A client's connection. write_paused: the write buffer is full."""
 
     transport: asyncio.Transport
     _head: ArrivingHead

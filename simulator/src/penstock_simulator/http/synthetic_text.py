@@ -39,7 +39,7 @@ HASHED_TOKENS = 16
 
 
 class AnswerStart(NamedTuple):
-    """Where an answer begins.
+    """The beginning of an answer.
 
     text_seed: selects its words.
     position: of its first token; the prompt ends with as many generated ones.

@@ -44,7 +44,7 @@ OPT_CONTEXT_TOKENS = 2048
 ANY_TOKENS = 1 << 20
 """More than any request of a recording has."""
 ON_ENGINE = "@"
-"""Between a scenario's name and that of the engine it runs on instead of its own."""
+"""Separates a scenario's name from the engine that it runs on instead of its own."""
 
 OPT, OPT_KV_TOKENS = "slos-serve-opt-6.7b-a100", 43_296
 TOOL_LLAMA = "slos-serve-toolllama-7b-a100"

@@ -21,7 +21,7 @@ class MeasuredIteration(NamedTuple):
 
 
 class ReportSink(Protocol):
-    """Where reports go: a `ReportSocket`. lost: reports that were not sent."""
+    """Takes reports, such as a `ReportSocket`. lost: reports that were not sent."""
 
     lost: int
 

@@ -65,7 +65,7 @@ def decide(admitted: AdmittedSet, candidates: Sequence[Job]) -> dict[RequestId, 
 
 
 def _confirmed(fit: Try, proposed: list[Job]) -> _Choice:
-    """The proposed set without the costliest half, as often as it takes until a plan is feasible."""
+    """Return the proposed set, halved by dropping the costliest until a plan is feasible."""
     while proposed:
         answer = fit(proposed)
         if isinstance(answer, Feasible):
@@ -77,7 +77,7 @@ def _confirmed(fit: Try, proposed: list[Job]) -> _Choice:
 def _with_others(
     fit: Try, confirmed: _Choice, candidates: Sequence[Job], all_together: Infeasible
 ) -> _Choice:
-    """The confirmed set with the cheapest of the other candidates that fit beside it."""
+    """Return the confirmed set with the cheapest of the other candidates that fit beside it."""
     chosen, plan, refused = confirmed.chosen, confirmed.plan, []
     left_out = sorted([job for job in candidates if job not in chosen], key=work_left)
     for job in left_out[:MOST_TRIED]:
@@ -92,7 +92,7 @@ def _with_others(
 
 
 def _admitted(choice: _Choice, now_s: float) -> dict[RequestId, Verdict]:
-    """The verdicts on candidates of the plan."""
+    """Return the verdicts on candidates of the plan."""
     plan = choice.plan
     if plan is None:
         return {}

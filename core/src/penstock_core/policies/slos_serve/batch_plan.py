@@ -128,7 +128,7 @@ class BatchPlan(NamedTuple):
 
 
 class InitialState(NamedTuple):
-    """Where plans begin: when the engine is free, with admitted decodes and prompts (by deadline) alone."""
+    """The state in which plans begin: a free engine, admitted decodes, and admitted prompts by deadline."""
 
     engine: Engine
     rows: Rows
@@ -251,7 +251,7 @@ def _engine(view: ReplicaView) -> Engine:
 
 
 def _rows(jobs: Sequence[Job], decodes: int, model: TimeModel) -> Rows:
-    """The requests as columns, none of them in the batch that runs now."""
+    """Return the requests as columns, none of them in the batch that runs now."""
     of = transposed(jobs)
     targets = [request.targets for request in of.request]
     tpot_s = _floats([NO_TARGET_S if tpot_s is None else tpot_s for tpot_s in of.tpot_s])

@@ -99,7 +99,7 @@ class Sets(NamedTuple):
         return Sets._make([column[kept] for column in self])
 
     def beside(self, more: "Sets") -> "Sets":
-        """These sets and others."""
+        """Return these sets and others."""
         return Sets._make([np.concatenate(both) for both in zip(self, more, strict=True)])
 
 

@@ -27,7 +27,7 @@ def _until_one_ends_s(jobs: Sequence[Job], step_s: float) -> float:
 
 
 def _until_computed_s(admitted: AdmittedSet, tried: Sequence[Job], step_s: float) -> float:
-    """From now until the prompts that are there would leave candidates like these the time they need."""
+    """Return the time until the prompts that are there leave candidates like these the time they need."""
     view = admitted.view
     tokens = sum([job.pending_tokens for job in (*admitted.prompts, *tried)])
     waited_s = max(view.busy_until_s - view.now_s, 0.0)

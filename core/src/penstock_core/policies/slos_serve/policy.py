@@ -65,7 +65,7 @@ class SlosServe:
 
 
 def _without_a_plan(view: ReplicaView, job: Job) -> Verdict | None:
-    """The verdict on a new request that needs no plan, if there is one."""
+    """Return the verdict on a new request that needs no plan, if there is one."""
     if not possible_when_idle(job, view):
         return Rejected(Reason.NEVER)
     return BestEffort() if job.best_effort else None

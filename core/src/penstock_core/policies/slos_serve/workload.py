@@ -37,7 +37,7 @@ class AdmittedSet:
 
     @cached_property
     def speculation(self) -> SpeculationLengths:
-        """The draft tokens with which they generate most tokens a second."""
+        """Return the draft tokens with which they generate most tokens a second."""
         return speculation_lengths(self.view.speculation, self.view.model, self.jobs)
 
     @cached_property
