@@ -1,7 +1,7 @@
 """The pages of `bench/prefix.py`, written from its rows: `bench/results/prefix.md` and a summary in the docs.
 
-A search that was not made yet is named, never guessed, and a summary says of how many cells it is. The best
-rival of a cell is the best of those that were searched.
+A search that was not made yet is named, never guessed. The best rival of a cell is the best of those that
+were searched; where some were not, the row says so, and the mean of the ratios leaves the cell out.
 """
 
 import re
@@ -131,36 +131,51 @@ def _of_rules(one: Found) -> str:
     return "" if one.searched == rules else f" ({one.searched} of {rules} rules searched)"
 
 
+def rivals_left(found: Sequence[Found]) -> int:
+    """Return the number of rivals with a rule that was not searched."""
+    whole = {one.contender.name for one in found if one.searched == len(one.contender.orders)}
+    return sum(contender.name not in {OURS, *whole} for contender in CONTENDERS)
+
+
 def summary(rows: Rows) -> list[str]:
     """Return the goals' figures over the cells in which both sides were searched."""
-    pairs = [(cell, *pair) for cell in CELLS if (pair := ours_and_best_rival(found_in(cell, rows)))]
+    cells = [(cell, found_in(cell, rows)) for cell in CELLS]
+    pairs = [
+        (cell, rivals_left(found), *pair) for cell, found in cells if (pair := ours_and_best_rival(found))
+    ]
     if not pairs:
         return ["No cell was searched yet.", *without_lines()]
-    ratios = [ours.low_rps / rival.best.low_rps for _, ours, rival in pairs]
-    kept = [ours.admitted_attainment for _, ours, _ in pairs if ours.admitted_attainment is not None]
     lines = [
         "| cell | ours, requests/s a replica | best rival | its rate | ratio | admitted kept, % | cached, % "
         "| rival's, % | busiest replica | rival's |",
         "| --- | --: | --- | --: | --: | --: | --: | --: | --: | --: |",
+        *(row_of(*pair) for pair in pairs),
     ]
-    for (cell, ours, rival), ratio in zip(pairs, ratios, strict=True):
-        best = rival.best
-        cells = [
-            cell.title,
-            rate(ours),
-            rival.contender.name,
-            rate(best),
-            f"**{'≥ ' if unbounded(ours) else ''}{ratio:.2f}×**",
-            number(ours.admitted_attainment, 100, 2),
-            number(ours.cached_share, 100, 1),
-            number(best.cached_share, 100, 1),
-            number(ours.imbalance, 1, 2),
-            number(best.imbalance, 1, 2),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    mean = f"Geometric mean of {len(pairs)} of {len(CELLS)} cells: {geometric_mean(ratios):.2f}×"
+    ratios = [ours.low_rps / rival.best.low_rps for _, left, ours, rival in pairs if not left]
+    mean = f"{len(ratios)} of {len(CELLS)} cells searched with all rivals"
+    if ratios:
+        mean += f", geometric mean {geometric_mean(ratios):.2f}×"
+    kept = [ours.admitted_attainment for *_, ours, _ in pairs if ours.admitted_attainment is not None]
     least = f"; fewest admitted requests that kept their SLO: {100 * min(kept):.2f} %" if kept else ""
     return [*lines, "", f"{mean}{least}.", *without_lines()]
+
+
+def row_of(cell: Cell, left: int, ours: CapacityResult, rival: Found) -> str:
+    """Return a cell's row. left: rivals that were not searched, or not under all their rules."""
+    best = rival.best
+    columns = [
+        f"{cell.title} ({left} rivals not searched)" if left else cell.title,
+        rate(ours),
+        rival.contender.name,
+        rate(best),
+        f"**{'≥ ' if unbounded(ours) else ''}{ours.low_rps / best.low_rps:.2f}×**",
+        number(ours.admitted_attainment, 100, 2),
+        number(ours.cached_share, 100, 1),
+        number(best.cached_share, 100, 1),
+        number(ours.imbalance, 1, 2),
+        number(best.imbalance, 1, 2),
+    ]
+    return f"| {' | '.join(columns)} |"
 
 
 def without_lines() -> list[str]:

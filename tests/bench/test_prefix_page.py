@@ -57,13 +57,24 @@ def test_a_cell_without_a_rival_that_attains_anywhere_is_no_comparison(rows: Row
     assert summary(rows)[0] == "No cell was searched yet."
 
 
-def test_a_summary_has_the_ratio_and_the_share_of_cells(rows: Rows) -> None:
+def test_a_summary_has_the_ratio_and_the_mean_of_cells_that_were_searched_whole(rows: Rows) -> None:
     rows.add(row(BY_NAME[OURS], 0, 1.5, kept=0.9934))
-    rows.add(row(LMETRIC, 0, 1.0))
+    for rival in (rival for rival in CONTENDERS if rival.name != OURS):
+        for rule in range(len(rival.orders)):
+            rows.add(row(rival, rule, 1.0))
     lines = summary(rows)
+    assert f"| {CELL.title} | 1.5 |" in lines[2]
     assert "| **1.50×** | 99.34 |" in lines[2]
-    mean = f"Geometric mean of 1 of {len(CELLS)} cells: 1.50×"
+    mean = f"1 of {len(CELLS)} cells searched with all rivals, geometric mean 1.50×"
     assert f"{mean}; fewest admitted requests that kept their SLO: 99.34 %." in lines
+
+
+def test_a_cell_with_rivals_that_were_not_searched_says_so_and_is_in_no_mean(rows: Rows) -> None:
+    for one in (row(BY_NAME[OURS], 0, 1.5), row(LMETRIC, 0, 1.0), row(DYNAMO, 0, 0.8)):
+        rows.add(one)
+    lines = summary(rows)
+    assert f"| {CELL.title} ({len(CONTENDERS) - 2} rivals not searched) |" in lines[2]
+    assert any(line.startswith(f"0 of {len(CELLS)} cells searched with all rivals; fewest") for line in lines)
 
 
 def test_a_capacity_without_an_upper_end_is_marked() -> None:

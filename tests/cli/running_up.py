@@ -65,10 +65,16 @@ def in_service(admin_url: str) -> set[str]:
 
 def descendants(pid: int) -> dict[int, str]:
     """Command lines of a process's children, by their id."""
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return {
-        int(one): Path(f"/proc/{one}/cmdline").read_bytes().replace(b"\0", b" ").decode() for one in listed
-    }
+    listed = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return {one: line for one in listed if (line := _command_line(one)) is not None}
+
+
+def _command_line(pid: int) -> str | None:
+    """The command line of a process; None if it has ended since it was listed."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def kill_one(parent: int, role: str) -> None:

@@ -51,5 +51,6 @@ after = resident()
 assert after < before / 4, (before, after)
 assert njit(lambda x: x + 2)(1) == 3
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr

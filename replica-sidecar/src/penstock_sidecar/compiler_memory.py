@@ -23,7 +23,7 @@ class Mapping(NamedTuple):
 
 
 def give_back_compiler(mappings: Path = MAPPINGS) -> None:
-    """Unmap the pages of LLVM that can be read again from its file. On Linux; elsewhere it does nothing."""
+    """Drop the resident pages of LLVM that can be read again from its file. Does nothing unless on Linux."""
     if not mappings.exists():
         return
     madvise = ctypes.CDLL(None).madvise
