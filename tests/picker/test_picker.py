@@ -249,7 +249,7 @@ async def test_limits_over_all_pickers_are_asked_for_once_and_left_as_they_were_
         assert (await picker.pick_sharing(call(**IDE))).first == "r0"  # the refused one had the other turn
         assert shared.asked == [("ide", each)] * 3
         assert shared.over == [("ide", Ticket(5, each), each), ("ide", None, each)]
-        assert value(picker, "limits_decided_alone_total") == 1
+        assert value(picker, "limits_decided_locally_total") == 1
         assert value(picker, "refused_total", status="429") == 1
         assert orjson.loads(picker.demand_page())["tiers"]["chat"]["arrived"] == 2
 

@@ -65,7 +65,7 @@ class Router:
 
     @property
     def alone(self) -> float | None:
-        return self.registry.get_sample_value("penstock_router_limits_decided_alone_total")
+        return self.registry.get_sample_value("penstock_router_limits_decided_locally_total")
 
 
 @asynccontextmanager

@@ -298,11 +298,11 @@ async def test_headers_have_the_usage_of_all_routers_where_it_is_shared(
 ) -> None:
     pool = Pool(monkeypatch, Others(LimitDecision(Ticket(5, 9), USAGE)), requestsPerMinute=10)
     assert dict((await pool.rates.enter(pool.ide, 9)).headers)[b"x-ratelimit-remaining-requests"] == b"3"
-    assert pool.counted("limits_decided_alone") == 0
+    assert pool.counted("limits_decided_locally") == 0
     assert pool.others is not None
     pool.others.answer = None
     assert dict((await pool.rates.enter(pool.ide, 9)).headers)[b"x-ratelimit-remaining-requests"] == b"8"
-    assert pool.counted("limits_decided_alone") == 1
+    assert pool.counted("limits_decided_locally") == 1
 
 
 async def test_a_router_that_shares_nothing_is_not_counted_as_left_alone(
@@ -310,7 +310,7 @@ async def test_a_router_that_shares_nothing_is_not_counted_as_left_alone(
 ) -> None:
     pool = Pool(monkeypatch, requestsPerMinute=10)
     await pool.rates.enter(pool.ide, 9)
-    assert pool.counted("limits_decided_alone") == 0
+    assert pool.counted("limits_decided_locally") == 0
 
 
 async def test_a_refusal_by_all_routers_leaves_nothing_on_this_one(monkeypatch: pytest.MonkeyPatch) -> None:

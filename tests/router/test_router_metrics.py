@@ -104,7 +104,7 @@ def test_answers_without_token_times_are_counted(
         "redis_connected",
         "placements_received_total",
         "placements_malformed_total",
-        "limits_decided_alone_total",
+        "limits_decided_locally_total",
         "limits_shared",
     ],
 )

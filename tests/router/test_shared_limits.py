@@ -211,7 +211,7 @@ async def test_one_that_is_cancelled_before_it_is_refused_leaves_nothing_to_tell
         (1, None, None),
         (2, ConnectionError("gone"), (1, {}, [])),
     ],
-    ids=["admitted", "refused", "decided alone"],
+    ids=["admitted", "refused", "decided locally"],
 )
 async def test_one_that_is_cancelled_when_its_answer_is_there_is_given_back(
     redis: ScriptedRedis, room: int, down: Exception | None, reported_then: Any

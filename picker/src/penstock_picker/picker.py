@@ -113,7 +113,7 @@ class Picker:
             if read is None:
                 return self._any_replica(call)
             with self._lock:
-                admission = self._limits.enter_alone(read.application, read.tokens)
+                admission = self._limits.enter_locally(read.application, read.tokens)
                 admission.leave(read.tokens)  # its end is not known here
                 return self._picked(read, call.subset)
 

@@ -1,6 +1,6 @@
 """Limits of applications: concurrent requests, requests and tokens per minute.
 
-Each router counts every application's usage and rejects what exceeds a limit by its own count alone. For all
+Each router counts every application's usage and rejects what exceeds a limit by its own count. For all
 other requests it also checks the usage of the other routers through Redis, if the pool has one
 (`shared_limits`). So limits apply to all routers together while Redis answers, and to each router separately
 while it does not.
@@ -57,8 +57,8 @@ class LimitMetrics:
             ["application", "limit"],
             registry=registry,
         )
-        self.alone = Counter(
-            f"penstock_{process}_limits_decided_alone",
+        self.decided_locally = Counter(
+            f"penstock_{process}_limits_decided_locally",
             "Requests decided by this router's own account because Redis did not answer.",
             registry=registry,
         )
@@ -118,7 +118,7 @@ class RateLimits:
         """Whether limits are meant to hold over all routers."""
         return self._shared is not None
 
-    def enter_alone(self, application: Application | None, tokens: int) -> RateLimitGrant:
+    def enter_locally(self, application: Application | None, tokens: int) -> RateLimitGrant:
         """Admit a request by this process' own account. Raises ApiError (429)."""
         entered = self._enter(application, tokens)
         if entered is None:
@@ -130,7 +130,7 @@ class RateLimits:
     async def enter(self, application: Application | None, tokens: int) -> RateLimitGrant:
         """Admit a request that will use about so many tokens. Raises ApiError (429)."""
         if self._shared is None:
-            return self.enter_alone(application, tokens)
+            return self.enter_locally(application, tokens)
         entered = self._enter(application, tokens)
         if entered is None:
             return RateLimitGrant([])
@@ -166,7 +166,7 @@ class RateLimits:
             ledger.take_back(monotonic(), ticket)
             raise
         if answer is None:
-            self._metrics.alone.inc()
+            self._metrics.decided_locally.inc()
         return answer
 
     def _refusal(self, application: str, refused: OverLimit, usage: LimitUsage, tokens: int) -> ApiError:

@@ -33,7 +33,7 @@ from penstock_routing.connections.backoff import Backoff
 from penstock_routing.connections.cancellation import heed_cancellation
 
 ANSWER_S = 0.25
-"""Longest time of a call. A request waits for two at most; then its router decides alone."""
+"""Longest time of a call. A request waits for two at most; then its router decides by its own account."""
 
 CONNECT_S = 2.0
 """Longest time to connect. No request waits for it."""
@@ -163,7 +163,7 @@ class SharedLimits:
                 self.connected = False
                 for use in self._uses.values():
                     asks, use.asks = use.asks, []
-                    _decide_alone(use, asks)
+                    _decide_locally(use, asks)
 
     async def _call(self, redis: Redis, script: str) -> None:
         """Send one call with all pending reports and queries."""
@@ -189,7 +189,7 @@ class SharedLimits:
                 self._decided(due[name], sent[name], reply)
         finally:
             for name, asks in sent.items():
-                _decide_alone(due[name], asks)
+                _decide_locally(due[name], asks)
 
     def _decided(self, use: _Use, asks: list[_Ask], reply: Sequence[int]) -> None:
         slot, usage = int(reply[0]), usage_of(reply)
@@ -240,7 +240,7 @@ def refused_of(code: int, wait_ms: int) -> OverLimit:
     return OverLimit(LIMITS[code - 1], None if wait_ms < 0 else wait_ms / 1000)
 
 
-def _decide_alone(use: _Use, asks: Sequence[_Ask]) -> None:
+def _decide_locally(use: _Use, asks: Sequence[_Ask]) -> None:
     """Resolve queries without an answer: the router decides by its own limits."""
     for ask in asks:
         if not ask.answer.done():
