@@ -1,7 +1,7 @@
 """What each order of asking is worth: attainment and hops of a fleet in virtual time, and how it scales.
 
     .venv/bin/python bench/routing_orders.py orders [--scenario S,S] [--replicas N] [--hops N] [--age-ms A]
-        [--routers N [--heard-ms A]]
+        [--routers N [--placement-delay-ms A]]
     .venv/bin/python bench/routing_orders.py scaling [--scenario S,S] [--replicas N] [--order O,O]
 
 `orders` serves the same requests under every order and prints Markdown, one row an order: attainment, how
@@ -51,7 +51,7 @@ class Setting(NamedTuple):
     age_s: float
     rate_rps: float
     routers: int = 1
-    heard_s: float = inf
+    placement_delay_s: float = inf
 
 
 def served(setting: Setting, seed: int, laps: int) -> Run:
@@ -70,7 +70,7 @@ def served(setting: Setting, seed: int, laps: int) -> Run:
         max_hops=setting.max_hops,
         snapshot_age_s=setting.age_s,
         routers=setting.routers,
-        placement_delay_s=setting.heard_s,
+        placement_delay_s=setting.placement_delay_s,
     )
     requests = hops = first = 0
     kept: dict[str, bool] = {}
@@ -102,7 +102,7 @@ def orders(pool: Executor, options: argparse.Namespace) -> None:
                 print("|---|--:|--:|--:|--:|", flush=True)
                 setting = Setting(
                     *(name, "", options.replicas, max_hops, age_ms / 1000, rate_rps),
-                    *(options.routers, options.heard_ms / 1000),
+                    *(options.routers, options.placement_delay_ms / 1000),
                 )
                 _compare(pool, setting, options)
 
@@ -111,7 +111,8 @@ def routers(options: argparse.Namespace) -> str:
     """How many, and what they know of one another."""
     if options.routers == 1:
         return "1 router"
-    shares = "nothing" if options.heard_ms == inf else f"placements after {options.heard_ms:g} ms"
+    delay_ms = options.placement_delay_ms
+    shares = "nothing" if delay_ms == inf else f"placements after {delay_ms:g} ms"
     return f"{options.routers} routers that share {shares}"
 
 
@@ -191,7 +192,10 @@ def main() -> None:
     parser.add_argument("--age-ms", type=figures, default=[5.0], help="age of snapshots (default 5)")
     parser.add_argument("--routers", type=int, default=1, help="requests are dealt in turn (default 1)")
     parser.add_argument(
-        "--heard-ms", type=float, default=inf, help="after which they hear what others sent (default never)"
+        "--placement-delay-ms",
+        type=float,
+        default=inf,
+        help="time until the other routers know a placement (default never)",
     )
     parser.add_argument("--seeds", type=int, default=3, help="samples (default 3)")
     parser.add_argument(

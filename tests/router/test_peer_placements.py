@@ -27,7 +27,7 @@ def heard(*at_s: float) -> PeerPlacements:
     """One request of ten tokens at each of these moments."""
     peers = PeerPlacements()
     for moment_s in at_s:
-        peers.heard(PeerLoad(1, 10), moment_s)
+        peers.add(PeerLoad(1, 10), moment_s)
     return peers
 
 
@@ -58,7 +58,7 @@ def test_received_placements_are_bounded() -> None:
 
 async def test_orders_see_them_as_load() -> None:
     link = make_link("r0", "127.0.0.1:1")
-    link.peers.heard(PeerLoad(2, 300), 1e9)  # in the far future, so that nothing has settled it
+    link.peers.add(PeerLoad(2, 300), 1e9)  # in the far future, so that nothing has settled it
     assert (link.load.sent, link.load.sent_tokens) == (2, 300)
 
 

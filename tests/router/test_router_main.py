@@ -100,7 +100,7 @@ async def test_placements_are_shared_both_ways(redis: None) -> None:
     app._replica_set._links["r0"] = link
     (run,) = assembly.sharing(shared, None, app._replica_set, app.metrics)
     reported = run.cr_frame.f_locals  # type: ignore[attr-defined]
-    reported["heard"]("r0", PeerLoad(2, 300))
+    reported["on_placement"]("r0", PeerLoad(2, 300))
     reported["malformed"]()
     run.close()
     assert [placed for _, placed in link.peers.placements] == [PeerLoad(2, 300)]

@@ -141,7 +141,7 @@ async def test_a_silent_connection_counts_as_lost(redis: ScriptedRedis) -> None:
             await turns()
         assert router.shared.connected
     assert [line["event"] for line in output] == ["redis unavailable", "redis"]
-    assert output[0]["why"] == "TimeoutError: nothing was heard for 6 s"
+    assert output[0]["why"] == "TimeoutError: no message for 6 s"
 
 
 async def test_an_outage_is_logged_once_and_so_is_its_end(redis: ScriptedRedis) -> None:

@@ -326,7 +326,9 @@ class Rig:
         async with EngineClient(f"http://127.0.0.1:{self.engine.port}", self.bounds) as client:
             serving = Serving(self.policy, TIERS, self.reads_fields, 8192)
             self.client = client
-            watch = EngineWatch(client.probe, heard_s=lambda: self.mirror.heard_s, bounds=self.bounds)
+            watch = EngineWatch(
+                client.probe, last_received_s=lambda: self.mirror.last_received_s, bounds=self.bounds
+            )
             health = Health()
             self.replica = Replica(
                 serving,

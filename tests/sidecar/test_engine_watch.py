@@ -27,7 +27,7 @@ async def seen(probes: Iterable[Probe], received: bool = False) -> list[str]:
             await asyncio.Event().wait()
         return left.pop(0)
 
-    watch = EngineWatch(probe, heard_s=lambda: inf if received else -inf, bounds=bounds)
+    watch = EngineWatch(probe, last_received_s=lambda: inf if received else -inf, bounds=bounds)
     watching = asyncio.create_task(
         watch.run(
             lambda _: reported.append("up"), lambda all_lost: reported.append("lost" if all_lost else "down")
@@ -72,7 +72,7 @@ async def test_a_lost_request_has_the_engine_asked_at_once() -> None:
         return UP
 
     bounds = replace(Bounds(), probe_s=1e6)
-    watch = EngineWatch(probe, heard_s=lambda: -inf, bounds=bounds)
+    watch = EngineWatch(probe, last_received_s=lambda: -inf, bounds=bounds)
     watching = asyncio.create_task(watch.run(lambda _: None, lambda _: None))
     await until(lambda: requested == 1)
     watch.suspect()

@@ -19,24 +19,24 @@ GONE = {None, "terminating", "draining"}
 
 def replicas(world: World) -> None:
     """Every replica's pod is deleted twice, one after another; routers notice within a second."""
-    heard_s: list[float] = []
+    notice_s: list[float] = []
     for name in world.pod_names("replica") * 2:
         if world.place.own:
-            heard_s.append(_until_heard_s(world, name))
+            notice_s.append(_until_noticed_s(world, name))
         else:
             world.tools.kubectl("delete", "pod", name, "--namespace", NAMESPACE, "--wait=false")
         until(lambda name=name: _replaced(world, name), f"{name} is new")  # type: ignore[misc]
         world.settled(REPLICAS)
-    if heard_s:
+    if notice_s:
         world.figures["change_to_router_s"] = {
-            "p50": round(median(heard_s), 3),
-            "max": round(max(heard_s), 3),
-            "samples": len(heard_s),
+            "p50": round(median(notice_s), 3),
+            "max": round(max(notice_s), 3),
+            "samples": len(notice_s),
         }
-        assert median(heard_s) < 1, f"routers heard after {heard_s} s"
+        assert median(notice_s) < 1, f"routers noticed after {notice_s} s"
 
 
-def _until_heard_s(world: World, name: str) -> float:
+def _until_noticed_s(world: World, name: str) -> float:
     """Return the seconds from a pod's deletion at the API server until a router notices."""
     address = world.pods("router")[0]["status"]["podIP"]
     with httpx2.Client(base_url=f"http://{world.place.forward(f'{address}:{ADMIN_PORT}')}") as router:

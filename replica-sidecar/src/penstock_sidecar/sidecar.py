@@ -139,7 +139,10 @@ def assembled(
     mirror, serves = mirror_of(pool, facts.kv, learned, bounds), serving_of(pool)
     warm_up(serves.policy, mirror.view(0.0, learned.model), serves.tiers.values())
     gate = gate_of(serves, mirror, learned, bounds, metrics)
-    watch, health = EngineWatch(engine.probe, heard_s=lambda: mirror.heard_s, bounds=bounds), Health()
+    watch, health = (
+        EngineWatch(engine.probe, last_received_s=lambda: mirror.last_received_s, bounds=bounds),
+        Health(),
+    )
     replica = Replica(
         serves,
         mirror,

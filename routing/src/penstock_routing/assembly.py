@@ -69,12 +69,12 @@ def sharing(
     """Yield the tasks that share state with other routers through Redis."""
     if placements is not None:
 
-        def heard(replica: str, placed: PeerLoad) -> None:
+        def on_placement(replica: str, placed: PeerLoad) -> None:
             metrics.placements_received.inc()
             replica_set.placed_by_peer(replica, placed)
 
         metrics.redis_connected.set_function(lambda: placements.connected)
-        yield placements.run(heard, metrics.placements_malformed.inc)
+        yield placements.run(on_placement, metrics.placements_malformed.inc)
     if limits is not None:
         metrics.limits.shared.set_function(lambda: limits.connected)
         yield limits.run()

@@ -23,17 +23,17 @@ log = structlog.get_logger()
 class EngineWatch:
     """Probes the engine until cancelled.
 
-    heard_s: returns when output or a report last came from the engine.
+    last_received_s: returns when output or a report last came from the engine.
     """
 
     def __init__(
         self,
         probe: Callable[[], Awaitable[Probe]],
         *,
-        heard_s: Callable[[], float],
+        last_received_s: Callable[[], float],
         bounds: Bounds,
     ) -> None:
-        self._probe, self._heard_s, self._bounds = probe, heard_s, bounds
+        self._probe, self._last_received_s, self._bounds = probe, last_received_s, bounds
         self._suspected = asyncio.Event()
         self._serves = False
         self._failed = 0
@@ -51,7 +51,7 @@ class EngineWatch:
         while True:
             asked_s = monotonic()
             probe = await self._probe()
-            if not (probe.late and self._heard_s() > asked_s):
+            if not (probe.late and self._last_received_s() > asked_s):
                 self._judge(probe, up, down)
             try:
                 async with asyncio.timeout(self._bounds.probe_s):

@@ -58,7 +58,7 @@ class ReplicaMirror:
     longer: returns the length to plan with, for a job that has outrun its prediction.
     silence_s: how long a working engine may send no report before progress is inferred.
     speculation: the engine's, until a report has it; None if it does not speculate.
-    heard_s: when a report or output last came from the engine.
+    last_received_s: when a report or output last came from the engine.
     prefixes: what its prefix cache has of the prompts of this replica.
     checks_tickets: whether the engine reads SLO fields from tickets only.
     """
@@ -83,7 +83,7 @@ class ReplicaMirror:
         self._shared: SharedPrefixes | None = None  # of the last report
         self._decodes: DecodeRows | None = None  # of the last report, if the next may only continue it
         self._ends_s: list[float] = []  # of steps that only decoded, not yet in the jobs
-        self.heard_s = float("-inf")
+        self.last_received_s = float("-inf")
         self._in_step_s = float("-inf")  # when the engine was last known to be in step with us
         self._busy_until_s, self._step_s = float("-inf"), 0.0  # end and duration of the step in progress
         self._live, self._named_all = False, True
@@ -179,11 +179,11 @@ class ReplicaMirror:
             where = found.where_reported(self._reports, named_all=self._named_all)
         else:
             where = found.where_inferred(shows_output=shows_output)
-        return Signs(where, found.progressed_s, self.heard_s)
+        return Signs(where, found.progressed_s, self.last_received_s)
 
     def passed(self, request_id: RequestId, tokens: int, now_s: float) -> None:
         """Note tokens of a job that have passed towards its client."""
-        self.heard_s = now_s
+        self.last_received_s = now_s
         found = self._accepted.get(request_id)
         if found is None:
             return
@@ -237,7 +237,7 @@ class ReplicaMirror:
         """Take in a report. Returns jobs whose true prompt length it shows."""
         self._live, self._snapshot = True, None
         self.checks_tickets = report.checks_tickets
-        self.heard_s = self._in_step_s = now_s
+        self.last_received_s = self._in_step_s = now_s
         self._step_s = report.next_duration_s
         self._busy_until_s = now_s + self._step_s
         if report.kv_blocks_total:

@@ -26,7 +26,7 @@ class Pacemaker:
         self._mirror, self._learned, self._metrics = mirror, learned, metrics
         self._key = ""
         self._began_s = self._last_s = float("-inf")
-        self._heard: list[tuple[int, int]] = []  # decodes and their context, with each token
+        self._decode_batches: list[tuple[int, int]] = []  # decodes and their context, with each token
 
     def passed(self, key: str, tokens: int, now_s: float) -> None:
         """Note tokens of a request that have passed towards its client, and that the mirror has."""
@@ -38,18 +38,20 @@ class Pacemaker:
             self._restart(key, now_s)
             return
         self._last_s = now_s
-        self._heard.append((len(inside.decodes), sum(job.computed_tokens for job in inside.decodes)))
-        if len(self._heard) == TOKENS:
+        self._decode_batches.append((len(inside.decodes), sum(job.computed_tokens for job in inside.decodes)))
+        if len(self._decode_batches) == TOKENS:
             self._learn(now_s)
             self._restart(key, now_s)
 
     def _restart(self, key: str, now_s: float) -> None:
-        self._key, self._began_s, self._last_s, self._heard = key, now_s, now_s, []
+        self._key, self._began_s, self._last_s, self._decode_batches = key, now_s, now_s, []
 
     def _learn(self, now_s: float) -> None:
         if now_s <= self._began_s:
             return
-        decodes, context_tokens = (round(sum(column) / TOKENS) for column in zip(*self._heard, strict=True))
+        decodes, context_tokens = (
+            round(sum(column) / TOKENS) for column in zip(*self._decode_batches, strict=True)
+        )
         work = BatchWork(decodes, context_tokens)
         error = self._learned.step(work, (now_s - self._began_s) / TOKENS)
         self._metrics.time_error.observe(error)

@@ -124,7 +124,7 @@ class _EngineRequest:
             tokens = count.feed(data)
             passed = events.feed(data)
             if passed or tokens:
-                upstream.heard_s = monotonic()
+                upstream.last_received_s = monotonic()
                 if not upstream.put(passed, tokens):
                     raise _BufferFull
             if not begun:
@@ -147,7 +147,7 @@ class _EngineRequest:
             raise EngineGone(ConnectionError("the answer was empty"))
         usage = usage_of_body(body)
         tokens = usage.completion_tokens if usage else 0
-        self._upstream.heard_s = monotonic()
+        self._upstream.last_received_s = monotonic()
         if not self._upstream.put(body, tokens):
             raise _BufferFull
         self._report_whole(tokens, usage)

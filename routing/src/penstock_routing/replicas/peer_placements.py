@@ -33,17 +33,17 @@ class PeerPlacements:
     def __init__(self) -> None:
         self.placements: deque[tuple[float, PeerLoad]] = deque(maxlen=MOST)
 
-    def heard(self, placed: PeerLoad, now_s: float) -> None:
-        """Note what another router has sent there."""
+    def add(self, placed: PeerLoad, now_s: float) -> None:
+        """Add requests that another router has sent there."""
         self.placements.append((now_s, placed))
 
     def not_in_snapshot(self, snapshot_s: float, now_s: float) -> PeerLoad:
         """Return the placements that the snapshot which came at `snapshot_s` does not include."""
-        heard = self.placements
+        placements = self.placements
         settled_s = max(snapshot_s - SETTLED_S, now_s - LONGEST_S)
-        while heard and heard[0][0] <= settled_s:
-            heard.popleft()
-        recent = tuple(heard)  # another thread may add to it
+        while placements and placements[0][0] <= settled_s:
+            placements.popleft()
+        recent = tuple(placements)  # another thread may add to it
         return PeerLoad(
             sum(placed.requests for _, placed in recent), sum(placed.prompt_tokens for _, placed in recent)
         )

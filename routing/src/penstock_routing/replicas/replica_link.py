@@ -75,7 +75,7 @@ class ReplicaLink:
     draw: returns a number in [0, 1), to spread ejections.
     cached: the prefixes that it reports as cached.
     description: the last one that it sent.
-    heard_s: when the last frame came.
+    last_received_s: when the last frame came.
     malformed: how many of its messages could not be used.
     ejection: whether it gets no requests for a while. stalled: requests ended for lack of progress.
     """
@@ -96,7 +96,7 @@ class ReplicaLink:
         self._changed, self._placed = changed, placed
         self.cached = CachedPrefixes().holder(name)
         self.description = ReplicaDescription()
-        self.heard_s = float("-inf")
+        self.last_received_s = float("-inf")
         self.malformed = self.stalled = 0
         self.ejection = Ejection(name, draw)
         self._connect, self._backoff = connect, backoff
@@ -174,7 +174,7 @@ class ReplicaLink:
         """End a request without a verdict. A replica that still talks is overloaded; a silent one is lost."""
         self.ejection.failed()
         self.abandon(upstream)
-        talks = self.heard_s > asked_s
+        talks = self.last_received_s > asked_s
         upstream.finish(Rejected(Reason.QUEUE_FULL) if talks else Lost(self.name, "silent"))
 
     async def detokenize(self, tokens: Sequence[int]) -> str | None:
@@ -270,7 +270,7 @@ class ReplicaLink:
         except grpc.aio.AioRpcError:  # an answer too, or the session ends by itself
             pass
         except TimeoutError:
-            return self.heard_s >= asked_s
+            return self.last_received_s >= asked_s
         return True
 
     async def _end_stalled(self) -> None:
@@ -279,7 +279,7 @@ class ReplicaLink:
             await asyncio.sleep(SWEEP_S)
             now_s = monotonic()
             for upstream in list(self._upstreams.values()):
-                silent_s = now_s - upstream.heard_s
+                silent_s = now_s - upstream.last_received_s
                 if silent_s > upstream.longest_silence_s:
                     self.stalled += 1
                     self.abandon(upstream)
@@ -298,13 +298,13 @@ class ReplicaLink:
             self._last_why = why
 
     def _deliver(self, frame: wire.ReplicaFrame) -> None:
-        self.heard_s = monotonic()
+        self.last_received_s = monotonic()
         upstreams = self._upstreams
         for event in frame.events:
             upstream = upstreams.get(event.id)
             if upstream is None:  # it was cancelled, and this crossed that
                 continue
-            upstream.heard_s = self.heard_s
+            upstream.last_received_s = self.last_received_s
             try:
                 if event.HasField("output"):
                     output = event.output
@@ -326,12 +326,12 @@ class ReplicaLink:
         kind = event.WhichOneof("kind")
         if kind in ("admitted", "best_effort"):
             self._known_load.answered(event.id)
-            self.ejection.answered(self.heard_s)
+            self.ejection.answered(self.last_received_s)
             upstream.engine_fields = event.engine_fields
             self._accepted(upstream, wire_conversion.accepted(event))
         elif kind is not None:  # else it is an event of a later version
             self._forget(event.id)
-            self.ejection.answered(self.heard_s)
+            self.ejection.answered(self.last_received_s)
             upstream.finish(wire_conversion.end(event, kind))
 
     def _accepted(self, upstream: UpstreamRequest, verdict: Admitted | BestEffort) -> None:
@@ -342,7 +342,7 @@ class ReplicaLink:
     def _observe(self, message: wire.Snapshot) -> None:
         snapshot = wire_conversion.snapshot(message)
         if is_valid(snapshot):
-            self._known_load.observe(snapshot, self.heard_s)
+            self._known_load.observe(snapshot, self.last_received_s)
             state = reported_state(message)
         else:
             self.malformed += 1

@@ -63,7 +63,7 @@ class ReplicaSet:
     def placed_by_peer(self, name: str, placed: PeerLoad) -> None:
         """Note what another router has sent to a replica."""
         if (link := self._links.get(name)) is not None:
-            link.peers.heard(placed, monotonic())
+            link.peers.add(placed, monotonic())
 
     def loads(self) -> list[ReplicaLoad]:
         """Return the replicas that take work, without those ejected unless too many are."""

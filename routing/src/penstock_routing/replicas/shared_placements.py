@@ -43,7 +43,7 @@ MESSAGE_BYTES = 2**20
 MOST_COUNTED = 2**40
 """More requests or tokens than any message holds; loads are computed with floats."""
 
-Heard = Callable[[str, PeerLoad], None]
+OnPlacement = Callable[[str, PeerLoad], None]
 log = structlog.get_logger()
 
 
@@ -72,15 +72,15 @@ class SharedPlacements:
         gathered[1] += prompt_tokens
         self._due.set()
 
-    async def run(self, heard: Heard, malformed: Callable[[], None]) -> None:
+    async def run(self, on_placement: OnPlacement, malformed: Callable[[], None]) -> None:
         """Share until cancelled.
 
-        heard: called with what other routers have placed, by replica. malformed: called for each message that
-        cannot be read, because it is of another version or not from a router.
+        on_placement: called with each replica and what another router has sent there. malformed: called for
+        each message that cannot be read, because it is of another version or not from a router.
         """
         while True:
             try:
-                await self._connection(heard, malformed)
+                await self._connection(on_placement, malformed)
                 why = "the connection ended"
             except* Exception as errors:  # whatever it is: sharing is a help, and never stops a router
                 why = _messages(errors)
@@ -93,7 +93,7 @@ class SharedPlacements:
                 self._away = True
             await asyncio.sleep(self._backoff.wait_s())
 
-    async def _connection(self, heard: Heard, malformed: Callable[[], None]) -> None:
+    async def _connection(self, on_placement: OnPlacement, malformed: Callable[[], None]) -> None:
         redis = Redis.from_url(
             self._url(),
             socket_connect_timeout=ANSWER_S,
@@ -107,28 +107,28 @@ class SharedPlacements:
                 await pubsub.subscribe(self._channel)
                 writing = group.create_task(self._write(redis.publish))
                 try:
-                    await self._read(pubsub.get_message, heard, malformed)
+                    await self._read(pubsub.get_message, on_placement, malformed)
                 finally:
                     writing.cancel()
 
     async def _read(
         self,
         get_message: Callable[..., Awaitable[dict[str, Any] | None]],
-        heard: Heard,
+        on_placement: OnPlacement,
         malformed: Callable[[], None],
     ) -> None:
         while True:
             message = await get_message(timeout=SILENCE_S)
             heed_cancellation()
             if message is None:
-                raise TimeoutError(f"nothing was heard for {SILENCE_S:g} s")
+                raise TimeoutError(f"no message for {SILENCE_S:g} s")
             if message["type"] != "message":  # the answer to the subscription
                 continue
             if not self.connected:
                 log.info("redis", channel=self._channel)
                 self.connected, self._away = True, False
                 self._backoff.reset()
-            self._hear(message["data"], heard, malformed)
+            self._receive(message["data"], on_placement, malformed)
 
     async def _write(self, publish: Callable[[str, bytes], Awaitable[int]]) -> None:
         while True:
@@ -146,7 +146,7 @@ class SharedPlacements:
         self._due.clear()
         return orjson.dumps({"router": self._me, "placed": gathered})
 
-    def _hear(self, data: bytes, heard: Heard, malformed: Callable[[], None]) -> None:
+    def _receive(self, data: bytes, on_placement: OnPlacement, malformed: Callable[[], None]) -> None:
         """Read a message. One that is malformed, or this router's own, is ignored."""
         try:
             router, others = read_placements(data)
@@ -156,7 +156,7 @@ class SharedPlacements:
         if router == self._me:
             return
         for replica, one in others:
-            heard(replica, one)
+            on_placement(replica, one)
 
 
 def read_placements(data: bytes) -> tuple[str, list[tuple[str, PeerLoad]]]:

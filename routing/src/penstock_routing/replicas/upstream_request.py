@@ -64,7 +64,7 @@ class UpstreamRequest:
     verdict: None until the replica has accepted; a rejection is an `end`.
     verdict_timer: ends it where no verdict comes in time.
     bound_bytes: most bytes held, where there is a bound.
-    heard_s: when the replica's last message about it came. longest_silence_s: how long none may come.
+    last_received_s: when the replica's last message about it came. longest_silence_s: how long none may come.
     engine_fields: with which the request is sent to the engine itself; empty where the replica sends it.
     on_end: called once, when it has ended or is given up.
     """
@@ -82,8 +82,8 @@ class UpstreamRequest:
         "_waiter",
         "end",
         "engine_fields",
-        "heard_s",
         "id",
+        "last_received_s",
         "longest_silence_s",
         "on_end",
         "verdict",
@@ -100,7 +100,7 @@ class UpstreamRequest:
         self.verdict: Admitted | BestEffort | None = None
         self.end: End | None = None
         self.verdict_timer: asyncio.TimerHandle | None = None
-        self.heard_s, self.longest_silence_s = -inf, inf
+        self.last_received_s, self.longest_silence_s = -inf, inf
         self.engine_fields = b""
         self.on_end: Callable[[], object] | None = None
         self._bound_bytes, self._on_overflow = bound_bytes, on_overflow

@@ -59,7 +59,7 @@ class EngineConnection(asyncio.Protocol):
         self._receive: Receive | None = None
         self._pieces: list[bytes] = []  # of the body, that have not been passed on
         self._unaccounted_bytes = 0  # read since the last piece of a body
-        self._heard = False
+        self._received = False
         self._head_complete = self._complete = False
         self._framed = self._keep_alive = False
         self._error: EngineGone | None = None
@@ -114,7 +114,7 @@ class EngineConnection(asyncio.Protocol):
         """Parse, and pass on what is of the body."""
         if self.transport.is_closing():
             return
-        self._heard = True
+        self._received = True
         self._unaccounted_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -135,7 +135,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Break off an answer that is not whole."""
-        turned_away = not self._heard and self.transport.get_extra_info("sslcontext") is not None
+        turned_away = not self._received and self.transport.get_extra_info("sslcontext") is not None
         self._break_off(exc or ConnectionError(TLS_WITHOUT_ANSWER if turned_away else CUT_SHORT))
         self._on_lost(self)
         del self._parser  # it refers to this object, and cycles wait for a full garbage collection
