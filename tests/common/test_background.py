@@ -99,7 +99,9 @@ def test():
 
 
 @pytest.mark.parametrize("test", WRONG.values(), ids=WRONG)
-def test_it_fails_the_test(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, test: str) -> None:
+def test_a_background_error_fails_the_test(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, test: str
+) -> None:
     counted = outcome(pytester, monkeypatch, test).parseoutcomes()
     assert counted.get("failed", 0) + counted.get("errors", 0) >= 1
 

@@ -8,7 +8,7 @@ from examples import examples
 
 
 @pytest.mark.parametrize(("profile", "count"), [("fixed", 7), ("explore", 70)])
-def test_a_property_draws_as_many_examples_as_the_profile_has_times_its_own(profile: str, count: int) -> None:
+def test_a_propertys_examples_are_scaled_by_the_profile(profile: str, count: int) -> None:
     before = settings.get_current_profile_name()
     settings.load_profile(profile)
     try:

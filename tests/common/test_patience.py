@@ -6,7 +6,7 @@ import pytest
 from patience import answered, eventually, until
 
 
-def test_the_value_that_was_awaited_is_returned() -> None:
+def test_until_returns_the_first_true_value() -> None:
     looks = iter([None, 0, "found"])
     assert until(lambda: next(looks)) == "found"
 
@@ -21,13 +21,13 @@ def test_a_condition_without_a_name_is_named_by_its_place() -> None:
         until(lambda: False, within_s=0)
 
 
-async def test_others_run_while_a_coroutine_waits() -> None:
+async def test_other_tasks_run_while_a_coroutine_waits() -> None:
     done: list[str] = []
     asyncio.get_running_loop().call_soon(done.append, "this")
     assert await eventually(lambda: done) == ["this"]
 
 
-async def test_a_question_is_repeated_until_it_is_answered() -> None:
+async def test_a_coroutine_is_awaited_again_until_its_result_is_true() -> None:
     answers = iter([None, "yes"])
 
     async def ask() -> str | None:

@@ -84,7 +84,7 @@ async def test_a_request_reaches_the_first_replica_of_the_order(front: Front, tm
         assert (await envoy.chat(BODY)).json() == {"replica": "r1"}
 
 
-async def test_a_rejection_hops_and_nothing_else_does(front: Front, tmp_path: Path) -> None:
+async def test_only_a_rejection_hops(front: Front, tmp_path: Path) -> None:
     r0, r1 = replicas()
     async with front.behind(tmp_path, r0, r1) as (envoy, _):
         r0.rejects = True
@@ -149,7 +149,7 @@ async def test_an_endpoint_that_the_gateway_does_not_know_is_passed_over(
         assert (await envoy.chat(BODY)).json() == {"replica": "r1"}
 
 
-async def test_a_wrong_request_is_answered_by_the_picker(front: Front, tmp_path: Path) -> None:
+async def test_an_invalid_request_is_answered_by_the_picker(front: Front, tmp_path: Path) -> None:
     r0 = HttpReplica("r0")
     async with front.behind(tmp_path, r0) as (envoy, _):
         for body, status, code in (
@@ -189,7 +189,7 @@ async def test_no_replica_is_503_with_retry_after(front: Front, tmp_path: Path) 
         assert answer.headers["retry-after"] == "1"
 
 
-async def test_a_picker_that_is_down_costs_the_order_where_the_gateway_fails_open(
+async def test_without_the_picker_a_gateway_that_fails_open_loses_only_the_order(
     front: Front, tmp_path: Path
 ) -> None:
     r0, r1 = replicas()
@@ -208,7 +208,7 @@ async def test_a_picker_that_is_down_costs_the_order_where_the_gateway_fails_ope
                     r0.seen, r1.seen = [], []
 
 
-async def test_a_slow_picker_is_given_up(front: Front, tmp_path: Path) -> None:
+async def test_a_slow_picker_times_out(front: Front, tmp_path: Path) -> None:
     r0 = HttpReplica("r0")
     async with picker_of((r0,)) as picker:
         silent = listen("127.0.0.1", 0)
@@ -232,7 +232,7 @@ async def test_streams_outlive_the_picker(front: Front, tmp_path: Path) -> None:
         assert (await stream.aread()).endswith(b"[DONE]\n\n")
 
 
-async def test_a_client_that_leaves_ends_its_request_at_the_replica(front: Front, tmp_path: Path) -> None:
+async def test_a_disconnected_client_ends_its_request_at_the_replica(front: Front, tmp_path: Path) -> None:
     r0 = HttpReplica("r0")
     r0.streams = True
     async with front.behind(tmp_path, r0) as (envoy, _):

@@ -29,7 +29,7 @@ from structlog.testing import capture_logs
 BODY = orjson.dumps(chat())
 
 
-def test_envoy_starts_with_no_endpoints_or_with_those_of_before(
+def test_envoy_starts_with_no_endpoints_or_with_its_previous_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "endpoints.json"
@@ -43,7 +43,9 @@ def test_envoy_starts_with_no_endpoints_or_with_those_of_before(
     assert "none/endpoints.json: No such file or directory" in capsys.readouterr().err
 
 
-def test_the_file_is_made_by_a_program_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_endpoints_file_is_created_by_its_own_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "endpoints.json"
     for arguments, code in (([str(file)], 0), ([], 2)):
         monkeypatch.setattr(sys, "argv", ["first_endpoints", *arguments])
@@ -113,9 +115,7 @@ async def test_a_file_that_cannot_be_written_is_tried_again(tmp_path: Path) -> N
         assert ports(folder / "endpoints.json") == {7100}
 
 
-async def test_why_a_file_cannot_be_written_is_logged_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_write_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, known = tmp_path / "later", Known()
     monkeypatch.setattr("penstock_picker.endpoints_file.CHECK_S", 0.0)
     file = EndpointsFile(folder / "endpoints.json")
@@ -144,7 +144,7 @@ async def one(tmp_path: Path) -> AsyncIterator[tuple[Gateway, Picker, HttpReplic
         yield envoy, picker, r0
 
 
-async def test_envoy_hears_of_replicas_without_a_restart(
+async def test_envoy_receives_changed_endpoints_without_a_restart(
     one: tuple[Gateway, Picker, HttpReplica], tmp_path: Path
 ) -> None:
     envoy, picker, r0 = one
@@ -207,7 +207,7 @@ async def test_an_endpoint_that_is_taken_out_finishes_its_requests(
 
 
 @pytest.mark.parametrize("nonsense", [b"", b"{", b'{"resources": [{}]}', b'{"resources": 7}'])
-async def test_a_file_that_envoy_cannot_read_leaves_it_the_endpoints_of_before(
+async def test_with_an_unreadable_file_envoy_keeps_its_endpoints(
     nonsense: bytes, one: tuple[Gateway, Picker, HttpReplica]
 ) -> None:
     envoy, _, r0 = one
@@ -259,5 +259,5 @@ async def refused(envoy: Gateway) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_an_envoy_that_is_gone_needs_no_drain(tmp_path: Path) -> None:
+async def test_an_ended_envoy_needs_no_drain(tmp_path: Path) -> None:
     await drain_envoy(tmp_path / "none.sock", 60.0, 60.0)

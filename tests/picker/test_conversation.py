@@ -143,7 +143,7 @@ class Gateway(RuleBasedStateMachine):
 TestGateway = Gateway.TestCase
 
 
-def test_a_body_over_the_bound_is_refused_once_and_nothing_more_is_read() -> None:
+def test_a_body_over_the_bound_is_refused_once_and_not_read_further() -> None:
     conversation = Conversation(lambda call: PICKED, MAX_BODY_BYTES)
     conversation.receive(headers())
     assert conversation.receive(part(bytes(MAX_BODY_BYTES), ends=False)) == []
@@ -171,7 +171,7 @@ def test_a_mode_without_the_body_decides_by_the_headers() -> None:
     ("length", "parts"),
     [(0, [0]), (1, [1]), (CHUNK_BYTES, [CHUNK_BYTES]), (2 * CHUNK_BYTES + 1, [CHUNK_BYTES, CHUNK_BYTES, 1])],
 )
-def test_a_body_goes_back_in_parts_that_envoy_takes(length: int, parts: list[int]) -> None:
+def test_a_body_is_returned_in_parts_that_envoy_accepts(length: int, parts: list[int]) -> None:
     for ends in (True, False):
         answers = list(given_back(bytes(length), ends))
         streamed = [each.request_body.response.body_mutation.streamed_response for each in answers]
@@ -180,7 +180,7 @@ def test_a_body_goes_back_in_parts_that_envoy_takes(length: int, parts: list[int
 
 
 @pytest.mark.parametrize("hint", [" 10.0.0.1:1 ,10.0.0.2:1,", ["10.0.0.1:1", " 10.0.0.2:1"]])
-def test_a_hint_of_endpoints_is_a_text_or_a_list(hint: str | list[str]) -> None:
+def test_an_endpoint_hint_is_a_string_or_a_list(hint: str | list[str]) -> None:
     message = headers()
     assert subset_of(message) is None
     hints = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
@@ -248,13 +248,13 @@ def test_trailers_end_a_body_that_did_not_end_itself() -> None:
     assert trailers.WhichOneof("response") == "request_trailers"
 
 
-def test_a_clients_own_way_through_the_cluster_goes_no_further() -> None:
+def test_a_clients_own_routing_headers_are_removed() -> None:
     (answer,) = noted([]).receive(headers(ends=True))
     mutation = answer.request_headers.response.header_mutation
     assert tuple(mutation.remove_headers) == STRIPPED
 
 
-def test_a_refusal_is_the_errors_status_headers_and_body_and_envoy_logs_its_code() -> None:
+def test_a_refusal_has_the_errors_status_headers_body_and_logged_code() -> None:
     error = ApiError(429, "no", type="rate_limit_error", code="slow_down", headers=(("retry-after", "3"),))
     answer = immediate(error).immediate_response
     assert (answer.status.code, answer.body, answer.details) == (429, error.body(), "slow_down")

@@ -60,7 +60,7 @@ async def drained(tmp_path: Path, lame_duck_s: float, drain_s: float) -> list[di
     return [dict(line) for line in logs]
 
 
-async def test_readiness_fails_before_listeners_close_and_requests_are_waited_for(
+async def test_a_drain_fails_readiness_closes_listeners_and_awaits_requests(
     envoy: Envoy, tmp_path: Path
 ) -> None:
     envoy.left = [2, 1, 0]
@@ -69,27 +69,25 @@ async def test_readiness_fails_before_listeners_close_and_requests_are_waited_fo
     assert (line["event"], line["unfinished"]) == ("envoy drained", 0)
 
 
-async def test_the_time_before_listeners_close_is_not_longer_than_the_whole(
-    envoy: Envoy, tmp_path: Path
-) -> None:
+async def test_the_time_before_listeners_close_is_at_most_the_drain(envoy: Envoy, tmp_path: Path) -> None:
     await drained(tmp_path, 30.0, 5.0)
     assert envoy.did[1] == 5.0
 
 
-async def test_requests_are_not_waited_for_longer_than_the_drain(envoy: Envoy, tmp_path: Path) -> None:
+async def test_requests_are_awaited_at_most_for_the_drain(envoy: Envoy, tmp_path: Path) -> None:
     envoy.left = [3]
     (line,) = await drained(tmp_path, 0.0, 2 * POLL_S)
     assert envoy.did[3:] == [POLL_S] * 3
     assert line["unfinished"] == 3
 
 
-async def test_an_envoy_that_counts_no_requests_has_none(envoy: Envoy, tmp_path: Path) -> None:
+async def test_an_envoy_without_a_request_count_has_no_requests(envoy: Envoy, tmp_path: Path) -> None:
     envoy.left = [-1]
     (line,) = await drained(tmp_path, 0.0, 60.0)
     assert (line["unfinished"], envoy.did[3:]) == (0, [])
 
 
-async def test_an_envoy_that_refuses_is_not_drained_and_ends_nothing(envoy: Envoy, tmp_path: Path) -> None:
+async def test_an_envoy_that_refuses_to_drain_is_logged_and_ignored(envoy: Envoy, tmp_path: Path) -> None:
     envoy.status = 500
     (line,) = await drained(tmp_path, 0.0, 60.0)
     assert (line["event"], envoy.did) == ("envoy not drained", ["POST /healthcheck/fail"])
@@ -116,7 +114,7 @@ def drain_of(
     return drains, run(story())
 
 
-def test_a_picker_without_an_envoy_goes_on_until_gateways_have_found_the_others(
+def test_a_picker_without_an_envoy_serves_until_gateways_have_switched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = parse([*FLAGS, "--lame-duck-s", "4"])

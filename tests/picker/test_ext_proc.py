@@ -166,7 +166,7 @@ async def test_conversations_are_swept_while_they_are_served(monkeypatch: pytest
         assert await stream.code() is grpc.StatusCode.CANCELLED
 
 
-async def test_a_stopped_server_leaves_no_thread_that_sweeps() -> None:
+async def test_a_stopped_server_leaves_no_sweeper_thread() -> None:
     def sweepers() -> int:
         return sum(thread.name == ext_proc.SWEEPER for thread in threading.enumerate())
 
@@ -191,7 +191,7 @@ class AllPickers:
         pass
 
 
-async def test_limits_over_all_pickers_are_asked_for_on_the_replicas_loop() -> None:
+async def test_shared_limits_are_checked_on_the_replicas_event_loop() -> None:
     ide = {"name": "ide", "tier": "chat", "keys": {"file": "k"}, "limits": {"requestsPerMinute": 5}}
     pool: Pool = pool_with(applications=[ide])
     shared, r0 = AllPickers(), HttpReplica("r0")
@@ -201,7 +201,7 @@ async def test_limits_over_all_pickers_are_asked_for_on_the_replicas_loop() -> N
         assert shared.loops == [asyncio.get_running_loop()]
 
 
-async def test_a_port_is_one_pickers_alone_and_is_named() -> None:
+async def test_a_port_is_used_by_one_picker_and_named_in_the_error() -> None:
     loop = asyncio.get_running_loop()
     async with picker_of(()) as picker, front_of(picker) as front:
         with (

@@ -73,7 +73,7 @@ async def test_a_request_gets_the_order_and_two_backups_and_is_counted_at_the_fi
         assert (page["tiers"]["chat"]["arrived"], page["tiers"]["coder"]["arrived"]) == (1, 0)
 
 
-async def test_the_holder_of_a_prefix_is_first_and_loaded_with_uncached_tokens_only() -> None:
+async def test_a_replica_with_the_prefix_is_first_and_counts_uncached_tokens_only() -> None:
     r0, r1 = replicas()
     [mark] = prompt_marks(BODY).marks
     async with picker_of((r0, r1), pool_with(routing={"order": "prefix"})) as picker:
@@ -86,18 +86,18 @@ async def test_the_holder_of_a_prefix_is_first_and_loaded_with_uncached_tokens_o
         )
 
 
-async def test_pickers_begin_at_turns_of_their_own_and_go_on_from_there() -> None:
+async def test_each_picker_starts_round_robin_at_its_own_offset() -> None:
     async with picker_of(replicas(), first_turn=1) as picker:
         assert [picker.pick(call()).first for _ in range(3)] == ["r1", "r0", "r1"]
 
 
-async def test_tiers_of_best_effort_have_no_backup() -> None:
+async def test_best_effort_tiers_have_no_backup() -> None:
     async with picker_of(replicas()) as picker:
         picked = picker.pick(call(x_penstock_tier="batch"))
         assert (len(picked.endpoints), picked.max_hops) == (2, 1)
 
 
-async def test_a_body_that_the_gateway_keeps_is_left_to_the_replicas() -> None:
+async def test_a_body_that_the_gateway_does_not_send_is_left_to_the_replicas() -> None:
     async with picker_of(replicas()) as picker:
         assert picker.pick(call(None, x_penstock_tier="coder")).tier == "coder"
         assert refused(picker, call(b"")).code == "invalid_json"
@@ -105,7 +105,7 @@ async def test_a_body_that_the_gateway_keeps_is_left_to_the_replicas() -> None:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/test/model"])
-async def test_pages_that_replicas_have_are_any_replicas_and_no_demand(method: str, path: str) -> None:
+async def test_pages_of_replicas_go_to_any_replica_and_are_no_demand(method: str, path: str) -> None:
     async with picker_of(replicas()) as picker:
         assert picker.pick(call(b"", method, path)).first == "r0"
         assert await picker.pick_sharing(call(b"", method, path)) == picker.pick(call(b"", method, path))
@@ -146,7 +146,7 @@ async def test_without_replicas_the_answer_is_503_and_the_request_is_demand() ->
         assert value(picker, "refused_total", status="503") == 1
 
 
-async def test_a_fault_costs_its_own_request_only() -> None:
+async def test_a_fault_fails_only_its_own_request() -> None:
     pool = pool_with()
     found = settings_of(pool)
     faults = [ZeroDivisionError("1 / 0")]
@@ -192,7 +192,7 @@ def limited(**limits: int) -> tuple[Pool, dict[str, Application]]:
 
 
 @pytest.mark.parametrize("shares", [False, True], ids=["pick", "pick_sharing"])
-async def test_limits_count_what_a_request_may_use_and_know_no_end(shares: bool) -> None:
+async def test_limits_count_a_requests_estimate_and_no_end(shares: bool) -> None:
     each = tokens_about(len(BODY)) + 7
     pool, keys = limited(concurrentRequests=1, tokensPerMinute=3 * each)
     async with picker_of(replicas(), pool, keys) as picker:
@@ -235,7 +235,7 @@ class PoolOfPickers:
         self.over.append((application, ticket, tokens))
 
 
-async def test_limits_over_all_pickers_are_asked_for_once_and_left_as_they_were_taken() -> None:
+async def test_shared_limits_are_checked_once_and_not_settled() -> None:
     each = tokens_about(len(BODY)) + 7
     over = OverLimit(Limit.REQUESTS_PER_MINUTE, 2.0)
     shared = PoolOfPickers(Ticket(5, each), over, None)

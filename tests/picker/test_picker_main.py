@@ -97,7 +97,7 @@ async def ready(http: httpx2.AsyncClient, admin: str) -> httpx2.Response:
     return page
 
 
-async def test_both_fronts_and_the_admin_port_are_served_until_it_is_stopped(pool_file: Path) -> None:
+async def test_both_front_ends_and_the_admin_port_are_served_until_stopped(pool_file: Path) -> None:
     r0 = HttpReplica("r0")
     async with served(pool_file, r0, *FRONTS) as (at, _), httpx2.AsyncClient(timeout=ANSWERS_S) as http:
         page = (await ready(http, at["admin"])).json()
@@ -130,7 +130,7 @@ async def test_a_front_end_that_is_not_configured_is_not_started(pool_file: Path
         assert {name for name in at if name.startswith("ext")} == {front}
 
 
-async def test_without_replicas_it_is_not_ready(pool_file: Path) -> None:
+async def test_without_replicas_a_picker_is_not_ready(pool_file: Path) -> None:
     r0 = HttpReplica("r0")
     async with (
         served(pool_file, r0, *FRONTS, source=Fixed({"r0": "127.0.0.1:1"})) as (at, _),
@@ -158,7 +158,7 @@ async def test_a_head_over_the_pools_bound_is_refused(pool_file: Path) -> None:
         assert statuses[1] == 431 and statuses[0] != 431
 
 
-async def test_fronts_are_under_tls_where_a_certificate_is_given(pool_file: Path, tmp_path: Path) -> None:
+async def test_with_a_certificate_front_ends_use_tls(pool_file: Path, tmp_path: Path) -> None:
     identity = Identity(tmp_path)
     flags = (*FRONTS, "--tls-cert", str(identity.cert), "--tls-key", str(identity.key))
     async with served(pool_file, HttpReplica("r0"), *flags) as (at, _):
@@ -169,7 +169,9 @@ async def test_fronts_are_under_tls_where_a_certificate_is_given(pool_file: Path
 
 
 @pytest.mark.parametrize(("pool", "unkept"), [(LIMITED, [["ide"]]), (POOL, [])], ids=["limits", "none"])
-async def test_limits_that_a_picker_cannot_keep_are_logged(pool_file: Path, unkept: list[list[str]]) -> None:
+async def test_limits_that_a_picker_cannot_enforce_are_logged(
+    pool_file: Path, unkept: list[list[str]]
+) -> None:
     async with served(pool_file, HttpReplica("r0"), *FRONTS) as (_, logs):
         warned = [line for line in logs if line["event"].startswith("concurrentRequests")]
         assert [line["applications"] for line in warned] == unkept
@@ -226,21 +228,23 @@ def test_invalid_options_end_the_process_with_exit_code_2(
     assert words in capsys.readouterr().err
 
 
-def test_a_cluster_that_cannot_be_reached_is_exit_2(
-    pool_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreachable_cluster_exits_with_2(pool_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["-f", str(pool_file), "--discover", "n/s", "--kubeconfig", "/no/such", *FRONTS]
     assert main.main(flags) == 2
     assert capsys.readouterr().err.startswith("--discover: /no/such: ")
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_otherwise_it_ends_as_it_served(pool_file: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_the_exit_code_is_that_of_serving(
+    pool_file: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     monkeypatch.setattr(front_process, "run_process", lambda serve: code)
     assert main.main(["-f", str(pool_file), "--replica", "r0=h:1", *FRONTS]) == code
 
 
-async def test_pickers_begin_at_turns_of_their_own(pool_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pickers_start_round_robin_at_different_offsets(
+    pool_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[int] = []
 
     def noted(*given: Any, first_turn: int, **more: Any) -> Any:
@@ -273,7 +277,9 @@ async def test_a_stopped_picker_answers_while_its_envoy_is_drained(
     assert statuses == [200]
 
 
-def test_it_is_a_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_picker_is_an_installed_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["penstock-picker", "--help"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(main.__file__, run_name="__main__")

@@ -47,9 +47,7 @@ def test_the_default_is_this_machines_loopback_unencrypted(monkeypatch: pytest.M
     ],
     ids=["no front", "half of TLS", "no Redis", "no Envoy"],
 )
-def test_flags_that_do_not_fit_are_exit_2(
-    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_flags_exit_with_2(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse([*REQUIRED, *flags])
     assert ended.value.code == 2
@@ -62,7 +60,7 @@ def test_a_picker_needs_its_pool(capsys: pytest.CaptureFixture[str]) -> None:
     assert "-f/--file" in capsys.readouterr().err
 
 
-def test_both_fronts_may_be_had_with_a_certificate_and_logs_in_json() -> None:
+def test_flags_configure_both_front_ends_a_certificate_and_json_logs() -> None:
     fronts = ["--ext-authz-port", "0", "--ext-proc-port", "0"]
     more = ["--log-json", "--log-level", "debug", "--admin-port", "7", "--admin-host", "::1", "--host", "h"]
     options = parse([*REQUIRED, *fronts, "--tls-cert", "c", "--tls-key", "k", *more])
@@ -72,7 +70,7 @@ def test_both_fronts_may_be_had_with_a_certificate_and_logs_in_json() -> None:
     assert options.certificate == Certificate(Path("c"), Path("k"))
 
 
-def test_an_envoy_beside_it_gets_endpoints_and_is_drained() -> None:
+def test_flags_configure_an_envoy_with_endpoints_and_a_drain() -> None:
     envoy = ["--endpoints-file", "e.json", "--envoy-admin", "a.sock", "--drain-s", "3", "--lame-duck-s", "1"]
     options = parse([*REQUIRED, "--ext-authz-port", "0", *envoy])
     assert (options.endpoints_file, options.envoy_admin) == (Path("e.json"), Path("a.sock"))

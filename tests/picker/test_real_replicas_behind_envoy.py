@@ -90,7 +90,7 @@ async def test_a_replica_that_rejects_is_followed_by_the_next_one(tmp_path: Path
         assert (await complete(front))[0] == 200
 
 
-async def test_a_client_that_leaves_ends_its_work_in_the_engine(tmp_path: Path) -> None:
+async def test_a_disconnected_client_ends_its_work_in_the_engine(tmp_path: Path) -> None:
     async with behind_envoy(tmp_path, "1s", "1s") as (front, replicas):
         body = orjson.dumps(BODY | {"max_tokens": 4000, "stream": True})
         request = front.http.build_request("POST", "/v1/completions", content=body)

@@ -28,7 +28,7 @@ def test_a_body_is_held_until_its_request_ends() -> None:
     assert budget.held_bytes == 0
 
 
-def test_output_is_held_until_the_look_after_the_one_that_took_it() -> None:
+def test_output_is_counted_until_the_poll_after_its_read() -> None:
     budget = ByteBudget(100)
     one = upstream(budget)
     one.put(b"x" * 30, 1)
@@ -50,7 +50,7 @@ def test_the_request_that_holds_most_is_dropped_and_others_stay() -> None:
     assert small.take().data == b"x" * 20
 
 
-def test_a_request_over_the_bound_alone_is_dropped() -> None:
+def test_a_single_request_over_the_bound_is_dropped() -> None:
     budget = ByteBudget(100)
     freed: list[bool] = []
     one = UpstreamRequest(1, None, lambda: freed.append(True))
@@ -60,7 +60,7 @@ def test_a_request_over_the_bound_alone_is_dropped() -> None:
     assert (one.take().data, budget.held_bytes) == (b"", 0)
 
 
-def test_bodies_alone_drop_no_request() -> None:
+def test_bodies_without_output_drop_no_request() -> None:
     budget = ByteBudget(100)
     one = upstream(budget)
     with BodyBytes(budget) as body:
@@ -69,7 +69,7 @@ def test_bodies_alone_drop_no_request() -> None:
         assert one.end is None
 
 
-def test_an_upstream_request_that_is_released_counts_nothing_more() -> None:
+def test_a_released_upstream_request_counts_no_more_bytes() -> None:
     budget = ByteBudget(100)
     one = upstream(budget)
     one.put(b"x" * 10, 1)
@@ -93,7 +93,7 @@ def test_up_to_the_bound_no_request_is_dropped_and_one_byte_beyond_the_largest()
     assert budget.held_bytes == 41
 
 
-def test_a_single_byte_beside_bodies_is_enough_to_be_dropped_for() -> None:
+def test_a_single_byte_of_output_beside_bodies_is_dropped() -> None:
     budget = ByteBudget(100)
     one = upstream(budget)
     with BodyBytes(budget) as body:
@@ -103,7 +103,7 @@ def test_a_single_byte_beside_bodies_is_enough_to_be_dropped_for() -> None:
         assert budget.held_bytes == 100
 
 
-def test_where_no_request_holds_output_none_is_dropped() -> None:
+def test_without_buffered_output_no_request_is_dropped() -> None:
     budget = ByteBudget(100)
     with BodyBytes(budget) as body:
         body.add(100)
@@ -121,7 +121,9 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.lists(st.integers(0, 60), min_size=60, max_size=60))
-def test_no_byte_is_lost_or_kept(steps: list[tuple[str, int]], lengths: list[int]) -> None:
+def test_held_bytes_stay_within_the_bound_and_return_to_zero(
+    steps: list[tuple[str, int]], lengths: list[int]
+) -> None:
     budget = ByteBudget(100)
     requests = [upstream(budget, id, bound_bytes=None if id % 2 else 50) for id in range(4)]
     for (what, which), length in zip(steps, lengths, strict=False):

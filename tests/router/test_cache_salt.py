@@ -21,13 +21,13 @@ def salt(body: bytes, application: str, own: bytes = b"null") -> str:
     return value
 
 
-def test_the_body_keeps_all_else() -> None:
+def test_all_other_fields_of_the_body_are_unchanged() -> None:
     body = b'{"model": "m", "cache_salt": "mine"} \n'
     salted = orjson.loads(with_application_salt(body, "ide", b'"mine"'))
     assert salted == {"model": "m", "cache_salt": salt(body, "ide", b'"mine"')}
 
 
-def test_a_salt_is_of_the_application_and_of_the_clients_own() -> None:
+def test_a_salt_depends_on_the_application_and_the_clients_own_salt() -> None:
     body = b'{"model": "m"}'
     salts = [
         salt(body, "ide"),
@@ -41,7 +41,7 @@ def test_a_salt_is_of_the_application_and_of_the_clients_own() -> None:
     assert salt(b'{"a": 1, "cache_salt": "b"}', "web") == salt(body, "web"), "no client chooses another's"
 
 
-def test_marks_of_two_applications_have_nothing_in_common() -> None:
+def test_two_applications_share_no_marks() -> None:
     body = orjson.dumps({"messages": [{"role": "user", "content": "x" * 3000}]})
     ide, web = (
         {mark.key for mark in prompt_marks(with_application_salt(body, name, b"null")).marks}
@@ -71,7 +71,7 @@ def pool_of(isolation: str | None = None, applications: bool = True, engine: str
     ],
     ids=["by default", "none", "no applications", "application without any", "openai", "openai by choice"],
 )
-def test_which_pools_isolate(pool: Pool, isolates: bool) -> None:
+def test_pools_with_applications_isolate_their_caches(pool: Pool, isolates: bool) -> None:
     assert settings_of(pool).isolates is isolates
 
 

@@ -40,7 +40,7 @@ def test_removed_and_replaced_prefixes_are_no_longer_held() -> None:
     assert prefixes.cached_tokens(marks(5)) == {"r0": tokens_about(400)}
 
 
-def test_a_replica_that_is_replaced_under_its_name_does_not_take_the_new_ones_with_it() -> None:
+def test_removing_a_replaced_replica_leaves_the_prefixes_of_its_successor() -> None:
     prefixes = CachedPrefixes()
     old, new = prefixes.holder("r0"), prefixes.holder("r0")
     old.update(added(1))
@@ -51,7 +51,7 @@ def test_a_replica_that_is_replaced_under_its_name_does_not_take_the_new_ones_wi
     assert len(prefixes) == 0
 
 
-def test_it_is_known_after_a_replica_s_first_report_even_an_empty_one() -> None:
+def test_a_replica_is_known_after_its_first_report_even_an_empty_one() -> None:
     prefixes = CachedPrefixes()
     assert not prefixes.known
     prefixes.holder("r0").update(wire.CachedPrefixes(anew=True))
@@ -84,7 +84,9 @@ some = st.lists(st.integers(0, 12), max_size=6)
 
 
 @given(st.lists(st.tuples(names, some, some, st.booleans()), max_size=40))
-def test_it_has_exactly_the_reported_prefixes(messages: list[tuple[str, list[int], list[int], bool]]) -> None:
+def test_the_index_has_exactly_the_reported_prefixes(
+    messages: list[tuple[str, list[int], list[int], bool]],
+) -> None:
     prefixes = CachedPrefixes()
     holders = {name: prefixes.holder(name) for name in ("r0", "r1", "r2")}
     held: dict[str, set[int]] = {name: set() for name in holders}

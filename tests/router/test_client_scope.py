@@ -9,7 +9,7 @@ from penstock_routing.response.client_scope import ClientScope
 from penstock_runtime.http_request import ClientGone
 
 
-async def test_work_for_a_client_that_goes_is_cancelled() -> None:
+async def test_work_for_a_client_that_disconnects_is_cancelled() -> None:
     http = request_in_hand()
     with pytest.raises(ClientGone):
         async with ClientScope(http):
@@ -17,7 +17,7 @@ async def test_work_for_a_client_that_goes_is_cancelled() -> None:
             await asyncio.get_running_loop().create_future()
 
 
-async def test_a_client_that_disconnected_before_the_work_began_has_none() -> None:
+async def test_no_work_begins_for_a_client_that_has_disconnected() -> None:
     http = request_in_hand()
     http.lost()
     with pytest.raises(ClientGone):
@@ -25,7 +25,7 @@ async def test_a_client_that_disconnected_before_the_work_began_has_none() -> No
             await asyncio.get_running_loop().create_future()
 
 
-async def test_a_client_may_go_once_it_is_answered() -> None:
+async def test_a_client_may_disconnect_after_its_answer() -> None:
     http = request_in_hand()
     async with ClientScope(http) as client:
         client.answered()

@@ -53,7 +53,7 @@ def test_files_of_tls_are_read_for_every_connection(
     assert len(channels) == 1
 
 
-def test_waits_double_up_to_two_seconds_and_begin_anew() -> None:
+def test_waits_double_up_to_two_seconds_and_are_reset() -> None:
     backoff = Backoff(Random(1))
     for _ in range(2):
         for most_s in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0):
@@ -92,7 +92,7 @@ async def test_replicas_from_the_command_line_never_change_and_are_never_out_of_
         *[(status, False) for status in (399, 408, 409, 425, 429, 500, 503)],
     ],
 )
-def test_a_wrong_request_is_not_to_be_sent_again(status: int, final: bool) -> None:
+def test_an_invalid_request_is_not_retried(status: int, final: bool) -> None:
     assert dict(beside_error(status, "id")) == {"x-request-id": "id"} | (
         {"x-should-retry": "false"} if final else {}
     )

@@ -85,7 +85,7 @@ def test_a_probe_that_is_answered_ends_the_ejection(clock: Clock) -> None:
     assert [line["event"] for line in output] == ["replica answers again"]
 
 
-def test_only_the_probe_taken_back_makes_room_for_another(clock: Clock) -> None:
+def test_only_a_cancelled_probe_allows_another(clock: Clock) -> None:
     made = ejected(clock)
     made.sent(1)  # still ejected: it is no probe
     clock.now_s += FIRST_S

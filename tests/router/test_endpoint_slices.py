@@ -78,7 +78,7 @@ def test_a_pod_of_two_families_is_reached_by_the_first_however_ready_the_other_i
     assert endpoints_of(slices) == {"p-0": Endpoint("10.0.0.1:7000", NOT_READY)}
 
 
-def test_names_of_hosts_are_no_addresses_to_connect_to() -> None:
+def test_host_names_are_not_used_as_addresses() -> None:
     assert endpoints_of([slice_of(endpoint("p-0", "replica.example"), family="FQDN")]) == {}
 
 
@@ -91,7 +91,7 @@ def test_an_endpoint_that_is_no_pod_is_called_by_its_host_name_or_address() -> N
 
 
 @pytest.mark.parametrize("stale_first", [True, False])
-def test_of_two_tellings_of_one_pod_the_better_counts(stale_first: bool) -> None:
+def test_of_two_endpoints_of_one_pod_the_better_counts(stale_first: bool) -> None:
     """A pod that has come back under its name is in a new slice before it has left the old one."""
     slices = [
         slice_of(endpoint("p-0", "10.0.0.9", ready=False, terminating=True)),

@@ -114,7 +114,7 @@ async def test_a_malformed_change_leaves_the_slices_earlier_endpoints_in_force()
     assert watch.malformed == 1
 
 
-async def test_an_answer_that_is_no_answer_is_asked_for_again() -> None:
+async def test_an_invalid_answer_is_requested_again() -> None:
     lists = [[], {"items": 3}, {"metadata": {"resourceVersion": "1"}, "items": 3}]
     watch = watching([*lists, listing(endpoint_slice("a", p0="10.0.0.1"))], [])
     (reported,) = await first_sets(watch, 1)
@@ -122,7 +122,7 @@ async def test_an_answer_that_is_no_answer_is_asked_for_again() -> None:
     assert watch.malformed == 3
 
 
-async def test_an_event_that_is_no_event_makes_the_watch_begin_anew() -> None:
+async def test_an_invalid_event_restarts_the_watch() -> None:
     before, after = endpoint_slice("a", p0="10.0.0.1"), endpoint_slice("a", p0="10.0.0.9")
     watch = watching([listing(before), listing(after)], [[{"type": "ADDED"}]])
     _, reported = await first_sets(watch, 2)
@@ -139,7 +139,7 @@ def names(sets: list[Endpoints]) -> list[list[str]]:
     return [list(one) for one in sets]
 
 
-async def test_only_slices_of_this_service_are_asked_for() -> None:
+async def test_only_slices_of_this_service_are_requested() -> None:
     server = ApiServer([listing(A)], [[P2]])
     await first_sets(watch_of(server), 2)
     listed, watched = server.asked[:2]
@@ -154,14 +154,14 @@ async def test_only_slices_of_this_service_are_asked_for() -> None:
     }
 
 
-async def test_a_list_is_waited_for_briefly_and_a_watch_for_longer_than_it_lasts() -> None:
+async def test_a_list_has_a_short_timeout_and_a_watch_one_beyond_its_duration() -> None:
     server = ApiServer([listing(A)], [[P2]])
     await first_sets(watch_of(server), 2)
     waits = [request.extensions["timeout"]["read"] for request in server.asked[:2]]
     assert waits == [10, 70]
 
 
-async def test_replicas_come_move_and_go_with_their_slices() -> None:
+async def test_replicas_are_added_moved_and_removed_with_their_slices() -> None:
     changes = [
         change("ADDED", "b", p1="10.0.0.2"),
         change("MODIFIED", "a", p0="10.0.0.9"),
@@ -224,7 +224,7 @@ async def test_while_the_server_is_unavailable_the_last_set_stays_and_nothing_is
     assert (server.listed, watch.malformed) == (1, 0)
 
 
-async def test_a_list_that_is_refused_is_asked_for_again() -> None:
+async def test_a_refused_list_is_requested_again() -> None:
     server = ApiServer([refused(403, "cannot list endpointslices"), listing(A)], [])
     with capture_logs() as output:
         assert names(await first_sets(watch_of(server), 1)) == [["p0"]]
@@ -232,7 +232,7 @@ async def test_a_list_that_is_refused_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("body", [b"\xff" * 300, b"[]", b"{}"], ids=["no JSON", "a list", "no message"])
-async def test_a_refusal_without_a_message_is_logged_as_it_came_and_not_at_length(body: bytes) -> None:
+async def test_a_refusal_without_a_message_is_logged_raw_and_truncated(body: bytes) -> None:
     server = ApiServer([httpx2.Response(502, content=body), listing(A)], [])
     with capture_logs() as output:
         await first_sets(watch_of(server), 1)
@@ -302,7 +302,7 @@ async def test_events_are_read_however_the_stream_is_cut() -> None:
         assert names(await first_sets(watch_of(server), 3)) == [["p0", "p1"], ["p1"], ["p1", "p2"]]
 
 
-async def test_an_event_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_event_without_end_closes_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = orjson.dumps(P2)
     monkeypatch.setattr(endpoint_watch, "LINE_BYTES", len(whole))
     endless = httpx2.Response(200, content=whole + b" ")

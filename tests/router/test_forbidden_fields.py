@@ -119,7 +119,7 @@ def test_media_from_anywhere_else_are_refused(url: str) -> None:
         [{"image_url": "https://x.org"}],
     ],
 )
-def test_any_kind_of_part_is_looked_into(part: Any) -> None:
+def test_parts_of_every_kind_are_checked(part: Any) -> None:
     assert refusal(chat(part)) is not None
     assert refusal(chat(part), mediaHosts=["*"]) is None
 
@@ -139,7 +139,7 @@ def test_any_kind_of_part_is_looked_into(part: Any) -> None:
         [7, None],
     ],
 )
-def test_texts_are_no_places(content: Any) -> None:
+def test_urls_within_texts_are_allowed(content: Any) -> None:
     assert refusal(orjson.dumps({"model": "m", "messages": [{"role": "user", "content": content}]})) is None
 
 
@@ -151,14 +151,14 @@ def test_escapes_and_repeated_names_do_not_bypass_the_check() -> None:
         assert refusal(b'{"model": "m", "messages": [], "messages": [{' + twice + b"}]}") is not None
 
 
-def test_a_message_that_is_no_valid_text_is_refused() -> None:
+def test_a_message_that_is_not_valid_unicode_is_refused() -> None:
     refused = refusal(b'{"model": "m", "messages": [{"content": [{"image_url": "\xff"}]}]}')
     assert refused is not None
     assert refused.param == "messages"
 
 
 @pytest.mark.parametrize("messages", ["7", '"x"', "{}", "[7]", "null", '[{"content": 7}, [], "x"]'])
-def test_messages_that_are_none_are_the_replicas_to_refuse(messages: str) -> None:
+def test_malformed_messages_are_left_to_the_replica_to_refuse(messages: str) -> None:
     assert refusal(f'{{"model": "m", "messages": {messages}}}'.encode()) is None
 
 
@@ -186,12 +186,12 @@ def places(value: Any) -> bool:
 
 
 @given(st.lists(VALUES, max_size=4))
-def test_no_place_is_missed_and_no_text_taken_for_one(parts: list[Any]) -> None:
+def test_every_url_field_is_checked_and_no_text_is(parts: list[Any]) -> None:
     media = any(places(part) for part in parts if not isinstance(part, str))
     assert (refusal(chat(*parts)) is not None) == media
 
 
-async def test_no_replica_receives_it() -> None:
+async def test_no_replica_receives_a_forbidden_field() -> None:
     replica = ScriptedReplica("r0")
     async with running_router(replica, pool=pool_with(requests={"allowFields": ["rid"]})) as router:
         refused = await router.chat(priority=-5)

@@ -48,20 +48,20 @@ def unreadable(registry: CollectorRegistry, application: str) -> float | None:
     return registry.get_sample_value("penstock_router_keys_unreadable", {"application": application})
 
 
-def test_a_key_is_its_applications_and_no_other_is_anybodys() -> None:
+def test_only_configured_keys_have_an_application() -> None:
     keys = keys_of(ide="a", night="b")
     assert (keys.application("a"), keys.application("b")) == (IDE, NIGHT)
     assert [keys.application(key) for key in ("", "A", "ab", None)] == [None] * 4
 
 
-def test_keys_that_are_replaced_are_nobodys() -> None:
+def test_replaced_keys_are_unknown() -> None:
     keys = keys_of(ide="a", night="b")
     assert keys.replace("ide", ["c", "d"])
     assert [keys.application(key) for key in "abcd"] == [None, NIGHT, IDE, IDE]
     assert not keys.replace("ide", ["d", "c"])
 
 
-def test_a_key_of_two_applications_is_the_first_ones_whichever_says_it_last() -> None:
+def test_a_key_of_two_applications_belongs_to_the_first_one() -> None:
     keys = keys_of(ide="a", night="b")
     keys.replace("night", ["a", "b"])
     assert keys.application("a") is IDE
@@ -76,7 +76,7 @@ def test_a_pool_whose_last_key_was_revoked_is_not_open() -> None:
     assert not Keys((), {}).required
 
 
-def test_no_key_is_kept() -> None:
+def test_keys_are_not_stored_in_the_clear() -> None:
     keys = keys_of(ide="hush-hush")
     keys.replace("ide", ["hush-hush-too"])
     assert "hush" not in str({name: getattr(keys, name) for name in ("_digests", "_owners")})
@@ -169,7 +169,7 @@ class Empty:
 
 
 @pytest.mark.parametrize("every_s", [1.0, 2.0])
-def test_a_source_is_read_at_once_and_then_as_often_as_it_says(every_s: float) -> None:
+def test_a_source_is_read_immediately_and_then_at_its_interval(every_s: float) -> None:
     source = Empty(every_s)
 
     async def program() -> None:
@@ -210,7 +210,7 @@ def secret(text: str | bytes, entry: str = "keys") -> dict[str, Any]:
     return {"data": {entry: b64encode(text.encode() if isinstance(text, str) else text).decode()}}
 
 
-async def test_secrets_are_asked_for_by_name_on_one_connection() -> None:
+async def test_secrets_are_read_by_name_on_one_connection() -> None:
     cluster = Cluster(ide=secret("a\nb\n"), night=secret("c"))
     source = cluster.source()
     assert await source.read() == {"ide": "a\nb\n", "night": "c"}
@@ -238,7 +238,7 @@ async def test_an_unreadable_secret_does_not_affect_others(found: Any) -> None:
 
 
 @pytest.mark.parametrize("fault", [lambda: httpx2.ConnectError("refused"), lambda: AccessError("no token")])
-async def test_an_unavailable_api_server_is_tried_once_a_round_on_a_new_connection(
+async def test_each_round_tries_an_unavailable_api_server_once_on_a_new_connection(
     fault: Callable[[], Exception],
 ) -> None:
     cluster = Cluster(ide=secret("a"), night=secret("c"))
@@ -252,12 +252,12 @@ async def test_an_unavailable_api_server_is_tried_once_a_round_on_a_new_connecti
     await source.close()
 
 
-def test_a_revoked_key_stops_as_soon_as_the_manual_says() -> None:
+def test_a_revoked_key_stops_within_the_documented_time() -> None:
     assert KeyFiles.every_s == 1
     assert KeySecrets.every_s == ANSWER_S == 2
 
 
-async def test_a_source_that_is_closed_has_closed_its_connection_and_makes_another() -> None:
+async def test_a_closed_source_closes_its_connection_and_can_open_another() -> None:
     cluster = Cluster(ide=secret("a"), night=secret("c"))
     source = cluster.source()
     await source.close()

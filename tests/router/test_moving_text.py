@@ -143,7 +143,7 @@ def plain(text: str) -> bytes:
     return b"data: " + orjson.dumps({"id": "x", "choices": [choice]}) + b"\n\n"
 
 
-def test_tokens_without_text_at_the_end_are_left_to_the_continuation() -> None:
+def test_trailing_tokens_without_text_are_left_to_the_continuation() -> None:
     """A character is not complete: a prompt that ends inside it would be answered by other text."""
     transcript = Transcript()
     passed_by(transcript, [token("a", 1), token("", 2), token("é", 3), token("", 4), token("", 5)])
@@ -166,7 +166,7 @@ def test_of_an_event_with_several_tokens_the_last_may_have_no_text_yet() -> None
     assert transcript.unsure_tokens() == 0
 
 
-def test_ordinary_events_pass_without_being_read() -> None:
+def test_ordinary_events_are_forwarded_without_parsing() -> None:
     transcript, out = relayed(
         [token("a", 1), token("b", 23), token("", 4), token('"]', 5, 67), token("é", 8)]
     )
@@ -191,13 +191,13 @@ ORDINARY = token("b", 2)
     ],
     ids=["an end", "thinking", "another choice", "another field", "usage", "no ids", "a part", "done"],
 )
-def test_an_event_of_another_form_is_left_to_be_read(part: bytes, instead: bytes) -> None:
+def test_an_event_of_another_form_is_parsed(part: bytes, instead: bytes) -> None:
     assert part in ORDINARY
     transcript, out = relayed([token("a", 1), ORDINARY.replace(part, instead)])
     assert (transcript.kept_ids(), out) == ([1], [])
 
 
-def test_events_that_come_at_once_pass_together() -> None:
+def test_events_that_arrive_together_are_forwarded_together() -> None:
     three = token("b", 2) + token("", 3) + token("c", 4, 5)
     transcript, out = relayed([token("a", 1), three, token("", 6) + token("", 7)])
     assert out == [plain("b") + plain("") + plain("c"), plain("") + plain("")]
@@ -205,25 +205,25 @@ def test_events_that_come_at_once_pass_together() -> None:
 
 
 @pytest.mark.parametrize("other", [token("c", 3, finish="stop"), b"data: [DONE]\n\n", token("c", 3)[:-1]])
-def test_events_that_come_with_another_one_are_left_to_be_read(other: bytes) -> None:
+def test_events_that_arrive_with_one_of_another_form_are_parsed(other: bytes) -> None:
     for data in (token("b", 2) + other, other + token("b", 2)):
         transcript, out = relayed([token("a", 1), data])
         assert (transcript.kept_ids(), out) == ([1], [])
 
 
-def test_an_event_that_the_client_does_not_take_is_not_noted() -> None:
+def test_an_event_that_the_client_does_not_read_is_not_recorded() -> None:
     transcript, out = relayed([token("a", 1), token("b", 2)], taken=False)
     assert (transcript.kept_ids(), out) == ([1], [plain("b")])
 
 
-def test_the_end_of_an_answer_is_noted() -> None:
+def test_the_end_of_an_answer_is_recorded() -> None:
     transcript, _ = relayed([token("a", 1), token("b", 2)])
     assert not transcript.finished
     passed_by(transcript, [token("c", 3, finish="stop")])
     assert transcript.finished
 
 
-def test_a_prompt_is_kept_as_it_came_until_it_is_needed() -> None:
+def test_a_prompt_is_stored_unparsed_until_it_is_needed() -> None:
     transcript = Transcript()
     assert transcript.prompt_ids == []
     first = {"choices": [{"index": 0, "text": "a", "token_ids": [3]}], "prompt_token_ids": [7, 8]}
@@ -264,14 +264,14 @@ def test_thinking_ends_with_the_first_text_of_the_answer() -> None:
     ],
     ids=["no ids", "null", "other line ends", "a long event"],
 )
-def test_a_stream_that_does_not_tell_ids_is_passed_on(stream: bytes) -> None:
+def test_a_stream_without_token_ids_is_forwarded(stream: bytes) -> None:
     transcript = Transcript()
     out = passed_by(transcript, [stream, b"what", b"ever"])
     assert transcript.opaque
     assert out == stream.replace(b',"token_ids":null', b"") + b"whatever"
 
 
-def test_a_failure_that_the_engine_reports_is_not_for_the_client() -> None:
+def test_a_failure_that_the_engine_reports_is_not_forwarded() -> None:
     transcript = Transcript()
     failure = b'data: {"error":{"message":"EngineCore died","code":500}}\n\n'
     out = passed_by(transcript, [token("a", 1), token("b", 2) + failure, b"data: [DONE]\n\n"])
@@ -330,11 +330,11 @@ def test_reasons_why_a_stream_cannot_move_are_named(field: dict[str, Any], words
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant"}]},
     ],
 )
-def test_all_else_can_be_continued(field: dict[str, Any]) -> None:
+def test_all_other_requests_can_be_continued(field: dict[str, Any]) -> None:
     assert why_fixed(CHAT, MOVABLE | field) is None
 
 
-def test_of_prompts_one_can_be_continued() -> None:
+def test_only_a_single_prompt_can_be_continued() -> None:
     assert why_fixed(COMPLETION, {"prompt": ["a", "b"]}) == "it has several prompts"
     assert why_fixed(COMPLETION, {"prompt": [1, 2]}) is None
     assert why_fixed(COMPLETION, {"prompt": [[1, 2]]}) is None
@@ -379,7 +379,7 @@ def test_usage_counts_the_clients_prompt_and_the_whole_answer() -> None:
     assert (figures.prompt_tokens, figures.completion_tokens, figures.cached_tokens) == (20, 15, 20)
 
 
-def test_events_that_come_at_once_are_each_translated() -> None:
+def test_events_that_arrive_together_are_each_translated() -> None:
     events = ContinuedEvents({"id": "first"}, True, 5)
     text = b'data: {"id":"x","choices":[{"index":0,"text":"%s"}]}\n\n'
     chunks = chunks_of(events.rewritten(text % b"a" + text % b"b"))

@@ -41,7 +41,7 @@ def in_one_piece(*gaps_us: int, slo: Slo = Slo()) -> Outcome:
     return outcome([], slo, stream=False, finished=reported)
 
 
-def test_an_answer_in_one_piece_is_measured_by_when_its_tokens_came_out_of_the_engine() -> None:
+def test_a_whole_answer_is_measured_by_the_engines_token_times() -> None:
     seen = measured(in_one_piece(400_000, 20_000, 40_000))
     assert seen.ttft_s == pytest.approx(0.4)
     assert seen.tpot_s == pytest.approx(0.03)
@@ -51,12 +51,12 @@ def test_an_answer_in_one_piece_is_measured_by_when_its_tokens_came_out_of_the_e
 @pytest.mark.parametrize(
     ("judge", "pace_s"), [(Judge.MEAN, 0.4 / 13), (Judge.WINDOW, 0.031), (Judge.MAX, 0.04)]
 )
-def test_an_answer_in_one_piece_is_judged_as_its_tier_says(judge: Judge, pace_s: float) -> None:
+def test_a_whole_answer_is_judged_by_its_tiers_rule(judge: Judge, pace_s: float) -> None:
     gaps = [400_000, *[30_000] * 9, 40_000, 30_000, 30_000, 30_000]
     assert measured(in_one_piece(*gaps, slo=Slo(judge=judge))).tpot_s == pytest.approx(pace_s)
 
 
-def test_an_answer_in_one_piece_of_an_engine_that_does_not_report_is_judged_by_its_end_alone() -> None:
+def test_without_engine_reports_a_whole_answer_is_judged_by_its_end_only() -> None:
     reported = wire.Finished(completion_tokens=9, ttft_s=9.0, tpot_s=1.0)
     made = outcome([], Slo(0.1, tpot_s=0.1, e2e_s=11.0), stream=False, finished=reported)
     assert measured(made) == Measured(None, None, 10.0)
@@ -74,18 +74,18 @@ def test_an_answer_in_one_piece_of_an_engine_that_does_not_report_is_judged_by_i
     ],
 )
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-def test_misses(slo: Slo, missed: list[str], stream: bool) -> None:
+def test_an_outcome_lists_each_missed_target(slo: Slo, missed: list[str], stream: bool) -> None:
     reported = wire.Finished(completion_tokens=3, token_gaps_us=[500_000, 100_000, 300_000])
     made = outcome([100.5, 100.6, 100.9] if stream else [], slo, stream=stream, finished=reported)
     assert misses(slo.targets(0.0), measured(made)) == missed
 
 
-def test_a_tpot_of_one_token_is_not_missed() -> None:
+def test_an_answer_of_one_token_does_not_miss_tpot() -> None:
     made = outcome([100.5], Slo(1.0, tpot_s=0.1))
     assert misses(Targets(1.0, 0.1), measured(made)) == []
 
 
-def test_an_answer_without_a_token_has_no_durations_but_its_end() -> None:
+def test_an_answer_without_tokens_has_only_an_end_to_end_time() -> None:
     assert measured(outcome([])) == Measured(None, None, 10.0)
 
 

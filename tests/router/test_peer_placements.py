@@ -31,17 +31,17 @@ def heard(*at_s: float) -> PeerPlacements:
     return peers
 
 
-def test_placements_add_up() -> None:
+def test_placements_are_added() -> None:
     assert heard(1.0, 1.001).not_in_snapshot(snapshot_s=0.9, now_s=1.002) == PeerLoad(2, 20)
 
 
-def test_a_snapshot_that_must_know_of_them_ends_them() -> None:
+def test_a_snapshot_that_includes_placements_removes_them() -> None:
     peers = heard(1.0, 1.02)
     assert peers.not_in_snapshot(snapshot_s=1.0 + SETTLED_S, now_s=1.03) == PeerLoad(1, 10)
     assert peers.not_in_snapshot(snapshot_s=1.02 + SETTLED_S, now_s=1.04) == NO_LOAD
 
 
-def test_a_snapshot_that_crossed_them_does_not_know_of_them() -> None:
+def test_a_snapshot_sent_before_placements_arrived_keeps_them() -> None:
     assert heard(1.0).not_in_snapshot(snapshot_s=1.0 + SETTLED_S / 2, now_s=1.01) == PeerLoad(1, 10)
 
 
@@ -56,7 +56,7 @@ def test_received_placements_are_bounded() -> None:
     assert peers.not_in_snapshot(snapshot_s=0.0, now_s=1.0) == PeerLoad(MOST, 10 * MOST)
 
 
-async def test_orders_see_them_as_load() -> None:
+async def test_orders_count_placements_as_load() -> None:
     link = make_link("r0", "127.0.0.1:1")
     link.peers.add(PeerLoad(2, 300), 1e9)  # in the far future, so that nothing has settled it
     assert (link.load.sent, link.load.sent_tokens) == (2, 300)

@@ -140,7 +140,7 @@ class Desk:
         return {verdict: count for _, verdict, count in self.demand.verdicts() if count}
 
 
-async def test_a_whole_answer_is_placed_when_it_is_there() -> None:
+async def test_a_whole_answer_is_placed_on_arrival() -> None:
     desk = Desk(serves)
     placed = await desk.placed()
     assert cast(object, placed.link) is desk["r0"]
@@ -169,7 +169,7 @@ async def test_after_a_rejection_the_next_replica_is_tried_and_the_request_relea
 
 
 @pytest.mark.parametrize(("draw", "again_s"), [(0.0, "3"), (0.5, "4"), (0.999, "5")])
-async def test_where_all_are_full_clients_come_again_spread_over_time(draw: float, again_s: str) -> None:
+async def test_when_all_replicas_are_full_retry_times_are_spread(draw: float, again_s: str) -> None:
     desk = Desk(ends(FULL), ends(Rejected(Reason.KV_MEMORY, 9.0)), draw=draw)
     error = await desk.refusal()
     assert (error.status, error.code) == (429, "slo_unattainable")
@@ -179,12 +179,12 @@ async def test_where_all_are_full_clients_come_again_spread_over_time(draw: floa
     assert desk.verdicts() == {"rejected": 1}
 
 
-async def test_of_one_replica_there_is_no_plural() -> None:
+async def test_a_message_about_one_replica_is_singular() -> None:
     assert "on the replica asked" in (await Desk(ends(FULL)).refusal()).message
     assert "on the replica asked" in (await Desk(ends(NEVER)).refusal()).message
 
 
-async def test_a_request_that_no_replica_could_ever_serve_is_not_to_be_retried() -> None:
+async def test_a_request_that_no_replica_can_ever_serve_is_not_retryable() -> None:
     desk = Desk(ends(NEVER), ends(NEVER))
     error = await desk.refusal()
     assert (error.status, dict(error.headers)) == (429, {"x-should-retry": "false"})
@@ -193,7 +193,7 @@ async def test_a_request_that_no_replica_could_ever_serve_is_not_to_be_retried()
 
 
 @pytest.mark.parametrize(("draw", "again_s"), [(0.0, "1"), (0.999, "2")])
-async def test_without_any_replica_there_is_none(draw: float, again_s: str) -> None:
+async def test_without_replicas_the_answer_is_503(draw: float, again_s: str) -> None:
     desk = Desk(draw=draw)
     error = await desk.refusal()
     assert (error.status, error.code, dict(error.headers)) == (503, "no_replicas", {"retry-after": again_s})
@@ -236,7 +236,7 @@ async def test_a_request_that_is_lost_is_sent_to_one_other_replica(loss: End) ->
 
 
 @pytest.mark.parametrize("loss", [UNSENT, RETURNED], ids=["never sent", "handed back"])
-async def test_a_request_that_was_not_begun_fails_over_without_the_retry_budget(loss: End) -> None:
+async def test_an_unstarted_request_fails_over_without_the_retry_budget(loss: End) -> None:
     desk = Desk(ends(loss), ends(loss), serves)
     desk.may_replay = False
     placed = await desk.placed()
@@ -244,7 +244,7 @@ async def test_a_request_that_was_not_begun_fails_over_without_the_retry_budget(
     assert (desk.asked, desk.outcome.failovers) == ([1, 1, 1], 0)
 
 
-async def test_one_that_is_lost_with_the_only_replica_goes_to_one_that_came_meanwhile() -> None:
+async def test_a_request_lost_with_the_only_replica_goes_to_one_added_since() -> None:
     desk = Desk(ends(GONE), serves)
     late = desk.replicas.pop("r1")
 
@@ -258,7 +258,7 @@ async def test_one_that_is_lost_with_the_only_replica_goes_to_one_that_came_mean
     assert desk.asked == [1, 1]
 
 
-async def test_one_that_two_replicas_were_lost_with_goes_no_further() -> None:
+async def test_a_request_lost_with_two_replicas_is_not_sent_again() -> None:
     desk = Desk(ends(GONE), ends(GONE), serves)
     error = await desk.refusal()
     assert (error.status, error.code, dict(error.headers)) == (
@@ -272,7 +272,7 @@ async def test_one_that_two_replicas_were_lost_with_goes_no_further() -> None:
 
 
 @pytest.mark.parametrize(("draw", "again_s"), [(0.0, "1"), (0.999, "2")])
-async def test_where_replays_are_used_up_a_lost_request_comes_again_by_itself(
+async def test_without_retry_budget_a_lost_request_is_left_to_the_clients_retry(
     draw: float, again_s: str
 ) -> None:
     desk = Desk(ends(GONE), serves, draw=draw)
@@ -294,7 +294,7 @@ async def test_a_failure_is_the_answer_and_no_other_replica_is_tried() -> None:
 @pytest.mark.parametrize(
     ("output", "status"), [(0, 502), (200, 502), (399, 502), (400, 400), (599, 599), (600, 502)]
 )
-def test_a_failures_status_is_an_errors(output: int, status: int) -> None:
+def test_a_failures_status_is_always_an_error_status(output: int, status: int) -> None:
     assert upstream_error(wire.Failed(status=output)).status == status
 
 

@@ -46,7 +46,7 @@ amounts = st.integers(0, 40)
 
 
 @given(st.lists(st.tuples(moments, amounts), max_size=60), st.integers(1, 100))
-def test_no_sixty_seconds_hold_more_than_the_limit(asked: list[tuple[float, int]], limit: int) -> None:
+def test_no_sixty_seconds_admit_more_than_the_limit(asked: list[tuple[float, int]], limit: int) -> None:
     window, taken = Window(limit), list[Taken]()
     for at_s, amount in sorted(asked):
         if window.wait_s(at_s, amount) == 0:
@@ -57,7 +57,7 @@ def test_no_sixty_seconds_hold_more_than_the_limit(asked: list[tuple[float, int]
 
 
 @given(st.lists(st.tuples(moments, amounts), max_size=60), st.integers(1, 100), amounts)
-def test_after_the_wait_there_is_room_and_before_it_there_is_none(
+def test_a_request_is_admitted_after_retry_after_and_not_before(
     asked: list[tuple[float, int]], limit: int, amount: int
 ) -> None:
     window, now_s = Window(limit), 0.0
@@ -102,7 +102,7 @@ def test_tokens_used_beyond_the_estimate_count_even_after_the_window() -> None:
     assert window.used(70.0) == 16
 
 
-def test_a_window_that_was_given_everything_back_is_new() -> None:
+def test_a_window_with_all_tokens_returned_equals_a_new_one() -> None:
     window = Window(100)
     window.correct(1.0, window.take(0.0, 7), -7)
     assert window.reset_s(1.0) == 0
@@ -113,7 +113,7 @@ def admitted(ledger: Ledger, now_s: float, tokens: Sequence[int]) -> list[Ticket
     return [ticket for ticket in asked if isinstance(ticket, Ticket)]
 
 
-def test_requests_at_once_are_exact_and_free_when_one_ends() -> None:
+def test_the_limit_of_open_requests_is_exact_and_freed_at_an_end() -> None:
     ledger = Ledger(limits(concurrentRequests=3))
     tickets = admitted(ledger, 0.0, [10] * 5)
     assert len(tickets) == 3
@@ -122,7 +122,7 @@ def test_requests_at_once_are_exact_and_free_when_one_ends() -> None:
     assert len(admitted(ledger, 0.1, [1, 1])) == 1
 
 
-def test_requests_a_minute_count_when_they_come_not_while_they_run() -> None:
+def test_requests_per_minute_count_at_arrival() -> None:
     ledger = Ledger(limits(requestsPerMinute=2))
     for ticket in admitted(ledger, 0.5, [1] * 3):
         ledger.leave(0.6, ticket, 1)
@@ -145,7 +145,7 @@ def test_a_request_over_the_whole_limit_has_no_retry_after() -> None:
     assert ledger.enter(0.0, 101) == OverLimit(Limit.TOKENS_PER_MINUTE, None)
 
 
-def test_a_request_that_others_refused_leaves_nothing_behind() -> None:
+def test_a_request_refused_by_one_limit_is_removed_from_the_others() -> None:
     ledger = Ledger(limits(concurrentRequests=1, requestsPerMinute=1, tokensPerMinute=10))
     (ticket,) = admitted(ledger, 0.0, [10])
     ledger.take_back(0.1, ticket)
@@ -159,7 +159,7 @@ def test_a_request_that_others_refused_leaves_nothing_behind() -> None:
     st.integers(1, 20),
     st.integers(1, 200),
 )
-def test_no_order_of_coming_and_going_is_ever_over_a_limit(
+def test_no_order_of_arrivals_and_ends_exceeds_a_limit(
     steps: list[tuple[float, int, bool, int]], at_once: int, requests: int, tokens: int
 ) -> None:
     """Each step: a pause, a request's tokens, whether one ends before it, and what that one used at most."""
@@ -187,7 +187,7 @@ def test_durations_are_written_as_openai_writes_them(seconds: float, text: str) 
     assert duration(seconds) == text
 
 
-def test_headers_tell_of_the_limits_that_there_are() -> None:
+def test_headers_have_only_the_configured_limits() -> None:
     ledger = Ledger(limits(requestsPerMinute=3, concurrentRequests=9))
     admitted(ledger, 0.0, [50, 50])
     assert headers_of(limits(requestsPerMinute=3, concurrentRequests=9), ledger.usage(0.0)) == [
@@ -197,7 +197,7 @@ def test_headers_tell_of_the_limits_that_there_are() -> None:
     ]
 
 
-def test_a_refusal_says_when_to_come_again_in_whole_seconds() -> None:
+def test_a_refusal_has_retry_after_in_whole_seconds() -> None:
     of = limits(tokensPerMinute=100)
     error = refusal("ide", of, OverLimit(Limit.TOKENS_PER_MINUTE, 6.2), Ledger(of).usage(0.0), 50)
     assert (error.status, error.type, error.code) == (429, "tokens", "rate_limit_exceeded")
@@ -293,7 +293,7 @@ async def test_a_request_over_the_local_limit_is_refused_without_asking_redis(
     assert pool.counted("limited", application="ide", limit="concurrent_requests") == 1
 
 
-async def test_headers_have_the_usage_of_all_routers_where_it_is_shared(
+async def test_headers_report_the_shared_usage_of_all_routers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = Pool(monkeypatch, Others(LimitDecision(Ticket(5, 9), USAGE)), requestsPerMinute=10)
@@ -305,7 +305,7 @@ async def test_headers_have_the_usage_of_all_routers_where_it_is_shared(
     assert pool.counted("limits_decided_locally") == 1
 
 
-async def test_a_router_that_shares_nothing_is_not_counted_as_left_alone(
+async def test_a_router_without_redis_counts_no_local_decisions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = Pool(monkeypatch, requestsPerMinute=10)
@@ -313,7 +313,9 @@ async def test_a_router_that_shares_nothing_is_not_counted_as_left_alone(
     assert pool.counted("limits_decided_locally") == 0
 
 
-async def test_a_refusal_by_all_routers_leaves_nothing_on_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_shared_refusal_removes_the_request_from_the_local_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     refused = LimitDecision(OverLimit(Limit.TOKENS_PER_MINUTE, 6.2), USAGE)
     pool = Pool(monkeypatch, Others(refused), requestsPerMinute=2, tokensPerMinute=100)
     for _ in range(3):
@@ -325,7 +327,7 @@ async def test_a_refusal_by_all_routers_leaves_nothing_on_this_one(monkeypatch: 
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), RuntimeError("a fault of ours")])
-async def test_one_that_ends_while_others_are_asked_leaves_nothing(
+async def test_a_request_cancelled_during_the_shared_check_is_removed(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     others = Others(error)
@@ -339,7 +341,7 @@ async def test_one_that_ends_while_others_are_asked_leaves_nothing(
 @pytest.mark.parametrize(
     "shared", [LimitDecision(Ticket(5, 9), USAGE), None], ids=["decided by all", "alone"]
 )
-async def test_an_end_is_recorded_in_this_routers_account_and_the_shared_one(
+async def test_an_end_is_recorded_in_the_local_and_the_shared_limits(
     monkeypatch: pytest.MonkeyPatch, shared: LimitDecision | None
 ) -> None:
     others = Others(shared)
@@ -350,14 +352,14 @@ async def test_an_end_is_recorded_in_this_routers_account_and_the_shared_one(
     assert await pool.left(tokens=70) == 1
 
 
-async def test_an_end_is_recorded_where_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_is_recorded_without_redis(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool(monkeypatch, None, concurrentRequests=1)
     assert pool.registry.get_sample_value("penstock_router_limits_shared") == 0
     (await pool.rates.enter(pool.ide, 9)).leave(9)
     assert await pool.left() == 1
 
 
-def test_a_limit_that_is_overdrawn_has_nothing_left() -> None:
+def test_an_overdrawn_limit_has_zero_left() -> None:
     of = limits(requestsPerMinute=5, tokensPerMinute=30)
     headers = dict(headers_of(of, USAGE))
     assert headers[b"x-ratelimit-remaining-requests"] == headers[b"x-ratelimit-remaining-tokens"] == b"0"

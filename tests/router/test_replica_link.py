@@ -158,7 +158,7 @@ def event(id: int, **kind: Any) -> wire.ReplicaFrame:
     return wire.ReplicaFrame(events=[wire.Event(id=id, **kind)])
 
 
-async def test_a_request_that_was_not_sent_is_no_loss_and_never_reaches_the_next_session() -> None:
+async def test_an_unsent_request_is_not_a_loss_and_not_sent_in_the_next_session() -> None:
     async with linked() as (link, replica):
         (old,) = replica.sessions
         old.may_write.clear()
@@ -187,7 +187,7 @@ async def test_a_lost_session_leaves_no_load() -> None:
 
 
 @pytest.mark.parametrize("kind", ["admitted", "best_effort"])
-async def test_an_accepted_request_is_in_the_replicas_own_numbers_from_then_on(kind: str) -> None:
+async def test_an_accepted_request_counts_in_the_replicas_snapshot(kind: str) -> None:
     verdicts: dict[str, Any] = {"admitted": wire.Admitted(), "best_effort": wire.BestEffort()}
     async with linked() as (link, replica):
         upstream = ask(link)
@@ -207,7 +207,7 @@ async def test_an_ended_request_is_removed() -> None:
         assert _is_done(link.idle())
 
 
-async def test_waits_begin_anew_after_a_good_connection() -> None:
+async def test_the_backoff_is_reset_by_a_good_connection() -> None:
     class Counting(Backoff):
         resets = 0
 
@@ -245,7 +245,7 @@ async def test_the_link_reconnects_after_every_kind_of_session_end() -> None:
             assert link.state is LinkState.READY
 
 
-async def test_a_probe_that_no_request_waits_for_is_followed_by_another(
+async def test_a_probe_whose_request_was_cancelled_is_followed_by_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(outlier_detection, "FIRST_S", 0.0)
@@ -274,7 +274,7 @@ async def test_a_connection_lost_with_unanswered_requests_is_one_failure() -> No
         assert link.ejection.ejected
 
 
-async def test_a_connection_lost_with_nothing_unanswered_is_none() -> None:
+async def test_a_connection_lost_without_unanswered_requests_is_no_failure() -> None:
     async with linked() as (link, replica):
         upstream = ask(link)
         await turns()
@@ -286,7 +286,7 @@ async def test_a_connection_lost_with_nothing_unanswered_is_none() -> None:
         assert not link.ejection.ejected
 
 
-async def test_why_a_session_ended_is_logged_once_for_each_cause() -> None:
+async def test_each_cause_of_a_sessions_end_is_logged_once() -> None:
     with capture_logs() as said:
         async with linked() as (link, replica):
             for error in (None, Ended("odd")):
@@ -347,7 +347,7 @@ async def still(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     thaw()
 
 
-async def test_how_old_a_snapshot_is_counts_from_when_it_came(still: None) -> None:
+async def test_a_snapshots_age_counts_from_its_arrival(still: None) -> None:
     async with linked() as (link, replica):
         await skip(3)
         assert asyncio.get_running_loop().time() - link.load.snapshot_s == 3
@@ -383,7 +383,7 @@ async def test_a_silent_replica_is_disconnected(still: None) -> None:
         assert (link.state, len(replica.sessions)) == (LinkState.READY, 2)
 
 
-async def test_a_replica_that_says_anything_is_only_busy(still: None) -> None:
+async def test_a_replica_that_sends_any_message_is_not_disconnected(still: None) -> None:
     async with linked() as (link, replica):
         replica.answers.clear()
         for _ in range(3):
@@ -404,7 +404,7 @@ BUSY = grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadat
     [(MALFORMED, None, 2), (MALFORMED, BUSY, 0)],
     ids=["malformed", "busy"],
 )
-async def test_an_answer_of_no_use_is_an_answer_too(
+async def test_an_unusable_description_counts_as_an_answer(
     still: None, answer: wire.DescribeReply, refusal: Exception | None, malformed: int
 ) -> None:
     """One that misses one question in two is never silent, and is asked no oftener than it should be."""
@@ -448,7 +448,7 @@ async def test_a_request_without_messages_is_ended_and_cancelled(still: None) ->
     [(False, Lost("r0", "silent")), (True, Rejected(Reason.QUEUE_FULL))],
     ids=["a silent replica", "one that talks"],
 )
-async def test_a_verdict_is_waited_for_no_longer_than_it_may_take(still: None, talks: bool, end: End) -> None:
+async def test_a_verdict_is_awaited_up_to_its_timeout(still: None, talks: bool, end: End) -> None:
     async with linked() as (link, replica):
         upstream = link.submit(Attempt(REQUEST, 1, False), 1000, lambda: None, 5.0)
         await turns()
@@ -464,7 +464,7 @@ async def test_a_verdict_is_waited_for_no_longer_than_it_may_take(still: None, t
         assert replica.sessions[0].taken_back == [upstream.id]
 
 
-async def test_verdicts_that_do_not_come_eject_and_those_that_come_stop_the_clock(still: None) -> None:
+async def test_missing_verdicts_eject_and_received_ones_stop_the_timeout(still: None) -> None:
     async with linked() as (link, replica):
         for id, end in ((1, {"admitted": wire.Admitted()}), (2, {"rejected": wire.Rejected()})):
             upstream = link.submit(Attempt(REQUEST, 1, False), 1000, lambda: None, 5.0)
@@ -486,7 +486,7 @@ async def test_verdicts_that_do_not_come_eject_and_those_that_come_stop_the_cloc
     [(1000, 4096, 1), (None, 4096, 4096), (None, 0, LONGEST_ANSWER_TOKENS)],
     ids=["a stream", "a whole answer", "a whole answer of any length"],
 )
-async def test_how_long_a_request_may_be_silent_depends_on_what_it_says_meanwhile(
+async def test_the_silence_timeout_depends_on_predictions_and_unwritten_tokens(
     bound_bytes: int | None, max_model_len: int, silent_tokens: int
 ) -> None:
     replica = MemoryReplica()
@@ -634,7 +634,7 @@ TestLinkMachine = LinkMachine.TestCase
 TestLinkMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-async def test_an_event_that_cannot_be_handled_ends_its_request_alone_and_takes_it_back(
+async def test_an_event_that_cannot_be_handled_ends_and_cancels_only_its_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(event: wire.Event) -> None:
@@ -652,7 +652,7 @@ async def test_an_event_that_cannot_be_handled_ends_its_request_alone_and_takes_
         assert [entry["event"] for entry in logs] == ["event not handled"]
 
 
-async def test_an_answer_that_outgrows_its_bound_is_taken_back() -> None:
+async def test_an_answer_that_exceeds_its_bound_is_cancelled() -> None:
     async with linked() as (link, replica):
         one, other = ask(link, bound_bytes=3), ask(link)
         await turns()

@@ -47,7 +47,7 @@ def ask(replica_set: ReplicaSet, name: str) -> UpstreamRequest:
     return replica_set[name].submit(Attempt(request, 1, False), None, lambda: None)
 
 
-async def test_the_set_is_followed() -> None:
+async def test_the_set_follows_its_source() -> None:
     r0, r1, announced, replica_set = (
         ScriptedReplica("r0"),
         ScriptedReplica("r1"),
@@ -91,7 +91,7 @@ async def test_a_replica_that_leaves_the_pool_finishes_its_requests() -> None:
     await r0.die()
 
 
-async def test_a_request_for_a_replica_without_a_session_is_lost_at_once() -> None:
+async def test_a_request_for_a_replica_without_a_session_is_lost_immediately() -> None:
     link = make_link("r0", "127.0.0.1:1")
     request = GenerationRequest("id", wire.ENDPOINT_COMPLETIONS, b"{}", Tier("chat"), 0.0)
     upstream = link.submit(Attempt(request, 1, False), None, lambda: None)
@@ -99,7 +99,7 @@ async def test_a_request_for_a_replica_without_a_session_is_lost_at_once() -> No
     assert upstream.end == Lost("r0", "no connection", reached=False)
 
 
-def test_waits_grow_to_a_cap_and_begin_anew() -> None:
+def test_waits_grow_to_a_cap_and_are_reset() -> None:
     backoff = Backoff(Random(7), first_s=1.0, longest_s=4.0)
     waits_s = [backoff.wait_s() for _ in range(5)]
     ceilings_s = [1.0, 2.0, 4.0, 4.0, 4.0]
@@ -108,7 +108,7 @@ def test_waits_grow_to_a_cap_and_begin_anew() -> None:
     assert backoff.wait_s() <= 1.0
 
 
-async def test_a_request_taken_back_before_it_was_sent_is_never_sent() -> None:
+async def test_a_request_cancelled_before_it_was_sent_is_never_sent() -> None:
     replica, replica_set = ScriptedReplica("r0", is_silent), ReplicaSet(make_link)
     announced = Announced()
     await replica.start()
@@ -249,7 +249,7 @@ async def test_placements_of_other_routers_count_as_load_of_their_replicas() -> 
         assert [(load.sent, load.sent_tokens) for load in replica_set.loads()] == [(2, 300)]
 
 
-async def test_a_replica_that_is_not_ready_from_the_start_gets_nothing() -> None:
+async def test_a_replica_that_starts_not_ready_receives_no_requests() -> None:
     r0, r1, announced = ScriptedReplica("r0"), ScriptedReplica("r1"), Announced()
     await r1.start()
     async with followed(announced, r0) as replica_set:

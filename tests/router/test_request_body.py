@@ -63,7 +63,7 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
         assert error.status == 400
 
 
-def test_a_chat_has_one_prompt_whatever_its_fields_say() -> None:
+def test_a_chat_always_has_one_prompt() -> None:
     raw = b'{"model": "m", "n": 2, "best_of": 9, "prompt": ["a", "b", "c", "d", "e"]}'
     assert READER.parse(wire.ENDPOINT_CHAT_COMPLETIONS, raw).sequences == 2
 
@@ -132,7 +132,7 @@ def test_an_invalid_body_is_refused_with_the_field_and_a_message(
 
 
 @pytest.mark.parametrize("name", ["model", "service_tier"])
-def test_a_text_that_is_not_unicode_is_named(name: str) -> None:
+def test_an_error_names_the_text_that_is_not_unicode(name: str) -> None:
     with pytest.raises(ApiError, match=f"'{name}' must be text"):
         READER.parse(COMPLETIONS, b'{"model": "m", "' + name.encode() + b'": "\xff"}')
 
@@ -168,12 +168,12 @@ def test_fields_of_a_body_are_read(body: str, read: BodyFields) -> None:
 @pytest.mark.parametrize(
     ("given", "key"), [('"a"', b'"a"'), ("null", None), ("7", None), ('["a"]', None)], ids=["text", *"n7l"]
 )
-def test_a_cache_key_that_is_no_text_is_left_to_the_engine(given: str, key: bytes | None) -> None:
+def test_a_cache_key_that_is_not_a_string_is_left_to_the_engine(given: str, key: bytes | None) -> None:
     raw = f'{{"model": "m", "messages": [], "prompt_cache_key": {given}}}'.encode()
     assert READER.parse(CHAT, raw).prompt_cache_key == key
 
 
-def test_media_are_looked_for_in_chats_only() -> None:
+def test_only_chats_are_searched_for_media() -> None:
     raw = b'{"model": "m", "messages": [{"content": [{"image_url": "https://x.org"}]}]}'
     with pytest.raises(ApiError, match="names media"):
         READER.parse(CHAT, raw)
@@ -181,7 +181,7 @@ def test_media_are_looked_for_in_chats_only() -> None:
 
 
 @pytest.mark.parametrize(("size", "beside"), [(INLINE_BYTES, 0), (INLINE_BYTES + 1, 1)])
-async def test_a_long_body_is_read_beside_the_event_loop(
+async def test_a_long_body_is_parsed_off_the_event_loop(
     monkeypatch: pytest.MonkeyPatch, size: int, beside: int
 ) -> None:
     in_threads, to_thread = list[bytes](), asyncio.to_thread

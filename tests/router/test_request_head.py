@@ -25,7 +25,7 @@ def test_a_clients_own_id_is_kept(given_id: str) -> None:
     assert request_head.request_id({b"x-request-id": given_id.encode()}) == given_id
 
 
-def test_ids_made_differ() -> None:
+def test_generated_ids_differ() -> None:
     assert len({request_head.request_id({}) for _ in range(100)}) == 100
 
 
@@ -45,16 +45,16 @@ def test_a_target_is_a_positive_number_or_an_error_that_names_its_header(value: 
 
 
 @given(st.floats(min_value=1e-3, max_value=1e12))
-def test_every_sane_target_is_taken(value_ms: float) -> None:
+def test_every_valid_target_is_accepted(value_ms: float) -> None:
     assert request_head.targets({b"x-slo-tpot-ms": str(value_ms).encode()}).tpot_s == value_ms / 1000
 
 
-def test_our_own_header_goes_before_the_other_one() -> None:
+def test_our_own_header_has_precedence() -> None:
     head = {b"x-llm-d-slo-ttft-ms": b"900", b"x-slo-ttft-ms": b"100"}
     assert request_head.targets(head).ttft_s == 0.1
 
 
-def test_the_other_one_is_checked_nevertheless() -> None:
+def test_the_other_header_is_validated_too() -> None:
     with pytest.raises(ApiError, match="x-llm-d-slo-ttft-ms"):
         request_head.targets({b"x-llm-d-slo-ttft-ms": b"x", b"x-slo-ttft-ms": b"100"})
 
@@ -71,12 +71,12 @@ def test_the_other_one_is_checked_nevertheless() -> None:
         (b"\xff\xff", None),
     ],
 )
-def test_the_key(given_header: bytes, key: str | None) -> None:
+def test_the_key_is_read_from_the_authorization_header(given_header: bytes, key: str | None) -> None:
     assert request_head.api_key({b"authorization": given_header}) == key
 
 
 @given(VALUES)
-def test_any_key_and_length_can_be_read(value: bytes) -> None:
+def test_a_key_of_any_bytes_and_length_can_be_read(value: bytes) -> None:
     request_head.api_key({b"authorization": value})
     length_bytes = request_head.content_length({b"content-length": value})
     assert length_bytes is None or length_bytes >= 0

@@ -174,7 +174,7 @@ async def test_an_answer_that_arrived_whole_is_sent_without_waiting_for_more(
     assert (answer.text, answer.outcome.ending, answer.outcome.finished) == (b"a", Ending.ANSWERED, FIGURES)
 
 
-async def test_figures_are_waited_for_briefly(now_s: Callable[[], float]) -> None:
+async def test_the_final_figures_have_a_short_timeout(now_s: Callable[[], float]) -> None:
     answer = Answer(stream=True)
     answer.upstream.put(b"a" + DONE, 1)
     task = await answer.begin()
@@ -185,7 +185,7 @@ async def test_figures_are_waited_for_briefly(now_s: Callable[[], float]) -> Non
     assert (answer.outcome.ending, answer.outcome.finished) == (Ending.ANSWERED, None)
 
 
-async def test_an_end_without_figures_after_a_complete_answer_changes_nothing(
+async def test_an_end_without_figures_leaves_a_complete_answer_unchanged(
     now_s: Callable[[], float],
 ) -> None:
     answer = Answer(stream=True)

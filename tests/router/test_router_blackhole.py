@@ -76,7 +76,7 @@ async def linked(replica: ScriptedReplica) -> AsyncIterator[tuple[ReplicaLink, N
     await replica.die()
 
 
-async def test_a_host_that_vanishes_is_noticed_by_pings_and_found_again(
+async def test_a_host_that_vanishes_is_detected_by_pings_and_reconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scripted_replica, "SERVER_OPTIONS", sped_up(SERVER_OPTIONS))

@@ -173,7 +173,7 @@ async def test_a_body_over_the_budget_is_answered_429_and_read_to_its_end() -> N
         assert await router.metric("penstock_router_held_bytes") == 0
 
 
-async def test_refusals_are_counted_where_no_replica_was_asked_and_nowhere_else() -> None:
+async def test_refusals_count_only_requests_sent_to_no_replica() -> None:
     async def is_busy(part: Part) -> None:
         part.reject(wire.REASON_PREFILL_BUDGET, 1.5)
 
@@ -202,7 +202,7 @@ async def test_refusals_are_counted_where_no_replica_was_asked_and_nowhere_else(
         (wire.FAILURE_INTERNAL, 500, "failed", None),
     ],
 )
-async def test_an_error_behind_is_counted_as_whose_it_is(
+async def test_an_upstream_error_is_counted_as_the_clients_or_the_engines(
     failure: "wire.Failure.ValueType", status: int, ending: str, retry: str | None
 ) -> None:
     async def fails(part: Part) -> None:
@@ -224,7 +224,9 @@ NESTED = b'{"error":' + b'{"a":' * 300 + b"1" + b"}" * 301
     [b"", b"<html>", b'"no"', b'{"error":"no"}', b"\xff", NESTED],
     ids=["empty", "html", "text", "no object", "no UTF-8", "nested"],
 )
-async def test_an_engines_error_of_any_shape_reaches_the_client_in_openais(body: bytes, stream: bool) -> None:
+async def test_an_engines_error_of_any_shape_reaches_the_client_in_openais_format(
+    body: bytes, stream: bool
+) -> None:
     async def fails(part: Part) -> None:
         part.fail(wire.FAILURE_ENGINE_REFUSED, 422, body)
 

@@ -19,7 +19,7 @@ async def tier_of(router: RunningRouter, tier: str = "chat") -> dict[str, int]:
     return {name: count for name, count in counted.items() if count}
 
 
-async def test_every_tier_is_there_from_the_start() -> None:
+async def test_every_tier_is_on_the_page_from_the_start() -> None:
     async with running_router(ScriptedReplica("r0")) as router:
         page = await demand(router)
         assert (page["held"], list(page["tiers"])) == (0, ["chat", "coder", "batch"])
@@ -46,7 +46,7 @@ async def test_a_request_is_demand_before_it_is_answered() -> None:
             assert await tier_of(router) == {"arrived": 1, "admitted": 1, "hops": 1}
 
 
-async def test_a_verdict_is_a_metric_once_it_is_given() -> None:
+async def test_a_verdict_is_counted_before_its_answer_ends() -> None:
     async def begins(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("one"))

@@ -115,7 +115,7 @@ async def test_the_engine_gets_the_client_s_body_with_the_sidecar_s_fields() -> 
         assert exchange.body["odd"] == [1.5]
 
 
-async def test_an_answer_in_one_piece_comes_from_the_engine_too() -> None:
+async def test_a_whole_answer_comes_from_the_engine_too() -> None:
     async def answers(exchange: Exchange) -> None:
         await exchange.begin(content_type="application/json")
         usage = {"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
@@ -148,7 +148,9 @@ async def test_a_connection_serves_one_request_after_another() -> None:
 
 
 @pytest.mark.parametrize("spec", [{}, {"engine": {**DIRECT["engine"], "answerPath": "sidecar"}}])
-async def test_without_a_port_or_the_pool_s_setting_answers_pass_the_sidecar(spec: dict[str, Any]) -> None:
+async def test_without_an_engine_port_or_the_pools_setting_answers_pass_the_sidecar(
+    spec: dict[str, Any],
+) -> None:
     replica = ScriptedReplica("r0")
     replica.engine_port = 4711 if spec else 0
     async with running_router(replica, pool=pool_with(**(DIRECT | spec))) as router:
@@ -226,7 +228,7 @@ def _text(stream: bytes) -> str:
 
 
 @pytest.mark.parametrize("last", [chat_chunk("lo"), FINISHED], ids=["cut short", "finished"])
-async def test_a_stream_without_its_last_event_is_whole_only_if_it_says_why_it_ends(last: bytes) -> None:
+async def test_a_stream_without_its_last_event_is_complete_only_with_a_finish_reason(last: bytes) -> None:
     async def stops(exchange: Exchange) -> None:
         await exchange.begin()
         await exchange.send(chat_chunk("hel"))
@@ -242,7 +244,7 @@ async def test_a_stream_without_its_last_event_is_whole_only_if_it_says_why_it_e
         assert (await replica.parts[0].end()).state == expected
 
 
-async def test_a_client_that_leaves_ends_its_request_at_the_engine_and_the_sidecar() -> None:
+async def test_a_disconnected_client_ends_its_request_at_engine_and_sidecar() -> None:
     async with pool() as (router, (replica,), (engine,)):
         engine.script = hangs
         async with router.http.stream("POST", "/v1/chat/completions", json=_body()) as reply:

@@ -48,7 +48,7 @@ async def test_a_replica_too_busy_to_describe_itself_keeps_its_session(
         assert replica.sessions == 1
 
 
-async def test_no_replica_has_capacity() -> None:
+async def test_requests_are_answered_429_when_no_replica_has_capacity() -> None:
     async def rejects(part: Part, earliest_s: float) -> None:
         part.reject(wire.REASON_DECODE_BUDGET, earliest_s)
 
@@ -67,7 +67,7 @@ async def test_no_replica_has_capacity() -> None:
     )
 
 
-async def test_no_replica_could_ever() -> None:
+async def test_a_request_that_no_replica_can_ever_serve_is_answered_429_without_retry() -> None:
     async def never(part: Part) -> None:
         part.reject(wire.REASON_NEVER)
 
@@ -78,7 +78,7 @@ async def test_no_replica_could_ever() -> None:
     assert "retry-after" not in reply.headers
 
 
-async def test_the_hop_limit() -> None:
+async def test_a_request_makes_at_most_the_pools_hops() -> None:
     replicas = [ScriptedReplica(f"r{n}", is_busy) for n in range(4)]
     async with running_router(
         *replicas, pool=pool_with(routing={"backup": "reject", "maxHops": 2})
@@ -107,7 +107,7 @@ async def test_a_best_effort_tier_has_no_backup() -> None:
     assert len(replica.parts) == 1
 
 
-async def test_no_replica_is_in_service() -> None:
+async def test_the_answer_is_503_when_no_replica_is_in_service() -> None:
     replica = ScriptedReplica("r0")
     async with running_router(replica) as router:
         replica.tell(engine_ready=False)
@@ -225,7 +225,7 @@ async def test_an_engine_lost_in_a_stream_is_its_last_event() -> None:
         (wire.FAILURE_ENGINE_REFUSED, 0, b"", 502, "the engine failed to serve this request"),
     ],
 )
-async def test_an_answer_of_the_engines_own(
+async def test_an_engines_own_error_is_forwarded(
     failure: "wire.Failure.ValueType", status: int, body: bytes, answered: int, message: str
 ) -> None:
     async def refuses(part: Part) -> None:
@@ -240,7 +240,7 @@ async def test_an_answer_of_the_engines_own(
     assert r1.parts == []
 
 
-async def test_a_replica_that_comes_back_takes_work_again() -> None:
+async def test_a_replica_that_comes_back_receives_requests_again() -> None:
     replica = ScriptedReplica("r0")
     async with running_router(replica) as router:
         await replica.die()
@@ -297,7 +297,7 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
         del reader
 
 
-async def test_a_stream_cut_off_takes_nothing_from_the_others() -> None:
+async def test_a_stream_cut_off_does_not_affect_the_others() -> None:
     replica = ScriptedReplica("r0", never_ends)
     async with running_router(replica) as router:
         asking = asyncio.create_task(router.chat(stream=True))
@@ -307,7 +307,7 @@ async def test_a_stream_cut_off_takes_nothing_from_the_others() -> None:
         assert (await router.chat(stream=True)).status_code == 200
 
 
-async def test_a_request_too_many_gets_an_error() -> None:
+async def test_a_request_over_the_bound_is_rejected() -> None:
     replica = ScriptedReplica("r0", never_ends)
     async with running_router(replica, pool=pool_with(router={"maxInflight": 1})) as router:
         asking = asyncio.create_task(router.chat(stream=True))
@@ -329,7 +329,7 @@ async def test_unknown_fields_of_a_replica_are_ignored() -> None:
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
 
 
-async def test_clients_are_told_to_retry_only_statuses_that_may_succeed_later() -> None:
+async def test_only_statuses_that_may_succeed_later_are_marked_retryable() -> None:
     never = dict.fromkeys((400, 404, 410, 426, 430, 499), "false")
     advice = {**never, **dict.fromkeys((408, 409, 425, 429, 500, 501))}
     statuses = iter(advice)

@@ -124,7 +124,7 @@ async def test_a_loss_is_paid_by_the_retry_budget_and_requests_fill_it(
         assert await router.metric("penstock_router_replays_left") == pytest.approx(9.2)
 
 
-async def test_a_silent_replica_is_left_alone_and_comes_back(clock: Clock) -> None:
+async def test_a_silent_replica_is_ejected_and_comes_back(clock: Clock) -> None:
     r0, r1 = ScriptedReplica("r0", says_nothing_in_time), ScriptedReplica("r1")
     async with running_router(r0, r1) as router:
         await until_ejected(router, "r0")

@@ -66,7 +66,7 @@ def owners(parts: Iterable[Coroutine[Any, Any, None]]) -> list[Any]:
     return found
 
 
-async def test_limits_are_shared_where_there_are_limits_and_a_redis(redis: None) -> None:
+async def test_limits_are_shared_if_the_pool_has_limits_and_redis(redis: None) -> None:
     pool = pool_with(applications=LIMITED)
     app = app_of(pool)
     shared = assembly.shared_limits(options(), pool)
@@ -78,7 +78,7 @@ async def test_limits_are_shared_where_there_are_limits_and_a_redis(redis: None)
     assert registry.get_sample_value("penstock_router_limits_shared") == 1
 
 
-async def test_without_limits_there_are_none_to_share(redis: None) -> None:
+async def test_without_limits_no_limits_are_shared(redis: None) -> None:
     assert assembly.shared_limits(options(), pool_with(applications=KEYS)) is None
 
 
@@ -90,7 +90,7 @@ async def test_without_redis_nothing_is_shared(no_redis: None) -> None:
     assert owners(assembly.sharing(None, None, app._replica_set, app.metrics)) == []
 
 
-async def test_placements_are_shared_both_ways(redis: None) -> None:
+async def test_placements_are_published_and_received(redis: None) -> None:
     pool = pool_with()
     app = app_of(pool)
     shared = assembly.shared_placements(options(), pool)
@@ -112,7 +112,7 @@ async def test_placements_are_shared_both_ways(redis: None) -> None:
     assert registry.get_sample_value("penstock_router_redis_connected") == 1
 
 
-async def test_ejections_are_spread_by_the_routers_draws() -> None:
+async def test_ejections_have_random_jitter() -> None:
     link = assembly.link_maker(options(), Random(1), None)("r0", "127.0.0.1:1", lambda: None)
     link._placed("r0", 300)  # no other router is notified
     draws = [link.ejection._draw() for _ in range(20)]
@@ -147,7 +147,7 @@ async def test_applications_whose_keys_are_in_secrets_have_no_files() -> None:
     assert await sources(pool, *replica, *web, *ide) == [secrets | {"ide": SecretName("apps", "ide-keys")}]
 
 
-def test_replicas_are_where_flags_say(tmp_path: Path) -> None:
+def test_replicas_are_read_from_flags(tmp_path: Path) -> None:
     assert isinstance(assembly.source(options()), Fixed)
     config = tmp_path / "config"
     config.write_text(KUBECONFIG)
@@ -193,7 +193,7 @@ def test_invalid_options_end_the_process_before_it_serves(
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_otherwise_it_ends_as_it_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_the_exit_code_is_that_of_serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(front_process, "run_process", lambda serve: code)
     pool = tmp_path / "pool.yaml"
     pool.write_text(POOL)

@@ -67,7 +67,7 @@ async def test_metrics_have_the_retry_budget_and_the_source_of_replicas() -> Non
     assert (counted.value("discovery_connected"), counted.value("discovery_malformed_total")) == (1, 2)
 
 
-def test_a_verdict_not_yet_given_is_a_series_too() -> None:
+def test_every_verdict_is_a_series_from_the_start() -> None:
     counted = Counted()
     for verdict in ("admitted", "best-effort", "rejected", "never"):
         assert counted.value("verdicts_total", tier="chat", verdict=verdict) == 0

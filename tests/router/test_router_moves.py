@@ -113,7 +113,7 @@ async def test_a_stream_continues_on_another_replica_token_for_token(way: str, p
     assert b"token_ids" not in moved
 
 
-async def test_a_continuation_is_asked_for_as_prompt_and_answer_so_far() -> None:
+async def test_a_continuations_prompt_includes_the_answer_so_far() -> None:
     replicas = replicas_losing(("engine",), (), events=9)
     async with running_router(*replicas) as router:
         await streamed(router)
@@ -128,7 +128,7 @@ async def test_a_continuation_is_asked_for_as_prompt_and_answer_so_far() -> None
 
 
 @pytest.mark.parametrize(("bad", "kept"), [(0, 9), (1, 8), (2, 7), (3, 9)])
-async def test_tokens_inside_a_character_are_left_to_the_continuation(bad: int, kept: int) -> None:
+async def test_tokens_of_an_incomplete_character_are_left_to_the_continuation(bad: int, kept: int) -> None:
     """The last event has three tokens, and the text of the first one at least."""
 
     async def loses(part: Part) -> None:
@@ -170,7 +170,7 @@ async def test_a_tier_without_targets_sets_no_deadline() -> None:
     assert not replicas[1].parts[0].submit.HasField("ttft_s")
 
 
-async def test_its_place_is_asked_for_like_any_other_and_then_best_effort() -> None:
+async def test_a_continuation_asks_for_admission_and_then_for_best_effort() -> None:
     async def is_full(part: Part) -> None:
         if part.submit.backup:
             await serves(backup)(part)
@@ -184,7 +184,7 @@ async def test_its_place_is_asked_for_like_any_other_and_then_best_effort() -> N
     assert [part.submit.backup for part in backup.parts] == [False, True]
 
 
-async def test_it_moves_as_often_as_the_pool_allows() -> None:
+async def test_a_stream_moves_as_often_as_the_pool_allows() -> None:
     losses = ("engine",) * 9
     replicas = replicas_losing(losses, losses, losses, losses)
     async with router_with(replicas, routing={"maxMoves": 2, "backup": "reject"}) as router:
@@ -217,7 +217,7 @@ async def test_replicas_lost_before_they_continue_a_stream_cost_moves() -> None:
     assert [len(replica.parts) for replica in replicas] == [1, 1, 0]
 
 
-async def test_without_another_replica_it_ends_with_an_error() -> None:
+async def test_without_another_replica_a_stream_ends_with_an_error() -> None:
     async with running_router(*replicas_losing(("replica",))) as router:
         stream = await streamed(router)
         assert await router.metric('penstock_router_moves_total{cause="replica_lost",outcome="refused"}') == 1
@@ -227,7 +227,7 @@ async def test_without_another_replica_it_ends_with_an_error() -> None:
     assert "no other replica takes it" in error["message"]
 
 
-async def test_a_refused_continuation_ends_it() -> None:
+async def test_a_refused_continuation_ends_the_stream() -> None:
     async def refuses(part: Part) -> None:
         part.fail(wire.FAILURE_BAD_REQUEST, 400, b'{"error":{"message":"no"}}')
 
@@ -300,7 +300,7 @@ async def test_an_answer_whose_last_tokens_have_no_text_is_counted_whole() -> No
     assert last["usage"] == {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
 
 
-async def test_a_pool_may_not_move_streams() -> None:
+async def test_a_pool_can_disable_moving_streams() -> None:
     replicas = replicas_losing(("engine",), ())
     async with router_with(replicas, routing={"maxMoves": 0, "backup": "reject"}) as router:
         stream = await streamed(router)
@@ -309,7 +309,7 @@ async def test_a_pool_may_not_move_streams() -> None:
     assert len(replicas[1].parts) == 0
 
 
-async def test_engines_that_tell_no_ids_stream_as_before() -> None:
+async def test_engines_without_token_ids_stream_unchanged() -> None:
     async with running_router(ScriptedReplica("r0", answers)) as router:
         assert said(await streamed(router)) == ["hello"]
 

@@ -40,16 +40,14 @@ def parsed(*flags: str) -> Options:
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
-def test_flags_that_do_not_fit_are_exit_2(
-    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_flags_exit_with_2(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parsed(*flags)
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
 
 
-def test_replicas_are_given_or_discovered() -> None:
+def test_replicas_come_from_flags_or_discovery() -> None:
     assert parsed("--replica", "r0=a:1", "--replica", "r1=b:2").replicas == {"r0": "a:1", "r1": "b:2"}
     assert parsed("--discover", "default/p-replicas").service == Service("default", "p-replicas")
 
@@ -62,7 +60,7 @@ def test_applications_keys_may_be_in_secrets() -> None:
     }
 
 
-def test_the_url_of_redis_comes_from_its_file_as_it_is_by_then(tmp_path: Path) -> None:
+def test_the_redis_url_is_read_from_its_file_when_needed(tmp_path: Path) -> None:
     file = tmp_path / "url"
     file.write_text("redis://:old@redis:6379\n")
     url = parsed(*THERE, "--redis-url-file", str(file)).redis_url
@@ -70,7 +68,7 @@ def test_the_url_of_redis_comes_from_its_file_as_it_is_by_then(tmp_path: Path) -
     assert url is not None and url() == "redis://:new@redis:6379"
 
 
-def test_or_from_the_environment_or_routers_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_redis_url_may_come_from_the_environment_or_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(REDIS_URL, raising=False)
     assert parsed(*THERE).redis_url is None
     monkeypatch.setenv(REDIS_URL, "rediss://redis:6380/1")
@@ -78,7 +76,7 @@ def test_or_from_the_environment_or_routers_share_nothing(monkeypatch: pytest.Mo
     assert url is not None and url() == "rediss://redis:6380/1"
 
 
-def test_a_wrong_url_of_redis_is_not_repeated(
+def test_an_invalid_redis_url_is_not_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(REDIS_URL, "redis://:hunter2@redis:port")
@@ -115,7 +113,7 @@ current-context: x
 """
 
 
-def test_the_api_server_and_whose_token_it_gets_are_the_kubeconfigs(tmp_path: Path) -> None:
+def test_the_api_server_and_its_token_come_from_the_kubeconfig(tmp_path: Path) -> None:
     file = tmp_path / "kubeconfig"
     file.write_text(KUBECONFIG.format(user="{token: hush}"))
     client = Access(file).client()
@@ -132,7 +130,7 @@ def test_a_kubeconfig_whose_certificate_cannot_be_read_is_named(tmp_path: Path) 
         Access(file).check()
 
 
-def test_outside_of_a_cluster_there_is_no_account(tmp_path: Path) -> None:
+def test_outside_a_cluster_there_is_no_service_account(tmp_path: Path) -> None:
     with pytest.raises(AccessError):
         Access(None, account=tmp_path).check()
 
@@ -176,12 +174,14 @@ def test_files_of_tls_are_distinguished() -> None:
         ["--discover", "n/s", "--key-secret", "ide=n/s", "--kubeconfig", "x"],
     ],
 )
-def test_a_kubeconfig_is_for_whatever_asks_the_cluster(flags: list[str]) -> None:
+def test_a_kubeconfig_goes_with_any_flag_that_uses_the_cluster(flags: list[str]) -> None:
     assert parsed(*flags).kubeconfig == Path("x")
 
 
 @pytest.mark.parametrize("given", ["ide=n/s/x", "ide=/s", "ide=n/", "=n/s", "ide", "ide=ns", ""])
-def test_a_secret_is_named_whole(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_secret_flag_needs_application_namespace_and_name(
+    given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parsed(*THERE, "--key-secret", given)
     assert f"'{given}' is not APPLICATION=NAMESPACE/SECRET" in capsys.readouterr().err

@@ -164,7 +164,7 @@ async def test_a_named_session_stays_together_where_no_prefix_is_known(reported:
             assert len(by_header) == len(by_field) == 1
 
 
-async def test_equal_system_prompts_stay_together_where_replicas_tell_nothing() -> None:
+async def test_equal_system_prompts_stay_together_without_prefix_reports() -> None:
     caching = PREFIX | {"engine": {**PREFIX["engine"], "prefixCaching": True}}
     replicas = [ScriptedReplica(f"r{number}") for number in range(4)]
     async with running_router(*replicas, pool=pool_with(**caching)) as router:
@@ -174,7 +174,7 @@ async def test_equal_system_prompts_stay_together_where_replicas_tell_nothing() 
 
 
 @pytest.mark.parametrize(("caching", "first"), [(True, {"r1"}), (False, {"r0", "r1"})])
-async def test_a_pool_of_engines_that_cache_asks_for_prefixes_though_it_names_no_order(
+async def test_the_default_order_follows_prefixes_if_engines_cache_them(
     caching: bool, first: set[str]
 ) -> None:
     engine = {**PREFIX["engine"], "prefixCaching": caching}

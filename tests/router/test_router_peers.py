@@ -66,7 +66,7 @@ async def test_a_malformed_replica_is_logged_once() -> None:
     assert len([line for line in logs if line.get("why", "").startswith("malformed time model")]) == 1
 
 
-async def test_a_description_that_becomes_malformed_costs_nothing_that_is_under_way(
+async def test_a_malformed_description_does_not_affect_open_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("penstock_routing.replicas.replica_link.DESCRIBE_AGAIN_S", 0.01)
@@ -84,7 +84,7 @@ async def test_a_description_that_becomes_malformed_costs_nothing_that_is_under_
 @pytest.mark.parametrize(
     "field", ["work_s", "prefill_wait_s", "prefill_tokens_s", "step_s", "tightest_tpot_s"]
 )
-async def test_an_invalid_snapshot_keeps_requests_away_until_the_next(field: str, value: float) -> None:
+async def test_an_invalid_snapshot_stops_requests_until_the_next(field: str, value: float) -> None:
     async def begins(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("one"))
@@ -105,7 +105,7 @@ async def test_an_invalid_snapshot_keeps_requests_away_until_the_next(field: str
         assert bad.sessions == 1
 
 
-async def test_the_first_version_has_no_forecast() -> None:
+async def test_a_replica_of_the_first_version_has_no_forecast() -> None:
     replica = ScriptedReplica("r0")
     replica.snapshot = wire.Snapshot(engine_ready=True)
     async with running_router(replica) as router:
@@ -161,7 +161,7 @@ async def test_an_event_that_cannot_be_handled_ends_its_own_request_only(
         assert replica.sessions == 1
 
 
-async def test_a_fault_in_a_link_is_one_replicas_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_in_a_link_loses_only_that_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = ScriptedReplica("r0")
     async with running_router(replica) as router:
         sound = wire_conversion.snapshot
@@ -197,7 +197,7 @@ SNAPSHOTS = st.builds(
 
 
 @given(st.lists(SNAPSHOTS, min_size=1, max_size=4), st.integers(0, 2**20), st.integers(0, 10))
-def test_every_order_orders_whatever_replicas_say(said: list[wire.Snapshot], size: int, turn: int) -> None:
+def test_every_order_accepts_any_snapshots(said: list[wire.Snapshot], size: int, turn: int) -> None:
     loads = [ReplicaLoad(str(at), wire_conversion.snapshot(one), 0.1, 1, 9) for at, one in enumerate(said)]
     for order in ORDERS.values():
         assert sorted(order(loads, RoutingRequest("chat", size, turn))) == sorted(load.name for load in loads)

@@ -73,7 +73,7 @@ async def ready_addresses(process: asyncio.subprocess.Process) -> tuple[str, str
     raise AssertionError("it ended before it was ready")
 
 
-async def test_it_serves_drains_on_sigterm_and_exits_0(pool_file: Path) -> None:
+async def test_the_router_serves_drains_on_sigterm_and_exits_0(pool_file: Path) -> None:
     async def ends_when_told(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("one"))
@@ -105,7 +105,7 @@ async def status_of_ready(http: httpx2.AsyncClient, wanted: int, url: str = "") 
     return reply
 
 
-async def test_a_lame_duck_serves_while_ready_says_no(pool_file: Path) -> None:
+async def test_a_stopping_router_serves_while_readiness_fails(pool_file: Path) -> None:
     async with (
         running(ScriptedReplica("r0")) as replica,
         running_router(
@@ -174,7 +174,7 @@ async def refuses(*args: str) -> tuple[int | None, str]:
     ],
     ids=["no unit", "a backup no router can do"],
 )
-async def test_a_pool_that_is_wrong_is_exit_2(tmp_path: Path, pool: str, words: str) -> None:
+async def test_an_invalid_pool_exits_with_2(tmp_path: Path, pool: str, words: str) -> None:
     await asyncio.to_thread((tmp_path / "wrong.yaml").write_text, pool)
     code, said = await refuses("-f", str(tmp_path / "wrong.yaml"), "--replica", "r0=127.0.0.1:1")
     assert words in said
@@ -182,7 +182,7 @@ async def test_a_pool_that_is_wrong_is_exit_2(tmp_path: Path, pool: str, words: 
 
 
 @pytest.mark.parametrize("replica", ["r0", "r0=", "=h:1", "r0=h:0", "r0=h:99999", "r0=:80"])
-async def test_a_replica_that_is_no_address_is_exit_2(pool_file: Path, replica: str) -> None:
+async def test_an_invalid_replica_address_exits_with_2(pool_file: Path, replica: str) -> None:
     code, said = await refuses("-f", str(pool_file), "--replica", replica)
     assert f"'{replica}' is not NAME=HOST:PORT" in said
     assert code == 2
@@ -192,12 +192,12 @@ async def test_a_replica_that_is_no_address_is_exit_2(pool_file: Path, replica: 
     "flags",
     [("--replica-tls-ca", "/no/such.pem"), ("--tls-cert", "/no/such.pem", "--tls-key", "/no/key.pem")],
 )
-async def test_certificates_that_cannot_be_read_are_exit_2(pool_file: Path, flags: tuple[str, ...]) -> None:
+async def test_unreadable_certificates_exit_with_2(pool_file: Path, flags: tuple[str, ...]) -> None:
     code, said = await refuses("-f", str(pool_file), "--replica", "r0=h:1", *flags)
     assert (code, said) == (2, "/no/such.pem: No such file or directory\n")
 
 
-async def test_a_taken_port_is_exit_1(pool_file: Path) -> None:
+async def test_a_taken_port_exits_with_1(pool_file: Path) -> None:
     holder = listen("127.0.0.1", 0)
     port = str(holder.getsockname()[1])
     code, said = await refuses("-f", str(pool_file), "--port", port, "--replica", "r0=127.0.0.1:1")
@@ -206,7 +206,7 @@ async def test_a_taken_port_is_exit_1(pool_file: Path) -> None:
     holder.close()
 
 
-async def test_a_secret_of_no_application_is_exit_2(pool_file: Path) -> None:
+async def test_a_secret_of_an_unknown_application_exits_with_2(pool_file: Path) -> None:
     flags = ("--replica", "r0=127.0.0.1:1", "--key-secret", "ide=apps/ide-keys")
     assert await refuses("-f", str(pool_file), *flags) == (2, "--key-secret: tests has no application ide\n")
 

@@ -66,7 +66,9 @@ def assert_error(reply: httpx2.Response, status: int, param: str | None, words: 
         (body(x="y" * 3000), 413, None, "bound of 2000"),
     ],
 )
-async def test_a_body_that_is_wrong(raw: bytes, status: int, param: str | None, words: str) -> None:
+async def test_an_invalid_body_is_refused_before_any_replica_is_tried(
+    raw: bytes, status: int, param: str | None, words: str
+) -> None:
     replica = ScriptedReplica("r0")
     pool = pool_with(router={"maxBodyBytes": 500_000 if len(raw) > 50_000 else 2000})
     async with running_router(replica, pool=pool) as router:
@@ -126,7 +128,7 @@ async def test_a_completion_of_as_many_sequences_as_allowed_goes_to_a_replica(fi
         ({"content-encoding": "gzip"}, 415, "content-encoding"),
     ],
 )
-async def test_a_header_that_is_wrong(headers: dict[str, str], status: int, param: str) -> None:
+async def test_an_invalid_header_is_refused_by_name(headers: dict[str, str], status: int, param: str) -> None:
     replica = ScriptedReplica("r0")
     async with running_router(replica) as router:
         assert_error(await router.http.post(CHAT, content=body(), headers=headers), status, param, param)
@@ -144,14 +146,16 @@ async def test_a_header_that_is_wrong(headers: dict[str, str], status: int, para
         ("DELETE", "/health", 405, "GET, HEAD"),
     ],
 )
-async def test_a_path_that_is_wrong(method: str, path: str, status: int, allow: str | None) -> None:
+async def test_an_unknown_path_or_method_is_an_error(
+    method: str, path: str, status: int, allow: str | None
+) -> None:
     async with running_router(ScriptedReplica("r0")) as router:
         reply = await router.http.request(method, path)
     assert_error(reply, status, "model" if "models/" in path else None, "")
     assert reply.headers.get("allow") == allow
 
 
-async def test_head_and_options() -> None:
+async def test_head_and_options_are_answered() -> None:
     async with running_router(ScriptedReplica("r0")) as router:
         head = await router.http.head("/health")
         options = await router.http.options(CHAT)
@@ -171,7 +175,7 @@ async def raw(router: RunningRouter, request: bytes) -> bytes:
     return reply
 
 
-async def test_a_body_that_does_not_come() -> None:
+async def test_a_body_that_does_not_arrive_is_answered_408() -> None:
     async with running_router(
         ScriptedReplica("r0"), pool=pool_with(router={"bodyTimeout": "50ms"})
     ) as router:
@@ -203,7 +207,7 @@ async def test_a_client_that_sends_too_much_can_read_the_error() -> None:
         assert_error(reply, 413, None, "bound of 1000000")
 
 
-async def test_a_body_out_of_all_proportion_is_not_read() -> None:
+async def test_a_body_far_over_the_bound_is_not_read() -> None:
     async with running_router(ScriptedReplica("r0"), pool=pool_with(router={"maxBodyBytes": 1000})) as router:
         reply = await raw(router, f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n\r\n".encode())
     assert reply.startswith(b"HTTP/1.1 413 ")
@@ -240,7 +244,7 @@ async def test_a_key_has_its_tier(
     assert (reply.status_code, reply.headers["x-penstock-tier"]) == (200, tier)
 
 
-async def test_keys_that_do_not_get_in(with_applications: dict[str, Any]) -> None:
+async def test_unknown_or_missing_keys_are_answered_401(with_applications: dict[str, Any]) -> None:
     replica = ScriptedReplica("r0")
     async with running_router(replica, **with_applications) as router:
         with pytest.raises(AuthenticationError):

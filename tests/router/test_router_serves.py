@@ -62,7 +62,7 @@ async def test_the_body_reaches_the_replica_as_it_came() -> None:
     assert replica.parts[0].submit.endpoint == wire.ENDPOINT_COMPLETIONS
 
 
-async def test_headers_tell_how_it_was_served() -> None:
+async def test_headers_report_tier_verdict_and_replica() -> None:
     async with running_router(ScriptedReplica("r0")) as router:
         reply = await router.chat({"x-request-id": "mine-1"})
     reported = {name: reply.headers[name] for name in reply.headers if name.startswith("x-")}
@@ -75,7 +75,7 @@ async def test_headers_tell_how_it_was_served() -> None:
     }
 
 
-async def test_a_stream_has_its_type_whatever_the_client_accepts() -> None:
+async def test_a_streams_content_type_does_not_depend_on_accept() -> None:
     async with running_router(ScriptedReplica("r0")) as router:
         reply = await router.chat({"accept": "application/json"}, stream=True)
         assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -94,7 +94,9 @@ async def test_a_stream_has_its_type_whatever_the_client_accepts() -> None:
         ({"x-penstock-tier": "batch"}, {"service_tier": "coder"}, "batch"),
     ],
 )
-async def test_the_tier(headers: dict[str, str], body: dict[str, Any], tier: str) -> None:
+async def test_the_tier_is_chosen_by_header_field_or_default(
+    headers: dict[str, str], body: dict[str, Any], tier: str
+) -> None:
     replica = ScriptedReplica("r0")
     async with running_router(replica) as router:
         reply = await router.chat(headers, **body)
@@ -132,7 +134,7 @@ async def test_time_spent_is_subtracted_from_budgets() -> None:
     assert 0 < thought_s <= idle.parts[0].submit.spent_s - busy.parts[0].submit.spent_s
 
 
-async def test_requests_take_replicas_in_turn() -> None:
+async def test_requests_go_to_replicas_in_turn() -> None:
     replicas = [ScriptedReplica(f"r{n}") for n in range(3)]
     async with running_router(*replicas) as router:
         took = [(await router.chat()).headers["x-penstock-replica"] for _ in range(6)]
@@ -207,7 +209,7 @@ async def test_attainment_is_counted() -> None:
         assert await router.metric('penstock_router_ttft_seconds_count{tier="easy"}') == 1
 
 
-async def test_the_list_of_models() -> None:
+async def test_the_pools_model_is_listed() -> None:
     async with running_router(ScriptedReplica("r0", answers)) as router:
         (model,) = [model async for model in router.openai.models.list()]
         one = await router.openai.models.retrieve(MODEL)

@@ -56,7 +56,7 @@ async def writing(now_s: float = 0.0) -> AsyncIterator[tuple[SessionWriter, Wire
         await asyncio.wait({running})
 
 
-async def test_requests_of_neighbouring_turns_share_a_frame() -> None:
+async def test_requests_of_adjacent_loop_turns_share_a_frame() -> None:
     async with writing() as (writer, out):
         writer.submit(1, attempt())
         asyncio.get_running_loop().call_soon(writer.submit, 2, attempt())
@@ -77,7 +77,7 @@ async def test_messages_that_arrive_during_a_write_share_the_next_frame() -> Non
         assert out.ids == [[1], [2, 3]]
 
 
-async def test_a_request_taken_back_before_its_frame_is_never_sent() -> None:
+async def test_a_request_cancelled_before_its_frame_is_never_sent() -> None:
     async with writing() as (writer, out):
         writer.submit(1, attempt())
         writer.submit(2, attempt())
@@ -116,7 +116,7 @@ async def test_the_longest_frame_is_within_a_message() -> None:
         assert out.frames[0].ByteSize() <= MESSAGE_BYTES
 
 
-def test_a_router_takes_no_longer_body_whatever_its_pool_says() -> None:
+def test_the_longest_body_fits_a_frame_whatever_the_pools_bound() -> None:
     """A pool may have been stored before its schema had a bound."""
     pool = pool_with(router={"maxBodyBytes": pool_bound.MOST_BODY_BYTES})
     assert settings_of(pool).max_body_bytes == MOST_BODY_BYTES == pool_bound.MOST_BODY_BYTES

@@ -98,7 +98,7 @@ async def test_a_call_carries_its_application_its_router_and_the_limits(redis: S
         ((3, -1), OverLimit(Limit.TOKENS_PER_MINUTE, None)),
     ],
 )
-async def test_a_refusal_names_its_limit_and_when_to_come_again(
+async def test_a_refusal_has_its_limit_and_retry_after(
     redis: ScriptedRedis, refusal: tuple[int, int], refused: OverLimit
 ) -> None:
     redis.room, redis.refusal = 0, refusal
@@ -146,7 +146,7 @@ async def test_an_end_that_used_the_expected_tokens_only_frees_its_place(redis: 
         assert reported(redis) == [(0, {}, [])]
 
 
-async def test_a_refused_request_is_under_way_nowhere(redis: ScriptedRedis) -> None:
+async def test_a_refused_request_is_not_open(redis: ScriptedRedis) -> None:
     async with running(part_of()) as shared:
         await answers(shared, 1)
         redis.room = 0
@@ -156,7 +156,7 @@ async def test_a_refused_request_is_under_way_nowhere(redis: ScriptedRedis) -> N
         assert [call.open_requests for call in redis.calls] == [0, 1, 1]
 
 
-async def test_leases_of_open_requests_are_renewed_and_without_any_nothing_is_sent(
+async def test_leases_are_renewed_only_while_requests_are_open(
     redis: ScriptedRedis,
 ) -> None:
     async with running(part_of()) as shared:
@@ -177,7 +177,7 @@ async def test_leases_of_open_requests_are_renewed_and_without_any_nothing_is_se
         assert redis.calls == []
 
 
-async def test_one_that_is_cancelled_before_redis_has_answered_is_given_back(redis: ScriptedRedis) -> None:
+async def test_a_request_cancelled_before_redis_answers_is_released(redis: ScriptedRedis) -> None:
     async with running(part_of()) as shared:
         redis.answering.clear()
         asking = await asked(shared, 30, 40)
@@ -190,7 +190,7 @@ async def test_one_that_is_cancelled_before_redis_has_answered_is_given_back(red
         assert reported(redis)[1:] == [(1, {100: -30}, [])]
 
 
-async def test_one_that_is_cancelled_before_it_is_refused_leaves_nothing_to_tell(
+async def test_a_request_cancelled_before_its_refusal_sends_no_end(
     redis: ScriptedRedis,
 ) -> None:
     redis.room = 0
@@ -213,7 +213,7 @@ async def test_one_that_is_cancelled_before_it_is_refused_leaves_nothing_to_tell
     ],
     ids=["admitted", "refused", "decided locally"],
 )
-async def test_one_that_is_cancelled_when_its_answer_is_there_is_given_back(
+async def test_a_request_cancelled_after_redis_has_answered_is_released(
     redis: ScriptedRedis, room: int, down: Exception | None, reported_then: Any
 ) -> None:
     async with running(part_of()) as shared:
@@ -237,7 +237,7 @@ async def test_one_that_is_cancelled_when_its_answer_is_there_is_given_back(
         assert reported(redis) == ([] if reported_then is None else [reported_then])
 
 
-async def test_before_redis_is_available_each_router_decides_alone_and_reports_later(
+async def test_without_redis_each_router_decides_locally_and_reports_later(
     redis: ScriptedRedis,
 ) -> None:
     redis.answering.clear()
@@ -252,9 +252,7 @@ async def test_before_redis_is_available_each_router_decides_alone_and_reports_l
 
 
 @pytest.mark.parametrize("down", [ConnectionError("gone"), ValueError("nonsense")])
-async def test_a_redis_that_fails_in_a_call_leaves_all_decisions_to_their_routers(
-    redis: ScriptedRedis, down: Exception
-) -> None:
+async def test_after_a_failed_call_each_router_decides_locally(redis: ScriptedRedis, down: Exception) -> None:
     async with running(part_of()) as shared:
         redis.answering.clear()
         in_the_call = await asked(shared, 30)
@@ -277,7 +275,7 @@ async def test_a_redis_that_fails_in_a_call_leaves_all_decisions_to_their_router
     assert redis.open_connections == 0
 
 
-async def test_a_call_is_waited_for_no_longer_than_its_bound(redis: ScriptedRedis) -> None:
+async def test_a_call_has_a_timeout(redis: ScriptedRedis) -> None:
     async with running(part_of()) as shared:
         redis.answering.clear()
         (asking,) = await asked(shared, 30)
@@ -288,7 +286,7 @@ async def test_a_call_is_waited_for_no_longer_than_its_bound(redis: ScriptedRedi
         assert not shared.connected
 
 
-async def test_a_connection_is_waited_for_no_longer_than_its_bound(redis: ScriptedRedis) -> None:
+async def test_a_connection_has_a_timeout(redis: ScriptedRedis) -> None:
     redis.answering.clear()
     async with running(part_of()):
         await skip(CONNECT_S * 0.9)
@@ -297,7 +295,7 @@ async def test_a_connection_is_waited_for_no_longer_than_its_bound(redis: Script
         assert len(redis.urls) > 1
 
 
-async def test_the_address_is_read_anew_for_each_connection_and_calls_are_never_repeated(
+async def test_the_address_is_read_again_for_each_connection_and_calls_are_never_repeated(
     redis: ScriptedRedis,
 ) -> None:
     async with running(part_of()) as shared:
@@ -311,7 +309,7 @@ async def test_the_address_is_read_anew_for_each_connection_and_calls_are_never_
     assert (*bounds, redis.options["retry"].get_retries()) == (CONNECT_S, CONNECT_S, 0)
 
 
-async def test_an_address_that_cannot_be_read_is_no_end(redis: ScriptedRedis) -> None:
+async def test_an_unreadable_address_is_tried_again(redis: ScriptedRedis) -> None:
     urls = iter([FileNotFoundError("no such file"), None])
 
     def url() -> str:
@@ -342,7 +340,7 @@ async def test_each_outage_is_logged_once_however_often_it_is_tried(redis: Scrip
     assert events == ["limits are shared", *["limits are not shared", "limits are shared"] * 2]
 
 
-async def test_waits_begin_anew_after_a_good_connection(redis: ScriptedRedis) -> None:
+async def test_the_backoff_is_reset_by_a_good_connection(redis: ScriptedRedis) -> None:
     class Counting(Backoff):
         waits = resets = 0
 
@@ -364,7 +362,7 @@ async def test_waits_begin_anew_after_a_good_connection(redis: ScriptedRedis) ->
 
 
 @pytest.mark.parametrize("down", [None, ConnectionError("gone")], ids=["answers", "fails"])
-async def test_a_client_library_that_swallows_a_cancellation_does_not_keep_the_router(
+async def test_a_cancellation_swallowed_by_the_client_library_stops_the_task(
     redis: ScriptedRedis, down: Exception | None
 ) -> None:
     redis.ignores_cancellation = True

@@ -66,7 +66,7 @@ async def running(*routers: Router) -> AsyncIterator[None]:
     assert not any(router.shared.connected for router in routers)
 
 
-async def test_submits_of_some_milliseconds_travel_together(redis: ScriptedRedis) -> None:
+async def test_submits_within_milliseconds_share_a_message(redis: ScriptedRedis) -> None:
     a, b = Router(), Router()
     async with running(a, b):
         a.shared.placed("r0", 100)
@@ -93,7 +93,7 @@ async def test_pools_do_not_receive_each_other_s_placements(redis: ScriptedRedis
         assert other.heard == []
 
 
-async def test_it_is_connected_once_it_receives_its_own_message(redis: ScriptedRedis) -> None:
+async def test_a_connection_counts_once_its_own_message_returns(redis: ScriptedRedis) -> None:
     redis.answering.clear()
     router = Router()
     async with running(router):
@@ -104,7 +104,7 @@ async def test_it_is_connected_once_it_receives_its_own_message(redis: ScriptedR
         assert router.shared.connected
 
 
-async def test_placements_made_without_a_connection_are_not_kept(redis: ScriptedRedis) -> None:
+async def test_placements_made_while_disconnected_are_dropped(redis: ScriptedRedis) -> None:
     redis.answering.clear()
     a, b = Router(), Router()
     async with running(a, b):
@@ -176,7 +176,7 @@ async def test_placements_pending_at_a_disconnect_are_not_published_later(redis:
         assert b.heard == []
 
 
-async def test_waits_begin_anew_after_a_good_connection(redis: ScriptedRedis) -> None:
+async def test_the_backoff_is_reset_by_a_good_connection(redis: ScriptedRedis) -> None:
     class Counting(Backoff):
         waits = resets = 0
 
@@ -216,9 +216,7 @@ def message(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     "nonsense", [b"", b"[]", message(placed=7), message(placed={"r0": [1]}), message(placed={"r0": [-1, 0]})]
 )
-async def test_a_message_that_is_none_is_counted_and_changes_nothing(
-    redis: ScriptedRedis, nonsense: bytes
-) -> None:
+async def test_an_invalid_message_is_counted_and_ignored(redis: ScriptedRedis, nonsense: bytes) -> None:
     router = Router()
     async with running(router):
         redis.say("pool", nonsense)
@@ -247,7 +245,7 @@ def test_messages_have_a_bound() -> None:
 
 
 @pytest.mark.parametrize("down", [None, TimeoutError("late")])
-async def test_a_cancellation_that_the_client_library_swallows_is_heeded(
+async def test_a_cancellation_swallowed_by_the_client_library_still_stops_the_task(
     redis: ScriptedRedis, down: Exception | None
 ) -> None:
     redis.answering.clear()

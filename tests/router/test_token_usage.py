@@ -60,7 +60,7 @@ def test_a_request_is_expected_to_use_its_prompt_and_its_longest_answers(
     assert expected == tokens_about(BODY_BYTES) + answer_tokens
 
 
-def test_without_limits_nothing_is_expected_or_counted() -> None:
+def test_without_limits_no_usage_is_expected_or_counted() -> None:
     counted = Counted()
     assert counted.usage.expected(None, BODY_BYTES, asking(100)) == 0
     assert counted.usage.ended(None, outcome(wire.Finished(prompt_tokens=5)), BODY_BYTES) == 0
@@ -87,7 +87,7 @@ def test_a_request_without_output_has_no_usage() -> None:
     assert counted.tokens("ide", "prompt") == 0
 
 
-def test_each_answer_moves_the_expected_length_a_tenth_of_the_way() -> None:
+def test_each_answer_moves_the_expected_length_by_a_tenth() -> None:
     counted = Counted()
     for expected in (231, 209):  # from 256 towards 10
         counted.usage.ended(IDE, outcome(wire.Finished(completion_tokens=10)), BODY_BYTES)

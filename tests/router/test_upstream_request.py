@@ -53,7 +53,7 @@ async def test_the_first_end_is_kept() -> None:
     assert upstream.end == Rejected(Reason.NEVER)
 
 
-async def test_a_full_buffer_ends_it_and_frees_the_writer() -> None:
+async def test_a_full_buffer_ends_the_request_and_frees_the_writer() -> None:
     freed: list[bool] = []
     upstream = UpstreamRequest(1, bound_bytes=10, on_overflow=lambda: freed.append(True))
     assert upstream.put(b"12345678", 1)
@@ -63,14 +63,14 @@ async def test_a_full_buffer_ends_it_and_frees_the_writer() -> None:
     assert upstream.take() == (b"1234567890", 2, Overflowed())
 
 
-async def test_one_long_piece_is_no_slow_client() -> None:
+async def test_one_long_piece_does_not_count_as_a_slow_client() -> None:
     upstream = UpstreamRequest(1, bound_bytes=10)
     assert upstream.put(b"x" * 100, 1)
     assert upstream.take().data == b"x" * 100
     assert upstream.put(b"y" * 100, 1)
 
 
-async def test_a_burst_that_comes_before_a_waiting_tasks_turn_is_no_slow_client() -> None:
+async def test_a_burst_before_a_waiting_tasks_turn_does_not_count_as_a_slow_client() -> None:
     upstream = UpstreamRequest(1, bound_bytes=10)
     waiting = asyncio.create_task(upstream.changed())
     await asyncio.sleep(0)
@@ -111,7 +111,7 @@ async def test_a_known_event_is_not_reported_again() -> None:
     assert not waits(upstream)
 
 
-async def test_a_request_that_is_released_holds_nothing() -> None:
+async def test_a_released_request_holds_no_bytes() -> None:
     upstream = UpstreamRequest(1, bound_bytes=10)
     upstream.put(b"12345", 2)
     assert (upstream.held_bytes, upstream.brought) == (5, True)
@@ -127,7 +127,7 @@ async def test_only_streamed_requests_have_a_bound() -> None:
     assert not UpstreamRequest(1).streamed
 
 
-def test_a_replica_that_is_lost_may_have_begun_unless_it_is_said() -> None:
+def test_a_lost_replica_may_have_begun_the_request_unless_stated() -> None:
     assert Lost("r0", "gone").reached
 
 
@@ -144,7 +144,7 @@ class Client:
         return not self.behind
 
 
-async def test_output_passes_a_task_that_waits_without_waking_it() -> None:
+async def test_output_is_relayed_without_waking_the_waiting_task() -> None:
     upstream, client = UpstreamRequest(1, bound_bytes=10), Client()
     waiting = asyncio.create_task(upstream.changed(client.relay))
     await turns()
@@ -158,7 +158,7 @@ async def test_output_passes_a_task_that_waits_without_waking_it() -> None:
     assert upstream.take() == (b"", 0, wire.Finished())
 
 
-async def test_output_that_the_client_cannot_take_is_held_and_wakes_the_task() -> None:
+async def test_output_that_the_client_cannot_read_is_buffered_and_wakes_the_task() -> None:
     upstream, client = UpstreamRequest(1), Client()
     waiting = asyncio.create_task(upstream.changed(client.relay))
     await turns()
@@ -168,7 +168,7 @@ async def test_output_that_the_client_cannot_take_is_held_and_wakes_the_task() -
     assert upstream.take() == (b"a", 1, None)
 
 
-async def test_output_keeps_its_order_behind_output_that_is_held_or_being_written() -> None:
+async def test_output_stays_in_order_behind_buffered_output_and_writes() -> None:
     upstream, client = UpstreamRequest(1), Client()
     waiting = asyncio.create_task(upstream.changed(client.relay))
     await turns()

@@ -61,7 +61,7 @@ async def test_openais_client_raises_its_own_error() -> None:
             await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
 
 
-async def test_of_many_at_once_exactly_the_limit_is_served_and_an_end_makes_room() -> None:
+async def test_of_many_concurrent_requests_exactly_the_limit_is_served() -> None:
     reported = asyncio.Event()
 
     async def waits(part: Part) -> None:
@@ -124,7 +124,7 @@ async def test_tokens_are_reserved_by_max_tokens_and_settled_by_usage() -> None:
         assert await tokens(router, "ide") == {"prompt": 80, "cached": 0, "completion": 120}
 
 
-async def test_each_answer_that_is_asked_for_counts() -> None:
+async def test_each_requested_answer_counts() -> None:
     async with running_router(ScriptedReplica("r0"), **limited(tokensPerMinute=1000)) as router:
         reply = await router.chat(KEY, max_tokens=400, n=3)
         assert (reply.status_code, reply.headers["x-should-retry"]) == (429, "false")
@@ -139,7 +139,7 @@ async def test_a_request_that_no_replica_takes_uses_no_tokens() -> None:
         assert await tokens(router, "ide") == {"prompt": 0, "cached": 0, "completion": 0}
 
 
-async def test_an_answer_that_breaks_off_uses_its_written_tokens() -> None:
+async def test_an_interrupted_answer_uses_its_written_tokens() -> None:
     async def breaks_off(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("one"))
@@ -155,7 +155,7 @@ async def test_an_answer_that_breaks_off_uses_its_written_tokens() -> None:
         assert used["prompt"] > 0
 
 
-async def test_without_max_tokens_an_answer_is_expected_as_long_as_others_were() -> None:
+async def test_without_max_tokens_the_expected_length_is_that_of_earlier_answers() -> None:
     async def says_10(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("x") + DONE if part.stream else b"{}", tokens=10)
@@ -186,7 +186,7 @@ async def test_tokens_from_the_prefix_cache_are_counted_separately() -> None:
 
 
 @pytest.mark.parametrize("step", [(Usage, "ended"), (Metrics, "ended")], ids=["usage", "metrics"])
-async def test_a_request_that_cannot_be_counted_frees_its_place_too(
+async def test_a_request_that_cannot_be_counted_is_removed_from_the_limits(
     step: tuple[type, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_: object) -> None:

@@ -35,7 +35,7 @@ async def held(router: RunningRouter, requests: int) -> None:
             await asyncio.sleep(0.002)
 
 
-async def test_requests_wait_and_are_served_when_a_replica_takes_work() -> None:
+async def test_requests_wait_and_are_served_once_a_replica_is_in_service() -> None:
     replica = ScriptedReplica("r0")
     async with asleep(replica) as router:
         requested = [asyncio.create_task(router.chat()) for _ in range(5)]
@@ -46,7 +46,7 @@ async def test_requests_wait_and_are_served_when_a_replica_takes_work() -> None:
         await held(router, 0)
 
 
-async def test_the_clock_of_a_request_runs_while_it_waits() -> None:
+async def test_waiting_counts_against_a_requests_targets() -> None:
     replica = ScriptedReplica("r0")
     async with asleep(replica) as router:
         requested = asyncio.create_task(router.chat())
@@ -120,7 +120,7 @@ async def test_a_request_beyond_the_bound_is_answered_immediately(monkeypatch: p
         assert (await requested).status_code == 200
 
 
-async def test_a_replica_that_goes_again_before_it_answered_is_waited_for_again() -> None:
+async def test_a_request_waits_again_if_the_replica_leaves_before_it_answers() -> None:
     async def goes_again(part: Part) -> None:
         if len(replica.parts) == 1:
             replica.tell(engine_ready=False)
@@ -141,7 +141,7 @@ async def test_a_replica_that_goes_again_before_it_answered_is_waited_for_again(
         assert (await requested).status_code == 200
 
 
-async def test_a_replica_that_only_seems_to_take_work_is_not_asked_again_at_once(
+async def test_a_replica_without_an_engine_is_tried_again_after_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its snapshot is on the way. The pause is longer here than the wait, so the request never asks again."""
@@ -157,7 +157,7 @@ async def test_a_replica_that_only_seems_to_take_work_is_not_asked_again_at_once
     assert len(replica.parts) == 1
 
 
-async def test_a_router_that_may_hold_is_ready_without_any_replica() -> None:
+async def test_a_router_that_holds_requests_is_ready_without_replicas() -> None:
     async with asleep(ScriptedReplica("r0")) as router:
         assert (await router.http.get("/ready")).status_code == 200
 
@@ -200,7 +200,7 @@ async def waiting(room: WaitingRoom, arrival_s: float) -> "asyncio.Task[bool]":
     return task
 
 
-async def test_a_request_waits_for_as_long_as_its_life_may_last(now_s: Callable[[], float]) -> None:
+async def test_a_request_waits_up_to_its_lifetime(now_s: Callable[[], float]) -> None:
     room = WaitingRoom(cast(ReplicaSet, Replicas()), 10.0)
     task = await waiting(room, now_s() - 9.5)
     assert room.held == 1
@@ -210,7 +210,7 @@ async def test_a_request_waits_for_as_long_as_its_life_may_last(now_s: Callable[
     assert (task.result(), room.held) == (False, 0)
 
 
-async def test_one_that_has_lived_as_long_does_not_wait(now_s: Callable[[], float]) -> None:
+async def test_a_request_past_its_lifetime_does_not_wait(now_s: Callable[[], float]) -> None:
     replicas = Replicas()
     replicas.takes.set()
     room = WaitingRoom(cast(ReplicaSet, replicas), 10.0)
@@ -218,7 +218,7 @@ async def test_one_that_has_lived_as_long_does_not_wait(now_s: Callable[[], floa
     assert (await waiting(room, now_s() - 9.5)).result()
 
 
-async def test_all_waiting_requests_continue_when_a_replica_takes_work(now_s: Callable[[], float]) -> None:
+async def test_all_waiting_requests_continue_once_a_replica_is_in_service(now_s: Callable[[], float]) -> None:
     replicas = Replicas()
     room = WaitingRoom(cast(ReplicaSet, replicas), 10.0)
     tasks = [await waiting(room, now_s()) for _ in range(3)]
@@ -229,7 +229,7 @@ async def test_all_waiting_requests_continue_when_a_replica_takes_work(now_s: Ca
     assert room.held == 0
 
 
-async def test_where_a_replica_seems_to_take_work_there_is_a_pause(now_s: Callable[[], float]) -> None:
+async def test_a_request_pauses_while_a_replica_is_in_service(now_s: Callable[[], float]) -> None:
     replicas = Replicas()
     replicas.ready = True
     replicas.takes.set()
@@ -239,6 +239,6 @@ async def test_where_a_replica_seems_to_take_work_there_is_a_pause(now_s: Callab
     assert task.result()
 
 
-def test_a_room_is_open_where_requests_may_wait() -> None:
+def test_a_room_is_open_if_requests_may_wait() -> None:
     assert WaitingRoom(cast(ReplicaSet, Replicas()), 0.5).open
     assert not WaitingRoom(cast(ReplicaSet, Replicas()), 0.0).open

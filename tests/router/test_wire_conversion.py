@@ -21,19 +21,19 @@ def test_an_end_has_durations_only(said_s: float, kept_s: float) -> None:
         assert (end.prompt_tokens, end.ttft_s, end.tpot_s) == (3, *kept)
 
 
-def test_each_end_is_of_its_kind() -> None:
+def test_each_end_is_converted_by_its_kind() -> None:
     rejected = wire.Event(rejected=wire.Rejected(reason=wire.REASON_KV_MEMORY, earliest_s=1.5))
     assert wire_conversion.end(rejected, "rejected") == Rejected(Reason.KV_MEMORY, 1.5)
     failed = wire.Failed(failure=wire.FAILURE_INTERNAL, status=500)
     assert wire_conversion.end(wire.Event(failed=failed), "failed") == failed
 
 
-def test_a_rejection_may_not_say_when_to_come_again_or_why() -> None:
+def test_a_rejection_may_lack_retry_after_and_reason() -> None:
     assert wire_conversion.rejected(wire.Rejected(reason=wire.REASON_NEVER)) == Rejected(Reason.NEVER)
     assert wire_conversion.rejected(wire.Rejected()) == Rejected(Reason.QUEUE_FULL)
 
 
-def test_an_acceptance_is_by_its_slo_or_best_effort() -> None:
+def test_an_acceptance_is_admitted_or_best_effort() -> None:
     admitted = wire.Admitted(ttft_predicted_s=0.5, tpot_predicted_s=0.25)
     assert wire_conversion.accepted(wire.Event(admitted=admitted)) == Admitted(0.5, 0.25)
     assert wire_conversion.accepted(wire.Event(best_effort=wire.BestEffort())) == BestEffort()
