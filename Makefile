@@ -35,13 +35,13 @@ test: setup lint types contracts proto-check links cluster-api units ## everythi
 fresh-clone: ## the demo in a fresh clone, with nothing of this environment
 	@e2e/fresh_clone
 
-e2e: setup ## a pool on a real cluster, from nothing to a verdict: needs root, or KUBECONFIG
-	@UV_COMMAND="$(call uv)" PYTHONPATH=e2e $(BIN)/python -m story $(if $(KEEP),--keep) \
-	  $(if $(EXCLUDE),--exclude $(EXCLUDE))
+e2e: setup ## a pool on a real cluster, installed, tested and removed: needs root, or KUBECONFIG
+	@UV_COMMAND="$(call uv)" PYTHONPATH=e2e $(BIN)/python -m pool_on_cluster $(if $(KEEP),--keep) \
+	  $(foreach step,$(ONLY),--only $(step))
 
 e2e-vllm: setup ## a pool on real vLLM, on the CPU, beside vLLM's own scheduler; fetches 6.2 GB the first time
 	@UV="$(call uv)" bench/vllm_environment serving
-	@PYTHONPATH=e2e:bench $(BIN)/python -m vllm_story
+	@PYTHONPATH=e2e:bench $(BIN)/python -m pool_on_vllm
 
 e2e-packages: # what `make e2e` needs of Debian
 	@apt-get update -qq

@@ -1,0 +1,1 @@
+"""The steps of the test. Each does one thing to the cluster and checks the result."""

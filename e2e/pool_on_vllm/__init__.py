@@ -1,0 +1,1 @@
+"""End-to-end test: a pool on real vLLM, whose SLOs are checked in the engine."""

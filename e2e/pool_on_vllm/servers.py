@@ -1,0 +1,227 @@
+"""Processes of the story: vLLM's own servers, `penstock up`, and routers of its replicas.
+
+Everything listens on loopback. The output of each process goes into a file of the results' folder.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock_runtime.serving import listen
+from pool_on_cluster.waiting import until
+from unmodified.servers import python, running, until_answers, vllm_environment
+
+from pool_on_vllm.figures import answers
+
+PENSTOCK = Path(sys.executable).with_name("penstock")
+START_S = 600.0
+"""Of one vLLM. On a quiet machine it takes half a minute."""
+STOP_S = 60.0
+
+MODEL = "tiny"
+PLAIN: Sequence[str] = (
+    "--enforce-eager",
+    "--disable-uvicorn-access-log",
+    *("--distributed-executor-backend", "uni"),
+    *("--dtype", "float32"),
+)
+"""Flags of every vLLM here. float32: see `greedy.py`."""
+COMMON: Sequence[str] = ("--no-enable-prefix-caching", *PLAIN)
+"""Those of engines without a prefix cache, so that the same prompts take the same work again."""
+ROOMY = ("--num-gpu-blocks-override", "512")
+"""KV blocks, of 128 tokens: more than any load here takes."""
+CONTEXT, SLOTS, BATCH_TOKENS = 4096, 16, 2048
+
+
+def environment() -> Mapping[str, str]:
+    """That vLLM runs in on a small machine, without a network."""
+    return {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **vllm_environment(Path())}
+
+
+@contextmanager
+def plain_vllm(model: Path, budgets: Sequence[int | None], log: Path) -> Iterator[dict[int | None, str]]:
+    """vLLM's own servers, without the plug-in: a URL for each budget of tokens a step; None: its default."""
+    ports = {budget: free_port() for budget in budgets}
+    own = {budget: "" if budget is None else f"--max-num-batched-tokens {budget}" for budget in budgets}
+    common = ["--model", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1", *COMMON, *ROOMY]
+    common += ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(SLOTS)]
+    program = Path(__file__).with_name("plain_vllm.py")
+    servers = [f"{port}={own[budget]}" for budget, port in ports.items()]
+    with running([python(), program, *servers, "--", *common], environment(), log):
+        for port in ports.values():
+            until_answers(f"http://127.0.0.1:{port}/health", log)
+        yield {budget: f"http://127.0.0.1:{port}" for budget, port in ports.items()}
+
+
+class Replica(NamedTuple):
+    """Of a local pool: where its parts are, as its sidecar says."""
+
+    name: str
+    address: str
+    engine: str
+    metrics: str
+
+
+class Router(NamedTuple):
+    """A router's API address, and that of its metrics."""
+
+    url: str
+    admin_url: str
+
+
+class LocalPool:
+    """`penstock up --engine vllm`, as its user would run it."""
+
+    def __init__(self, pool: Path, model: Path, replicas: int, log: Path) -> None:
+        port, admin_port = free_port(), free_port()
+        self.router = Router(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
+        self.replicas = replicas
+        self.log = log
+        command = [PENSTOCK, "up", "-f", pool, "--engine", "vllm", "--model", model, "--replicas", replicas]
+        command += ["--vllm-python", python(), "--port", port]
+        command += ["--admin-port", admin_port]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*map(str, command)],
+                env={**os.environ, **environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_ready(self) -> list[Replica]:
+        """Until every replica serves. Returns them."""
+        until(lambda: self._ended() or len(self.serving()) == self.replicas, "the pool is ready", START_S)
+        assert not self._ended(), f"penstock up ended:\n{self.said()[-3000:]}"
+        found = re.findall(
+            r"name=(\S+) address=(\S+) engine=(\S+) metrics=(\S+)(?: \S+)* event=ready", self.said()
+        )
+        return sorted(
+            {Replica(name, at, engine, f"http://{reported}") for name, at, engine, reported in found}
+        )
+
+    def serving(self) -> list[str]:
+        """Names of the replicas that the router gives work."""
+        page = answers(f"{self.router.url}/ready")
+        states = {} if page is None else json.loads(page)["replicas"]
+        return [name for name, state in states.items() if state == "ready"]
+
+    def said(self) -> str:
+        """All that the pool's processes have said."""
+        return self.log.read_text(errors="replace")
+
+    def engine(self, replica: Replica) -> int:
+        """The process of a replica's engine."""
+        return self._child("penstock-engine", replica.engine.rpartition(":")[2])
+
+    def sidecar(self, replica: Replica) -> int:
+        """The process of a replica's sidecar."""
+        return self._child("penstock-sidecar", replica.name)
+
+    def _child(self, *words: str) -> int:
+        """The process whose command has these words; a program's is its name without folders."""
+        for process in children(self._process.pid):
+            command = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
+            if set(words) <= {Path(word).name for word in command}:
+                return process
+        raise AssertionError(f"{' '.join(words)} does not run")
+
+    def stop(self) -> tuple[int, list[int]]:
+        """Ctrl-C, and kill where that is not enough. Returns the exit code, and processes that are left."""
+        parts = descendants(self._process.pid)
+        self._process.send_signal(signal.SIGINT)
+        try:
+            code = self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        return code, [process for process in parts if Path(f"/proc/{process}/exe").exists()]
+
+    def kill(self) -> None:
+        """Leave nothing behind, whatever happened before."""
+        if not self._ended():
+            self.stop()
+
+    def _ended(self) -> bool:
+        return self._process.poll() is not None
+
+
+def descendants(parent: int) -> list[int]:
+    """Processes below a process."""
+    return [one for child in children(parent) for one in (child, *descendants(child))]
+
+
+def children(parent: int) -> list[int]:
+    """Processes that a process has started and that still run."""
+    listed = [
+        Path(f"/proc/{parent}/task/{task.name}/children").read_text().split()
+        for task in Path(f"/proc/{parent}/task").iterdir()
+    ]
+    return [int(process) for of_task in listed for process in of_task]
+
+
+@contextmanager
+def router_of(replicas: Sequence[Replica], pool: Path, log: Path, level: str = "info") -> Iterator[Router]:
+    """Start one more router of these replicas, with a pool file of its own."""
+    port, admin_port = free_port(), free_port()
+    command: list[str | Path] = [PENSTOCK.with_name("penstock-router"), "-f", pool, "--port", str(port)]
+    command += ["--admin-port", str(admin_port)]
+    for replica in replicas:
+        command += ["--replica", f"{replica.name}={replica.address}"]
+    router = Router(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
+    with running([*command, "--log-level", level, "--log-json"], {}, log):
+        until(lambda: _ready(router.url) == len(replicas), "another router knows all replicas")
+        yield router
+
+
+def _ready(url: str) -> int:
+    page = answers(f"{url}/ready")
+    states: dict[str, Any] = {} if page is None else json.loads(page)["replicas"]
+    return list(states.values()).count("ready")
+
+
+def free_port() -> int:
+    with listen("127.0.0.1", 0) as free:
+        return int(free.getsockname()[1])
+
+
+def bench_serve(arguments: Sequence[str], log: Path) -> None:
+    """`vllm bench serve`. Raises AssertionError where it fails.
+
+    The `vllm` command looks up a distribution called vllm, which the CPU build is not; so its parser and its
+    program are called as that command calls them.
+    """
+    code = (
+        "from vllm.benchmarks.serve import add_cli_args, main\n"
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
+        "parser = FlexibleArgumentParser('vllm bench serve')\n"
+        "add_cli_args(parser)\n"
+        "main(parser.parse_args())\n"
+    )
+    with log.open("wb") as output:
+        done = subprocess.run(
+            [str(python()), "-c", code, *arguments],
+            env={**os.environ, **environment()},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=START_S,
+            check=False,
+        )
+    assert done.returncode == 0, f"vllm bench serve: {log.read_text()[-2000:]}"
+
+
+def profile(url: str, out: Path, seconds: float) -> str:
+    """`penstock profile` of a running engine. Returns what it printed."""
+    command = [PENSTOCK, "profile", "--engine", url, "--out", out, "--seconds", seconds]
+    command += ["--longest-prompt", BATCH_TOKENS, "--most-requests", SLOTS]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"penstock profile: {done.stdout}{done.stderr}"
+    return done.stdout

@@ -1,0 +1,66 @@
+"""Evaluation in the end-to-end test on real vLLM: which answers are compared, how verdicts are counted."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+from pool_on_vllm.__main__ import STEPS
+from pool_on_vllm.runner import title_of
+from pool_on_vllm.steps.beginning import p99_gap_s
+from pool_on_vllm.steps.benchmark import disagreements
+from pool_on_vllm.steps.greedy import MARGIN, clear
+from pool_on_vllm.steps.overload import bound_of, verdict
+from unmodified.load import Seen
+
+
+def choice(*seconds_best: float) -> dict[str, Any]:
+    """An answer whose tokens' second best are so far behind."""
+    return {"logprobs": {"top_logprobs": [{"a": -1.0, "b": -1.0 - behind} for behind in seconds_best]}}
+
+
+def test_each_step_has_a_title_of_one_line() -> None:
+    titles = {step: title_of(step) for step in STEPS}
+    assert all(title.strip() and "\n" not in title for title in titles.values())
+    assert len(set(titles.values())) == len(titles) > 5
+
+
+def test_an_answer_with_a_near_tie_is_not_compared() -> None:
+    assert clear(choice(2 * MARGIN, 1.0))
+    assert not clear(choice(1.0, MARGIN / 2, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "counted"),
+    [
+        (200, {"x-penstock-verdict": "admitted"}, "admitted"),
+        (200, {"x-penstock-verdict": "best-effort"}, "best-effort"),
+        (429, {}, "rejected"),
+        (0, {}, "none"),
+    ],
+)
+def test_a_verdict_is_called_as_the_router_counts_it(
+    status: int, headers: dict[str, str], counted: str
+) -> None:
+    assert verdict(Seen("chat", status, headers)) == counted
+
+
+@pytest.mark.parametrize(("off", "bound"), [(0.0, 0.9), (0.05, 0.9), (0.2, 0.6), (0.9, 0.3)])
+def test_the_less_predictable_the_machine_the_lower_the_required_share(off: float, bound: float) -> None:
+    assert bound_of(off) == pytest.approx(bound)
+
+
+def test_the_longest_gaps_are_seen() -> None:
+    assert p99_gap_s([0.0, 0.01, 0.02, 1.02]) > 0.9
+    with pytest.raises(AssertionError, match="only 1 gaps"):
+        p99_gap_s([0.0, 1.0])
+
+
+def test_two_clocks_agree_where_the_median_does() -> None:
+    stalled = {"mean ttft": (108.0, 100.0), "median ttft": (104.0, 100.0), "p99 ttft": (124.0, 100.0)}
+    assert disagreements(stalled) == []
+    assert disagreements(stalled | {"median ttft": (106.0, 100.0)}) == ["median ttft off by 6.0%"]
+    assert disagreements({"mean tpot": (80.0, 100.0)}) == ["mean tpot off by 20.0%"]
