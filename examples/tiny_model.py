@@ -1,7 +1,7 @@
-"""Writes a model that is tiny and random, for trying real vLLM where there is no GPU: `tiny_model.py FOLDER`.
+"""Writes a tiny model with random weights, to try real vLLM without a GPU: `tiny_model.py FOLDER`.
 
-A Llama of two layers with random weights, 0.8 MB, and a tokenizer whose tokens are bytes, so any text goes in
-and nonsense comes out. It needs torch, transformers and tokenizers: run it with the Python of vLLM.
+A Llama of two layers with random weights, 0.8 MB, and a tokenizer whose tokens are bytes, so it accepts any
+text. Its answers are random. It needs torch, transformers and tokenizers: run it with the Python of vLLM.
 """
 
 import sys
@@ -20,7 +20,7 @@ CHAT = (
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A token for every byte: nothing to train, nothing lost."""
+    """Return a tokenizer with one token for each byte, which needs no training."""
     tokens = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocabulary = {token: at for at, token in enumerate(tokens)}
     bytewise = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -49,7 +49,7 @@ SIZES = {
 
 
 def model(**other: int) -> LlamaForCausalLM:
-    """Of these sizes, or others; the same random weights every time."""
+    """Return the model, with the same random weights every time. other: sizes that replace `SIZES`."""
     torch.manual_seed(0)
     config = LlamaConfig(
         **{**SIZES, **other},
@@ -62,7 +62,7 @@ def model(**other: int) -> LlamaForCausalLM:
 
 
 def main() -> None:
-    """Write both into the folder."""
+    """Write the model and the tokenizer into the folder."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer().save_pretrained(folder)

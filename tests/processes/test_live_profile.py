@@ -95,7 +95,7 @@ def measure(url: str, out: Path, tmp_path: Path) -> None:
             ["--engine", "http://127.0.0.1:9"],
             "--engine: http://127.0.0.1:9: no engine answers",
         ),
-        (["--engine", "nonsense"], '--engine: "nonsense" is no URL'),
+        (["--engine", "nonsense"], '--engine: "nonsense" is not a URL'),
     ],
     ids=["nobody there", "no url"],
 )

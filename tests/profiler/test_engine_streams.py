@@ -65,21 +65,21 @@ async def test_tokens_are_counted_by_usage_where_chunks_merge() -> None:
         streaming(text(1), text(4), {"choices": [], "usage": {"completion_tokens": 5}})
     ) as url:
         stream = await followed(url)
-    assert [seen.tokens for seen in stream.seen] == [1, 4]
+    assert [seen.tokens for seen in stream.arrivals] == [1, 4]
     assert stream.prompt_tokens == 7
 
 
 async def test_a_chunk_is_a_token_where_the_engine_does_not_count() -> None:
     async with serving(streaming(text(), text(), text())) as url:
         stream = await followed(url)
-    assert [seen.tokens for seen in stream.seen] == [1, 2, 3]
+    assert [seen.tokens for seen in stream.arrivals] == [1, 2, 3]
     assert stream.prompt_tokens == 4
 
 
 async def test_a_repeated_usage_count_is_no_new_token() -> None:
     async with serving(streaming(text(1), text(1), text(2))) as url:
         stream = await followed(url)
-    assert [seen.tokens for seen in stream.seen] == [1, 2]
+    assert [seen.tokens for seen in stream.arrivals] == [1, 2]
 
 
 async def test_a_question_is_a_stream_of_exactly_so_many_tokens() -> None:
@@ -91,7 +91,7 @@ async def test_a_question_is_a_stream_of_exactly_so_many_tokens() -> None:
 
     async with serving(answer) as url, connected(url) as engine:
         assert (engine.model, engine.context_tokens) == ("tiny", 4096)
-        assert (engine.takes_ids, engine.takes_more) == (True, True)
+        assert (engine.takes_ids, engine.takes_extensions) == (True, True)
         await engine.follow(CompletionStream(40), 8, Random(0))
     tried, body = requested
     assert (len(tried["prompt"]), tried["max_tokens"]) == (4, 1), "to see what it understands costs little"
@@ -117,7 +117,7 @@ async def test_an_engine_takes_more_requests_at_once_than_a_client_usually_sends
     async with serving(answer) as url, connected(url) as engine:
         streams = [CompletionStream(1) for _ in range(together.parties)]
         await asyncio.gather(*(engine.follow(stream, 8, Random(0)) for stream in streams))
-    assert all(stream.seen for stream in streams)
+    assert all(stream.arrivals for stream in streams)
 
 
 async def test_an_engine_that_refuses_both_gets_text_and_openais_fields() -> None:
@@ -128,7 +128,7 @@ async def test_an_engine_that_refuses_both_gets_text_and_openais_fields() -> Non
         return await streaming(text(1))(request)
 
     async with serving(answer) as url, connected(url) as engine:
-        assert (engine.takes_ids, engine.takes_more) == (False, False)
+        assert (engine.takes_ids, engine.takes_extensions) == (False, False)
 
 
 async def test_an_engine_that_takes_text_alone_gets_text() -> None:
@@ -212,7 +212,7 @@ async def test_no_engine_answers_at_a_closed_port() -> None:
 
 
 async def test_no_engine_answers_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock_profiler.engine.ANSWERS_WITHIN_S", 0.01)
+    monkeypatch.setattr("penstock_profiler.engine.ANSWER_TIMEOUT_S", 0.01)
     requested = asyncio.Event()
 
     async def models(request: web.Request) -> web.Response:
@@ -241,13 +241,13 @@ async def test_a_context_length_that_is_not_reported_is_unknown() -> None:
 @pytest.mark.parametrize("card", [{}, {"data": []}, {"data": [{}]}, []])
 async def test_a_server_without_a_model_is_no_engine(card: Any) -> None:
     async with serving(streaming(text(1)), card=card) as url:
-        with pytest.raises(EngineError, match="names no model; is it an engine"):
+        with pytest.raises(EngineError, match="lists no model; is it an engine"):
             await followed(url)
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://x", "http://", "https:///v1"])
 async def test_an_invalid_url_is_reported(url: str) -> None:
-    with pytest.raises(EngineError, match="is no URL; write for example"):
+    with pytest.raises(EngineError, match="is not a URL; write for example"):
         await followed(url)
 
 

@@ -56,7 +56,7 @@ def test_probes_may_come_in_any_order(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 30, 55])
-def test_a_spell_is_seen_by_readings_most_of_whose_neighbours_are_in_it(first: int) -> None:
+def test_a_slow_period_is_detected_by_readings_most_of_whose_neighbours_are_in_it(first: int) -> None:
     spell = range(first, first + NEIGHBOURS + 1)
     reported = [("probe", 1.8 if at in spell else 1.0) for at in range(60)]
     for at, slowdown in enumerate(slowdowns(reported)):

@@ -11,7 +11,7 @@ from penstock_core.timing.fit import Fit, Point, Quality
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 from penstock_profiler.decoding import Decoding
 from penstock_profiler.engine import CompletionStream, Drafts, TokenArrival
-from penstock_profiler.measure import context_in_the_middle, gaps_s, lengthened, speculated
+from penstock_profiler.measure import gaps_s, lengthened_gap, mean_context, speculative_iteration
 from penstock_profiler.plan import (
     ANSWER_TOKENS,
     DecodeProbe,
@@ -110,18 +110,18 @@ def test_the_longer_list_goes_on_alone() -> None:
 
 
 def test_a_batch_without_drafts_takes_the_gap_between_its_tokens() -> None:
-    assert speculated(8, 4000, 0.02, 96, Drafts()) == Point(BatchWork(8, 4000), 0.02)
+    assert speculative_iteration(8, 4000, 0.02, 96, Drafts()) == Point(BatchWork(8, 4000), 0.02)
 
 
 def test_accepted_drafts_make_a_batch_longer_than_the_gap() -> None:
     # 60 tokens of 4 requests, 20 of them accepted drafts: 40 iterations of one request, with 80 drafts
-    point = speculated(4, 1000, 0.01, 60, Drafts(drafted=80, accepted=20))
+    point = speculative_iteration(4, 1000, 0.01, 60, Drafts(drafted=80, accepted=20))
     assert point.work == BatchWork(4 * 3, 1000, 0.0, 2)
     assert point.seconds == pytest.approx(0.015)
 
 
 def test_an_iteration_is_never_counted_as_less_than_one() -> None:
-    assert speculated(1, 100, 0.01, 5, Drafts(10, 5)) == Point(BatchWork(11, 100, 0.0, 10), 0.05)
+    assert speculative_iteration(1, 100, 0.01, 5, Drafts(10, 5)) == Point(BatchWork(11, 100, 0.0, 10), 0.05)
 
 
 def seen(*at_ms: float) -> list[TokenArrival]:
@@ -150,8 +150,8 @@ def test_a_gap_ends_with_the_first_token_that_is_far_enough_behind() -> None:
 def test_chunks_since_a_moment_begin_with_the_last_one_before() -> None:
     one, other = CompletionStream(1, 0.0, seen(10, 20, 30)), CompletionStream(1, 0.0, seen(15, 25))
     together = Decoding([one, other], [])
-    assert together.now() == [one.seen[2], other.seen[1]]
-    assert together.since([one.seen[1], other.seen[0]]) == [one.seen[1:], other.seen]
+    assert together.now() == [one.arrivals[2], other.arrivals[1]]
+    assert together.since([one.arrivals[1], other.arrivals[0]]) == [one.arrivals[1:], other.arrivals]
 
 
 async def test_tokens_that_arrived_count_even_if_the_stream_has_ended() -> None:
@@ -169,7 +169,7 @@ def beside(*at_ms: float) -> CompletionStream:
 
 def test_a_prefill_is_the_gap_that_ends_with_its_first_token() -> None:
     prompt = CompletionStream(99, 0.044, [TokenArrival(0.0902, 1)])
-    point = lengthened(beside(10, 20, 30, 40, 50, 90, 100, 110), prompt, overhead_s=0.002)
+    point = lengthened_gap(beside(10, 20, 30, 40, 50, 90, 100, 110), prompt, overhead_s=0.002)
     assert point is not None
     assert point.work == BatchWork(100, 1 + 6, chunk_work(99, 0))
     assert point.seconds == pytest.approx(0.040)
@@ -177,19 +177,19 @@ def test_a_prefill_is_the_gap_that_ends_with_its_first_token() -> None:
 
 def test_the_last_of_several_iterations_of_a_prompt_is_no_prefill_of_it() -> None:
     prompt = CompletionStream(99, 0.044, [TokenArrival(0.170, 1)])
-    assert lengthened(beside(10, 20, 30, 40, 50, 90, 130, 170, 180), prompt, overhead_s=0.002) is None
+    assert lengthened_gap(beside(10, 20, 30, 40, 50, 90, 130, 170, 180), prompt, overhead_s=0.002) is None
 
 
 def test_an_engine_that_answers_one_after_the_other_shows_no_gap() -> None:
     prompt = CompletionStream(99, 0.044, [TokenArrival(0.170, 1)])
-    assert lengthened(beside(10, 20, 30, 40, 50, 60), prompt, overhead_s=0.002) is None
+    assert lengthened_gap(beside(10, 20, 30, 40, 50, 60), prompt, overhead_s=0.002) is None
 
 
 @pytest.mark.parametrize(("first_s", "together"), [(2.25, True), (2.5, False)])
 def test_a_first_token_comes_with_the_gap_that_it_is_at_most_a_usual_one_away_from(
     first_s: float, together: bool
 ) -> None:
-    point = lengthened(
+    point = lengthened_gap(
         beside(250, 500, 750, 1000, 2000),
         CompletionStream(99, 1.0, [TokenArrival(first_s, 1)]),
         overhead_s=0.0,
@@ -200,14 +200,14 @@ def test_a_first_token_comes_with_the_gap_that_it_is_at_most_a_usual_one_away_fr
 @pytest.mark.parametrize(("overhead_s", "in_one"), [(0.25, True), (0.125, False)])
 def test_an_iteration_that_began_late_is_the_last_of_several(overhead_s: float, in_one: bool) -> None:
     # sent at 0 s; the iteration begins at 1 s: three usual gaps of 0.25 s after a way of 0.25 s
-    point = lengthened(
+    point = lengthened_gap(
         beside(250, 500, 750, 1000, 2000, 2250), CompletionStream(99, 0.0, [TokenArrival(2.0, 1)]), overhead_s
     )
     assert (point is not None) == in_one
 
 
 def test_two_gaps_show_the_first_as_the_usual_one() -> None:
-    point = lengthened(
+    point = lengthened_gap(
         beside(250, 500, 1500), CompletionStream(99, 0.25, [TokenArrival(1.5, 1)]), overhead_s=0.0
     )
     assert point is not None
@@ -216,18 +216,18 @@ def test_two_gaps_show_the_first_as_the_usual_one() -> None:
 
 def test_tokens_that_came_together_hide_which_iteration_brought_them() -> None:
     merged = CompletionStream(1, 0.0, [TokenArrival(0.25, 1), TokenArrival(0.5, 2), TokenArrival(1.5, 4)])
-    assert lengthened(merged, CompletionStream(99, 0.25, [TokenArrival(1.5, 1)]), overhead_s=0.0) is None
+    assert lengthened_gap(merged, CompletionStream(99, 0.25, [TokenArrival(1.5, 1)]), overhead_s=0.0) is None
 
 
 def test_a_request_with_one_gap_shows_no_usual_one_to_compare_with() -> None:
     prompt = CompletionStream(99, 0.044, [TokenArrival(0.0902, 1)])
-    assert lengthened(beside(10, 90), prompt, overhead_s=0.002) is None
+    assert lengthened_gap(beside(10, 90), prompt, overhead_s=0.002) is None
 
 
-async def test_the_context_of_decodes_is_that_in_the_middle_of_what_was_seen() -> None:
+async def test_the_context_of_decodes_is_that_in_the_middle_of_their_windows() -> None:
     windows = [[TokenArrival(1.0, 4), TokenArrival(2.0, 20)], [TokenArrival(1.0, 5), TokenArrival(2.0, 23)]]
     together = Decoding([CompletionStream(100), CompletionStream(300)], [])
-    assert context_in_the_middle(together, windows) == 400 + (12 + 14)
+    assert mean_context(together, windows) == 400 + (12 + 14)
 
 
 def test_every_probe_is_measured_before_any_is_repeated() -> None:
@@ -241,7 +241,7 @@ def test_every_probe_is_measured_before_any_is_repeated() -> None:
             break
         requested.append(probe)
         point = Point(BatchWork(8), 0.01 * (1 + number // 3 % 3))
-        read.note(probe, None if probe == probes[2] else point, took_s[probe])
+        read.add(probe, None if probe == probes[2] else point, took_s[probe])
     assert requested[: ROUNDS * 3] == probes * ROUNDS
     assert probes[2] not in requested[ROUNDS * 3 :], "it never came to anything"
     assert requested.count(probes[0]) > 5 * requested.count(probes[1]) > 5 * ROUNDS
@@ -255,7 +255,7 @@ def test_the_probe_with_the_most_uncertain_reading_is_repeated() -> None:
         order = read.order([])
         for name, seconds in spread.items():
             for each_s in seconds:
-                read.note(probes[name], Point(BatchWork(1), each_s), took_s.get(name, 1.0))
+                read.add(probes[name], Point(BatchWork(1), each_s), took_s.get(name, 1.0))
         worth = next(order)
         return next(name for name, probe in probes.items() if probe == worth)
 
@@ -269,7 +269,7 @@ def test_the_probe_with_the_most_uncertain_reading_is_repeated() -> None:
 def test_probing_ends_once_all_readings_are_stable() -> None:
     read = Readings()
     for probe in (requested := read.order([PrefillProbe(16)])):
-        read.note(probe, Point(BatchWork(16), 0.01), 0.1)
+        read.add(probe, Point(BatchWork(16), 0.01), 0.1)
     assert len(read.points[PrefillProbe(16)]) == ROUNDS
     assert next(requested, None) is None
 
@@ -287,7 +287,7 @@ def test_readings_are_corrected_to_a_constant_machine_speed() -> None:
     read, probes = Readings(), (PrefillProbe(16), PrefillProbe(64), PrefillProbe(256))
     for number in range(60):
         probe, slowdown = probes[number % 3], 1.5 if 20 <= number < 40 else 1.0
-        read.note(probe, Point(BatchWork(probe.prompt_tokens), probe.prompt_tokens * slowdown), 0.1)
+        read.add(probe, Point(BatchWork(probe.prompt_tokens), probe.prompt_tokens * slowdown), 0.1)
     without_drift = read.without_drift()
     assert {probe: len(points) for probe, points in without_drift.items()} == dict.fromkeys(probes, 20)
     for points in without_drift.values():
@@ -323,10 +323,10 @@ def test_noise_is_the_mean_spread_of_probes_that_were_read_again() -> None:
         (PrefillProbe(16), 1.1),
         (PrefillProbe(64), 5.0),
     ):
-        read.note(probe, Point(work, seconds), 0.1)
-    read.note(PrefillProbe(128), None, 0.1)
+        read.add(probe, Point(work, seconds), 0.1)
+    read.add(PrefillProbe(128), None, 0.1)
     assert read.noise == pytest.approx(0.2 / 3)
-    read.note(PrefillProbe(64), Point(work, 15.0), 0.1)
+    read.add(PrefillProbe(64), Point(work, 15.0), 0.1)
     assert read.noise == pytest.approx((0.2 / 3 + 0.5) / 2)
 
 

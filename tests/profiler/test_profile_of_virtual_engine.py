@@ -17,13 +17,13 @@ from penstock_profiler import (
     Probe,
     Profile,
     ProfileLimits,
-    TooLittle,
+    TooFewProbes,
     profile,
 )
 from penstock_profiler.engine import ACCEPTED, DRAFTED
 from penstock_profiler.measure import PROBE_TIMEOUT_S, TimingMethod, measured
-from penstock_profiler.plan import ALONE, ANSWER_TOKENS, BESIDE_TOKENS, THROUGH, plan
-from penstock_profiler.profiling import BESIDE, LEAST_PROBES, OVERHEAD_READINGS, ROUNDS
+from penstock_profiler.plan import ANSWER_TOKENS, CONCURRENT_ANSWER_TOKENS, FIRST_TOKEN, NEXT_TOKEN, plan
+from penstock_profiler.profiling import LEAST_PROBES, MIXING_PROBE, OVERHEAD_READINGS, ROUNDS
 from virtual_time import now_s, run
 
 from tests.profiler.virtual_engine import MODEL, WAY_S, VirtualEngine, connected
@@ -46,7 +46,7 @@ def read(
 
     async def reading() -> Point | None:
         found = await measured(connected(virtual), probe, TimingMethod(overhead_s, mixes), Random(1))
-        assert not virtual.running, "what has been seen enough of is cancelled"
+        assert not virtual.running, "requests with enough tokens are cancelled"
         return found
 
     return run(reading())
@@ -86,10 +86,12 @@ def test_a_prompt_beside_a_decode_is_an_iteration_with_both() -> None:
     assert (point.work.tokens, point.work.prefill_work) == (500, chunk_work(499, 0))
     assert 5 < point.work.context_tokens < 10
     assert point.seconds == pytest.approx(MODEL.seconds(point.work), rel=1e-4)
-    assert virtual.asked == [(1, BESIDE_TOKENS), (499, 1)]
+    assert virtual.asked == [(1, CONCURRENT_ANSWER_TOKENS), (499, 1)]
 
 
-@pytest.mark.parametrize(("tokens", "requested"), [(1, [(1, 1)]), (2, [(1, BESIDE_TOKENS), (1, 1)])])
+@pytest.mark.parametrize(
+    ("tokens", "requested"), [(1, [(1, 1)]), (2, [(1, CONCURRENT_ANSWER_TOKENS), (1, 1)])]
+)
 def test_a_single_token_has_no_room_for_a_decode_beside_it(
     tokens: int, requested: list[tuple[int, int]]
 ) -> None:
@@ -168,11 +170,11 @@ def test_a_profile_finds_the_model_that_the_engine_runs_by() -> None:
     assert requested == plan(SMALL) * ROUNDS, "all is known by then"
     assert {reading.probe for reading in found.readings} == set(requested)
     assert virtual.asked[: 2 * OVERHEAD_READINGS] == [(1, 1), (1, ANSWER_TOKENS)] * OVERHEAD_READINGS, (
-        f"{THROUGH} and {ALONE}"
+        f"{FIRST_TOKEN} and {NEXT_TOKEN}"
     )
     assert (
         virtual.asked[2 * OVERHEAD_READINGS : 4 * OVERHEAD_READINGS]
-        == [(1, BESIDE_TOKENS), (BESIDE.prompt_tokens - 1, 1)] * OVERHEAD_READINGS
+        == [(1, CONCURRENT_ANSWER_TOKENS), (MIXING_PROBE.prompt_tokens - 1, 1)] * OVERHEAD_READINGS
     )
     assert took_s < 30
 
@@ -208,10 +210,10 @@ def test_a_time_that_is_too_short_is_enough_for_the_fewest_probes() -> None:
     assert requested == plan(SMALL)[:LEAST_PROBES]
 
 
-def test_each_probe_is_asked_once_where_few_come_to_anything() -> None:
-    async def too_little() -> list[Probe]:
+def test_each_probe_is_requested_once_if_few_give_a_reading() -> None:
+    async def too_few_probes() -> list[Probe]:
         requested: list[Probe] = []
-        with pytest.raises(TooLittle, match="it ends answers early or takes few requests"):
+        with pytest.raises(TooFewProbes, match="the engine ends answers early or accepts few requests"):
             await profile(
                 connected(VirtualEngine(ends_after=1)),
                 ProfileLimits(prompt_tokens=48, requests=2, context_tokens=1024),
@@ -220,7 +222,7 @@ def test_each_probe_is_asked_once_where_few_come_to_anything() -> None:
             )
         return requested
 
-    assert run(too_little()) == plan(ProfileLimits(prompt_tokens=48, requests=2, context_tokens=1024))
+    assert run(too_few_probes()) == plan(ProfileLimits(prompt_tokens=48, requests=2, context_tokens=1024))
 
 
 def profile_twice() -> Coroutine[Any, Any, list[bytes]]:

@@ -114,4 +114,4 @@ class Reply:
 
 def connected(virtual: VirtualEngine) -> MeasuredEngine:
     session = cast(aiohttp.ClientSession, virtual)
-    return MeasuredEngine(session, "http://virtual", "virtual", 4096, takes_ids=True, takes_more=True)
+    return MeasuredEngine(session, "http://virtual", "virtual", 4096, takes_ids=True, takes_extensions=True)

@@ -6,7 +6,7 @@
 
 from penstock_profiler.engine import EngineError, EngineKvCache, MeasuredEngine, connected
 from penstock_profiler.plan import DecodeProbe, PrefillProbe, Probe, ProfileLimits, plan
-from penstock_profiler.profiling import ProbeReading, Profile, TooLittle, profile
+from penstock_profiler.profiling import ProbeReading, Profile, TooFewProbes, profile
 
 __all__ = [
     "DecodeProbe",
@@ -18,7 +18,7 @@ __all__ = [
     "ProbeReading",
     "Profile",
     "ProfileLimits",
-    "TooLittle",
+    "TooFewProbes",
     "connected",
     "plan",
     "profile",

@@ -9,7 +9,7 @@ from random import Random
 from penstock_profiler.engine import CompletionStream, MeasuredEngine, TokenArrival
 
 POLL_S = 0.002
-"""Interval of checks for enough tokens; token times are taken when they arrive, not here."""
+"""Interval of checks for enough tokens. It does not affect token times, which are taken on arrival."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +21,18 @@ class Decoding:
 
     def now(self) -> list[TokenArrival]:
         """Return the last arrival of each stream."""
-        return [stream.seen[-1] for stream in self.streams]
+        return [stream.arrivals[-1] for stream in self.streams]
 
     def since(self, started: Sequence[TokenArrival]) -> list[list[TokenArrival]]:
         """Return the arrivals of each stream since `started`, inclusive."""
         return [
-            [seen for seen in stream.seen if seen.tokens >= start.tokens]
+            [arrival for arrival in stream.arrivals if arrival.tokens >= start.tokens]
             for stream, start in zip(self.streams, started, strict=True)
         ]
 
     async def reach(self, tokens: int) -> bool:
         """Wait until each stream has `tokens` tokens; False if one ends before. Raises EngineError."""
-        while any(not stream.seen or stream.seen[-1].tokens < tokens for stream in self.streams):
+        while any(not stream.arrivals or stream.arrivals[-1].tokens < tokens for stream in self.streams):
             ended = [task for task in self.tasks if task.done()]
             for task in ended:
                 task.result()
@@ -46,7 +46,7 @@ class Decoding:
 async def decoding(
     engine: MeasuredEngine, requests: int, prompt_tokens: int, answer_tokens: int, random: Random
 ) -> AsyncIterator[Decoding]:
-    """Send all requests; those in progress at the end of the block are cancelled."""
+    """Send all requests. At the end of the block, cancel those in progress."""
     streams = [CompletionStream(prompt_tokens) for _ in range(requests)]
     tasks = [asyncio.create_task(engine.follow(stream, answer_tokens, random)) for stream in streams]
     try:

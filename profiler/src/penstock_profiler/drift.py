@@ -15,7 +15,7 @@ NEIGHBOURS = 4
 """Readings before and after one that share its slowdown: a second or two."""
 
 TURNS = 4
-"""Alternations; already the second changes little."""
+"""Number of alternations; the second already changes little."""
 
 Probe = TypeVar("Probe", bound=Hashable)
 

@@ -21,9 +21,9 @@ import aiohttp
 import orjson
 
 LOWEST_ID, HIGHEST_ID = 10, 250
-"""Token ids that are ordinary tokens in every vocabulary."""
+"""Range of token ids that are ordinary tokens in every vocabulary."""
 
-ANSWERS_WITHIN_S = 10.0
+ANSWER_TIMEOUT_S = 10.0
 """Timeout of requests that need no computation."""
 
 DATA, DONE = b"data:", b"[DONE]"
@@ -35,7 +35,7 @@ LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class EngineError(Exception):
-    """The engine cannot be measured; the message is one line for its user."""
+    """The engine cannot be measured. The message is one line for the user."""
 
 
 class TokenArrival(NamedTuple):
@@ -68,14 +68,15 @@ class CompletionStream:
 
     prompt_tokens: int
     sent_s: float = nan
-    seen: list[TokenArrival] = field(default_factory=list)
+    arrivals: list[TokenArrival] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredEngine:
     """A reachable engine.
 
-    takes_ids: whether prompts may be token ids. takes_more: whether bodies may have fields beyond OpenAI's.
+    takes_ids: whether prompts may be token ids.
+    takes_extensions: whether bodies may have fields beyond OpenAI's.
     context_tokens: context of its model; 0 if it does not report it.
     """
 
@@ -84,7 +85,7 @@ class MeasuredEngine:
     model: str
     context_tokens: int
     takes_ids: bool
-    takes_more: bool
+    takes_extensions: bool
 
     async def follow(self, stream: CompletionStream, max_tokens: int, random: Random) -> None:
         """Request an answer and record the arrivals of its tokens. Raises EngineError."""
@@ -108,9 +109,9 @@ class MeasuredEngine:
     async def kv_cache(self) -> EngineKvCache | None:
         """Read its KV cache from vLLM's metrics; None if it does not report it."""
         found = CACHE.search(await self._metrics())
-        on_reading = dict(LABEL.findall(found[1])) if found else {}
+        labels = dict(LABEL.findall(found[1])) if found else {}
         try:
-            return EngineKvCache(int(on_reading["num_gpu_blocks"]), int(on_reading["block_size"]))
+            return EngineKvCache(int(labels["num_gpu_blocks"]), int(labels["block_size"]))
         except (KeyError, ValueError):
             return None
 
@@ -131,12 +132,12 @@ class MeasuredEngine:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        return orjson.dumps({**body, **MORE} if self.takes_more else body)
+        return orjson.dumps({**body, **EXTENSION_FIELDS} if self.takes_extensions else body)
 
 
 JSON = {"content-type": "application/json"}
 
-MORE = {
+EXTENSION_FIELDS = {
     "ignore_eos": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
@@ -156,23 +157,23 @@ async def connected(
     """
     base = url.rstrip("/").removesuffix("/v1")
     if urlsplit(base).scheme not in {"http", "https"} or not urlsplit(base).netloc:
-        raise EngineError(f'"{url}" is no URL; write for example http://127.0.0.1:8000')
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWERS_WITHIN_S)
+        raise EngineError(f'"{url}" is not a URL; write for example http://127.0.0.1:8000')
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0, ssl=True if tls is None else tls())
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
-        model, context_tokens = await _card(session, base)
+        model, context_tokens = await _first_model(session, base)
         for kind in product((True, False), repeat=2):
             engine = MeasuredEngine(session, base, model, context_tokens, *kind)
-            if await _understands(engine):
+            if await _accepts(engine):
                 break
         yield engine  # if no variant works, the first probe raises the reason
 
 
-async def _card(session: aiohttp.ClientSession, url: str) -> tuple[str, int]:
+async def _first_model(session: aiohttp.ClientSession, url: str) -> tuple[str, int]:
     """Return the first model that it serves, and the model's context."""
     try:
         async with session.get(
-            f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=ANSWERS_WITHIN_S)
+            f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S)
         ) as reply:
             if reply.status != 200:
                 raise EngineError(f"{url} answers {reply.status} to /v1/models; is it an engine?")
@@ -181,10 +182,10 @@ async def _card(session: aiohttp.ClientSession, url: str) -> tuple[str, int]:
     except (aiohttp.ClientError, TimeoutError) as error:
         raise EngineError(f"{url}: no engine answers there ({str(error) or 'no answer in time'})") from error
     except (orjson.JSONDecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise EngineError(f"{url}/v1/models names no model; is it an engine?") from error
+        raise EngineError(f"{url}/v1/models lists no model; is it an engine?") from error
 
 
-async def _understands(engine: MeasuredEngine) -> bool:
+async def _accepts(engine: MeasuredEngine) -> bool:
     try:
         await engine.follow(CompletionStream(4), 1, Random())
     except EngineError:
@@ -198,10 +199,10 @@ def _take(stream: CompletionStream, chunk: dict[str, Any]) -> None:
         raise EngineError(f"the engine failed in the middle of a stream: {_line(str(chunk['error']))}")
     usage = chunk.get("usage") or {}
     stream.prompt_tokens = usage.get("prompt_tokens") or stream.prompt_tokens
-    before = stream.seen[-1].tokens if stream.seen else 0
+    before = stream.arrivals[-1].tokens if stream.arrivals else 0
     tokens = usage.get("completion_tokens") or before + bool(chunk.get("choices"))
     if tokens > before and chunk.get("choices"):
-        stream.seen.append(TokenArrival(perf_counter(), tokens))
+        stream.arrivals.append(TokenArrival(perf_counter(), tokens))
 
 
 def _counter(text: str, name: str) -> int:

@@ -23,7 +23,7 @@ from penstock_core.timing.time_model import BatchWork, chunk_work
 
 from penstock_profiler.decoding import Decoding, decoding
 from penstock_profiler.engine import CompletionStream, Drafts, EngineError, MeasuredEngine, TokenArrival
-from penstock_profiler.plan import ANSWER_TOKENS, BESIDE_TOKENS, DecodeProbe, PrefillProbe, Probe
+from penstock_profiler.plan import ANSWER_TOKENS, CONCURRENT_ANSWER_TOKENS, DecodeProbe, PrefillProbe, Probe
 
 WINDOW_TOKENS = 16
 """Tokens of each request over which decodes are measured."""
@@ -34,8 +34,8 @@ GAP_TOKENS = 4
 WARM_TOKENS, AFTER_TOKENS = 4, 2
 """Tokens of the concurrent request before the prompt is sent, and after the prompt's first token."""
 
-MOST_ON_THE_WAY = 3
-"""Most inter-token gaps, beyond the usual overhead, until a prompt's iteration begins."""
+MOST_GAPS_BEFORE_PREFILL = 3
+"""Most inter-token gaps between a prompt's arrival, `overhead_s` after it is sent, and its iteration."""
 
 PROBE_TIMEOUT_S = 60.0
 """Timeout of a probe; probes take seconds."""
@@ -65,7 +65,7 @@ async def measured(
             if isinstance(probe, DecodeProbe):
                 return await _decodes(engine, probe, random)
             if method.mixes and probe.prompt_tokens > 1:
-                return await prefill_beside(engine, probe, method.overhead_s, random)
+                return await mixed_prefill(engine, probe, method.overhead_s, random)
             return await _prefill(engine, probe, method.overhead_s, random)
     except TimeoutError:
         raise EngineError(f"{engine.url}: {probe} took longer than {PROBE_TIMEOUT_S:g} s") from None
@@ -76,37 +76,37 @@ async def _prefill(
 ) -> Point | None:
     stream = CompletionStream(probe.prompt_tokens)
     await engine.follow(stream, 1, random)
-    if not stream.seen:
+    if not stream.arrivals:
         return None
-    tokens, took_s = stream.prompt_tokens, stream.seen[0].at_s - stream.sent_s - overhead_s
+    tokens, took_s = stream.prompt_tokens, stream.arrivals[0].at_s - stream.sent_s - overhead_s
     return Point(BatchWork(tokens, 0, chunk_work(tokens, 0)), took_s) if took_s > 0 else None
 
 
-async def prefill_beside(
+async def mixed_prefill(
     engine: MeasuredEngine, probe: PrefillProbe, overhead_s: float, random: Random
 ) -> Point | None:
-    """Measure a prefill with one concurrent decode, in total with the probe's tokens."""
-    async with decoding(engine, 1, 1, BESIDE_TOKENS, random) as beside:
+    """Measure a prefill with one concurrent decode. Both together have the probe's tokens."""
+    async with decoding(engine, 1, 1, CONCURRENT_ANSWER_TOKENS, random) as beside:
         if not await beside.reach(WARM_TOKENS):
             return None
         prompt = CompletionStream(probe.prompt_tokens - 1)
         await engine.follow(prompt, 1, random)
-        if not prompt.seen or not await beside.reach(beside.now()[0].tokens + AFTER_TOKENS):
+        if not prompt.arrivals or not await beside.reach(beside.now()[0].tokens + AFTER_TOKENS):
             return None
-    return lengthened(beside.streams[0], prompt, overhead_s)
+    return lengthened_gap(beside.streams[0], prompt, overhead_s)
 
 
-def lengthened(beside: CompletionStream, prompt: CompletionStream, overhead_s: float) -> Point | None:
-    """Return the iteration of the prompt's first token: the other request's gap that ends with it.
+def lengthened_gap(beside: CompletionStream, prompt: CompletionStream, overhead_s: float) -> Point | None:
+    """Return the iteration of the prompt's first token: the gap of the concurrent request that ends with it.
 
     None if no gap ends with it, or if the gap began long after the prompt's arrival: then it was only the
     prompt's last chunk.
     """
-    first_s = prompt.seen[0].at_s
-    at = min(range(len(beside.seen)), key=lambda at: abs(beside.seen[at].at_s - first_s))
-    before, after = beside.seen[at - 1], beside.seen[at]
-    usual_s = median(gaps_s(beside.seen[:at])) if at > 1 else 0.0
-    latest_s = prompt.sent_s + overhead_s + MOST_ON_THE_WAY * usual_s
+    first_s = prompt.arrivals[0].at_s
+    at = min(range(len(beside.arrivals)), key=lambda at: abs(beside.arrivals[at].at_s - first_s))
+    before, after = beside.arrivals[at - 1], beside.arrivals[at]
+    usual_s = median(gaps_s(beside.arrivals[:at])) if at > 1 else 0.0
+    latest_s = prompt.sent_s + overhead_s + MOST_GAPS_BEFORE_PREFILL * usual_s
     together = abs(after.at_s - first_s) <= usual_s and after.tokens == before.tokens + 1
     if not together or before.at_s > latest_s:
         return None
@@ -120,26 +120,26 @@ async def _decodes(engine: MeasuredEngine, probe: DecodeProbe, random: Random) -
             return None
         before = await engine.drafts()
         started = together.now()
-        if not await together.reach(max(seen.tokens for seen in started) + WINDOW_TOKENS):
+        if not await together.reach(max(arrival.tokens for arrival in started) + WINDOW_TOKENS):
             return None
         drafts = _between(before, await engine.drafts())
     windows = together.since(started)
-    context = context_in_the_middle(together, windows)
+    context = mean_context(together, windows)
     if drafts.drafted:
         tokens = sum(window[-1].tokens - window[0].tokens for window in windows)
         gap_s = median(_between_ends_s(window) for window in windows)
-        return speculated(probe.requests, context, gap_s, tokens, drafts)
+        return speculative_iteration(probe.requests, context, gap_s, tokens, drafts)
     gap_s = median(gap_s for window in windows for gap_s in gaps_s(window))
     return Point(BatchWork(probe.requests, context), gap_s)
 
 
-def context_in_the_middle(together: Decoding, windows: Sequence[Sequence[TokenArrival]]) -> int:
-    """Return the context of all requests in the middle of their windows, tokens."""
+def mean_context(together: Decoding, windows: Sequence[Sequence[TokenArrival]]) -> int:
+    """Return the context tokens of all requests, at the middle of their windows."""
     prompts = sum(stream.prompt_tokens for stream in together.streams)
     return prompts + sum(window[0].tokens + window[-1].tokens for window in windows) // 2
 
 
-def speculated(requests: int, context: int, gap_s: float, tokens: int, drafts: Drafts) -> Point:
+def speculative_iteration(requests: int, context: int, gap_s: float, tokens: int, drafts: Drafts) -> Point:
     """Return an iteration of decodes with drafts. gap_s: inter-token gap. tokens: tokens of all requests."""
     iterations = max(tokens - drafts.accepted, 1)  # of one request each
     drafted = drafts.drafted / iterations
@@ -158,8 +158,8 @@ def gaps_s(window: Sequence[TokenArrival]) -> list[float]:
     return found or [_between_ends_s(window)]
 
 
-def _tokens(seen: TokenArrival) -> int:
-    return seen.tokens
+def _tokens(arrival: TokenArrival) -> int:
+    return arrival.tokens
 
 
 def _between_ends_s(window: Sequence[TokenArrival]) -> float:

@@ -18,7 +18,7 @@ SHORT_PROMPT_TOKENS = 64
 ANSWER_TOKENS = 512
 """Requested length of answers; they are cancelled when enough tokens have arrived."""
 
-BESIDE_TOKENS = 128
+CONCURRENT_ANSWER_TOKENS = 128
 """Requested length of the answer beside a prefill. An engine that does not mix batches ends it first."""
 
 Item = TypeVar("Item")
@@ -68,8 +68,8 @@ class DecodeProbe:
 
 Probe = PrefillProbe | DecodeProbe
 
-THROUGH, ALONE = PrefillProbe(1), DecodeProbe(1, 1)
-"""Two iterations of one token, one measured with a request's overhead; the difference is the overhead."""
+FIRST_TOKEN, NEXT_TOKEN = PrefillProbe(1), DecodeProbe(1, 1)
+"""Two iterations of one token. The first is measured with a request's overhead, which is their difference."""
 
 
 def plan(limits: ProfileLimits) -> list[Probe]:

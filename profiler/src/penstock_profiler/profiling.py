@@ -17,13 +17,13 @@ from penstock_core.timing.fit import Fit, Point, TooFewPoints, fit
 
 from penstock_profiler.drift import slowdowns
 from penstock_profiler.engine import MeasuredEngine
-from penstock_profiler.measure import TimingMethod, measured, prefill_beside
-from penstock_profiler.plan import ALONE, THROUGH, PrefillProbe, Probe, ProfileLimits, plan
+from penstock_profiler.measure import TimingMethod, measured, mixed_prefill
+from penstock_profiler.plan import FIRST_TOKEN, NEXT_TOKEN, PrefillProbe, Probe, ProfileLimits, plan
 
 ROUNDS = 2
 """Rounds in which every probe is read. Further readings are chosen by their benefit and cost."""
 
-ENOUGH = 0.005
+TARGET_UNCERTAINTY = 0.005
 """Mean relative uncertainty of probes at which reading ends."""
 
 LEAST_SPREAD = 0.01
@@ -32,7 +32,7 @@ LEAST_SPREAD = 0.01
 OVERHEAD_READINGS = 5
 """Readings of a request's overhead."""
 
-BESIDE = PrefillProbe(64)
+MIXING_PROBE = PrefillProbe(64)
 """Prompt that tests whether an engine batches prefills with decodes."""
 
 LEAST_PROBES = 8
@@ -42,7 +42,7 @@ OnReading = Callable[[Probe, int], None]
 """Called before each reading with the probe and the number of previous readings."""
 
 
-class TooLittle(Exception):
+class TooFewProbes(Exception):
     """Too few probes were measured to fit a model."""
 
 
@@ -88,9 +88,9 @@ async def profile(
 ) -> Profile:
     """Measure an idle engine for `seconds`, or as long as the first probes take.
 
-    Raises EngineError, TooLittle.
+    Raises EngineError, TooFewProbes.
     """
-    until_s, random = monotonic() + seconds, Random()  # other prompts each time: none is in a cache
+    until_s, random = monotonic() + seconds, Random()  # unseeded, so that no prompt is in a cache
     method, read = await _timing_method(engine, random), Readings()
     probes = plan(limits)
     for number, probe in enumerate(read.order(probes)):
@@ -99,12 +99,14 @@ async def profile(
         on_reading(probe, number)
         began_s = monotonic()
         point = await measured(engine, probe, method, random)
-        read.note(probe, point, monotonic() - began_s)
+        read.add(probe, point, monotonic() - began_s)
     readings = [reading(probe, found) for probe, found in read.without_drift().items()]
     try:
         fitted = fit("profiled", [reading.point for reading in readings])
     except TooFewPoints as error:
-        raise TooLittle(f"{engine.url}: {error}; it ends answers early or takes few requests") from error
+        raise TooFewProbes(
+            f"{engine.url}: {error}; the engine ends answers early or accepts few requests"
+        ) from error
     return Profile(readings, method.overhead_s, read.noise, fitted)
 
 
@@ -113,14 +115,14 @@ class Readings:
 
     def __init__(self) -> None:
         self.points: dict[Probe, list[Point]] = {}
-        self._in_time: list[tuple[Probe, Point]] = []
+        self._by_time: list[tuple[Probe, Point]] = []
         self._took_s: dict[Probe, list[float]] = {}
 
-    def note(self, probe: Probe, point: Point | None, took_s: float) -> None:
+    def add(self, probe: Probe, point: Point | None, took_s: float) -> None:
         """Add a reading; None if the probe gave no point."""
         if point is not None:
             self.points.setdefault(probe, []).append(point)
-            self._in_time.append((probe, point))
+            self._by_time.append((probe, point))
             self._took_s.setdefault(probe, []).append(took_s)
 
     @property
@@ -131,8 +133,8 @@ class Readings:
     def without_drift(self) -> dict[Probe, list[Point]]:
         """Return the points by probe without the machine's drift."""
         found: dict[Probe, list[Point]] = {}
-        at = slowdowns([(probe, point.seconds) for probe, point in self._in_time])
-        for (probe, point), slowdown in zip(self._in_time, at, strict=True):
+        at = slowdowns([(probe, point.seconds) for probe, point in self._by_time])
+        for (probe, point), slowdown in zip(self._by_time, at, strict=True):
             found.setdefault(probe, []).append(Point(point.work, point.seconds / slowdown))
         return found
 
@@ -143,7 +145,7 @@ class Readings:
         """
         for _ in range(ROUNDS):
             yield from probes
-        while self.points and uncertainty(self.points.values()) > ENOUGH:
+        while self.points and uncertainty(self.points.values()) > TARGET_UNCERTAINTY:
             usual_spread = max(mean([_spread(points) for points in self.points.values()]), LEAST_SPREAD)
             yield max(self.points, key=partial(self._worth, usual_spread))
 
@@ -183,18 +185,18 @@ def _spread(points: Sequence[Point]) -> float:
 async def _timing_method(engine: MeasuredEngine, random: Random) -> TimingMethod:
     """Measure how to time this engine."""
     overhead_s = await _overhead_s(engine, random)
-    if (await engine.drafts()).drafted:  # what a decode beside a prompt drafts is not known
+    if (await engine.drafts()).drafted:  # drafts of one decode among prefills are not reported
         return TimingMethod(overhead_s, mixes=False)
-    seen = [await prefill_beside(engine, BESIDE, overhead_s, random) for _ in range(OVERHEAD_READINGS)]
-    return TimingMethod(overhead_s, mixes=sum(point is not None for point in seen) > OVERHEAD_READINGS // 2)
+    points = [await mixed_prefill(engine, MIXING_PROBE, overhead_s, random) for _ in range(OVERHEAD_READINGS)]
+    return TimingMethod(overhead_s, mixes=sum(point is not None for point in points) > OVERHEAD_READINGS // 2)
 
 
 async def _overhead_s(engine: MeasuredEngine, random: Random) -> float:
     """Return the overhead of a request: the time of a first token less that of any other."""
     overheads_s, unknown = [], TimingMethod(0.0, mixes=False)
     for _ in range(OVERHEAD_READINGS):
-        seen = await measured(engine, THROUGH, unknown, random)
-        gap = await measured(engine, ALONE, unknown, random)
-        if seen is not None and gap is not None:
-            overheads_s.append(seen.seconds - gap.seconds)
+        first = await measured(engine, FIRST_TOKEN, unknown, random)
+        following = await measured(engine, NEXT_TOKEN, unknown, random)
+        if first is not None and following is not None:
+            overheads_s.append(first.seconds - following.seconds)
     return max(median(overheads_s), 0.0) if overheads_s else 0.0

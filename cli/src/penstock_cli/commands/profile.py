@@ -16,7 +16,7 @@ from penstock_profiler import (
     ProbeReading,
     Profile,
     ProfileLimits,
-    TooLittle,
+    TooFewProbes,
     connected,
     profile,
 )
@@ -59,7 +59,7 @@ def profile_engine(
     limits = ProfileLimits(longest_prompt, most_requests, kv_tokens=kv_tokens)
     try:
         model, found = asyncio.run(_measure(engine, limits, seconds, console))
-    except (EngineError, TooLittle) as error:
+    except (EngineError, TooFewProbes) as error:
         raise Failure(f"--engine: {error}") from None
     out.write_bytes(as_file(model, found))
     show(Console(), found)
