@@ -16,8 +16,8 @@ def marks(*keys: int, token_ids: bool = False) -> PromptMarks:
     return PromptMarks(tuple(Mark(key, 400 * (at + 1)) for at, key in enumerate(keys)), token_ids)
 
 
-def added(*keys: int, anew: bool = False) -> wire.CachedPrefixes:
-    return wire.CachedPrefixes(added=keys, anew=anew)
+def added(*keys: int, complete: bool = False) -> wire.CachedPrefixes:
+    return wire.CachedPrefixes(added=keys, complete=complete)
 
 
 def test_each_replica_counts_with_its_longest_beginning() -> None:
@@ -35,7 +35,7 @@ def test_removed_and_replaced_prefixes_are_no_longer_held() -> None:
     holder.update(added(1, 2))
     holder.update(wire.CachedPrefixes(removed=[2, 7]))
     assert prefixes.cached_tokens(marks(1, 2)) == {"r0": tokens_about(400)}
-    holder.update(added(5, anew=True))
+    holder.update(added(5, complete=True))
     assert prefixes.cached_tokens(marks(1, 2)) == {}
     assert prefixes.cached_tokens(marks(5)) == {"r0": tokens_about(400)}
 
@@ -54,7 +54,7 @@ def test_removing_a_replaced_replica_leaves_the_prefixes_of_its_successor() -> N
 def test_a_replica_is_known_after_its_first_report_even_an_empty_one() -> None:
     prefixes = CachedPrefixes()
     assert not prefixes.known
-    prefixes.holder("r0").update(wire.CachedPrefixes(anew=True))
+    prefixes.holder("r0").update(wire.CachedPrefixes(complete=True))
     assert prefixes.known
 
 
@@ -90,9 +90,9 @@ def test_the_index_has_exactly_the_reported_prefixes(
     prefixes = CachedPrefixes()
     holders = {name: prefixes.holder(name) for name in ("r0", "r1", "r2")}
     held: dict[str, set[int]] = {name: set() for name in holders}
-    for name, more, fewer, anew in messages:
-        holders[name].update(wire.CachedPrefixes(added=more, removed=fewer, anew=anew))
-        held[name] = ((set() if anew else held[name]) - set(fewer)) | set(more)
+    for name, more, fewer, complete in messages:
+        holders[name].update(wire.CachedPrefixes(added=more, removed=fewer, complete=complete))
+        held[name] = ((set() if complete else held[name]) - set(fewer)) | set(more)
     for key in range(13):
         assert set(prefixes.cached_tokens(marks(key))) == {name for name in held if key in held[name]}
     for holder in holders.values():

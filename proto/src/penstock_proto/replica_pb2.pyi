@@ -342,11 +342,11 @@ class CachedPrefixes(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ANEW_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
     ADDED_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
-    anew: _builtins.bool
-    """forget what was sent before: these are all"""
+    complete: _builtins.bool
+    """replaces all prefixes sent before"""
     @_builtins.property
     def added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -354,13 +354,13 @@ class CachedPrefixes(_message.Message):
     def __init__(
         self,
         *,
-        anew: _builtins.bool = ...,
+        complete: _builtins.bool = ...,
         added: _abc.Iterable[_builtins.int] | None = ...,
         removed: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "anew", b"anew", "removed", b"removed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "complete", b"complete", "removed", b"removed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

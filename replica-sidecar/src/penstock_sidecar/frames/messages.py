@@ -60,13 +60,13 @@ def snapshot_message(load: Snapshot, engine_ready: bool, draining: bool) -> wire
     )
 
 
-def prefixes_message(changes: Sequence[tuple[int, bool]], anew: bool) -> wire.CachedPrefixes:
+def prefixes_message(changes: Sequence[tuple[int, bool]], complete: bool) -> wire.CachedPrefixes:
     """Return changes of the cached prefixes as a message: each key, and whether it is cached from now on.
 
-    anew: they are all there are.
+    complete: they are all there are.
     """
     return wire.CachedPrefixes(
-        anew=anew,
+        complete=complete,
         added=[key for key, cached in changes if cached],
         removed=[key for key, cached in changes if not cached],
     )

@@ -89,7 +89,7 @@ class Session:
             return None
         self._reported = cached.count
         changes = None if before is None else cached.since(before)
-        return prefixes_message(cached.all() if changes is None else changes, anew=changes is None)
+        return prefixes_message(cached.all() if changes is None else changes, complete=changes is None)
 
     async def _read(self, frames: AsyncIterator[wire.RouterFrame]) -> None:
         async for frame in frames:

@@ -28,7 +28,7 @@ class PrefixHolder:
     def update(self, message: wire.CachedPrefixes) -> None:
         """Take in a report of the replica. Prefixes beyond the bound are ignored."""
         self._prefixes.known = True
-        if message.anew:
+        if message.complete:
             self.forget()
         self._remove(message.removed)
         for key in message.added[: MOST_PREFIXES - len(self._keys)]:
