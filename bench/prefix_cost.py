@@ -109,7 +109,7 @@ def main() -> None:
         serve(index, str(session), prompt_marks(body(session, 200 if session < 4 else 20)))
     reported = [change.key for change in index.reported.all()]
     for number in range(REPLICAS):
-        prefixes.holder(f"r{number}").update(wire.CachedPrefixes(added=reported, anew=True))
+        prefixes.holder(f"r{number}").update(wire.CachedPrefixes(added=reported, complete=True))
     raw = body(1, 201)
     marks = prompt_marks(raw)
     parts: dict[str, Callable[[int], object]] = {

@@ -67,7 +67,7 @@ class Known:
 
 @contextmanager
 def kept(file: EndpointsFile, replica_set: object) -> Iterator[None]:
-    keeping = asyncio.get_running_loop().create_task(file.keep(replica_set))  # type: ignore[arg-type]
+    keeping = asyncio.get_running_loop().create_task(file.maintain(replica_set))  # type: ignore[arg-type]
     try:
         yield
     finally:

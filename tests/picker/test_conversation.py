@@ -13,8 +13,8 @@ from penstock_picker.conversation import (
     Conversation,
     ConversationState,
     OutOfOrder,
-    given_back,
-    immediate,
+    body_responses,
+    immediate_response,
     subset_of,
 )
 from penstock_picker.pick import Picked
@@ -173,7 +173,7 @@ def test_a_mode_without_the_body_decides_by_the_headers() -> None:
 )
 def test_a_body_is_returned_in_parts_that_envoy_accepts(length: int, parts: list[int]) -> None:
     for ends in (True, False):
-        answers = list(given_back(bytes(length), ends))
+        answers = list(body_responses(bytes(length), ends))
         streamed = [each.request_body.response.body_mutation.streamed_response for each in answers]
         assert [len(each.body) for each in streamed] == parts
         assert [each.end_of_stream for each in streamed] == [False] * (len(parts) - 1) + [ends]
@@ -256,9 +256,9 @@ def test_a_clients_own_routing_headers_are_removed() -> None:
 
 def test_a_refusal_has_the_errors_status_headers_body_and_logged_code() -> None:
     error = ApiError(429, "no", type="rate_limit_error", code="slow_down", headers=(("retry-after", "3"),))
-    answer = immediate(error).immediate_response
+    answer = immediate_response(error).immediate_response
     assert (answer.status.code, answer.body, answer.details) == (429, error.body(), "slow_down")
     written = {each.header.key: each.header.raw_value for each in answer.headers.set_headers}
     assert written == {"content-type": b"application/json", "retry-after": b"3"}
     without_code = ApiError(500, "internal error", type="server_error")
-    assert immediate(without_code).immediate_response.details == "server_error"
+    assert immediate_response(without_code).immediate_response.details == "server_error"

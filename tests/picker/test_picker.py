@@ -108,7 +108,9 @@ async def test_a_body_that_the_gateway_does_not_send_is_left_to_the_replicas() -
 async def test_pages_of_replicas_go_to_any_replica_and_are_no_demand(method: str, path: str) -> None:
     async with picker_of(replicas()) as picker:
         assert picker.pick(call(b"", method, path)).first == "r0"
-        assert await picker.pick_sharing(call(b"", method, path)) == picker.pick(call(b"", method, path))
+        assert await picker.pick_with_shared_limits(call(b"", method, path)) == picker.pick(
+            call(b"", method, path)
+        )
         assert value(picker, "requests_total", tier="chat") is None
         assert orjson.loads(picker.demand_page())["tiers"]["chat"]["arrived"] == 0
 
@@ -191,7 +193,7 @@ def limited(**limits: int) -> tuple[Pool, dict[str, Application]]:
     return pool, {"sk-ide": pool.spec.applications[0]}
 
 
-@pytest.mark.parametrize("shares", [False, True], ids=["pick", "pick_sharing"])
+@pytest.mark.parametrize("shares", [False, True], ids=["pick", "pick_with_shared_limits"])
 async def test_limits_count_a_requests_estimate_and_no_end(shares: bool) -> None:
     each = tokens_about(len(BODY)) + 7
     pool, keys = limited(concurrentRequests=1, tokensPerMinute=3 * each)
@@ -199,7 +201,7 @@ async def test_limits_count_a_requests_estimate_and_no_end(shares: bool) -> None
 
         async def pick() -> Picked:
             requested = call(**IDE)
-            return await picker.pick_sharing(requested) if shares else picker.pick(requested)
+            return await picker.pick_with_shared_limits(requested) if shares else picker.pick(requested)
 
         assert not picker.shares_limits
         firsts = [(await pick()).first for _ in range(3)]
@@ -242,11 +244,13 @@ async def test_shared_limits_are_checked_once_and_not_settled() -> None:
     pool, keys = limited(requestsPerMinute=9)
     async with picker_of(replicas(), pool, keys, shared_limits=shared) as picker:
         assert picker.shares_limits
-        assert (await picker.pick_sharing(call(**IDE))).first == "r0"
+        assert (await picker.pick_with_shared_limits(call(**IDE))).first == "r0"
         with pytest.raises(ApiError) as caught:
-            await picker.pick_sharing(call(**IDE))
+            await picker.pick_with_shared_limits(call(**IDE))
         assert caught.value.code == "rate_limit_exceeded"
-        assert (await picker.pick_sharing(call(**IDE))).first == "r0"  # the refused one had the other turn
+        assert (
+            await picker.pick_with_shared_limits(call(**IDE))
+        ).first == "r0"  # the refused one had the other turn
         assert shared.asked == [("ide", each)] * 3
         assert shared.over == [("ide", Ticket(5, each), each), ("ide", None, each)]
         assert value(picker, "limits_decided_locally_total") == 1

@@ -19,7 +19,7 @@ from penstock_routing.applications.shared_limits import (
     LEASE_S,
     SCRIPT,
     SharedLimits,
-    refused_of,
+    over_limit_of,
     script_arguments,
     usage_of,
 )
@@ -238,7 +238,7 @@ async def test_redis_decides_as_one_router_would(redis: RedisServer, seed: int) 
                     await script(now_s)
             tokens = random.choice((1, 10, 30, 151))
             mine, reply = ledger.enter(now_s, tokens), await script(now_s, tokens)
-            theirs = Ticket(reply[0], tokens) if reply[5] == 0 else refused_of(reply[5], reply[6])
+            theirs = Ticket(reply[0], tokens) if reply[5] == 0 else over_limit_of(reply[5], reply[6])
             assert theirs == mine
             assert usage_of(reply) == ledger.usage(now_s)
             if isinstance(mine, Ticket):
@@ -277,9 +277,9 @@ async def test_keys_in_redis_are_bounded_and_expire(redis: RedisServer) -> None:
 def test_the_limits_of_the_script_are_in_the_order_of_its_arguments() -> None:
     of = limits(concurrentRequests=1, requestsPerMinute=2, tokensPerMinute=3)
     assert script_arguments("me", 0, of, {}, [])[3:6] == [1, 2, 3]
-    assert [refused_of(code, 5).limit for code in (1, 2, 3)] == [
+    assert [over_limit_of(code, 5).limit for code in (1, 2, 3)] == [
         Limit.CONCURRENT_REQUESTS,
         Limit.REQUESTS_PER_MINUTE,
         Limit.TOKENS_PER_MINUTE,
     ]
-    assert refused_of(3, -1) == OverLimit(Limit.TOKENS_PER_MINUTE, None)
+    assert over_limit_of(3, -1) == OverLimit(Limit.TOKENS_PER_MINUTE, None)

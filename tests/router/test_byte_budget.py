@@ -11,7 +11,7 @@ from penstock_runtime.openai_errors import ApiError
 
 def upstream(budget: ByteBudget, id: int = 1, bound_bytes: int | None = None) -> UpstreamRequest:
     made = UpstreamRequest(id, bound_bytes)
-    made.hold_within(budget)
+    made.use_budget(budget)
     return made
 
 
@@ -54,7 +54,7 @@ def test_a_single_request_over_the_bound_is_dropped() -> None:
     budget = ByteBudget(100)
     freed: list[bool] = []
     one = UpstreamRequest(1, None, lambda: freed.append(True))
-    one.hold_within(budget)
+    one.use_budget(budget)
     assert not one.put(b"x" * 101, 1)
     assert freed == [True]
     assert (one.take().data, budget.held_bytes) == (b"", 0)
@@ -86,7 +86,7 @@ def test_up_to_the_bound_no_request_is_dropped_and_one_byte_beyond_the_largest()
     one, other = upstream(budget, 1), upstream(budget, 2)
     one.put(b"x" * 60, 1)
     assert other.put(b"x" * 40, 1)
-    budget.relieve()
+    budget.drop_largest()
     assert (one.end, other.end) == (None, None)
     assert other.put(b"x", 1)
     assert isinstance(one.end, Overflowed)
@@ -108,9 +108,9 @@ def test_without_buffered_output_no_request_is_dropped() -> None:
     with BodyBytes(budget) as body:
         body.add(100)
         budget.bound_bytes = 50
-        budget.relieve()
+        budget.drop_largest()
         one = upstream(budget)
-        budget.relieve()
+        budget.drop_largest()
         assert one.end is None
         assert budget.held_bytes == 100
 

@@ -11,7 +11,7 @@ from penstock_routing.connections.api_server import KEEP_ALIVE
 from penstock_routing.connections.backoff import Backoff
 from penstock_routing.connections.replica_channel import Tls, connect_by
 from penstock_routing.discovery.endpoints import Fixed
-from penstock_routing.response.error_headers import beside_error
+from penstock_routing.response.error_headers import common_error_headers
 from penstock_runtime.grpc_options import CLIENT_OPTIONS
 from self_signed import Identity
 
@@ -93,7 +93,7 @@ async def test_replicas_from_the_command_line_never_change_and_are_never_out_of_
     ],
 )
 def test_an_invalid_request_is_not_retried(status: int, final: bool) -> None:
-    assert dict(beside_error(status, "id")) == {"x-request-id": "id"} | (
+    assert dict(common_error_headers(status, "id")) == {"x-request-id": "id"} | (
         {"x-should-retry": "false"} if final else {}
     )
-    assert dict(beside_error(status, "id", [("x-should-retry", "true")])) == {"x-request-id": "id"}
+    assert dict(common_error_headers(status, "id", [("x-should-retry", "true")])) == {"x-request-id": "id"}

@@ -103,12 +103,12 @@ async def test_a_revoked_key_is_refused_and_a_new_one_served_without_a_restart(f
         refresh = KeyRefresh(router.app.keys, files_of(files), router.app.metrics.keys)
         assert [await status(router, key) for key in ("old-key", "new-key")] == [200, 401]
         (files / "ide.txt").write_text("ide-key\nnew-key\n")
-        await refresh.once()
+        await refresh.refresh()
         assert [await status(router, key) for key in ("old-key", "new-key", "ide-key")] == [401, 200, 200]
         assert await router.metric('penstock_router_key_changes_total{application="ide"}') == 1
         (files / "ide.txt").write_text("")
         (files / "night.txt").write_text("")
-        await refresh.once()
+        await refresh.refresh()
         assert [await status(router, key) for key in ("ide-key", "night-key")] == [401, 401]
 
 
@@ -125,14 +125,14 @@ async def test_a_file_that_cannot_be_read_changes_nothing_and_is_logged_once(
         (files / "ide.txt").mkdir()
     (files / "night.txt").write_text("another-key")
     with capture_logs() as output:
-        await refresh.once()
-        await refresh.once()
+        await refresh.refresh()
+        await refresh.refresh()
         assert (keys.application("ide-key"), keys.application("another-key")) == (IDE, NIGHT)
         assert (unreadable(registry, "ide"), unreadable(registry, "night")) == (1, 0)
         if broken == "a folder":
             (files / "ide.txt").rmdir()
         (files / "ide.txt").write_text("restored-key")
-        await refresh.once()
+        await refresh.refresh()
     assert (keys.application("ide-key"), keys.application("restored-key")) == (None, IDE)
     assert unreadable(registry, "ide") == 0
     assert [line["event"] for line in output if line["application"] == "ide"] == [

@@ -42,8 +42,8 @@ def passed_by(transcript: Transcript, pieces: list[bytes]) -> bytes:
         return True
 
     for piece in pieces:
-        relaying = transcript.relaying(relay)
-        if relaying is None or not relaying(piece, 1):
+        relay_through = transcript.relay_through(relay)
+        if relay_through is None or not relay_through(piece, 1):
             out.extend(b"".join(transcript.read(piece)))
     return bytes(out)
 
@@ -58,9 +58,9 @@ def relayed(events: list[bytes], *, taken: bool = True) -> tuple[Transcript, lis
 
     transcript.read(events[0])
     for event in events[1:]:
-        relaying = transcript.relaying(relay)
-        if relaying is not None:
-            relaying(event, 1)
+        relay_through = transcript.relay_through(relay)
+        if relay_through is not None:
+            relay_through(event, 1)
     return transcript, out
 
 
@@ -70,7 +70,7 @@ def chunks_of(stream: bytes) -> list[dict[str, Any]]:
     ]
 
 
-def said(stream: bytes) -> str:
+def message(stream: bytes) -> str:
     choices = [choice for chunk in chunks_of(stream) for choice in chunk["choices"]]
     return "".join(
         choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices
@@ -79,12 +79,12 @@ def said(stream: bytes) -> str:
 
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETION], ids=["chat", "completion"])
 @given(
-    cuts=st.lists(st.floats(0.02, 0.98), min_size=1, max_size=3),
+    parts=st.lists(st.floats(0.02, 0.98), min_size=1, max_size=3),
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     shorter=st.integers(0, 20),
 )
 def test_a_stream_cut_at_any_byte_continues_as_if_it_were_whole(
-    endpoint: "wire.Endpoint.ValueType", cuts: list[float], sizes: list[int], shorter: int
+    endpoint: "wire.Endpoint.ValueType", parts: list[float], sizes: list[int], shorter: int
 ) -> None:
     client = BODIES[endpoint] | {"max_tokens": 75 - shorter}
     body = asking_ids(orjson.dumps(client)) or b""
@@ -92,7 +92,7 @@ def test_a_stream_cut_at_any_byte_continues_as_if_it_were_whole(
     transcript, out = Transcript(), b""
     events: ContinuedEvents | None = None
     asked_at, requested = endpoint, body
-    for number, cut in enumerate([*cuts, 1.0]):
+    for number, cut in enumerate([*parts, 1.0]):
         pieces = events_of(asked_at, requested, engine="abcd"[number], sizes=sizes)
         stream = b"".join(pieces)
         if cut < 1.0:
@@ -112,11 +112,11 @@ def test_a_stream_cut_at_any_byte_continues_as_if_it_were_whole(
             break
         if transcript.begun:
             events = ContinuedEvents(transcript.head(), endpoint == CHAT, len(kept))
-        transcript.continue_behind(kept)
+        transcript.continue_after(kept)
         if kept:
             asked_at = COMPLETION
             requested = continued_body(endpoint, orjson.loads(body), transcript.prompt_ids, kept)
-    assert said(out) == said(plain)
+    assert message(out) == message(plain)
     first, *_, last = chunks_of(out)
     assert {tuple(chunk[name] for name in ("id", "created", "object")) for chunk in chunks_of(out)} == {
         (first["id"], first["created"], first["object"])
@@ -152,7 +152,7 @@ def test_trailing_tokens_without_text_are_left_to_the_continuation() -> None:
 
 def test_of_an_event_with_several_tokens_the_last_may_have_no_text_yet() -> None:
     transcript = Transcript()
-    assert transcript.unsure_tokens() == 0
+    assert transcript.uncertain_tokens() == 0
     for piece, unsure in [
         (token("a", 1), 0),
         (token("b", 2, 3), 1),
@@ -161,9 +161,9 @@ def test_of_an_event_with_several_tokens_the_last_may_have_no_text_yet() -> None
         (token("", 8), 2),
     ]:
         passed_by(transcript, [piece])
-        assert transcript.unsure_tokens() == unsure
-    transcript.continue_behind([1, 2])
-    assert transcript.unsure_tokens() == 0
+        assert transcript.uncertain_tokens() == unsure
+    transcript.continue_after([1, 2])
+    assert transcript.uncertain_tokens() == 0
 
 
 def test_ordinary_events_are_forwarded_without_parsing() -> None:
@@ -229,7 +229,7 @@ def test_a_prompt_is_stored_unparsed_until_it_is_needed() -> None:
     first = {"choices": [{"index": 0, "text": "a", "token_ids": [3]}], "prompt_token_ids": [7, 8]}
     passed_by(transcript, [b"data: " + orjson.dumps(first) + b"\n\n", token("b", 4)])
     assert transcript.prompt_ids == [7, 8]
-    transcript.continue_behind([3, 4])
+    transcript.continue_after([3, 4])
     passed_by(transcript, [b"data: " + orjson.dumps(first | {"prompt_token_ids": [7, 8, 3, 4]}) + b"\n\n"])
     assert (transcript.prompt_ids, transcript.kept_ids()) == ([7, 8], [3, 4, 3])
 
@@ -238,7 +238,7 @@ def test_an_answer_that_ends_without_text_counts_all_tokens() -> None:
     transcript = Transcript()
     passed_by(transcript, [token("a", 1), token("b", 2), token("", 3), token("", 4, finish="length")])
     assert (transcript.kept_ids(), transcript.tokens()) == ([1, 2], 4)
-    transcript.continue_behind([1, 2])
+    transcript.continue_after([1, 2])
     passed_by(transcript, [token("c", 5)])
     assert transcript.tokens() == 3
 
@@ -275,7 +275,7 @@ def test_a_failure_that_the_engine_reports_is_not_forwarded() -> None:
     transcript = Transcript()
     failure = b'data: {"error":{"message":"EngineCore died","code":500}}\n\n'
     out = passed_by(transcript, [token("a", 1), token("b", 2) + failure, b"data: [DONE]\n\n"])
-    assert said(out) == "ab"
+    assert message(out) == "ab"
     assert (transcript.failure, transcript.done) == (failure, False)
     assert transcript.kept_ids() == [1, 2]
 
@@ -283,7 +283,7 @@ def test_a_failure_that_the_engine_reports_is_not_forwarded() -> None:
 def test_an_event_in_parts_is_passed_on_once_it_is_whole() -> None:
     transcript, event = Transcript(), token("a", 1)
     assert passed_by(transcript, [event[:20]]) == b""
-    assert said(passed_by(transcript, [event[20:] + event[:9]])) == "a"
+    assert message(passed_by(transcript, [event[20:] + event[:9]])) == "a"
     assert transcript.rest() == event[:9]
     assert transcript.rest() == b""
 

@@ -4,7 +4,7 @@ import pytest
 from penstock_core.domain.slo import Judge, Slo, Targets, Tier
 from penstock_core.timing.builtin_models import time_model
 from penstock_proto import replica_pb2 as wire
-from penstock_routing.request.outcome import Ending, Measured, Outcome, measured, misses, targets_of
+from penstock_routing.request.outcome import Ending, Measured, Outcome, measured, missed_targets, targets_of
 
 MODEL = time_model("llama-3-8b-a100")
 
@@ -22,14 +22,14 @@ def outcome(
 
 
 def test_a_stream_is_measured_by_the_times_of_its_written_tokens() -> None:
-    seen = measured(outcome([100.5, 100.6, 100.9]))
-    assert (seen.ttft_s, seen.e2e_s) == (0.5, 10.0)
-    assert seen.tpot_s == pytest.approx(0.2)
+    durations = measured(outcome([100.5, 100.6, 100.9]))
+    assert (durations.ttft_s, durations.e2e_s) == (0.5, 10.0)
+    assert durations.tpot_s == pytest.approx(0.2)
 
 
 def test_the_tier_says_how_its_tpot_is_judged() -> None:
-    seen = measured(outcome([100.5, 100.6, 100.9], Slo(judge=Judge.MAX)))
-    assert seen.tpot_s == pytest.approx(0.3)
+    durations = measured(outcome([100.5, 100.6, 100.9], Slo(judge=Judge.MAX)))
+    assert durations.tpot_s == pytest.approx(0.3)
 
 
 def test_one_token_has_no_tpot() -> None:
@@ -42,10 +42,10 @@ def in_one_piece(*gaps_us: int, slo: Slo = Slo()) -> Outcome:
 
 
 def test_a_whole_answer_is_measured_by_the_engines_token_times() -> None:
-    seen = measured(in_one_piece(400_000, 20_000, 40_000))
-    assert seen.ttft_s == pytest.approx(0.4)
-    assert seen.tpot_s == pytest.approx(0.03)
-    assert seen.e2e_s == 10.0
+    durations = measured(in_one_piece(400_000, 20_000, 40_000))
+    assert durations.ttft_s == pytest.approx(0.4)
+    assert durations.tpot_s == pytest.approx(0.03)
+    assert durations.e2e_s == 10.0
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_without_engine_reports_a_whole_answer_is_judged_by_its_end_only() -> No
     reported = wire.Finished(completion_tokens=9, ttft_s=9.0, tpot_s=1.0)
     made = outcome([], Slo(0.1, tpot_s=0.1, e2e_s=11.0), stream=False, finished=reported)
     assert measured(made) == Measured(None, None, 10.0)
-    assert misses(Targets(0.1, 0.1, 11.0), measured(made)) == []
-    assert misses(Targets(0.1, 0.1, 9.0), measured(made)) == ["e2e"]
+    assert missed_targets(Targets(0.1, 0.1, 11.0), measured(made)) == []
+    assert missed_targets(Targets(0.1, 0.1, 9.0), measured(made)) == ["e2e"]
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_without_engine_reports_a_whole_answer_is_judged_by_its_end_only() -> No
 def test_an_outcome_lists_each_missed_target(slo: Slo, missed: list[str], stream: bool) -> None:
     reported = wire.Finished(completion_tokens=3, token_gaps_us=[500_000, 100_000, 300_000])
     made = outcome([100.5, 100.6, 100.9] if stream else [], slo, stream=stream, finished=reported)
-    assert misses(slo.targets(0.0), measured(made)) == missed
+    assert missed_targets(slo.targets(0.0), measured(made)) == missed
 
 
 def test_an_answer_of_one_token_does_not_miss_tpot() -> None:
     made = outcome([100.5], Slo(1.0, tpot_s=0.1))
-    assert misses(Targets(1.0, 0.1), measured(made)) == []
+    assert missed_targets(Targets(1.0, 0.1), measured(made)) == []
 
 
 def test_an_answer_without_tokens_has_only_an_end_to_end_time() -> None:
@@ -92,8 +92,8 @@ def test_an_answer_without_tokens_has_only_an_end_to_end_time() -> None:
 def test_tokens_that_only_the_final_usage_counts_are_spread_over_the_seen_events() -> None:
     """An engine that speculates writes several in one event."""
     reported = wire.Finished(completion_tokens=9)
-    seen = measured(outcome([100.5, 100.8, 101.1], finished=reported))
-    assert seen.tpot_s == pytest.approx(0.6 / 8)
+    durations = measured(outcome([100.5, 100.8, 101.1], finished=reported))
+    assert durations.tpot_s == pytest.approx(0.6 / 8)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_thinking_and_answer_are_judged_separately_where_each_has_a_tpot_target(
     slo: Slo, pace_s: float, kept: bool
 ) -> None:
     reported = wire.Finished(completion_tokens=6, thinking_tokens=3)
-    seen = measured(outcome([100.5, 100.6, 100.7, 100.9, 101.1, 101.25], slo, finished=reported))
-    assert seen.tpot_s == pytest.approx(pace_s, rel=0.1)
-    assert (misses(slo.targets(0.0), seen) == []) is kept
+    durations = measured(outcome([100.5, 100.6, 100.7, 100.9, 101.1, 101.25], slo, finished=reported))
+    assert durations.tpot_s == pytest.approx(pace_s, rel=0.1)
+    assert (missed_targets(slo.targets(0.0), durations) == []) is kept
 
 
 def test_a_slowdown_target_is_computed_by_the_time_model() -> None:

@@ -114,7 +114,7 @@ class Desk:
     def arrived(self) -> None:
         self.came += 1
 
-    def replays(self) -> bool:
+    def take_replay(self) -> bool:
         return self.may_replay
 
     async def wait(self, arrival_s: float) -> bool:

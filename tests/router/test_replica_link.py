@@ -23,7 +23,7 @@ from penstock_routing.replicas import replica_link, wire_conversion
 from penstock_routing.replicas.link_state import LinkState
 from penstock_routing.replicas.replica_link import (
     CONNECT_S,
-    DESCRIBE_AGAIN_S,
+    DESCRIBE_INTERVAL_S,
     LONGEST_ANSWER_TOKENS,
     SWEEP_S,
     ReplicaLink,
@@ -360,7 +360,7 @@ async def test_a_replica_s_description_is_refreshed_periodically(still: None) ->
     async with linked() as (link, replica):
         replica.description = wire.DescribeReply(replica="r0", max_model_len=7)
         for _ in range(3):
-            await skip(DESCRIBE_AGAIN_S)
+            await skip(DESCRIBE_INTERVAL_S)
         began_s = replica.describes[0]
         assert [at_s - began_s for at_s in replica.describes] == [0, 15, 30, 45]
         assert link.description.max_model_len == 7
@@ -371,7 +371,7 @@ async def test_a_silent_replica_is_disconnected(still: None) -> None:
         upstream = ask(link)
         await turns()
         replica.answers.clear()
-        await skip(DESCRIBE_AGAIN_S)
+        await skip(DESCRIBE_INTERVAL_S)
         await skip(CONNECT_S)
         assert (len(replica.describes), link.state) == (3, LinkState.READY)
         with capture_logs() as said:
@@ -387,7 +387,7 @@ async def test_a_replica_that_sends_any_message_is_not_disconnected(still: None)
     async with linked() as (link, replica):
         replica.answers.clear()
         for _ in range(3):
-            await skip(DESCRIBE_AGAIN_S)
+            await skip(DESCRIBE_INTERVAL_S)
             replica.sessions[0].bring(READY)
             await turns()
             await skip(CONNECT_S)
@@ -413,7 +413,7 @@ async def test_an_unusable_description_counts_as_an_answer(
         replica.description, replica.refusal = answer, refusal
         for _ in range(2):
             replica.answers.clear()
-            await skip(DESCRIBE_AGAIN_S)
+            await skip(DESCRIBE_INTERVAL_S)
             await skip(CONNECT_S)
             replica.answers.set()
             await turns()
@@ -673,7 +673,7 @@ async def test_a_malformed_description_is_counted_each_time_and_logged_once_unti
         with capture_logs() as logs:
             for page in ("[", "[", "{}", "["):
                 replica.description = wire.DescribeReply(replica="r0", time_model_json=page)
-                await skip(DESCRIBE_AGAIN_S)
+                await skip(DESCRIBE_INTERVAL_S)
         assert link.malformed == 4
         said = [entry["why"] for entry in logs if entry["event"] == "malformed message"]
         assert len(said) == 3 and said[0] == said[2] != said[1]

@@ -215,15 +215,15 @@ def test_the_retry_budget_is_filled_by_requests_and_spent_by_replays() -> None:
     replica_set = ReplicaSet(make_link)
     first = replica_set.replays_left
     spent = 0
-    while replica_set.replays():
+    while replica_set.take_replay():
         spent += 1
         assert replica_set.replays_left == first - spent
     assert spent == int(first)
-    assert not replica_set.replays()
+    assert not replica_set.take_replay()
     for _ in range(1000):
         replica_set.arrived()
     assert replica_set.replays_left > 1
-    assert replica_set.replays()
+    assert replica_set.take_replay()
 
 
 def test_a_set_without_a_source_has_no_replicas() -> None:

@@ -307,7 +307,7 @@ async def test_an_engine_that_refuses_the_router_is_left_to_its_sidecar(status: 
 
 
 async def test_an_engine_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock_router.direct.engine_access.AGAIN_S", 0.0)
+    monkeypatch.setattr("penstock_router.direct.engine_access.RETRY_S", 0.0)
     async with pool() as (router, (replica,), (engine,)):
         replica.script = relays
         await engine.kill()

@@ -39,7 +39,7 @@ async def test_a_rejected_request_goes_to_the_next_replica() -> None:
 async def test_a_replica_too_busy_to_describe_itself_keeps_its_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock_routing.replicas.replica_link.DESCRIBE_AGAIN_S", 0.01)
+    monkeypatch.setattr("penstock_routing.replicas.replica_link.DESCRIBE_INTERVAL_S", 0.01)
     replica = ScriptedReplica("r0")
     replica.describes_once = True
     async with running_router(replica) as router:

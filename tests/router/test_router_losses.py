@@ -156,7 +156,7 @@ async def test_a_half_open_replica_that_stays_silent_costs_one_request(clock: Cl
 
 async def test_the_last_replica_is_never_ejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock is moved past what a description may take, which would end the session."""
-    monkeypatch.setattr(replica_link, "DESCRIBE_AGAIN_S", 3600.0)
+    monkeypatch.setattr(replica_link, "DESCRIBE_INTERVAL_S", 3600.0)
     replica = ScriptedReplica("r0", says_nothing_in_time)
     async with running_router(replica) as router:
         for _ in range(outlier_detection.CONSECUTIVE + 2):
@@ -167,7 +167,7 @@ async def test_the_last_replica_is_never_ejected(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_process_that_hangs_with_an_open_connection_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_link, "DESCRIBE_AGAIN_S", 0.02)
+    monkeypatch.setattr(replica_link, "DESCRIBE_INTERVAL_S", 0.02)
     monkeypatch.setattr(replica_link, "CONNECT_S", 0.05)
 
     async def begins(part: Part) -> None:

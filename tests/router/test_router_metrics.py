@@ -57,7 +57,7 @@ async def test_metrics_have_the_retry_budget_and_the_source_of_replicas() -> Non
     assert counted.value("discovery_connected") == 0
     assert counted.value("discovery_malformed_total") == 0
     full = counted.value("replays_left")
-    assert counted.replica_set.replays()
+    assert counted.replica_set.take_replay()
     left = counted.value("replays_left")
     assert full is not None
     assert left == full - 1

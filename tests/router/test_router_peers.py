@@ -69,7 +69,7 @@ async def test_a_malformed_replica_is_logged_once() -> None:
 async def test_a_malformed_description_does_not_affect_open_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock_routing.replicas.replica_link.DESCRIBE_AGAIN_S", 0.01)
+    monkeypatch.setattr("penstock_routing.replicas.replica_link.DESCRIBE_INTERVAL_S", 0.01)
     replica = ScriptedReplica("r0")
     replica.time_model_json = orjson.dumps(SOUND).decode()
     async with running_router(replica) as router:

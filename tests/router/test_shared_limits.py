@@ -13,7 +13,7 @@ from penstock_routing.applications import shared_limits
 from penstock_routing.applications.shared_limits import (
     ANSWER_S,
     CONNECT_S,
-    MOST_ASKS,
+    MOST_QUERIES,
     RENEW_S,
     SharedLimits,
 )
@@ -121,10 +121,10 @@ async def test_requests_that_arrive_during_a_call_share_the_next_one(redis: Scri
 
 async def test_a_call_asks_about_a_bounded_number_and_the_next_about_the_rest(redis: ScriptedRedis) -> None:
     async with running(part_of()) as shared:
-        verdicts = await answers(shared, *range(MOST_ASKS + 3))
-        assert [len(call.asks) for call in redis.calls] == [MOST_ASKS, 3]
-        assert redis.calls[1].open_requests == MOST_ASKS
-        assert [answer.verdict.tokens for answer in verdicts] == list(range(MOST_ASKS + 3))
+        verdicts = await answers(shared, *range(MOST_QUERIES + 3))
+        assert [len(call.asks) for call in redis.calls] == [MOST_QUERIES, 3]
+        assert redis.calls[1].open_requests == MOST_QUERIES
+        assert [answer.verdict.tokens for answer in verdicts] == list(range(MOST_QUERIES + 3))
 
 
 async def test_an_end_is_sent_with_the_difference_from_the_expected_usage(redis: ScriptedRedis) -> None:

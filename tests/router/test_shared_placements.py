@@ -14,7 +14,7 @@ from penstock_routing.replicas import shared_placements
 from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.shared_placements import (
     ANSWER_S,
-    GATHER_S,
+    BATCH_S,
     HEARTBEAT_S,
     MESSAGE_BYTES,
     MOST_COUNTED,
@@ -72,15 +72,15 @@ async def test_submits_within_milliseconds_share_a_message(redis: ScriptedRedis)
         a.shared.placed("r0", 100)
         a.shared.placed("r1", 7)
         await turns()
-        await skip(GATHER_S / 2)
+        await skip(BATCH_S / 2)
         assert b.heard == []
         a.shared.placed("r0", 50)
-        await skip(GATHER_S / 2)
+        await skip(BATCH_S / 2)
         assert b.heard == [("r0", PeerLoad(2, 150)), ("r1", PeerLoad(1, 7))]
         assert a.heard == []
         a.shared.placed("r0", 3)
         await turns()
-        await skip(GATHER_S)
+        await skip(BATCH_S)
         assert b.heard[2:] == [("r0", PeerLoad(1, 3))]
 
 
@@ -89,7 +89,7 @@ async def test_pools_do_not_receive_each_other_s_placements(redis: ScriptedRedis
     async with running(a, other):
         a.shared.placed("r0", 1)
         await turns()
-        await skip(GATHER_S)
+        await skip(BATCH_S)
         assert other.heard == []
 
 
@@ -110,7 +110,7 @@ async def test_placements_made_while_disconnected_are_dropped(redis: ScriptedRed
     async with running(a, b):
         a.shared.placed("r0", 100)
         redis.answering.set()
-        await skip(GATHER_S)
+        await skip(BATCH_S)
         assert a.shared.connected
         assert b.heard == []
 
@@ -152,7 +152,7 @@ async def test_an_outage_is_logged_once_and_so_is_its_end(redis: ScriptedRedis) 
                 redis.down = ConnectionError("gone")
                 router.shared.placed("r0", 1)
                 await turns()
-                await skip(GATHER_S)
+                await skip(BATCH_S)
                 assert not router.shared.connected
                 redis.down = None
                 await turns()
@@ -171,7 +171,7 @@ async def test_placements_pending_at_a_disconnect_are_not_published_later(redis:
         redis.subscriptions[0].hear("pool", {"type": "message"})  # its connection breaks on that
         await turns()
         assert len(redis.urls) == 3
-        await skip(GATHER_S)
+        await skip(BATCH_S)
         assert a.shared.connected
         assert b.heard == []
 

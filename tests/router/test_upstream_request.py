@@ -114,9 +114,9 @@ async def test_a_known_event_is_not_reported_again() -> None:
 async def test_a_released_request_holds_no_bytes() -> None:
     upstream = UpstreamRequest(1, bound_bytes=10)
     upstream.put(b"12345", 2)
-    assert (upstream.held_bytes, upstream.brought) == (5, True)
+    assert (upstream.held_bytes, upstream.has_output) == (5, True)
     upstream.release()
-    assert (upstream.held_bytes, upstream.brought) == (0, False)
+    assert (upstream.held_bytes, upstream.has_output) == (0, False)
     assert upstream.take() == (b"", 0, None)
     assert upstream.put(b"1234567890", 1)
     assert upstream.put(b"", 0)

@@ -145,7 +145,7 @@ async def test_a_replica_without_an_engine_is_tried_again_after_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its snapshot is on the way. The pause is longer here than the wait, so the request never asks again."""
-    monkeypatch.setattr(waiting_room, "AGAIN_S", 30.0)
+    monkeypatch.setattr(waiting_room, "RETRY_S", 30.0)
 
     async def has_no_engine(part: Part) -> None:
         part.reject(wire.REASON_ENGINE_DOWN)
@@ -177,7 +177,7 @@ class Replicas:
         self.takes = asyncio.Event()
         self.ready = False
 
-    async def taking_work(self) -> None:
+    async def wait_until_ready(self) -> None:
         await self.takes.wait()
 
 
@@ -235,7 +235,7 @@ async def test_a_request_pauses_while_a_replica_is_in_service(now_s: Callable[[]
     replicas.takes.set()
     task = await waiting(WaitingRoom(cast(ReplicaSet, replicas), 10.0), now_s())
     assert not task.done()
-    await skip(waiting_room.AGAIN_S)
+    await skip(waiting_room.RETRY_S)
     assert task.result()
 
 

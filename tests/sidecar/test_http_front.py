@@ -186,7 +186,7 @@ def test_events_of_a_request_reach_its_own_reader() -> None:
     owner.outbox.put(wire.Event(id=1, best_effort=wire.BestEffort()), 0, Urgency.STEP)
     assert accepted == [BestEffort()] and upstream.end is None
     owner.outbox.output(1, b"one", 1, Urgency.STEP)
-    assert upstream.brought
+    assert upstream.has_output
     owner.outbox.put(wire.Event(id=1, finished=wire.Finished(completion_tokens=7)))
     received = upstream.take()
     assert (received.data, received.tokens) == (b"one", 1)

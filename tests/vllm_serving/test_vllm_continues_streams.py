@@ -45,7 +45,7 @@ def read(transcript: Transcript, events: list[bytes]) -> list[bytes]:
         return True
 
     for event in events:
-        relaying = transcript.relaying(relay)
+        relaying = transcript.relay_through(relay)
         if relaying is None or not relaying(event, 1):
             out += transcript.read(event)
     return out
@@ -54,8 +54,8 @@ def read(transcript: Transcript, events: list[bytes]) -> list[bytes]:
 async def kept_of(transcript: Transcript, engine: Server) -> list[int]:
     """The tokens whose text the client has, as the router finds out by asking an engine."""
     kept = transcript.kept_ids()
-    for end in range(len(kept), len(kept) - transcript.unsure_tokens() - 1, -1):
-        if transcript.unsure_tokens() == 0:
+    for end in range(len(kept), len(kept) - transcript.uncertain_tokens() - 1, -1):
+        if transcript.uncertain_tokens() == 0:
             break
         if not (await engine.detokenized([*transcript.prompt_ids, *kept[:end]][-24:])).endswith("\ufffd"):
             return kept[:end]
@@ -80,7 +80,7 @@ async def moved(
     else:
         rest, endpoint_of_rest = orjson.dumps({**body, "return_token_ids": True}), endpoint
     joined = ContinuedEvents(transcript.head(), endpoint == CHAT, len(kept))
-    transcript.continue_behind(kept)
+    transcript.continue_after(kept)
     for event in read(transcript, await engine.raw_events(PATHS[endpoint_of_rest], rest)):
         out += joined.rewritten(event)
     return out

@@ -60,12 +60,12 @@ class Conversation:
     def receive(self, message: proc.ProcessingRequest) -> list[proc.ProcessingResponse]:
         """Return the answers to a message. Raises OutOfOrder."""
         try:
-            return self._answers(message)
+            return self._responses(message)
         except ApiError as error:
             self.state = ConversationState.DONE
-            return [immediate(error)]
+            return [immediate_response(error)]
 
-    def _answers(self, message: proc.ProcessingRequest) -> list[proc.ProcessingResponse]:
+    def _responses(self, message: proc.ProcessingRequest) -> list[proc.ProcessingResponse]:
         kind = message.WhichOneof("request")
         if self.state is ConversationState.BEGIN and kind == "request_headers":
             return self._headers(message)
@@ -102,7 +102,7 @@ class Conversation:
     def _whole_request(self, ends: bool) -> list[proc.ProcessingResponse]:
         """Return headers and body, which Envoy has waited for. ends: no trailers follow."""
         body = bytes(self._body)
-        return [self._picked_with_headers(body), *given_back(body, ends)]
+        return [self._picked_with_headers(body), *body_responses(body, ends)]
 
     def _picked_with_headers(self, body: bytes | None) -> proc.ProcessingResponse:
         common, metadata = self._decide(body)
@@ -113,7 +113,7 @@ class Conversation:
         self.state = ConversationState.DONE
         method = self._head.get(b":method", b"").decode("latin-1")
         path = self._head.get(b":path", b"").partition(b"?")[0].decode("latin-1")
-        return changes_for(self._pick(Call(method, path, self._head, body, self._subset)))
+        return header_changes(self._pick(Call(method, path, self._head, body, self._subset)))
 
 
 def subset_of(message: proc.ProcessingRequest) -> frozenset[str] | None:
@@ -127,7 +127,7 @@ def subset_of(message: proc.ProcessingRequest) -> frozenset[str] | None:
     return frozenset(filter(None, (each.strip() for each in given.string_value.split(","))))
 
 
-def changes_for(picked: Picked) -> tuple[proc.CommonResponse, Struct]:
+def header_changes(picked: Picked) -> tuple[proc.CommonResponse, Struct]:
     """Return the endpoints as headers and as metadata, which agree."""
     changes = proc.HeaderMutation(
         set_headers=[_header(name, value) for name, value in picked.headers], remove_headers=STRIPPED
@@ -137,7 +137,7 @@ def changes_for(picked: Picked) -> tuple[proc.CommonResponse, Struct]:
     return proc.CommonResponse(header_mutation=changes), metadata
 
 
-def given_back(body: bytes, ends: bool) -> Iterator[proc.ProcessingResponse]:
+def body_responses(body: bytes, ends: bool) -> Iterator[proc.ProcessingResponse]:
     """Yield the body in parts. ends: nothing follows it."""
     rest = memoryview(body)
     while True:
@@ -149,7 +149,7 @@ def given_back(body: bytes, ends: bool) -> Iterator[proc.ProcessingResponse]:
             return
 
 
-def immediate(error: ApiError) -> proc.ProcessingResponse:
+def immediate_response(error: ApiError) -> proc.ProcessingResponse:
     """Return the answer that the client gets instead."""
     headers = (("content-type", "application/json"), *error.headers)
     return proc.ProcessingResponse(

@@ -25,12 +25,12 @@ class EndpointsFile:
         self._path = path
         self.written: frozenset[str] | None = None
 
-    async def keep(self, replica_set: ReplicaSet) -> None:
+    async def maintain(self, replica_set: ReplicaSet) -> None:
         """Write the file whenever the replicas' endpoints change, until cancelled."""
         last_why = ""
         while True:
             endpoints = frozenset(replica_set.http_endpoints().values())
-            if endpoints != self.written and _known(replica_set, endpoints):
+            if endpoints != self.written and _is_complete(replica_set, endpoints):
                 why = self._write(endpoints)
                 if why and why != last_why:
                     log.error("endpoints not written", file=str(self._path), why=why)
@@ -48,6 +48,6 @@ class EndpointsFile:
         return ""
 
 
-def _known(replica_set: ReplicaSet, endpoints: frozenset[str]) -> bool:
+def _is_complete(replica_set: ReplicaSet, endpoints: frozenset[str]) -> bool:
     """Return whether this is the set, and not what is known so soon after a start."""
     return bool(endpoints) or (replica_set.known and not replica_set.links)

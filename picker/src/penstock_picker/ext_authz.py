@@ -38,7 +38,7 @@ async def _read(picker: Picker, request: HttpRequest) -> Call:
 
 async def _pick(picker: Picker, call: Call) -> Picked:
     if picker.shares_limits:
-        return await picker.pick_sharing(call)
+        return await picker.pick_with_shared_limits(call)
     if len(call.body or b"") > INLINE_BYTES:
         return await asyncio.to_thread(picker.pick, call)
     return picker.pick(call)

@@ -72,16 +72,16 @@ class ExternalProcessor(proc_grpc.ExternalProcessorServicer):  # type: ignore[mi
 
     def sweep(self) -> None:
         """End conversations in which the request takes too long to arrive."""
-        begun_s = monotonic() - self._picker.body_timeout_s
-        for context, at_s in list(self._open.items()):
-            if at_s < begun_s:
+        oldest_s = monotonic() - self._picker.body_timeout_s
+        for context, began_s in list(self._open.items()):
+            if began_s < oldest_s:
                 context.cancel()
 
     def _pick(self, call: Call) -> Picked:
         if not self._picker.shares_limits:
             return self._picker.pick(call)
-        asking = asyncio.run_coroutine_threadsafe(self._picker.pick_sharing(call), self._loop)
-        return asking.result(ANSWER_S)
+        picking = asyncio.run_coroutine_threadsafe(self._picker.pick_with_shared_limits(call), self._loop)
+        return picking.result(ANSWER_S)
 
 
 class PickerHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]

@@ -27,7 +27,7 @@ from penstock_picker.ext_proc import ext_proc
 from penstock_picker.options import Options, parse
 from penstock_picker.picker import Picker
 
-MANY_TURNS = 2**16
+FIRST_TURNS = 2**16
 """Bound on the random first turn, so that pickers do not choose the same replicas in step."""
 
 DRAIN_S = 5.0
@@ -53,11 +53,11 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
         settings_of(pool),
         keys,
         replica_set,
-        first_turn=random.randrange(MANY_TURNS),
+        first_turn=random.randrange(FIRST_TURNS),
         placed=(lambda replica, tokens: None) if placements is None else placements.placed,
         shared_limits=limits,
     )
-    _warn_of_limits(pool)
+    _warn_unenforced_limits(pool)
     parts = [
         *assembly.sharing(placements, limits, replica_set, picker.metrics),
         *assembly.refreshing(options, pool, keys, picker.metrics),
@@ -65,7 +65,7 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
     ]
     endpoints = None if options.endpoints_file is None else EndpointsFile(options.endpoints_file)
     if endpoints is not None:
-        parts.append(endpoints.keep(replica_set))
+        parts.append(endpoints.maintain(replica_set))
     async with running(parts, stop) as until_stopped:
         admin = listen(options.admin_host, options.admin_port)
         async with AsyncExitStack() as stack:
@@ -79,12 +79,12 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
                 await stack.enter_async_context(serving(app, listener, DRAIN_S, bounds, served_tls(options)))
                 addresses["ext_authz"] = address_of(listener)
             if options.ext_proc_port is not None:
-                asked_at = f"{options.host}:{options.ext_proc_port}"
+                address = f"{options.host}:{options.ext_proc_port}"
                 loop = asyncio.get_running_loop()
                 processor = ext_proc(
                     picker,
                     lambda: replica_set.ready and not stop.is_set(),
-                    asked_at,
+                    address,
                     loop,
                     options.certificate,
                 )
@@ -104,11 +104,11 @@ async def _drain(options: Options, pool: Pool) -> None:
         await drain_envoy(options.envoy_admin, options.lame_duck_s, drain_s)
 
 
-def _warn_of_limits(pool: Pool) -> None:
+def _warn_unenforced_limits(pool: Pool) -> None:
     """Log which limits a picker cannot keep, because it does not see requests end."""
-    unkept = [each.name for each in pool.spec.applications if each.limits.concurrent_requests is not None]
-    if unkept:
-        log.warning("concurrentRequests is not enforced behind a gateway", applications=unkept)
+    unenforced = [each.name for each in pool.spec.applications if each.limits.concurrent_requests is not None]
+    if unenforced:
+        log.warning("concurrentRequests is not enforced behind a gateway", applications=unenforced)
 
 
 if __name__ == "__main__":

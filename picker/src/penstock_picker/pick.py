@@ -76,6 +76,6 @@ def pick(
     if not tries:
         return None
     first = tries[0].replica
-    asked = tuple(endpoints[each.replica] for each in tries)
+    chosen = tuple(endpoints[each.replica] for each in tries)
     max_hops = min(sum(not each.backup for each in tries), len(tries) - 1)
-    return Picked(request.tier, first, asked, max_hops, request.uncached_tokens(first))
+    return Picked(request.tier, first, chosen, max_hops, request.uncached_tokens(first))

@@ -27,7 +27,7 @@ from penstock_routing.request import request_head
 from penstock_routing.request.cache_salt import with_application_salt
 from penstock_routing.request.generation_request import GENERATES, GenerationRequest
 from penstock_routing.request.request_body import BodyReader
-from penstock_routing.response.error_headers import beside_error
+from penstock_routing.response.error_headers import common_error_headers
 from penstock_routing.settings import Settings
 from penstock_runtime.clock import monotonic
 from penstock_runtime.openai_errors import ApiError
@@ -55,7 +55,7 @@ class Call(NamedTuple):
     subset: frozenset[str] | None = None
 
 
-class Read(NamedTuple):
+class ReadRequest(NamedTuple):
     """A request that was read. tokens: that it is expected to use."""
 
     request: GenerationRequest
@@ -103,7 +103,7 @@ class Picker:
 
     @property
     def shares_limits(self) -> bool:
-        """Whether limits are shared with other processes: then only `pick_sharing` applies them."""
+        """Whether limits are shared with other processes: then use `pick_with_shared_limits`."""
         return self._limits.shared
 
     def pick(self, call: Call) -> Picked:
@@ -117,7 +117,7 @@ class Picker:
                 admission.leave(read.tokens)  # its end is not known here
                 return self._picked(read, call.subset)
 
-    async def pick_sharing(self, call: Call) -> Picked:
+    async def pick_with_shared_limits(self, call: Call) -> Picked:
         """Do the same, with limits that hold over all pickers and routers."""
         with self._errors_counted(call):
             read = self._read(call)
@@ -128,7 +128,7 @@ class Picker:
             with self._lock:
                 return self._picked(read, call.subset)
 
-    def _read(self, call: Call) -> Read | None:
+    def _read(self, call: Call) -> ReadRequest | None:
         """Return the request; None for one that generates nothing."""
         head = call.head
         application = application_of(self._keys, head)
@@ -150,7 +150,7 @@ class Picker:
         tier = tier_for(self._settings, application, head, service_tier)
         targets = own_targets(tier, head)
         turn, self._turn = self._turn, self._turn + 1
-        return Read(
+        return ReadRequest(
             GenerationRequest(
                 "",
                 endpoint,
@@ -185,7 +185,7 @@ class Picker:
         with self._lock:
             return self.metrics.demand.page(0, linked_replicas(self._replica_set.links))
 
-    def _picked(self, read: Read, subset: frozenset[str] | None) -> Picked:
+    def _picked(self, read: ReadRequest, subset: frozenset[str] | None) -> Picked:
         """Pick endpoints, and count the request at the first of them."""
         tier = read.request.tier.name
         self.metrics.demand.arrived(tier)
@@ -198,8 +198,8 @@ class Picker:
 
     def _endpoints(self, request: GenerationRequest, subset: frozenset[str] | None) -> Picked:
         replicas = Replicas(self._replica_set.loads(), self._replica_set.http_endpoints())
-        asked = routing_request(request, self._time_model, self._settings, self._replica_set.prefixes)
-        picked = pick(asked, replicas, self._settings, subset, request.tier.best_effort)
+        routed = routing_request(request, self._time_model, self._settings, self._replica_set.prefixes)
+        picked = pick(routed, replicas, self._settings, subset, request.tier.best_effort)
         if picked is None:
             raise no_replicas(self._replica_set.random.random())
         return picked
@@ -211,8 +211,8 @@ class Picker:
             yield
         except ApiError as error:
             self.metrics.refused(error.status)
-            beside = beside_error(error.status, request_head.request_id(call.head), error.headers)
-            error.headers = (*error.headers, *beside)
+            headers = common_error_headers(error.status, request_head.request_id(call.head), error.headers)
+            error.headers = (*error.headers, *headers)
             raise
         except Exception:
             self.metrics.faults.inc()

@@ -24,7 +24,7 @@ from penstock_router.http.admin_port import admin_app
 from penstock_router.http.app import RouterApp
 from penstock_router.options import Options, parse
 
-MANY_TURNS = 2**16
+FIRST_TURNS = 2**16
 """Routers begin at turns of their own, so that they do not go round in step."""
 
 log = structlog.get_logger()
@@ -50,7 +50,7 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
         settings,
         keys,
         replica_set,
-        first_turn=random.randrange(MANY_TURNS),
+        first_turn=random.randrange(FIRST_TURNS),
         admin_url=f"http://{address_of(admin)}" if is_loopback(options.admin_host) else None,
         shared_limits=limits,
         engine_key=engine_key(os.environ),

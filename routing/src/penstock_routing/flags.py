@@ -171,12 +171,12 @@ def _redis_problem(redis_url: Callable[[], str]) -> str | None:
     """Return what is wrong with the URL, without repeating it; None if nothing is."""
     try:
         parts = urlsplit(redis_url())
-        right = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0
+        valid = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0
     except OSError as error:
         return f"--redis-url-file: {error.filename}: {error.strerror}"
     except ValueError:
-        right = False
-    return None if right else "the URL of Redis is not redis://HOST:PORT or rediss://HOST:PORT"
+        valid = False
+    return None if valid else "the URL of Redis is not redis://HOST:PORT or rediss://HOST:PORT"
 
 
 def _replica(text: str) -> tuple[str, str]:

@@ -58,21 +58,21 @@ async def running(
 
     Yields a function that waits until `stop` is set or a part has ended, and raises the part's error.
     """
-    beside = [asyncio.create_task(part) for part in parts]
+    tasks = [asyncio.create_task(part) for part in parts]
     stopping = asyncio.create_task(stop.wait())
 
     async def until_stopped() -> None:
-        await asyncio.wait({stopping, *beside}, return_when=asyncio.FIRST_COMPLETED)
-        for part in beside:
+        await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for part in tasks:
             if part.done():
                 part.result()
 
     try:
         yield until_stopped
     finally:
-        for task in (stopping, *beside):
+        for task in (stopping, *tasks):
             task.cancel()
-        await asyncio.wait(beside)
+        await asyncio.wait(tasks)
 
 
 def served_tls(options: FrontOptions) -> ssl.SSLContext | None:

@@ -34,13 +34,13 @@ def routing_request(
         slo.tpot_s or inf,
         monotonic(),
         prefixes.cached_tokens(request.marks),
-        _affinity(request, prefixes) if settings.keeps_together else None,
+        _affinity(request, prefixes) if settings.prefix_affinity else None,
     )
 
 
 def wants_marks(settings: Settings, prefixes: CachedPrefixes) -> bool:
     """Return whether the order uses a prompt's marks."""
-    return settings.keeps_together or (settings.compares_caches and prefixes.known)
+    return settings.prefix_affinity or (settings.compares_caches and prefixes.known)
 
 
 def _affinity(request: GenerationRequest, prefixes: CachedPrefixes) -> bytes | None:
@@ -58,11 +58,11 @@ def _affinity(request: GenerationRequest, prefixes: CachedPrefixes) -> bytes | N
 
 def no_replicas(draw: float) -> ApiError:
     """Return the answer where no replica takes requests. draw: in [0, 1), spreads retries."""
-    again_s = spread_retry_s(1, draw)
+    retry_s = spread_retry_s(1, draw)
     return ApiError(
         503,
-        f"no replica is in service; try again in {again_s} s",
+        f"no replica is in service; try again in {retry_s} s",
         type="no_replicas",
         code="no_replicas",
-        headers=(("retry-after", str(again_s)),),
+        headers=(("retry-after", str(retry_s)),),
     )

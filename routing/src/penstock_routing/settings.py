@@ -26,7 +26,7 @@ class Settings:
     """Settings of one router, which never change. The bounds are described at `spec.router` of the pool file.
 
     compares_caches: whether `order` asks which replicas have cached a prompt's prefix.
-    keeps_together: whether it sends requests that are likely to share a prefix to the same replicas.
+    prefix_affinity: whether it sends requests that are likely to share a prefix to the same replicas.
     isolates: whether each application has cached prefixes of its own.
     direct: whether admitted requests are sent to engines by this router.
     max_moves: most times that a stream is continued on another replica; 0 where engines cannot continue one.
@@ -40,7 +40,7 @@ class Settings:
     default_tier: str
     order: Order
     compares_caches: bool
-    keeps_together: bool
+    prefix_affinity: bool
     isolates: bool
     max_hops: int
     backup: Backup
@@ -67,7 +67,7 @@ def settings_of(pool: Pool) -> Settings:
         default_tier=spec.default_tier,
         order=ORDERS[spec.routing_order],
         compares_caches=spec.routing_order != WITHOUT_CACHES,
-        keeps_together=spec.routing_order == BY_PREFIX and _may_cache(spec.engine),
+        prefix_affinity=spec.routing_order == BY_PREFIX and _may_cache(spec.engine),
         isolates=bool(spec.applications) and spec.engine.isolates_applications,
         max_hops=spec.routing.max_hops,
         backup=Backup(spec.routing.backup),

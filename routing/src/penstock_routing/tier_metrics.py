@@ -11,7 +11,7 @@ from functools import cache
 from penstock_core.timing.time_model import TimeModel
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from penstock_routing.request.outcome import Ending, Outcome, measured, misses, targets_of
+from penstock_routing.request.outcome import Ending, Outcome, measured, missed_targets, targets_of
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2, 3, 5, 8, 15, 30, 60, 120, 300)
 """Buckets of TTFT and durations."""
@@ -90,16 +90,16 @@ class TierMetrics:
         return None if outcome.ending in NOT_COUNTED else self._judge(tier, [outcome.ending.value])
 
     def _answered(self, outcome: Outcome, model: TimeModel | None) -> bool | None:
-        tier, seen = outcome.tier.name, measured(outcome)
-        self._e2e(tier).observe(seen.e2e_s)
-        if seen.ttft_s is not None:
-            self._ttft(tier).observe(seen.ttft_s)
+        tier, durations = outcome.tier.name, measured(outcome)
+        self._e2e(tier).observe(durations.e2e_s)
+        if durations.ttft_s is not None:
+            self._ttft(tier).observe(durations.ttft_s)
         elif not outcome.stream:
             self._untimed(tier).inc()
-        if seen.tpot_s is not None:
-            self._tpot(tier).observe(seen.tpot_s)
+        if durations.tpot_s is not None:
+            self._tpot(tier).observe(durations.tpot_s)
         targets = targets_of(outcome, model)
-        return None if targets is None else self._judge(tier, misses(targets, seen))
+        return None if targets is None else self._judge(tier, missed_targets(targets, durations))
 
     def _judge(self, tier: str, missed: list[str]) -> bool:
         self._judged(tier).inc()
@@ -109,11 +109,15 @@ class TierMetrics:
             self._met(tier).inc()
         return not missed
 
-    def _histogram(self, name: str, says: str, buckets: tuple[float, ...]) -> Callable[..., Histogram]:
+    def _histogram(
+        self, name: str, documentation: str, buckets: tuple[float, ...]
+    ) -> Callable[..., Histogram]:
         """Return a histogram by tier, as a function from the tier; a series is looked up once."""
         metric = f"{self._prefix}_{name}"
-        return cache(Histogram(metric, says, ["tier"], buckets=buckets, registry=self._registry).labels)
+        return cache(
+            Histogram(metric, documentation, ["tier"], buckets=buckets, registry=self._registry).labels
+        )
 
-    def _count(self, name: str, says: str, *labels: str) -> Callable[..., Counter]:
+    def _count(self, name: str, documentation: str, *labels: str) -> Callable[..., Counter]:
         """Return a counter, as a function from its labels' values; a series is looked up once."""
-        return cache(Counter(f"{self._prefix}_{name}", says, labels, registry=self._registry).labels)
+        return cache(Counter(f"{self._prefix}_{name}", documentation, labels, registry=self._registry).labels)

@@ -298,17 +298,20 @@ async def _ask_ext_proc(
 
 def _changed(headers: Headers, body: bytes, answers: list[proc.ProcessingResponse]) -> Headers:
     """Return the headers as the picker changed them, and check that it has given the body back."""
-    given_back, changed = b"", dict(headers)
+    body_responses, changed = b"", dict(headers)
     for answer in answers:
         kind = answer.WhichOneof("response")
         if kind == "immediate_response":
-            immediate = answer.immediate_response
-            head = b"HTTP/1.1 %d \r\ncontent-length: %d\r\n" % (immediate.status.code, len(immediate.body))
-            raise NotPicked(head + b"connection: close\r\n\r\n" + immediate.body)
+            immediate_response = answer.immediate_response
+            head = b"HTTP/1.1 %d \r\ncontent-length: %d\r\n" % (
+                immediate_response.status.code,
+                len(immediate_response.body),
+            )
+            raise NotPicked(head + b"connection: close\r\n\r\n" + immediate_response.body)
         if kind == "request_headers":
             for each in answer.request_headers.response.header_mutation.set_headers:
                 changed[each.header.key.encode()] = each.header.raw_value
         elif kind == "request_body":
-            given_back += answer.request_body.response.body_mutation.streamed_response.body
-    assert given_back == body, "the picker has changed the body"
+            body_responses += answer.request_body.response.body_mutation.streamed_response.body
+    assert body_responses == body, "the picker has changed the body"
     return changed

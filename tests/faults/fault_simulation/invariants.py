@@ -85,7 +85,7 @@ def broken_bounds(
             if not 0 <= budget.held_bytes <= budget.bound_bytes:
                 yield f"7 {front.host.name}: {budget.held_bytes} bytes held"
             for name, ledger in front.app._request_path._intake._limits._ledgers.items():
-                if not 0 <= ledger._open <= ledger._at_once:
+                if not 0 <= ledger._open <= ledger._max_concurrent:
                     yield f"7 {front.host.name}: {ledger._open} requests of {name} at once"
     for sidecar in sidecars:
         if sidecar.replica.unfinished > sidecar.replica._bounds.requests:

@@ -174,7 +174,9 @@ class ScriptedReplica(ReplicaServicer):
         for frames in self._frames:
             frames.put_nowait(wire.ReplicaFrame(snapshot=self.snapshot))
 
-    def tell_cached(self, added: Sequence[int] = (), removed: Sequence[int] = (), complete: bool = False) -> None:
+    def tell_cached(
+        self, added: Sequence[int] = (), removed: Sequence[int] = (), complete: bool = False
+    ) -> None:
         """Say what its prefix cache has, to every router."""
         message = wire.CachedPrefixes(added=added, removed=removed, complete=complete)
         for frames in self._frames:

@@ -55,14 +55,14 @@ class HttpIntake:
         attempt = attempt_head(call.head, self._settings.max_hops)
         body = await bounded_body(call.http, call.head, self._settings, body_bytes)
         arrival_s = monotonic() - attempt.spent_s
-        asked = await self._reader.read(call.endpoint, body)
-        check_model(self._settings, asked.model)
-        tier = self._tier(attempt, call.head, asked.service_tier)
+        fields = await self._reader.read(call.endpoint, body)
+        check_model(self._settings, fields.model)
+        tier = self._tier(attempt, call.head, fields.service_tier)
         targets = own_targets(tier, call.head)
         if self._settings.isolates:  # those without an application share with no other
-            body = with_application_salt(body, attempt.application or "", asked.cache_salt)
+            body = with_application_salt(body, attempt.application or "", fields.cache_salt)
         request = GenerationRequest(
-            call.request_id, call.endpoint, body, tier, arrival_s, targets, asked.stream
+            call.request_id, call.endpoint, body, tier, arrival_s, targets, fields.stream
         )
         return Taken(Attempt(request, attempt.hop, self._best_effort(attempt, tier)), attempt)
 

@@ -37,20 +37,20 @@ def rejection(tier: str, replica: str, why: Rejected, draw: float, *, hops: bool
     message = f"tier '{tier}' cannot be kept for this request on replica {replica}: {WORDS[why.reason]}"
     if why.reason is Reason.NEVER:
         return _unattainable(message, _headers(why.reason, ("x-should-retry", "false"), hops))
-    again_s = spread_retry_s(retry_after_s([why]), draw)
-    headers = _headers(why.reason, ("retry-after", str(again_s)), hops)
-    return _unattainable(f"{message}; try again in {again_s} s", headers)
+    retry_s = spread_retry_s(retry_after_s([why]), draw)
+    headers = _headers(why.reason, ("retry-after", str(retry_s)), hops)
+    return _unattainable(f"{message}; try again in {retry_s} s", headers)
 
 
 def out_of_service(message: str, reason: Reason, draw: float, *, hops: bool) -> ApiError:
     """Return the response where the replica takes no requests at all."""
-    again_s = spread_retry_s(1, draw)
+    retry_s = spread_retry_s(1, draw)
     return ApiError(
         503,
-        f"{message}; try again in {again_s} s",
+        f"{message}; try again in {retry_s} s",
         type="no_replicas",
         code="no_replicas",
-        headers=_headers(reason, ("retry-after", str(again_s)), hops),
+        headers=_headers(reason, ("retry-after", str(retry_s)), hops),
     )
 
 

@@ -84,7 +84,7 @@ class HttpRequestPath:
     async def _submit(self, call: HttpAttempt, taken: Taken, outcome: Outcome, client: ClientScope) -> None:
         bound_bytes = self._stream_bytes if outcome.stream else None
         upstream = UpstreamRequest(1, bound_bytes, call.http.break_slow)
-        upstream.hold_within(self._budget)
+        upstream.use_budget(self._budget)
         submit = wire.Submit(**submit_fields(1, taken.attempt, monotonic()))
         owner = HttpOwner(upstream, lambda verdict: self._note_accepted(verdict, outcome))
         request = self._replica.submit(submit, owner)
@@ -98,7 +98,7 @@ class HttpRequestPath:
 
     async def _begun(self, upstream: UpstreamRequest, outcome: Outcome, head: AttemptHead) -> None:
         """Wait for something to write: a stream's first bytes, or the whole answer. Raises its refusal."""
-        while upstream.end is None and not (outcome.stream and upstream.brought):
+        while upstream.end is None and not (outcome.stream and upstream.has_output):
             await upstream.changed()
         if isinstance(end := upstream.end, Rejected):
             outcome.verdict, outcome.reason, outcome.ending = "rejected", end.reason.value, Ending.REJECTED

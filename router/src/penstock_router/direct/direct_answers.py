@@ -167,7 +167,7 @@ class _EngineRequest:
 
     def _unreachable(self, cause: str) -> None:
         """Leave the request to the sidecar. Nothing of its answer has come."""
-        self._access.not_reached(self._link.description.engine_endpoint or "", cause)
+        self._access.unreachable(self._link.description.engine_endpoint or "", cause)
         self._report(wire.ANSWER_STATE_UNREACHABLE)
 
     def _end(self, state: "wire.AnswerState.ValueType", end: End) -> None:

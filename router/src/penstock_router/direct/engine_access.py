@@ -20,7 +20,7 @@ CONNECT_S = 1.0
 """Timeout for a connection to an engine, which is in the same network: beyond it, a first SYN and its retry
 are lost."""
 
-AGAIN_S = 30.0
+RETRY_S = 30.0
 """Time until an engine that could not be reached is tried again. Each try may cost a request `CONNECT_S`."""
 
 log = structlog.get_logger()
@@ -35,39 +35,41 @@ class EngineAccess:
     def __init__(self, replica_set: ReplicaSet, api_key: str, tls: Contexts | None = None) -> None:
         self._replica_set, self._api_key, self._tls = replica_set, api_key, tls
         self._engines: dict[str, EngineHttp] = {}
-        self._again_s: dict[str, float] = {}
+        self._retry_at_s: dict[str, float] = {}
 
     def reaches(self, link: ReplicaLink) -> bool:
         """Return whether a request may be sent to a replica's engine, as far as is known."""
         endpoint = link.description.engine_endpoint
         if endpoint is None or (link.description.engine_tls and self._tls is None):
             return False
-        return monotonic() >= self._again_s.get(endpoint, -inf)
+        return monotonic() >= self._retry_at_s.get(endpoint, -inf)
 
     def engine(self, endpoint: str, *, tls: bool) -> EngineHttp:
         """Return the connections to an engine. tls: whether it serves TLS."""
         url = f"{'https' if tls else 'http'}://{endpoint}"
         engine = self._engines.get(url)
         if engine is None:
-            self._forget_others()
+            self._forget_removed()
             engine = self._engines[url] = EngineHttp(
                 url, AGENT, api_key=self._api_key, connect_s=CONNECT_S, tls=self._tls
             )
         return engine
 
-    def not_reached(self, endpoint: str, cause: str) -> None:
+    def unreachable(self, endpoint: str, cause: str) -> None:
         """Note that an engine does not let this router in."""
         log.warning("engine not reached: its answers pass the sidecar", engine=endpoint, cause=cause)
-        self._again_s[endpoint] = monotonic() + AGAIN_S
+        self._retry_at_s[endpoint] = monotonic() + RETRY_S
 
     def close(self) -> None:
         """Close idle connections."""
         for engine in self._engines.values():
             engine.close()
 
-    def _forget_others(self) -> None:
+    def _forget_removed(self) -> None:
         """Forget engines of replicas that are gone."""
-        there = {link.description.engine_endpoint for link in self._replica_set.links}
-        for url in [url for url in self._engines if url.partition("://")[2] not in there]:
+        current = {link.description.engine_endpoint for link in self._replica_set.links}
+        for url in [url for url in self._engines if url.partition("://")[2] not in current]:
             self._engines.pop(url).close()
-        self._again_s = {endpoint: at_s for endpoint, at_s in self._again_s.items() if endpoint in there}
+        self._retry_at_s = {
+            endpoint: retry_at_s for endpoint, retry_at_s in self._retry_at_s.items() if endpoint in current
+        }

@@ -72,15 +72,15 @@ class Intake:
         application = application_of(self._keys, head)
         body = await bounded_body(call.http, head, self._settings, body_bytes)
         arrival_s = monotonic()
-        asked = await self._reader.read(call.endpoint, body)
-        check_model(self._settings, asked.model)
-        tier = tier_for(self._settings, application, head, asked.service_tier)
+        fields = await self._reader.read(call.endpoint, body)
+        check_model(self._settings, fields.model)
+        tier = tier_for(self._settings, application, head, fields.service_tier)
         targets = own_targets(tier, head)
-        expected_tokens = self._usage.expected(application, len(body), asked)
+        expected_tokens = self._usage.expected(application, len(body), fields)
         if self._settings.isolates and application is not None:
-            body = with_application_salt(body, application.name, asked.cache_salt)
+            body = with_application_salt(body, application.name, fields.cache_salt)
         marks = await self._reader.marks(body) if wants_marks(self._settings, self._prefixes) else UNMARKED
-        movable = asking_ids(body) if asked.stream and self._settings.max_moves else None
+        movable = asking_ids(body) if fields.stream and self._settings.max_moves else None
         request = GenerationRequest(
             call.request_id,
             call.endpoint,
@@ -88,10 +88,10 @@ class Intake:
             tier,
             arrival_s,
             targets,
-            asked.stream,
+            fields.stream,
             call.turn,
             movable is not None,
             marks,
-            request_head.session(head) or asked.prompt_cache_key,
+            request_head.session(head) or fields.prompt_cache_key,
         )
         return Accepted(request, application, await self._limits.enter(application, expected_tokens))

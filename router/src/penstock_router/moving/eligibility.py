@@ -29,8 +29,8 @@ def _several(body: Fields) -> bool:
 
 
 def _logprobs(body: Fields) -> bool:
-    asked = (body.get(name) for name in ("logprobs", "top_logprobs", "prompt_logprobs"))
-    return any(value is not None and value is not False for value in asked)
+    values = (body.get(name) for name in ("logprobs", "top_logprobs", "prompt_logprobs"))
+    return any(value is not None and value is not False for value in values)
 
 
 def _tools(body: Fields) -> bool:

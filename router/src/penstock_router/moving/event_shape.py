@@ -34,17 +34,17 @@ SHAPES = 256
 """Shapes that streams share."""
 
 
-class Notes(Protocol):
+class EventRecord(Protocol):
     """The record of a stream's events. relay: writes them to the client. ids: text of their token ids."""
 
     relay: Relay
     ids: bytearray
 
-    def note_textless(self, ids: bytes) -> None:
+    def record_textless(self, ids: bytes) -> None:
         """Note the ids of an event without text."""
 
 
-EventShape = Callable[[Notes, bytes, int], bool]
+EventShape = Callable[[EventRecord, bytes, int], bool]
 """Passes on events of this shape, without ids, and notes them; returns False where they have not passed."""
 
 
@@ -74,43 +74,43 @@ def _shape(text_at: int, before_text: bytes, before_ids: bytes, after_ids: bytes
     before = slice(text_at - len(before_text), text_at)
     two_events = 2 * text_at  # the text of the second one is behind
 
-    def pass_on(notes: Notes, data: bytes, tokens: int) -> bool:
+    def pass_on(record: EventRecord, data: bytes, tokens: int) -> bool:
         # What is known is taken off from the end: `removesuffix` is the cheapest way to compare it.
         to_ids, _, from_ids = data.rpartition(b"[")
         begin = to_ids.removesuffix(before_ids)
         length = len(begin)
         if length >= two_events:
-            return pass_several_on(notes, data, tokens)
+            return pass_several_on(record, data, tokens)
         if begin == to_ids or begin[before] != before_text or from_ids.removesuffix(after_ids) == from_ids:
             return False
-        relay = notes.relay
+        relay = record.relay
         if not relay(begin + end, tokens):
             return False
         if length > text_at:
-            notes.ids += from_ids
+            record.ids += from_ids
         else:
-            notes.note_textless(from_ids)
+            record.record_textless(from_ids)
         return True
 
-    def pass_several_on(notes: Notes, data: bytes, tokens: int) -> bool:
+    def pass_several_on(record: EventRecord, data: bytes, tokens: int) -> bool:
         """Pass on events that came at once, as they do on a busy machine."""
         *events, rest = data.split(b"\n\n")
-        cuts = [event.rpartition(b"[") for event in events]
-        begins = [to_ids.removesuffix(before_ids) for to_ids, _, _ in cuts]
+        parts = [event.rpartition(b"[") for event in events]
+        begins = [to_ids.removesuffix(before_ids) for to_ids, _, _ in parts]
         ordinary = not rest and all(
             begin != to_ids
             and len(begin) < two_events
             and begin[before] == before_text
             and from_ids.endswith(last)
-            for begin, (to_ids, _, from_ids) in zip(begins, cuts, strict=True)
+            for begin, (to_ids, _, from_ids) in zip(begins, parts, strict=True)
         )
-        if not ordinary or not notes.relay(end.join(begins) + end, tokens):
+        if not ordinary or not record.relay(end.join(begins) + end, tokens):
             return False
-        for begin, (_, _, from_ids) in zip(begins, cuts, strict=True):
+        for begin, (_, _, from_ids) in zip(begins, parts, strict=True):
             if len(begin) > text_at:
-                notes.ids += from_ids
+                record.ids += from_ids
             else:
-                notes.note_textless(from_ids)
+                record.record_textless(from_ids)
         return True
 
     last = after_ids.removesuffix(b"\n\n")

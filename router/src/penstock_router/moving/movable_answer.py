@@ -39,10 +39,10 @@ log = structlog.get_logger()
 
 
 class ReplicaLoss(NamedTuple):
-    """Why a stream ended before its answer. said: for its client."""
+    """Why a stream ended before its answer. message: for its client."""
 
     cause: MoveCause
-    said: str
+    message: str
 
 
 ENGINE_LOST = ReplicaLoss(MoveCause.ENGINE_LOST, "the engine was lost while it answered")
@@ -128,21 +128,21 @@ class MovableAnswer:
         elif relay is None or self._end is not None:
             await self._placed.upstream.changed()
         else:
-            await self._placed.upstream.changed(self._through(relay))
+            await self._placed.upstream.changed(self._relay_through(relay))
 
     def close(self) -> None:
         """Give up what the replica has not sent, and forget what is held."""
         self._placed.link.abandon(self._placed.upstream)
         self._placed.upstream.release()
 
-    def _through(self, relay: Relay) -> Relay | None:
+    def _relay_through(self, relay: Relay) -> Relay | None:
         """Return a function that passes ordinary events on, and leaves all others to `take`."""
         events = self._events
         if self._transcript.opaque:
             return relay
         if events is None:
-            return self._transcript.relaying(relay)
-        return self._transcript.relaying(lambda data, tokens: relay(events.rewritten(data), tokens))
+            return self._transcript.relay_through(relay)
+        return self._transcript.relay_through(lambda data, tokens: relay(events.rewritten(data), tokens))
 
     def _read(self, data: bytes) -> bytes:
         """Note what has come, and return what the client is to get of it."""
@@ -173,7 +173,7 @@ class MovableAnswer:
     async def _kept_ids(self) -> list[int]:
         """Return the answer's tokens whose text the client has. Some in its last event may be without."""
         transcript, kept_ids = self._transcript, self._transcript.kept_ids()
-        unsure = transcript.unsure_tokens()
+        unsure = transcript.uncertain_tokens()
         for end in range(len(kept_ids), len(kept_ids) - unsure - 1, -1) if unsure else ():
             tail = [*transcript.prompt_ids, *kept_ids[:end]][-TAIL_TOKENS:]
             text = await self._mover.placement.detokenize(tail, self._placed.link.name)
@@ -212,7 +212,7 @@ class MovableAnswer:
         chat = self._request.endpoint == wire.ENDPOINT_CHAT_COMPLETIONS
         if self._transcript.begun:
             self._events = ContinuedEvents(self._transcript.head(), chat, len(kept_ids))
-        self._transcript.continue_behind(kept_ids)
+        self._transcript.continue_after(kept_ids)
         times_s = self._outcome.token_times_s
         if times_s:
             self._mover.metrics.silence.observe(monotonic() - times_s[-1])
@@ -288,9 +288,9 @@ class MovableAnswer:
 
     def _fail(self, loss: ReplicaLoss, why: str) -> None:
         """End the answer with an error."""
-        said = f"{loss.said}, and the answer cannot be continued on another one: {why}"
+        message = f"{loss.message}, and the answer cannot be continued on another one: {why}"
         code = "engine_lost" if loss.cause is MoveCause.ENGINE_LOST else "replica_lost"
-        body = ApiError(502, said, type="server_error", code=code).body()
+        body = ApiError(502, message, type="server_error", code=code).body()
         self._end = wire.Failed(failure=wire.FAILURE_ENGINE_LOST, status=502, body=body)
 
 

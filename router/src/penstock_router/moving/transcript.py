@@ -79,7 +79,7 @@ class Transcript:
         ids: list[int] = orjson.loads(self._prompt_ids or b"[]")
         return ids
 
-    def relaying(self, relay: Relay) -> Relay | None:
+    def relay_through(self, relay: Relay) -> Relay | None:
         """Return a function that passes ordinary events on until the next `read`; None if there is none.
 
         An ordinary event differs from the last one that was read by the text and ids of its tokens only.
@@ -89,7 +89,7 @@ class Transcript:
         self.relay = relay
         return MethodType(self._shape, self)
 
-    def note_textless(self, ids: bytes) -> None:
+    def record_textless(self, ids: bytes) -> None:
         """Note the ids of an event without text."""
         if self._textless_end != len(self.ids):  # there was text in between
             self._textless_begin = len(self.ids)
@@ -125,12 +125,12 @@ class Transcript:
         """Return how many tokens the answer has so far, with those that have no text."""
         return len(self._kept) + len(_NUMBER.findall(self.ids))
 
-    def unsure_tokens(self) -> int:
+    def uncertain_tokens(self) -> int:
         """Return how many of the last kept tokens may have no text yet: an event may have several."""
         events = _EVENT_IDS.findall(self._ids_with_text())
         return events[-1].count(b",") if events else 0
 
-    def continue_behind(self, kept_ids: list[int]) -> None:
+    def continue_after(self, kept_ids: list[int]) -> None:
         """Go on with another replica's stream, which begins behind these tokens."""
         self._kept, self.ids = kept_ids, bytearray()
         self._textless_begin = self._textless_end = 0
@@ -156,19 +156,19 @@ class Transcript:
             self._prompt_ids = prompt[1]
         passed = without_ids(event)
         self.first_event = self.first_event or passed
-        self._note(event, passed)
+        self._record_tokens(event, passed)
         self.finished = self.finished or FINISH.search(event) is not None
         self.usage_sent = self.usage_sent or b'"usage":{' in event
         return passed
 
-    def _note(self, event: bytes, passed: bytes) -> None:
+    def _record_tokens(self, event: bytes, passed: bytes) -> None:
         """Note an event's tokens."""
         ids, text = IDS.search(event), TEXT.search(event)
         if ids is None:
             self.opaque = self.opaque or text is not None
             return
         if text is None:
-            self.note_textless(ids[1] + b"]")
+            self.record_textless(ids[1] + b"]")
             return
         self.ids += ids[1] + b"]"
         self.thinks = _CONTENT.search(event) is None

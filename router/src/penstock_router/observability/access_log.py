@@ -21,7 +21,7 @@ class AccessLog:
         """Log one request. Durations in seconds, `None` where there were too few tokens or no answer."""
         if not self._enabled:
             return
-        seen = measured(outcome) if outcome.ending is Ending.ANSWERED else None
+        durations = measured(outcome) if outcome.ending is Ending.ANSWERED else None
         self._log.debug(
             "ended",
             request=request_id,
@@ -31,7 +31,7 @@ class AccessLog:
             hops=outcome.hops,
             moves=outcome.moves,
             ending=outcome.ending.value,
-            ttft_s=seen and seen.ttft_s,
-            tpot_s=seen and seen.tpot_s,
+            ttft_s=durations and durations.ttft_s,
+            tpot_s=durations and durations.tpot_s,
             e2e_s=outcome.ended_s - outcome.arrival_s,
         )

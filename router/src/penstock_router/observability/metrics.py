@@ -78,7 +78,7 @@ class _Replicas(Collector):
             "Requests ended because no message about them came for far longer than forecast.",
             labels=["replica"],
         )
-        replays = GaugeMetricFamily(
+        take_replay = GaugeMetricFamily(
             "penstock_router_replays_left",
             "Requests that may still be sent again after a loss, by the retry budget.",
             value=self._replica_set.replays_left,
@@ -99,4 +99,4 @@ class _Replicas(Collector):
             "Objects of the cluster that are unusable.",
             value=self._replica_set.malformed,
         )
-        return [ready, ejected, ejections, stalled, replays, malformed, connected, unread]
+        return [ready, ejected, ejections, stalled, take_replay, malformed, connected, unread]

@@ -134,16 +134,16 @@ class Placement:
     ) -> Placed | Unattainable | NoReplicas | ReplicaLost:
         """Try the replicas that take requests now. gone: those that are excluded."""
         loads = self._replica_set.loads()
-        asked = routing_request(request, self._time_model, self._settings, self._replica_set.prefixes)
-        left = tuple(name for name in self._settings.order(loads, asked) if name not in gone)
+        routed = routing_request(request, self._time_model, self._settings, self._replica_set.prefixes)
+        order = tuple(name for name in self._settings.order(loads, routed) if name not in gone)
         backup = Backup.REJECT if request.tier.best_effort else backup
         hops, losses = self._settings.max_hops, outcome.failovers
-        attempts = Attempts(left, hops, backup, gone=gone, losses=losses, request=asked)
+        attempts = Attempts(order, hops, backup, gone=gone, losses=losses, request=routed)
         while isinstance(action := next_action(attempts, loads), Try):
             outcome.hops = action.hop
             link = self._replica_set[action.replica]
             direct = self._direct is not None and self._direct.reaches(link)
-            attempt = Attempt(request, action.hop, action.backup, asked.cached_at(link.name), direct)
+            attempt = Attempt(request, action.hop, action.backup, routed.cached_at(link.name), direct)
             found = await self._attempt(attempt, outcome, on_overflow, link)
             if isinstance(found, Placed):
                 return found
@@ -159,7 +159,7 @@ class Placement:
         request = attempt.request
         bound_bytes = self._settings.stream_buffer_bytes if request.stream else None
         upstream = link.submit(attempt, bound_bytes, on_overflow, self._settings.verdict_timeout_s)
-        upstream.hold_within(self._budget)
+        upstream.use_budget(self._budget)
         serves = False
         try:
             while upstream.verdict is None and upstream.end is None:
@@ -168,7 +168,7 @@ class Placement:
                 self._count_verdict(upstream.verdict, outcome)
             if self._direct is not None and upstream.engine_fields and upstream.end is None:
                 self._direct.start(link, upstream, request)
-            while upstream.end is None and not (request.stream and upstream.brought):
+            while upstream.end is None and not (request.stream and upstream.has_output):
                 await upstream.changed()
             end = upstream.end
             if isinstance(end, wire.Failed):
@@ -198,7 +198,7 @@ class Placement:
         if not found.reached:
             return after_skip(attempts, tried)
         outcome.failovers += 1
-        affordable = attempts.losses < REPLAYS and self._replica_set.replays()
+        affordable = attempts.losses < REPLAYS and self._replica_set.take_replay()
         return after_loss(attempts, tried, affordable)
 
     def _count_verdict(self, verdict: Admitted | BestEffort, outcome: Outcome) -> None:
@@ -240,17 +240,17 @@ def _answer(action: Unattainable | NoReplicas | ReplicaLost, tier: str, draw: fl
             code="slo_unattainable",
             headers=(("x-should-retry", "false"),),
         )
-    again_s = spread_retry_s(action.retry_after_s, draw)
+    retry_s = spread_retry_s(action.retry_after_s, draw)
     return ApiError(
         429,
-        f"tier '{tier}' cannot start this request in time {where}; try again in {again_s} s",
+        f"tier '{tier}' cannot start this request in time {where}; try again in {retry_s} s",
         type="slo_unattainable",
         code="slo_unattainable",
-        headers=(("retry-after", str(again_s)),),
+        headers=(("retry-after", str(retry_s)),),
     )
 
 
-def _lost_answer(losses: int, again_s: int) -> ApiError:
+def _lost_answer(losses: int, retry_s: int) -> ApiError:
     """Return the answer to a request that was lost with its replica.
 
     One that two replicas were lost with must not be retried automatically.
@@ -265,8 +265,8 @@ def _lost_answer(losses: int, again_s: int) -> ApiError:
     return ApiError(
         503,
         "a replica was lost with this request, and too many others are being sent again; "
-        f"try again in {again_s} s",
+        f"try again in {retry_s} s",
         type="server_error",
         code="replica_lost",
-        headers=(("retry-after", str(again_s)),),
+        headers=(("retry-after", str(retry_s)),),
     )

@@ -14,7 +14,7 @@ from penstock_runtime.clock import monotonic
 
 MOST_REQUESTS = 1024
 """Most requests that wait; further ones are rejected."""
-AGAIN_S = 0.05
+RETRY_S = 0.05
 """Pause of a request that no replica took although one seems to take work: its snapshot is on the way."""
 
 
@@ -42,8 +42,8 @@ class WaitingRoom:
         try:
             async with asyncio.timeout(left_s):
                 if self._replica_set.ready:
-                    await asyncio.sleep(AGAIN_S)
-                await self._replica_set.taking_work()
+                    await asyncio.sleep(RETRY_S)
+                await self._replica_set.wait_until_ready()
         except TimeoutError:
             return False
         finally:

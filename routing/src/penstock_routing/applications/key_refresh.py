@@ -45,24 +45,24 @@ class KeyRefresh:
     async def run(self) -> None:
         """Read at once, then periodically, until cancelled."""
         while True:
-            await self.once()
+            await self.refresh()
             await asyncio.sleep(self._source.every_s)
 
-    async def once(self) -> None:
+    async def refresh(self) -> None:
         """Read everything and take over what can be read."""
         for application, read in (await self._source.read()).items():
             if isinstance(read, Unreadable):
-                self._missed(application, str(read))
+                self._note_unreadable(application, str(read))
             else:
-                self._take(application, keys_in(read))
+                self._update(application, keys_in(read))
             self._metrics.unreadable.labels(application).set(application in self._unreadable)
 
-    def _missed(self, application: str, why: str) -> None:
+    def _note_unreadable(self, application: str, why: str) -> None:
         if application not in self._unreadable:
             log.warning("keys unreadable", application=application, why=why, meanwhile="the last keys stay")
             self._unreadable.add(application)
 
-    def _take(self, application: str, keys: list[str]) -> None:
+    def _update(self, application: str, keys: list[str]) -> None:
         if application in self._unreadable:
             self._unreadable.discard(application)
             log.info("keys readable again", application=application)

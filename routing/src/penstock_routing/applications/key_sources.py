@@ -77,8 +77,8 @@ class KeySecrets:
                 found[application] = await self._secret(secret)
         except (httpx2.HTTPError, httpx2.InvalidURL, AccessError) as error:
             await self.close()
-            away = Unreadable(f"the API server does not answer: {type(error).__name__}: {error}")
-            return {application: found.get(application, away) for application in self._secrets}
+            unavailable = Unreadable(f"the API server does not answer: {type(error).__name__}: {error}")
+            return {application: found.get(application, unavailable) for application in self._secrets}
         return found
 
     async def close(self) -> None:
@@ -97,8 +97,8 @@ class KeySecrets:
         if answer.status_code != httpx2.codes.OK:
             return Unreadable(f"Secret {secret.namespace}/{secret.name}: HTTP {answer.status_code}")
         try:
-            held = (orjson.loads(answer.content).get("data") or {}).get(ENTRY, "")
-            return b64decode(held, validate=True).decode()
+            encoded = (orjson.loads(answer.content).get("data") or {}).get(ENTRY, "")
+            return b64decode(encoded, validate=True).decode()
         except (ValueError, TypeError, AttributeError):
             return Unreadable(
                 f"Secret {secret.namespace}/{secret.name}: its entry '{ENTRY}' is not UTF-8 text"

@@ -29,7 +29,7 @@ from penstock_routing.applications.usage_ledger import (
     Ticket,
 )
 
-WORDS = {
+ERROR_WORDS = {
     Limit.CONCURRENT_REQUESTS: ("requests", "requests at once"),
     Limit.REQUESTS_PER_MINUTE: ("requests", "requests per min"),
     Limit.TOKENS_PER_MINUTE: ("tokens", "tokens per min"),
@@ -80,7 +80,7 @@ class RateLimitGrant:
 
 
 @dataclass(slots=True)
-class _Limited(RateLimitGrant):
+class _LimitedGrant(RateLimitGrant):
     """A request that counts against a limit."""
 
     application: str
@@ -120,32 +120,34 @@ class RateLimits:
 
     def enter_locally(self, application: Application | None, tokens: int) -> RateLimitGrant:
         """Admit a request by this process' own account. Raises ApiError (429)."""
-        entered = self._enter(application, tokens)
-        if entered is None:
+        counted = self._count_locally(application, tokens)
+        if counted is None:
             return RateLimitGrant([])
-        name, ledger, ticket = entered
+        name, ledger, ticket = counted
         headers = headers_of(self._limits[name], ledger.usage(monotonic()))
-        return _Limited(headers, name, ledger, ticket, None, None)
+        return _LimitedGrant(headers, name, ledger, ticket, None, None)
 
     async def enter(self, application: Application | None, tokens: int) -> RateLimitGrant:
         """Admit a request that will use about so many tokens. Raises ApiError (429)."""
         if self._shared is None:
             return self.enter_locally(application, tokens)
-        entered = self._enter(application, tokens)
-        if entered is None:
+        counted = self._count_locally(application, tokens)
+        if counted is None:
             return RateLimitGrant([])
-        name, ledger, ticket = entered
-        answer = await self._ask_all(name, ledger, ticket, self._shared)
-        if answer is None:
+        name, ledger, ticket = counted
+        decision = await self._decide_shared(name, ledger, ticket, self._shared)
+        if decision is None:
             headers = headers_of(self._limits[name], ledger.usage(monotonic()))
-            return _Limited(headers, name, ledger, ticket, self._shared, None)
-        if isinstance(answer.verdict, OverLimit):
+            return _LimitedGrant(headers, name, ledger, ticket, self._shared, None)
+        if isinstance(decision.verdict, OverLimit):
             ledger.take_back(monotonic(), ticket)
-            raise self._refusal(name, answer.verdict, answer.usage, tokens)
-        headers = headers_of(self._limits[name], answer.usage)
-        return _Limited(headers, name, ledger, ticket, self._shared, answer.verdict)
+            raise self._refusal(name, decision.verdict, decision.usage, tokens)
+        headers = headers_of(self._limits[name], decision.usage)
+        return _LimitedGrant(headers, name, ledger, ticket, self._shared, decision.verdict)
 
-    def _enter(self, application: Application | None, tokens: int) -> tuple[str, Ledger, Ticket] | None:
+    def _count_locally(
+        self, application: Application | None, tokens: int
+    ) -> tuple[str, Ledger, Ticket] | None:
         """Count a request in its application's account; None if that has no limits."""
         ledger = None if application is None else self._ledgers.get(application.name)
         if application is None or ledger is None:
@@ -156,18 +158,18 @@ class RateLimits:
             raise self._refusal(name, ticket, ledger.usage(now_s), tokens)
         return name, ledger, ticket
 
-    async def _ask_all(
+    async def _decide_shared(
         self, application: str, ledger: Ledger, ticket: Ticket, shared: PoolLimits
     ) -> LimitDecision | None:
         """Return the decision over all routers; None where they share nothing now."""
         try:
-            answer = await shared.ask(application, ticket.tokens)
+            decision = await shared.ask(application, ticket.tokens)
         except BaseException:
             ledger.take_back(monotonic(), ticket)
             raise
-        if answer is None:
+        if decision is None:
             self._metrics.decided_locally.inc()
-        return answer
+        return decision
 
     def _refusal(self, application: str, refused: OverLimit, usage: LimitUsage, tokens: int) -> ApiError:
         self._metrics.limited.labels(application, refused.limit.value).inc()
@@ -183,7 +185,7 @@ def refusal(
     application: str, limits: ApplicationLimits, refused: OverLimit, usage: LimitUsage, tokens: int
 ) -> ApiError:
     """Return the answer to a request that is over a limit."""
-    kind, words = WORDS[refused.limit]
+    kind, words = ERROR_WORDS[refused.limit]
     message = (
         f"Rate limit reached for {application} on {words}. Limit: {getattr(limits, refused.limit.value)}."
     )
@@ -205,10 +207,10 @@ def headers_of(limits: ApplicationLimits, usage: LimitUsage) -> list[Header]:
         ("tokens", limits.tokens_per_minute, usage.tokens, usage.tokens_reset_s),
     )
     return [
-        (f"x-ratelimit-{what}-{kind}".encode(), value.encode())
+        (f"x-ratelimit-{field}-{kind}".encode(), value.encode())
         for kind, limit, used, reset_s in rows
         if limit is not None
-        for what, value in (
+        for field, value in (
             ("limit", str(limit)),
             ("remaining", str(max(limit - used, 0))),
             ("reset", duration(reset_s)),

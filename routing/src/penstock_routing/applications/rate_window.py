@@ -46,12 +46,12 @@ class Window:
 
     def wait_s(self, now_s: float, amount: int) -> float | None:
         """Return the seconds until there is room for the amount; None if there never will be."""
-        too_much = self.used(now_s) + amount - self.limit
-        if too_much <= 0:
+        excess = self.used(now_s) + amount - self.limit
+        if excess <= 0:
             return 0.0
         for slot, used in self._slots.items():
-            too_much -= used
-            if too_much <= 0:
+            excess -= used
+            if excess <= 0:
                 return slot + SLOTS + 1 - now_s
         return None
 

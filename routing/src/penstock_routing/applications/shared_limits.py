@@ -30,7 +30,7 @@ from redis.backoff import NoBackoff
 
 from penstock_routing.applications.usage_ledger import Limit, LimitDecision, LimitUsage, OverLimit, Ticket
 from penstock_routing.connections.backoff import Backoff
-from penstock_routing.connections.cancellation import heed_cancellation
+from penstock_routing.connections.cancellation import raise_if_cancelled
 
 ANSWER_S = 0.25
 """Longest time of a call. A request waits for two at most; then its router decides by its own account."""
@@ -43,7 +43,7 @@ LEASE_S = 15.0
 
 RENEW_S = LEASE_S / 3
 
-MOST_ASKS = 256
+MOST_QUERIES = 256
 """Most requests of one application in one call. The others go with the next call."""
 
 SCRIPT = files(__package__).joinpath("shared_limits.lua").read_bytes()
@@ -52,7 +52,7 @@ log = structlog.get_logger()
 
 
 @dataclass(eq=False, slots=True)
-class _Ask:
+class _Query:
     tokens: int
     answer: "asyncio.Future[LimitDecision | None]"
 
@@ -68,12 +68,12 @@ class _Use:
     open: int = 0
     reported: int = 0
     reported_s: float = 0.0
-    asks: list[_Ask] = field(default_factory=list)
+    queries: list[_Query] = field(default_factory=list)
     corrections: dict[int, int] = field(default_factory=dict)
 
     def due(self, now_s: float) -> bool:
         renew = self.open > 0 and now_s - self.reported_s >= RENEW_S
-        return bool(self.asks or self.corrections) or self.open != self.reported or renew
+        return bool(self.queries or self.corrections) or self.open != self.reported or renew
 
 
 class SharedLimits:
@@ -90,9 +90,9 @@ class SharedLimits:
         self.connected = False
         self._url, self._prefix, self._backoff = url, prefix, backoff
         self._uses = {application: _Use(of) for application, of in limits.items()}
-        self._me = token_hex(8)
+        self._router_id = token_hex(8)
         self._due = asyncio.Event()
-        self._away = False
+        self._unavailable = False
 
     async def ask(self, application: str, tokens: int) -> LimitDecision | None:
         """Ask whether there is room for a request of about so many tokens. None if Redis is unavailable.
@@ -103,14 +103,14 @@ class SharedLimits:
         if not self.connected:
             use.open += 1
             return None
-        ask = _Ask(tokens, asyncio.get_running_loop().create_future())
-        use.asks.append(ask)
+        ask = _Query(tokens, asyncio.get_running_loop().create_future())
+        use.queries.append(ask)
         self._due.set()
         try:
             return await ask.answer
         except asyncio.CancelledError:
             if not ask.answer.cancelled():  # it was answered, and the answer is lost
-                self._undo(application, ask.answer.result())
+                self._return_admission(application, ask.answer.result())
             raise
 
     def ended(self, application: str, ticket: Ticket | None, tokens: int) -> None:
@@ -121,7 +121,7 @@ class SharedLimits:
             _correct(use, ticket.slot, tokens - ticket.tokens)
         self._due.set()
 
-    def _undo(self, application: str, answer: LimitDecision | None) -> None:
+    def _return_admission(self, application: str, answer: LimitDecision | None) -> None:
         verdict = None if answer is None else answer.verdict
         if not isinstance(verdict, OverLimit):
             self.ended(application, verdict, 0)
@@ -132,11 +132,11 @@ class SharedLimits:
             try:
                 await self._connection()
             except Exception as error:  # whatever it is: each router's own limits hold, and requests go on
-                heed_cancellation()
+                raise_if_cancelled()
                 why = f"{type(error).__name__}: {error}"
-            if not self._away:  # once for each time that it goes, not for each attempt
+            if not self._unavailable:  # once for each time that it goes, not for each attempt
                 log.warning("limits are not shared", why=why, meanwhile="each router's own limits hold")
-                self._away = True
+                self._unavailable = True
             await asyncio.sleep(self._backoff.wait_s())
 
     async def _connection(self) -> None:
@@ -151,19 +151,19 @@ class SharedLimits:
                 script = str(await redis.script_load(SCRIPT))
             log.info("limits are shared", applications=len(self._uses))
             self._backoff.reset()
-            self.connected, self._away = True, False
+            self.connected, self._unavailable = True, False
             try:
                 while True:
                     await self._call(redis, script)
-                    heed_cancellation()
+                    raise_if_cancelled()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(RENEW_S):
                             await self._due.wait()
             finally:
                 self.connected = False
                 for use in self._uses.values():
-                    asks, use.asks = use.asks, []
-                    _decide_locally(use, asks)
+                    queries, use.queries = use.queries, []
+                    _decide_locally(use, queries)
 
     async def _call(self, redis: Redis, script: str) -> None:
         """Send one call with all pending reports and queries."""
@@ -173,13 +173,13 @@ class SharedLimits:
         if not due:
             return
         pipeline = redis.pipeline(transaction=False)
-        sent: dict[str, list[_Ask]] = {}
+        sent: dict[str, list[_Query]] = {}
         for name, use in due.items():
-            asks, use.asks = use.asks[:MOST_ASKS], use.asks[MOST_ASKS:]
+            queries, use.queries = use.queries[:MOST_QUERIES], use.queries[MOST_QUERIES:]
             corrections, use.corrections = use.corrections, {}
-            use.reported, use.reported_s, sent[name] = use.open, now_s, asks
+            use.reported, use.reported_s, sent[name] = use.open, now_s, queries
             arguments = script_arguments(
-                self._me, use.open, use.limits, corrections, [a.tokens for a in asks]
+                self._router_id, use.open, use.limits, corrections, [a.tokens for a in queries]
             )
             pipeline.evalsha(script, 1, f"{self._prefix}:{name}", *arguments)
         try:
@@ -188,17 +188,17 @@ class SharedLimits:
             for name, reply in zip(sent, replies, strict=True):
                 self._decided(due[name], sent[name], reply)
         finally:
-            for name, asks in sent.items():
-                _decide_locally(due[name], asks)
+            for name, queries in sent.items():
+                _decide_locally(due[name], queries)
 
-    def _decided(self, use: _Use, asks: list[_Ask], reply: Sequence[int]) -> None:
+    def _decided(self, use: _Use, queries: list[_Query], reply: Sequence[int]) -> None:
         slot, usage = int(reply[0]), usage_of(reply)
-        for ask, code, wait_ms in zip(asks, reply[5::2], reply[6::2], strict=True):
+        for ask, code, wait_ms in zip(queries, reply[5::2], reply[6::2], strict=True):
             admitted = code == 0
             use.reported += admitted
             if not ask.answer.done():
                 use.open += admitted
-                verdict = Ticket(slot, ask.tokens) if admitted else refused_of(code, wait_ms)
+                verdict = Ticket(slot, ask.tokens) if admitted else over_limit_of(code, wait_ms)
                 ask.answer.set_result(LimitDecision(verdict, usage))
             elif admitted:  # it was cancelled meanwhile
                 _correct(use, slot, -ask.tokens)
@@ -211,7 +211,7 @@ def script_arguments(
     open_requests: int,
     limits: ApplicationLimits,
     corrections: Mapping[int, int],
-    asks: Sequence[int],
+    queries: Sequence[int],
     *,
     now_ms: int | str = "",
 ) -> list[int | str]:
@@ -225,7 +225,7 @@ def script_arguments(
         now_ms,
         len(corrections),
         *(number for correction in corrections.items() for number in correction),
-        *asks,
+        *queries,
     ]
 
 
@@ -235,14 +235,14 @@ def usage_of(reply: Sequence[int]) -> LimitUsage:
     return LimitUsage(requests, requests_reset_ms / 1000, tokens, tokens_reset_ms / 1000)
 
 
-def refused_of(code: int, wait_ms: int) -> OverLimit:
+def over_limit_of(code: int, wait_ms: int) -> OverLimit:
     """Return the refusal that the script means."""
     return OverLimit(LIMITS[code - 1], None if wait_ms < 0 else wait_ms / 1000)
 
 
-def _decide_locally(use: _Use, asks: Sequence[_Ask]) -> None:
+def _decide_locally(use: _Use, queries: Sequence[_Query]) -> None:
     """Resolve queries without an answer: the router decides by its own limits."""
-    for ask in asks:
+    for ask in queries:
         if not ask.answer.done():
             use.open += 1
             ask.answer.set_result(None)

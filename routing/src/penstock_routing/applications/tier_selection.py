@@ -35,17 +35,17 @@ def application_of(keys: Keys, head: request_head.Head) -> Application | None:
     return application
 
 
-def check_model(settings: Settings, asked: str) -> None:
+def check_model(settings: Settings, requested: str) -> None:
     """Raise the 404 that OpenAI's clients know where the pool does not serve the model."""
-    if asked != settings.model:
-        raise unknown_model(asked, settings.model)
+    if requested != settings.model:
+        raise unknown_model(requested, settings.model)
 
 
-def unknown_model(asked: str, served: str) -> ApiError:
+def unknown_model(requested: str, served: str) -> ApiError:
     """Return that error."""
     return ApiError(
         404,
-        f"the model '{asked[:128]}' does not exist; this pool serves '{served}'",
+        f"the model '{requested[:128]}' does not exist; this pool serves '{served}'",
         param="model",
         code="model_not_found",
     )

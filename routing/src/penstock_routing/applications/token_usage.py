@@ -45,13 +45,13 @@ class Usage:
         self._answer_tokens = {each.name: float(FIRST_ANSWER_TOKENS) for each in applications}
         self._tokens = metrics.tokens
 
-    def expected(self, application: Application | None, body_bytes: int, asked: BodyFields) -> int:
+    def expected(self, application: Application | None, body_bytes: int, fields: BodyFields) -> int:
         """Return the tokens that a request will use, about."""
         if application is None:
             return 0
-        answer = self._answer_tokens[application.name] if asked.max_tokens is None else asked.max_tokens
+        answer = self._answer_tokens[application.name] if fields.max_tokens is None else fields.max_tokens
         answer_tokens = min(max(int(answer), 0), self._context_tokens)
-        return tokens_about(body_bytes) + asked.sequences * answer_tokens
+        return tokens_about(body_bytes) + fields.sequences * answer_tokens
 
     def ended(self, application: Application | None, outcome: Outcome, body_bytes: int) -> int:
         """Count what a request used, and return it. One that was cut off used what it had brought."""

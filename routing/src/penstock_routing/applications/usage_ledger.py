@@ -13,7 +13,7 @@ from penstock_pool.application_spec import ApplicationLimits
 
 from penstock_routing.applications.rate_window import Window
 
-BUSY_S = 1.0
+RETRY_S = 1.0
 """Retry-After of a request that is one too many at once: it is not known when another one ends."""
 
 
@@ -59,7 +59,7 @@ class Ledger:
     """The usage of one application through one router."""
 
     def __init__(self, limits: ApplicationLimits) -> None:
-        self._at_once = limits.concurrent_requests or inf
+        self._max_concurrent = limits.concurrent_requests or inf
         self._requests = Window(limits.requests_per_minute or inf)
         self._tokens = Window(limits.tokens_per_minute or inf)
         self._open = 0
@@ -95,8 +95,8 @@ class Ledger:
     def _refused(self, now_s: float, tokens: int) -> OverLimit | None:
         if tokens > self._tokens.limit:
             return OverLimit(Limit.TOKENS_PER_MINUTE, None)
-        if self._open >= self._at_once:
-            return OverLimit(Limit.CONCURRENT_REQUESTS, BUSY_S)
+        if self._open >= self._max_concurrent:
+            return OverLimit(Limit.CONCURRENT_REQUESTS, RETRY_S)
         if wait_s := self._requests.wait_s(now_s, 1):
             return OverLimit(Limit.REQUESTS_PER_MINUTE, wait_s)
         if wait_s := self._tokens.wait_s(now_s, tokens):

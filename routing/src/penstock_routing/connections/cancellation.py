@@ -3,7 +3,7 @@
 import asyncio
 
 
-def heed_cancellation() -> None:
+def raise_if_cancelled() -> None:
     """Raise CancelledError if the running task was cancelled and still runs."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():

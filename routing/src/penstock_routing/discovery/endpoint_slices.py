@@ -37,11 +37,11 @@ class _Candidate(NamedTuple):
 def endpoints_of(slices: Iterable[Slice], port_name: str = PORT) -> Endpoints:
     """Return the replicas in these slices, by pod name. Slices without the port hold none."""
     best: dict[str, _Candidate] = {}
-    for one in slices:
-        port, family = _port(one, port_name), one["addressType"]
+    for endpoint_slice in slices:
+        port, family = _port(endpoint_slice, port_name), endpoint_slice["addressType"]
         if port is None or family not in FAMILIES:
             continue
-        for endpoint in one.get("endpoints") or ():
+        for endpoint in endpoint_slice.get("endpoints") or ():
             candidate = _candidate(endpoint, FAMILIES.index(family), port)
             name = _name(endpoint)
             best[name] = min(best.get(name, candidate), candidate)
@@ -51,8 +51,8 @@ def endpoints_of(slices: Iterable[Slice], port_name: str = PORT) -> Endpoints:
     }
 
 
-def _port(one: Slice, name: str) -> int | None:
-    ports = one.get("ports") or ()
+def _port(endpoint_slice: Slice, name: str) -> int | None:
+    ports = endpoint_slice.get("ports") or ()
     return next((port["port"] for port in ports if port.get("name") == name and port.get("port")), None)
 
 

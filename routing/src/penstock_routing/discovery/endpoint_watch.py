@@ -101,9 +101,9 @@ class EndpointWatch:
                 self._version, self.malformed = None, self.malformed + 1
             finally:
                 self.connected = False
-            await self._again(why)
+            await self._wait_to_retry(why)
 
-    async def _again(self, why: str) -> None:
+    async def _wait_to_retry(self, why: str) -> None:
         if why and why != self._last_why:  # once for each cause, not for each attempt
             log.warning("cluster not watched", service=str(self._service), why=why)
             self._last_why = why
@@ -117,25 +117,27 @@ class EndpointWatch:
         listed = orjson.loads(answer.content)
         version = str(listed["metadata"]["resourceVersion"])
         items: list[Slice] = listed["items"]
-        names = {_name_of(one) for one in items}
-        self._slices = {name: one for name, one in self._slices.items() if name in names}
-        for one in items:
-            self._learn(one)
+        names = {_name_of(endpoint_slice) for endpoint_slice in items}
+        self._slices = {
+            name: endpoint_slice for name, endpoint_slice in self._slices.items() if name in names
+        }
+        for endpoint_slice in items:
+            self._store(endpoint_slice)
         return version
 
-    def _learn(self, one: Slice) -> None:
+    def _store(self, endpoint_slice: Slice) -> None:
         """Remember the slice, unless it cannot be read."""
         try:
-            name = one["metadata"]["name"]
-            endpoints_of((one,))
+            name = endpoint_slice["metadata"]["name"]
+            endpoints_of((endpoint_slice,))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             self.malformed += 1
-            why = f"malformed EndpointSlice {_name_of(one)}: {type(error).__name__}: {error}"
+            why = f"malformed EndpointSlice {_name_of(endpoint_slice)}: {type(error).__name__}: {error}"
             if why != self._last_why:
                 log.warning("slice passed over", service=str(self._service), why=why)
                 self._last_why = why
         else:
-            self._slices[name] = one
+            self._slices[name] = endpoint_slice
 
     async def _watch(self, http: httpx2.AsyncClient, version: str) -> AsyncIterator[None]:
         """Apply every change from a version on, and yield after each."""
@@ -164,15 +166,15 @@ class EndpointWatch:
         if kind == "ERROR":
             raise ApiServerError(changed.get("code", 500), changed.get("message", "the watch broke"))
         if kind in ("ADDED", "MODIFIED"):
-            self._learn(changed)
+            self._store(changed)
         elif kind == "DELETED":
             self._slices.pop(changed["metadata"].get("name"), None)
         self._version = changed["metadata"]["resourceVersion"]
 
 
-def _name_of(one: Any) -> str:
+def _name_of(endpoint_slice: Any) -> str:
     """Return the object's name; empty where it is no object with one."""
-    metadata = one.get("metadata") if isinstance(one, dict) else None
+    metadata = endpoint_slice.get("metadata") if isinstance(endpoint_slice, dict) else None
     return str(metadata.get("name")) if isinstance(metadata, dict) else ""
 
 
@@ -181,8 +183,8 @@ async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
     held = bytearray()
     async for chunk in answer.aiter_bytes():
         *whole, rest = chunk.split(b"\n")
-        for piece in whole:
-            yield bytes(held + piece)
+        for part in whole:
+            yield bytes(held + part)
             held.clear()
         held += rest
         if len(held) > LINE_BYTES:
@@ -199,5 +201,5 @@ def _message(body: bytes) -> str:
 
 def _changed(last: Endpoints, now: Endpoints) -> str:
     """Return what has changed: `p-0=10.0.0.1:7000/in_service p-1=gone`."""
-    here = [f"{name}={at.address}/{at.condition}" for name, at in now.items() if last.get(name) != at]
-    return " ".join([*here, *(f"{name}=gone" for name in last if name not in now)])
+    current = [f"{name}={at.address}/{at.condition}" for name, at in now.items() if last.get(name) != at]
+    return " ".join([*current, *(f"{name}=gone" for name in last if name not in now)])

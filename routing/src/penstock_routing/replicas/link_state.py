@@ -20,7 +20,7 @@ class LinkState(StrEnum):
     LOST = "lost"  # there was a session
 
 
-SET_ASIDE = {
+CONDITION_STATES = {
     Condition.NOT_READY: LinkState.NOT_READY,
     Condition.TERMINATING: LinkState.TERMINATING,
 }

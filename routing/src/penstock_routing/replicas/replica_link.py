@@ -35,7 +35,7 @@ from penstock_routing.replicas import wire_conversion
 from penstock_routing.replicas.cached_prefixes import CachedPrefixes
 from penstock_routing.replicas.ejection import Ejection
 from penstock_routing.replicas.known_load import KnownLoad
-from penstock_routing.replicas.link_state import SET_ASIDE, LinkState, reported_state
+from penstock_routing.replicas.link_state import CONDITION_STATES, LinkState, reported_state
 from penstock_routing.replicas.peer_placements import PeerPlacements
 from penstock_routing.replicas.replica_description import ReplicaDescription, description_of
 from penstock_routing.replicas.session_writer import Attempt, SessionWriter
@@ -47,7 +47,7 @@ DETOKENIZE_S = 1.0
 CONNECT_S = 5.0
 """Longest wait for a replica to describe itself."""
 
-DESCRIBE_AGAIN_S = 15.0
+DESCRIBE_INTERVAL_S = 15.0
 """The engine behind a replica may be another one by now; this often the router asks again what it is."""
 
 MOST_UNANSWERED = 2
@@ -64,7 +64,7 @@ Session = grpc.aio.StreamStreamCall[wire.RouterFrame, wire.ReplicaFrame]
 log = structlog.get_logger()
 
 
-class Silent(Exception):
+class Unresponsive(Exception):
     """The connection is open, and nothing comes."""
 
 
@@ -92,7 +92,7 @@ class ReplicaLink:
         draw: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.name, self.address = name, address
-        self._aside: LinkState | None = None
+        self._condition_state: LinkState | None = None
         self._changed, self._placed = changed, placed
         self.cached = CachedPrefixes().holder(name)
         self.description = ReplicaDescription()
@@ -113,12 +113,14 @@ class ReplicaLink:
     @property
     def state(self) -> LinkState:
         """Whether it takes work."""
-        aside = self._aside
-        return self._state if aside is None or self._state is not LinkState.READY else aside
+        condition_state = self._condition_state
+        return (
+            self._state if condition_state is None or self._state is not LinkState.READY else condition_state
+        )
 
     def set_condition(self, condition: Condition) -> None:
         """Set the condition of its endpoint."""
-        self._aside = SET_ASIDE.get(condition)
+        self._condition_state = CONDITION_STATES.get(condition)
 
     @property
     def load(self) -> ReplicaLoad:
@@ -170,12 +172,12 @@ class ReplicaLink:
             answer.id = upstream.id
             self._writer.answered(answer)
 
-    def _end_unanswered(self, upstream: UpstreamRequest, asked_s: float) -> None:
+    def _end_unanswered(self, upstream: UpstreamRequest, sent_s: float) -> None:
         """End a request without a verdict. A replica that still talks is overloaded; a silent one is lost."""
         self.ejection.failed()
         self.abandon(upstream)
-        talks = self.last_received_s > asked_s
-        upstream.finish(Rejected(Reason.QUEUE_FULL) if talks else Lost(self.name, "silent"))
+        responds = self.last_received_s > sent_s
+        upstream.finish(Rejected(Reason.QUEUE_FULL) if responds else Lost(self.name, "silent"))
 
     async def detokenize(self, tokens: Sequence[int]) -> str | None:
         """Return the text of tokens by its engine; None where it does not report it."""
@@ -203,7 +205,7 @@ class ReplicaLink:
                 why = f"{error.code().name.lower()}: {error.details()}"
             except asyncio.InvalidStateError:
                 why = "the session broke while a frame was written"
-            except (Silent, TimeoutError):
+            except (Unresponsive, TimeoutError):
                 why = "it is connected, and does not answer"
             except OSError as error:  # a certificate; the file will be there again
                 why = f"{error.filename}: {error.strerror}"
@@ -214,10 +216,10 @@ class ReplicaLink:
                 why = f"{type(error).__name__}: {error}"
                 log.exception("link broke", replica=self.name)
             finally:
-                self._lose("the session ended")
-            await self._again(why)
+                self._end_session("the session ended")
+            await self._wait_to_retry(why)
 
-    async def _again(self, why: str) -> None:
+    async def _wait_to_retry(self, why: str) -> None:
         if why != self._last_why:  # once for each cause, not for each attempt
             log.warning("replica not connected", replica=self.name, address=self.address, why=why)
             self._last_why = why
@@ -226,12 +228,12 @@ class ReplicaLink:
     async def _session(self, stub: ReplicaStub) -> None:
         await self._describe(stub)
         session, self._stub = stub.Session(), stub
-        beside = [
+        tasks = [
             asyncio.create_task(self._writer.run(session.write)),
-            asyncio.create_task(self._describe_again(stub)),
+            asyncio.create_task(self._keep_described(stub)),
             asyncio.create_task(self._end_stalled()),
         ]
-        for task in beside:
+        for task in tasks:
             task.add_done_callback(lambda _: session.cancel())
         try:
             async for frame in session:
@@ -241,28 +243,28 @@ class ReplicaLink:
                 raise  # else the call was cancelled, by one of the tasks beside it
         finally:
             self._stub = None
-            for task in beside:
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait(beside)
-        for task in beside:
+            await asyncio.wait(tasks)
+        for task in tasks:
             if not task.cancelled():
                 task.result()
 
-    async def _describe_again(self, stub: ReplicaStub) -> None:
+    async def _keep_described(self, stub: ReplicaStub) -> None:
         """Keep the description fresh. Raises Silent where nothing at all comes any more.
 
         A replica that is too busy to describe itself, but sends frames, keeps its session.
         """
         unanswered = 0
         while True:
-            await asyncio.sleep(DESCRIBE_AGAIN_S if unanswered == 0 else 0)
-            unanswered = 0 if await self._says_anything(stub) else unanswered + 1
+            await asyncio.sleep(DESCRIBE_INTERVAL_S if unanswered == 0 else 0)
+            unanswered = 0 if await self._responds(stub) else unanswered + 1
             if unanswered == MOST_UNANSWERED:
-                raise Silent
+                raise Unresponsive
 
-    async def _says_anything(self, stub: ReplicaStub) -> bool:
+    async def _responds(self, stub: ReplicaStub) -> bool:
         """Ask the replica what it is. Return whether that, or anything else, came from it in time."""
-        asked_s = monotonic()
+        sent_s = monotonic()
         try:
             await self._describe(stub)
         except wire_conversion.MalformedMessage as error:  # the one before still holds
@@ -270,7 +272,7 @@ class ReplicaLink:
         except grpc.aio.AioRpcError:  # an answer too, or the session ends by itself
             pass
         except TimeoutError:
-            return self.last_received_s >= asked_s
+            return self.last_received_s >= sent_s
         return True
 
     async def _end_stalled(self) -> None:
@@ -328,13 +330,13 @@ class ReplicaLink:
             self._known_load.answered(event.id)
             self.ejection.answered(self.last_received_s)
             upstream.engine_fields = event.engine_fields
-            self._accepted(upstream, wire_conversion.accepted(event))
+            self._note_accepted(upstream, wire_conversion.accepted(event))
         elif kind is not None:  # else it is an event of a later version
             self._forget(event.id)
             self.ejection.answered(self.last_received_s)
             upstream.finish(wire_conversion.end(event, kind))
 
-    def _accepted(self, upstream: UpstreamRequest, verdict: Admitted | BestEffort) -> None:
+    def _note_accepted(self, upstream: UpstreamRequest, verdict: Admitted | BestEffort) -> None:
         silent_tokens = 1 if upstream.streamed else self.description.max_model_len or LONGEST_ANSWER_TOKENS
         upstream.longest_silence_s = longest_silence_s(verdict, silent_tokens)
         upstream.accepted(verdict)
@@ -359,7 +361,7 @@ class ReplicaLink:
         if not self._upstreams:
             self._idle.set()
 
-    def _lose(self, why: str) -> None:
+    def _end_session(self, why: str) -> None:
         self.cached.forget()
         drained = self._state is LinkState.DRAINING
         if self._state is not LinkState.CONNECTING:

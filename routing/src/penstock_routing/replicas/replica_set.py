@@ -41,7 +41,7 @@ class ReplicaSet:
         self._ready: list[ReplicaLink] = []  # those that take work
         self._tasks: dict[ReplicaLink, asyncio.Task[None]] = {}
         self._source: Source | None = None
-        self._taking_work = asyncio.Event()
+        self._ready_event = asyncio.Event()
         self.known = False
 
     def __getitem__(self, name: str) -> ReplicaLink:
@@ -67,11 +67,11 @@ class ReplicaSet:
 
     def loads(self) -> list[ReplicaLoad]:
         """Return the replicas that take work, without those ejected unless too many are."""
-        taking = ready = self._ready
+        in_service = ready = self._ready
         if any([link.ejection.ejected for link in ready]):
             now_s = monotonic()
-            taking = [link for link in ready if link.ejection.takes(now_s)]
-        return [link.load for link in (ready if panics(len(taking), len(ready)) else taking)]
+            in_service = [link for link in ready if link.ejection.takes(now_s)]
+        return [link.load for link in (ready if panics(len(in_service), len(ready)) else in_service)]
 
     def http_endpoints(self) -> dict[str, str]:
         """Return where gateways reach replicas over HTTP, by name, of those that they can reach."""
@@ -82,7 +82,7 @@ class ReplicaSet:
         """Note a new request."""
         self._budget = self._budget.arrived()
 
-    def replays(self) -> bool:
+    def take_replay(self) -> bool:
         """Take a replay out of the retry budget. Return False where none is left."""
         budget = self._budget.replayed()
         self._budget = self._budget if budget is None else budget
@@ -98,9 +98,9 @@ class ReplicaSet:
         """Whether any replica takes work."""
         return bool(self._ready)
 
-    async def taking_work(self) -> None:
+    async def wait_until_ready(self) -> None:
         """Wait until any replica takes work."""
-        await self._taking_work.wait()
+        await self._ready_event.wait()
 
     @property
     def connected(self) -> bool:
@@ -131,25 +131,25 @@ class ReplicaSet:
             if name not in replicas or replicas[name].address != link.address:
                 del links[name]
                 group.create_task(_retire(link, self._tasks.pop(link)))
-        for name, place in replicas.items():
+        for name, endpoint in replicas.items():
             if name in links:
-                links[name].set_condition(place.condition)
-            elif place.condition is not Condition.TERMINATING:
-                links[name] = self._join(name, place, group)
+                links[name].set_condition(endpoint.condition)
+            elif endpoint.condition is not Condition.TERMINATING:
+                links[name] = self._join(name, endpoint, group)
         self._links = dict(sorted(links.items()))
 
     def _changed(self) -> None:
         """Note which replicas take work. Wake requests that wait for one."""
         self._ready = [link for link in self._links.values() if link.state is LinkState.READY]
         if self.ready:
-            self._taking_work.set()
+            self._ready_event.set()
         else:
-            self._taking_work.clear()
+            self._ready_event.clear()
 
-    def _join(self, name: str, place: Endpoint, group: asyncio.TaskGroup) -> ReplicaLink:
-        link = self._make_link(name, place.address, self._changed)
+    def _join(self, name: str, endpoint: Endpoint, group: asyncio.TaskGroup) -> ReplicaLink:
+        link = self._make_link(name, endpoint.address, self._changed)
         link.cached = self.prefixes.holder(name)
-        link.set_condition(place.condition)
+        link.set_condition(endpoint.condition)
         self._tasks[link] = group.create_task(link.run())
         return link
 

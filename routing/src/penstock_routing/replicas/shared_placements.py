@@ -23,10 +23,10 @@ import structlog
 from redis.asyncio import Redis
 
 from penstock_routing.connections.backoff import Backoff
-from penstock_routing.connections.cancellation import heed_cancellation
+from penstock_routing.connections.cancellation import raise_if_cancelled
 from penstock_routing.replicas.peer_placements import PeerLoad
 
-GATHER_S = 0.003
+BATCH_S = 0.003
 """How long submits wait for others to share a message: about as long as a verdict takes."""
 
 HEARTBEAT_S = 2.0
@@ -58,18 +58,18 @@ class SharedPlacements:
     def __init__(self, url: Callable[[], str], channel: str, backoff: Backoff) -> None:
         self.connected = False
         self._url, self._channel, self._backoff = url, channel, backoff
-        self._me = token_hex(8)
-        self._gathered: dict[str, list[int]] = {}  # requests and prompt tokens
+        self._router_id = token_hex(8)
+        self._batch: dict[str, list[int]] = {}  # requests and prompt tokens
         self._due = asyncio.Event()
-        self._away = False
+        self._unavailable = False
 
     def placed(self, replica: str, prompt_tokens: int) -> None:
         """Note a request that was sent to a replica."""
         if not self.connected:
             return
-        gathered = self._gathered.setdefault(replica, [0, 0])
-        gathered[0] += 1
-        gathered[1] += prompt_tokens
+        counts = self._batch.setdefault(replica, [0, 0])
+        counts[0] += 1
+        counts[1] += prompt_tokens
         self._due.set()
 
     async def run(self, on_placement: OnPlacement, malformed: Callable[[], None]) -> None:
@@ -86,11 +86,11 @@ class SharedPlacements:
                 why = _messages(errors)
             finally:
                 self.connected = False
-                self._gathered.clear()
-            heed_cancellation()
-            if not self._away:  # once for each time that it goes, not for each attempt
+                self._batch.clear()
+            raise_if_cancelled()
+            if not self._unavailable:  # once for each time that it goes, not for each attempt
                 log.warning("redis unavailable", why=why, meanwhile="each router uses its own placements")
-                self._away = True
+                self._unavailable = True
             await asyncio.sleep(self._backoff.wait_s())
 
     async def _connection(self, on_placement: OnPlacement, malformed: Callable[[], None]) -> None:
@@ -119,44 +119,44 @@ class SharedPlacements:
     ) -> None:
         while True:
             message = await get_message(timeout=SILENCE_S)
-            heed_cancellation()
+            raise_if_cancelled()
             if message is None:
                 raise TimeoutError(f"no message for {SILENCE_S:g} s")
             if message["type"] != "message":  # the answer to the subscription
                 continue
             if not self.connected:
                 log.info("redis", channel=self._channel)
-                self.connected, self._away = True, False
+                self.connected, self._unavailable = True, False
                 self._backoff.reset()
             self._receive(message["data"], on_placement, malformed)
 
     async def _write(self, publish: Callable[[str, bytes], Awaitable[int]]) -> None:
         while True:
             await publish(self._channel, self._message())
-            heed_cancellation()
+            raise_if_cancelled()
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
                     await self._due.wait()
             except TimeoutError:
                 continue
-            await asyncio.sleep(GATHER_S)
+            await asyncio.sleep(BATCH_S)
 
     def _message(self) -> bytes:
-        gathered, self._gathered = self._gathered, {}
+        counts, self._batch = self._batch, {}
         self._due.clear()
-        return orjson.dumps({"router": self._me, "placed": gathered})
+        return orjson.dumps({"router": self._router_id, "placed": counts})
 
     def _receive(self, data: bytes, on_placement: OnPlacement, malformed: Callable[[], None]) -> None:
         """Read a message. One that is malformed, or this router's own, is ignored."""
         try:
-            router, others = read_placements(data)
+            router, placements = read_placements(data)
         except (ValueError, TypeError, LookupError, AttributeError):
             malformed()
             return
-        if router == self._me:
+        if router == self._router_id:
             return
-        for replica, one in others:
-            on_placement(replica, one)
+        for replica, placed in placements:
+            on_placement(replica, placed)
 
 
 def read_placements(data: bytes) -> tuple[str, list[tuple[str, PeerLoad]]]:
@@ -168,7 +168,9 @@ def read_placements(data: bytes) -> tuple[str, list[tuple[str, PeerLoad]]]:
     if len(data) > MESSAGE_BYTES:
         raise ValueError("longer than any of ours")
     message = orjson.loads(data)
-    placed = [(name, PeerLoad(_count(of[0]), _count(of[1]))) for name, of in message["placed"].items()]
+    placed = [
+        (name, PeerLoad(_count(counts[0]), _count(counts[1]))) for name, counts in message["placed"].items()
+    ]
     return str(message["router"]), placed
 
 

@@ -111,7 +111,7 @@ class UpstreamRequest:
         self._relay: Relay | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def hold_within(self, budget: ByteBudget) -> None:
+    def use_budget(self, budget: ByteBudget) -> None:
         """Count output in this budget, until `release`."""
         self._budget = budget
         budget.enter(self)
@@ -127,7 +127,7 @@ class UpstreamRequest:
         return self._bound_bytes is not None
 
     @property
-    def brought(self) -> bool:
+    def has_output(self) -> bool:
         """Whether there is output to take."""
         return self._held_bytes > 0
 
@@ -161,7 +161,7 @@ class UpstreamRequest:
         if budget is not None:
             budget.held_bytes += len(data)
             if budget.held_bytes > budget.bound_bytes:
-                budget.relieve()
+                budget.drop_largest()
                 return self._budget is not None  # else it was this one that held most
         return True
 
@@ -177,14 +177,14 @@ class UpstreamRequest:
             self._budget.leave(self)
             self._budget = None
         self._chunks, self._tokens, self._held_bytes, self._taken_bytes = [], 0, 0, 0
-        self._stop()
+        self._stop_source()
 
     def finish(self, end: End) -> None:
         """End it. A second end changes nothing."""
         if self.end is None:
             self.end = end
             self.stop_verdict_timer()
-            self._stop()
+            self._stop_source()
             self._wake()
 
     def take(self) -> Received:
@@ -213,7 +213,7 @@ class UpstreamRequest:
         """Whether output is held that the task does not wait for."""
         return self._held_bytes > 0 and self._waiter is None
 
-    def _stop(self) -> None:
+    def _stop_source(self) -> None:
         """Stop what brings it, if it is not the replica's session."""
         on_end, self.on_end = self.on_end, None
         if on_end is not None:

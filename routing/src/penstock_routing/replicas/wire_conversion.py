@@ -86,13 +86,13 @@ def time_model(description: wire.DescribeReply) -> TimeModel | None:
 
 def http_endpoint(address: str, description: wire.DescribeReply) -> str | None:
     """Return where gateways reach the replica over HTTP: on the host of its gRPC service, at its own port."""
-    return _beside(address, description.http_port)
+    return _on_same_host(address, description.http_port)
 
 
 def engine_endpoint(address: str, description: wire.DescribeReply) -> str | None:
     """Return where routers send requests with a ticket: at its engine's port, on the same host."""
-    return _beside(address, description.engine_tls_port or description.engine_port)
+    return _on_same_host(address, description.engine_tls_port or description.engine_port)
 
 
-def _beside(address: str, port: int) -> str | None:
+def _on_same_host(address: str, port: int) -> str | None:
     return f"{address.rpartition(':')[0]}:{port}" if 0 < port < 65536 else None

@@ -43,7 +43,7 @@ class ByteBudget:
         self._holders.pop(holder, None)
         self.held_bytes -= holder.held_bytes
 
-    def relieve(self) -> None:
+    def drop_largest(self) -> None:
         """Drop the holders of most output, until the rest is within the budget."""
         while self.held_bytes > self.bound_bytes:
             most = max(self._holders, key=lambda holder: holder.held_bytes, default=None)

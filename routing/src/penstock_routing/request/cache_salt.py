@@ -11,8 +11,8 @@ from hashlib import blake2b
 SALT_BYTES = 16
 
 
-def with_application_salt(body: bytes, application: str, own: bytes) -> bytes:
-    """Return a JSON object with the application's salt. own: the body's `cache_salt` as written there."""
-    salt = blake2b(f"{application}\0".encode() + own, digest_size=SALT_BYTES).hexdigest()
+def with_application_salt(body: bytes, application: str, client_salt: bytes) -> bytes:
+    """Return a JSON object with the application's salt. client_salt: the body's own `cache_salt`, as JSON."""
+    salt = blake2b(f"{application}\0".encode() + client_salt, digest_size=SALT_BYTES).hexdigest()
     end = memoryview(body)[: len(body.rstrip()) - 1]
     return b"".join((end, b',"cache_salt":"', salt.encode(), b'"}'))

@@ -54,11 +54,11 @@ class ClientFields:
                 self._check_parts(index, message.content)
 
     def _check_parts(self, index: int, parts: list[Any]) -> None:
-        for place, part in enumerate(parts):
+        for part_index, part in enumerate(parts):
             strings: list[str] = []
             _collect(part, strings)
-            if not all(map(self._may_be_read, strings)):
-                where = f"messages[{index}].content[{place}]"
+            if not all(map(self._may_fetch, strings)):
+                where = f"messages[{index}].content[{part_index}]"
                 raise ApiError(
                     400,
                     f"'{where}' names media where this pool's engines may not fetch; use a data: URL",
@@ -66,7 +66,7 @@ class ClientFields:
                     code="media_not_allowed",
                 )
 
-    def _may_be_read(self, url: str) -> bool:
+    def _may_fetch(self, url: str) -> bool:
         if _HAS_SCHEME.match(url) is None or _DATA.match(url):
             return True
         found = _WEB.fullmatch(url)

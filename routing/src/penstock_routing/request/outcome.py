@@ -75,15 +75,15 @@ class Measured:
 def measured(outcome: Outcome) -> Measured:
     """Return the durations of an answered request, its TPOT as its tier judges it."""
     e2e_s = outcome.ended_s - outcome.arrival_s
-    finished, paces = outcome.finished or wire.Finished(), slo_of(outcome).targets(0.0)
+    finished, targets = outcome.finished or wire.Finished(), slo_of(outcome).targets(0.0)
     times_s = (
-        _each(outcome.token_times_s, finished.completion_tokens)
+        _per_token(outcome.token_times_s, finished.completion_tokens)
         if outcome.stream
         else _reported_times(outcome)
     )
     if not times_s:
         return Measured(None, None, e2e_s)
-    judged = judge(paces, outcome.arrival_s, times_s, finished.thinking_tokens)
+    judged = judge(targets, outcome.arrival_s, times_s, finished.thinking_tokens)
     return Measured(judged.ttft_s, judged.tpot_s, e2e_s, "tpot" not in judged.broken)
 
 
@@ -93,20 +93,20 @@ def _reported_times(outcome: Outcome) -> list[float]:
     return list(accumulate((gap_us / 1e6 for gap_us in gaps_us), initial=outcome.arrival_s))[1:]
 
 
-def _each(times_s: list[float], tokens: int) -> list[float]:
+def _per_token(times_s: list[float], tokens: int) -> list[float]:
     """Return a time for each token, where there were more of them than events."""
-    seen = len(times_s)
-    return [times_s[at * seen // tokens] for at in range(tokens)] if 0 < seen < tokens else times_s
+    events = len(times_s)
+    return [times_s[at * events // tokens] for at in range(tokens)] if 0 < events < tokens else times_s
 
 
-def misses(targets: Targets, seen: Measured) -> list[str]:
+def missed_targets(targets: Targets, durations: Measured) -> list[str]:
     """Return the targets that were not met."""
-    kept = {
-        "ttft": not exceeds(seen.ttft_s, targets.ttft_s),
-        "tpot": seen.tpot_met,
-        "e2e": not exceeds(seen.e2e_s, targets.e2e_s),
+    met = {
+        "ttft": not exceeds(durations.ttft_s, targets.ttft_s),
+        "tpot": durations.tpot_met,
+        "e2e": not exceeds(durations.e2e_s, targets.e2e_s),
     }
-    return [name for name, is_kept in kept.items() if not is_kept]
+    return [name for name, is_met in met.items() if not is_met]
 
 
 def targets_of(outcome: Outcome, model: TimeModel | None) -> Targets | None:

@@ -102,7 +102,7 @@ class BodyReader:
         fields = _split(raw)
         model = _typed("model", fields.model, _text.decode, "text")
         if model is None:
-            raise _wrong("model", "'model' is missing", "missing_required_parameter")
+            raise _invalid("model", "'model' is missing", "missing_required_parameter")
         stream = _typed("stream", fields.stream, _flag.decode, "true or false")
         service_tier = _typed("service_tier", fields.service_tier, _text.decode, "text")
         self._check(endpoint, fields)
@@ -138,7 +138,7 @@ class BodyReader:
         except msgspec.DecodeError:
             count = 0
         if count < 1:
-            raise _wrong(name, f"'{name}' must be a whole number, 1 or more", "invalid_value")
+            raise _invalid(name, f"'{name}' must be a whole number, 1 or more", "invalid_value")
         if count > self._max_sequences:
             raise self._too_many(name, f"'{name}'")
         return count
@@ -153,10 +153,10 @@ class BodyReader:
             raise self._too_many("prompt", "this list of prompts") from None
         return sum(item is not NULL for item in msgspec.structs.astuple(items))
 
-    def _too_many(self, param: str, what: str) -> ApiError:
+    def _too_many(self, param: str, subject: str) -> ApiError:
         bound = self._max_sequences
-        return _wrong(
-            param, f"{what} is over the bound of {bound} sequences for one request", "invalid_value"
+        return _invalid(
+            param, f"{subject} is over the bound of {bound} sequences for one request", "invalid_value"
         )
 
 
@@ -182,13 +182,13 @@ def _split(raw: bytes) -> _Routed:
         fields = _fields.decode(raw)
     except msgspec.ValidationError:
         kind = _kind(raw.lstrip())
-        raise _wrong(None, f"the body must be a JSON object, not {kind}", "invalid_json") from None
+        raise _invalid(None, f"the body must be a JSON object, not {kind}", "invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _wrong(None, f"the body is not JSON: {error}", "invalid_json") from None
+        raise _invalid(None, f"the body is not JSON: {error}", "invalid_json") from None
     except RecursionError:
-        raise _wrong(None, f"the body is nested deeper than {MOST_LEVELS} levels", "too_complex") from None
+        raise _invalid(None, f"the body is nested deeper than {MOST_LEVELS} levels", "too_complex") from None
     if problem := nesting_of(raw).too_much:
-        raise _wrong(None, f"the body is {problem}", "too_complex")
+        raise _invalid(None, f"the body is {problem}", "too_complex")
     return fields
 
 
@@ -197,15 +197,15 @@ def _absent(given: Raw) -> bool:
     return given is NULL or given == NULL
 
 
-def _typed(name: str, given: Raw, decode: Callable[[Any], T], words: str) -> T | None:
+def _typed(name: str, given: Raw, decode: Callable[[Any], T], expected: str) -> T | None:
     """Return the value; None for null."""
     if _absent(given):
         return None
     try:
         return decode(given)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _wrong(
-            name, f"'{name}' must be {words}, not {_kind(bytes(memoryview(given)[:1]))}", "invalid_type"
+        raise _invalid(
+            name, f"'{name}' must be {expected}, not {_kind(bytes(memoryview(given)[:1]))}", "invalid_type"
         ) from None
 
 
@@ -215,5 +215,5 @@ def _kind(given: bytes) -> str:
     return names.get(given[:1], "a number")
 
 
-def _wrong(param: str | None, message: str, code: str) -> ApiError:
+def _invalid(param: str | None, message: str, code: str) -> ApiError:
     return ApiError(400, message, param=param, code=code)

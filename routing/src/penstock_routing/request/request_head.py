@@ -26,7 +26,7 @@ LONGEST_SESSION = 512
 TARGETS = frozenset(TTFT_TARGETS + TPOT_TARGETS)
 
 _REQUEST_ID, _TIER = REQUEST_ID.encode(), TIER.encode()
-_GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_VALID_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 Head = Mapping[bytes, bytes]
 
@@ -39,7 +39,7 @@ def head_of(headers: Iterable[Header]) -> Head:
 def request_id(head: Head) -> str:
     """Return the client's own id if it is short and printable, else a new one."""
     given = head.get(_REQUEST_ID)
-    if given is not None and _GOOD_ID.fullmatch(given):
+    if given is not None and _VALID_ID.fullmatch(given):
         return given.decode("ascii")
     return token_hex(16)
 

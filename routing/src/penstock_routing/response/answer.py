@@ -95,7 +95,7 @@ async def _stream(
     outcome.ended_s = monotonic()
     if complete:
         outcome.ending = Ending.ANSWERED
-        outcome.finished = await _figures(upstream)
+        outcome.finished = await _finished(upstream)
 
 
 def _relay(write: Callable[[bytes], bool], times_s: list[float]) -> Callable[[bytes, int], bool]:
@@ -113,7 +113,7 @@ def _relay(write: Callable[[bytes], bool], times_s: list[float]) -> Callable[[by
     return relay
 
 
-async def _figures(upstream: AnswerSource) -> wire.Finished | None:
+async def _finished(upstream: AnswerSource) -> wire.Finished | None:
     """Return the replica's figures of a complete answer. They may come a frame later than the last byte."""
     if upstream.end is None:
         try:

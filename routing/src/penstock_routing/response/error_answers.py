@@ -7,7 +7,7 @@ from penstock_runtime.http_request import ClientGone, HttpRequest
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_routing.request import request_head
-from penstock_routing.response.error_headers import beside_error
+from penstock_routing.response.error_headers import common_error_headers
 from penstock_routing.response.upstream_error import UpstreamError
 
 
@@ -31,11 +31,11 @@ class ErrorAnswers:
         if isinstance(error, ApiError):
             error.headers = (
                 *error.headers,
-                *beside_error(error.status, self._request_id, error.headers),
+                *common_error_headers(error.status, self._request_id, error.headers),
             )
         elif isinstance(error, UpstreamError):
-            beside = beside_error(error.status, self._request_id)
-            headers = [(name.encode(), value.encode()) for name, value in beside]
+            pairs = common_error_headers(error.status, self._request_id)
+            headers = [(name.encode(), value.encode()) for name, value in pairs]
             await self._http.answer(error.body, error.status, headers=headers)
             return True
         elif isinstance(error, Exception) and not isinstance(error, ClientGone):

@@ -11,7 +11,7 @@ WORTH_A_RETRY = frozenset({408, 409, 425, 429})
 """Client errors that may go away by themselves."""
 
 
-def beside_error(
+def common_error_headers(
     status: int, request_id: str, given: Iterable[tuple[str, str]] = ()
 ) -> Iterator[tuple[str, str]]:
     """Yield headers of an error. What is wrong with a request is still wrong when it comes again."""
