@@ -23,37 +23,37 @@ from typing import NamedTuple
 import numpy as np
 from penstock_core.policies.annealing.latency import QWEN_7B_2XV100
 from penstock_core.policies.annealing.lengths import Gaussian
-from penstock_core.policies.annealing.plan_tables import Ask, Prospects, prospects
-from penstock_core.policies.annealing.search import PROVED_REQUESTS, BatchSequence, best_plan, worth
+from penstock_core.policies.annealing.plan_tables import PlanInput, PlanTables, plan_tables
+from penstock_core.policies.annealing.search import EXACT_REQUESTS, BatchSequence, best_plan, objective
 
 PAPER_MS = {4: (0.23, 1.2), 6: (0.32, 39.0), 8: (0.43, 88_200.0), 10: (0.48, 287_000.0)}
 LONGEST_TOKENS = 2000
 
 
-def code_or_chat(random: Random, tight: float = 1.0) -> Ask:
+def code_or_chat(random: Random, tight: float = 1.0) -> PlanInput:
     """One of the paper's two kinds of request."""
     if random.random() < 0.5:
-        return Ask(clipped(random.gauss(90, 60)), clipped(random.gauss(170, 80)), e2e_s=30 * tight)
+        return PlanInput(clipped(random.gauss(90, 60)), clipped(random.gauss(170, 80)), e2e_s=30 * tight)
     prompt, answer = random.lognormvariate(5.3, 1.0), random.lognormvariate(5.2, 0.9)
-    return Ask(clipped(prompt), clipped(answer), ttft_s=10 * tight, tpot_s=0.05)
+    return PlanInput(clipped(prompt), clipped(answer), ttft_s=10 * tight, tpot_s=0.05)
 
 
 def clipped(tokens: float) -> int:
     return int(min(max(tokens, 5), LONGEST_TOKENS))
 
 
-def mix(random: Random, count: int, most: int, tight: float) -> Prospects:
-    return prospects(QWEN_7B_2XV100, [code_or_chat(random, tight) for _ in range(count)], most)
+def mix(random: Random, count: int, most: int, tight: float) -> PlanTables:
+    return plan_tables(QWEN_7B_2XV100, [code_or_chat(random, tight) for _ in range(count)], most)
 
 
-def timed(tables: Prospects, seed: int, proved_requests: int) -> float:
+def timed(tables: PlanTables, seed: int, exact_requests: int) -> float:
     """ms of one search."""
     start_s = time.thread_time()
-    best_plan(tables, seed, proved_requests)
+    best_plan(tables, seed, exact_requests)
     return (time.thread_time() - start_s) * 1e3
 
 
-def time_of_all(tables: Prospects) -> float:
+def time_of_all(tables: PlanTables) -> float:
     """ms of the exhaustive search."""
     start_s = time.thread_time()
     exhaustive(tables)
@@ -67,7 +67,7 @@ def search_times(instances: int, seed: int) -> None:
     for count, (paper_ms, paper_all_ms) in PAPER_MS.items():
         for most in (1, 4):
             tables = [mix(Random(seed + i), count, most, 0.1) for i in range(instances)]
-            found = [timed(tables[i], i, PROVED_REQUESTS) for i in range(instances)]
+            found = [timed(tables[i], i, EXACT_REQUESTS) for i in range(instances)]
             moved = [i for i in range(instances) if best_plan(tables[i], i, 0).moves]
             annealed = [timed(tables[i], i, 0) for i in moved]
             few = most == 1 or count <= 6
@@ -81,7 +81,7 @@ def spread(values_ms: list[float]) -> str:
     return f"{p50:7.3f} {p99:7.3f}"
 
 
-def exhaustive(tables: Prospects) -> float:
+def exhaustive(tables: PlanTables) -> float:
     """The best G of all orders by all boundaries."""
     most, count = tables.exec_s.shape
     exec_s, latest_s = tables.exec_s.tolist(), tables.latest_s.tolist()
@@ -123,7 +123,7 @@ def search_quality(instances: int, seed: int) -> None:
         for i in range(instances):
             random = Random(1000 * seed + i)
             tables = mix(random, count, random.choice((1, 2, 4)), random.choice((0.1, 0.3, 0.5, 1.0)))
-            best = best_plan(tables, i, proved_requests=count).value
+            best = best_plan(tables, i, exact_requests=count).value
             if i < 5 and count <= 6:
                 assert abs(best - exhaustive(tables)) < 1e-9
             if best > 0:
@@ -131,7 +131,7 @@ def search_quality(instances: int, seed: int) -> None:
                 found.append(best_plan(tables, i).value / best)
         within = fmean(share > 0.99 for share in annealed)
         print(f"{count:8} {fmean(annealed):16.4f} {min(annealed):7.3f} {within:11.1%} {min(found):14.4f}")
-    print(f"search is exact up to {PROVED_REQUESTS} requests and anneals more")
+    print(f"search is exact up to {EXACT_REQUESTS} requests and anneals more")
 
 
 class Worth(NamedTuple):
@@ -142,10 +142,10 @@ class Worth(NamedTuple):
     value: float
 
 
-def worth_of(tables: Prospects, order: tuple[int, ...], sizes: tuple[int, ...]) -> Worth:
+def worth_of(tables: PlanTables, order: tuple[int, ...], sizes: tuple[int, ...]) -> Worth:
     ends = np.zeros(tables.requests + 2, dtype=np.int64)
     ends[1 : len(sizes) + 1] = np.cumsum(sizes)
-    value, met = worth(tables, np.array(order), ends, len(sizes))
+    value, met = objective(tables, np.array(order), ends, len(sizes))
     latency_s = met / value / tables.requests if met else inf
     return Worth(met / tables.requests, latency_s, value)
 
@@ -176,18 +176,22 @@ def plan_worth(instances: int, seed: int) -> None:
 
 
 def compare(random: Random, count: int, most: int, kinds: dict[bool, Gaussian] | None) -> tuple[Worth, Worth]:
-    asks = [code_or_chat(random) for _ in range(count)]
-    truth = prospects(QWEN_7B_2XV100, asks, most)
+    inputs = [code_or_chat(random) for _ in range(count)]
+    truth = plan_tables(QWEN_7B_2XV100, inputs, most)
     full = tuple(min(most, count - place) for place in range(0, count, most))
-    plan = planned(asks, most, kinds, random.randrange(1 << 30))
+    plan = planned(inputs, most, kinds, random.randrange(1 << 30))
     return worth_of(truth, tuple(range(count)), full), worth_of(truth, plan.order, plan.sizes)
 
 
-def planned(asks: list[Ask], most: int, kinds: dict[bool, Gaussian] | None, seed: int) -> BatchSequence:
+def planned(
+    inputs: list[PlanInput], most: int, kinds: dict[bool, Gaussian] | None, seed: int
+) -> BatchSequence:
     if kinds is not None:
-        drawn = [kinds[ask.e2e_s < inf].draw(seed + i) for i, ask in enumerate(asks)]
-        asks = [ask._replace(decode_tokens=clipped(tokens)) for ask, tokens in zip(asks, drawn, strict=True)]
-    return best_plan(prospects(QWEN_7B_2XV100, asks, most), seed)
+        drawn = [kinds[one.e2e_s < inf].draw(seed + i) for i, one in enumerate(inputs)]
+        inputs = [
+            one._replace(decode_tokens=clipped(tokens)) for one, tokens in zip(inputs, drawn, strict=True)
+        ]
+    return best_plan(plan_tables(QWEN_7B_2XV100, inputs, most), seed)
 
 
 def gains(rows: list[tuple[Worth, Worth]]) -> str:

@@ -12,10 +12,10 @@ from penstock_core.domain.verdict import Admitted
 from penstock_core.policies import build
 from penstock_core.policies.annealing.capacity import fitting, room
 from penstock_core.policies.annealing.latency import latency_of
-from penstock_core.policies.annealing.plan_tables import NOTHING_BESIDE, Ask
+from penstock_core.policies.annealing.plan_tables import NO_RUNNING_REQUESTS, PlanInput
 from penstock_core.policies.annealing.policy import Annealing
 from penstock_core.policies.annealing.state import AnnealingState, updated
-from penstock_core.policies.annealing.window import ask, deadline_s, overdue, window
+from penstock_core.policies.annealing.window import deadline_s, overdue, plan_input, window
 from penstock_core.timing.builtin_models import time_model
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")  # a decode step takes 25 ms, 1000 prompt tokens some 95 ms
@@ -251,33 +251,38 @@ def test_a_request_without_a_deadline_is_overdue_by_its_wait() -> None:
 
 
 def test_the_demand_of_a_job_follows_from_its_targets_and_predicted_length() -> None:
-    assert ask(prompt("chat", at_s=1.0), 3.0, 1.0) == Ask(100, 49, 2.0, 10.0, 0.05, inf)
-    assert ask(prompt("half"), 0.0, 0.5).decode_tokens == 24
-    assert ask(prompt("one", answer=4), 0.0, 0.1).decode_tokens == 0
+    assert plan_input(prompt("chat", at_s=1.0), 3.0, 1.0) == PlanInput(100, 49, 2.0, 10.0, 0.05, inf)
+    assert plan_input(prompt("half"), 0.0, 0.5).decode_tokens == 24
+    assert plan_input(prompt("one", answer=4), 0.0, 0.1).decode_tokens == 0
     thinking = Targets(5.0, 0.05, 60.0, answer_tpot_s=0.03)
-    assert ask(prompt("think", thinking), 0.0, 1.0) == Ask(100, 49, 0.0, 5.0, 0.03, 60.0)
-    assert ask(prompt("offline", best_effort=True), 0.0, 1.0) == Ask(100, 49)
+    assert plan_input(prompt("think", thinking), 0.0, 1.0) == PlanInput(100, 49, 0.0, 5.0, 0.03, 60.0)
+    assert plan_input(prompt("offline", best_effort=True), 0.0, 1.0) == PlanInput(100, 49)
 
 
 def test_a_job_under_way_asks_for_its_last_token_in_time() -> None:
     running = advance(prompt("a", at_s=1.0), 100, 1, 3.0)
-    assert ask(running, 4.0, 1.0) == pytest.approx((100, 49, 3.0, inf, inf, 2.0 + 49 * 0.05))
-    assert ask(preempted(running), 4.0, 1.0) == pytest.approx((101, 48, 3.0, inf, inf, 2.0 + 49 * 0.05))
+    assert plan_input(running, 4.0, 1.0) == pytest.approx((100, 49, 3.0, inf, inf, 2.0 + 49 * 0.05))
+    assert plan_input(preempted(running), 4.0, 1.0) == pytest.approx(
+        (101, 48, 3.0, inf, inf, 2.0 + 49 * 0.05)
+    )
 
 
 def test_an_empty_replica_has_room_for_all() -> None:
-    assert room(LATENCY, [], [], 100.0, 5) == (5, NOTHING_BESIDE)
-    assert room(LATENCY, [decode("a")], [ask(decode("a"), 0.0, 1.0)], 100.0, 0) == (0, NOTHING_BESIDE)
+    assert room(LATENCY, [], [], 100.0, 5) == (5, NO_RUNNING_REQUESTS)
+    assert room(LATENCY, [decode("a")], [plan_input(decode("a"), 0.0, 1.0)], 100.0, 0) == (
+        0,
+        NO_RUNNING_REQUESTS,
+    )
 
 
 def test_room_ends_where_the_first_running_one_would_be_late() -> None:
     running = [decode("a", Targets(10.0, 0.05), answer=20), decode("free", Targets())]
-    asks = [ask(job, 0.0, 1.0) for job in running]
-    free = room(LATENCY, running, asks, 1000.0, 10)
+    inputs = [plan_input(job, 0.0, 1.0) for job in running]
+    free = room(LATENCY, running, inputs, 1000.0, 10)
     assert 0 < free.places < 10
-    assert (free.beside.running, free.beside.met) == (2, 2)
-    assert list(free.beside.latency_s) == sorted(free.beside.latency_s)
-    assert room(LATENCY, running, asks, 10.0, 10).places > free.places
+    assert (free.running.count, free.running.met) == (2, 2)
+    assert list(free.running.latency_s) == sorted(free.running.latency_s)
+    assert room(LATENCY, running, inputs, 10.0, 10).places > free.places
 
 
 def test_a_running_request_may_just_meet_its_target_and_no_other_makes_it_late() -> None:
@@ -288,16 +293,16 @@ def test_a_running_request_may_just_meet_its_target_and_no_other_makes_it_late()
         {"e2e_s": 2.0 + prefill_s + decode_s},
         {"tpot_s": decode_s / 10},
     ):
-        free = room(LATENCY, [chunk], [Ask(400, 10, 2.0, **target)], 300.0, 3)
-        assert (free.places, free.beside.met) == (0, 1), target
+        free = room(LATENCY, [chunk], [PlanInput(400, 10, 2.0, **target)], 300.0, 3)
+        assert (free.places, free.running.met) == (0, 1), target
 
 
 def test_capacity_accounts_for_ttft_and_tpot_of_prompts_in_progress() -> None:
     chunk = advance(prompt("a", Targets(0.2, 0.1), tokens=500), 100, 0, 0.0)
-    asks = [ask(chunk, 0.0, 1.0)]
-    assert room(LATENCY, [chunk], asks, 300.0, 10).places < room(LATENCY, [chunk], asks, 10.0, 10).places
+    inputs = [plan_input(chunk, 0.0, 1.0)]
+    assert room(LATENCY, [chunk], inputs, 300.0, 10).places < room(LATENCY, [chunk], inputs, 10.0, 10).places
     hasty = advance(prompt("a", Targets(9.0, 0.02502), tokens=500), 100, 0, 0.0)
-    assert room(LATENCY, [hasty], [ask(hasty, 0.0, 1.0)], 10.0, 10).places < 10
+    assert room(LATENCY, [hasty], [plan_input(hasty, 0.0, 1.0)], 10.0, 10).places < 10
 
 
 def test_memory_is_counted_at_its_peak_and_a_request_that_does_not_fit_is_skipped() -> None:

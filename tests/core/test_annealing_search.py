@@ -12,39 +12,45 @@ from hypothesis import strategies as st
 from penstock_core.compilation.arrays import Ints
 from penstock_core.compilation.jit import FLOAT, INT, compiled, interpreted
 from penstock_core.policies.annealing.latency import QWEN_7B_2XV100
-from penstock_core.policies.annealing.plan_tables import NOTHING_BESIDE, Ask, Beside, Prospects, prospects
+from penstock_core.policies.annealing.plan_tables import (
+    NO_RUNNING_REQUESTS,
+    PlanInput,
+    PlanTables,
+    RunningRequests,
+    plan_tables,
+)
 from penstock_core.policies.annealing.search import (
     BatchSequence,
     best_plan,
     delay,
-    disturb,
     first_batch_s,
     next_random,
+    objective,
+    random_move,
     search,
     seeded,
     squeeze,
-    worth,
 )
 
-Search = Callable[[Prospects, Ints, Ints, int, int], tuple[float, int, int]]
+Search = Callable[[PlanTables, Ints, Ints, int, int], tuple[float, int, int]]
 
 
-def code_or_chat(random: Random, tight: float) -> Ask:
+def code_or_chat(random: Random, tight: float) -> PlanInput:
     """A request of the paper's mix: e2e 30 s, or TTFT 10 s and TPOT 50 ms, made tighter."""
     lengths = random.randint(20, 2000), min(int(random.lognormvariate(5, 0.8)) + 5, 1500)
     waited_s = random.choice((0.0, random.uniform(0, 2)))
     if random.random() < 0.5:
-        return Ask(*lengths, waited_s, e2e_s=30 * tight)
-    return Ask(*lengths, waited_s, ttft_s=10 * tight, tpot_s=0.05)
+        return PlanInput(*lengths, waited_s, e2e_s=30 * tight)
+    return PlanInput(*lengths, waited_s, ttft_s=10 * tight, tpot_s=0.05)
 
 
-def instance(seed: int, count: int, most: int) -> Prospects:
+def instance(seed: int, count: int, most: int) -> PlanTables:
     random = Random(seed)
     tight = random.choice((0.1, 0.2, 0.5, 1.0, 2.0))
     running = random.choice((0, 0, 3))
     slower_s = tuple(random.uniform(5, 9) + 0.2 * size for size in range(most))
-    beside = Beside(running, min(running, 2), slower_s) if running else NOTHING_BESIDE
-    return prospects(QWEN_7B_2XV100, [code_or_chat(random, tight) for _ in range(count)], most, beside)
+    beside = RunningRequests(running, min(running, 2), slower_s) if running else NO_RUNNING_REQUESTS
+    return plan_tables(QWEN_7B_2XV100, [code_or_chat(random, tight) for _ in range(count)], most, beside)
 
 
 def ends_of(sizes: tuple[int, ...], count: int) -> Ints:
@@ -53,14 +59,14 @@ def ends_of(sizes: tuple[int, ...], count: int) -> Ints:
     return ends
 
 
-def value_of(tables: Prospects, order: tuple[int, ...], sizes: tuple[int, ...]) -> float:
+def value_of(tables: PlanTables, order: tuple[int, ...], sizes: tuple[int, ...]) -> float:
     """G by its definition, apart from the search's own."""
     wait_s, met, latency_s, place = 0.0, tables.base_met, float(tables.base_s[sizes[0] - 1]), 0
     for size in sizes:
         batch = order[place : place + size]
         latency_s += sum(wait_s + tables.exec_s[size - 1, job] for job in batch)
         met += sum(bool(wait_s <= tables.latest_s[size - 1, job]) for job in batch)
-        wait_s += tables.turn[size - 1] * max(tables.exec_s[size - 1, job] for job in batch)
+        wait_s += tables.next_start_share[size - 1] * max(tables.exec_s[size - 1, job] for job in batch)
         place += size
     return float(met / latency_s)
 
@@ -73,14 +79,14 @@ def cuts(count: int, most: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def best_of_all_plans(tables: Prospects) -> float:
+def best_of_all_plans(tables: PlanTables) -> float:
     """All orders by all boundaries."""
     most, count = tables.exec_s.shape
     sizes = list(cuts(count, most))
     return max(value_of(tables, order, cut) for order in permutations(range(count)) for cut in sizes)
 
 
-def best_by_sets(tables: Prospects) -> float:
+def best_by_sets(tables: PlanTables) -> float:
     """All plans once more, as sequences of sets; of two that served the same, the worse is left."""
     most, count = tables.exec_s.shape
     fronts: list[list[tuple[float, float, int]]] = [[] for _ in range(1 << count)]
@@ -101,7 +107,7 @@ def best_by_sets(tables: Prospects) -> float:
 
 
 def _after(
-    tables: Prospects, state: tuple[float, float, int], batch: int, first: bool
+    tables: PlanTables, state: tuple[float, float, int], batch: int, first: bool
 ) -> tuple[float, float, int]:
     wait_s, latency_s, met = state
     row = batch.bit_count() - 1
@@ -109,10 +115,10 @@ def _after(
     exec_s = tables.exec_s[row, jobs]
     latency_s += float(tables.base_s[row] if first else 0.0) + wait_s * len(jobs) + float(exec_s.sum())
     met += int((wait_s <= tables.latest_s[row, jobs]).sum())
-    return wait_s + float(tables.turn[row] * exec_s.max()), latency_s, met
+    return wait_s + float(tables.next_start_share[row] * exec_s.max()), latency_s, met
 
 
-def check(plan: BatchSequence, tables: Prospects) -> None:
+def check(plan: BatchSequence, tables: PlanTables) -> None:
     most, count = tables.exec_s.shape
     assert sorted(plan.order) == list(range(count))
     assert sum(plan.sizes) == count
@@ -148,7 +154,7 @@ def test_annealing_alone_is_within_a_hundredth_of_the_best_plan_nine_times_in_te
     shares = []
     for seed in range(300):
         tables = instance(seed, 4 + seed % 5, (1, 2, 4, 8)[seed % 4])
-        annealed, best = best_plan(tables, seed, proved_requests=0), best_plan(tables, seed)
+        annealed, best = best_plan(tables, seed, exact_requests=0), best_plan(tables, seed)
         assert annealed.value <= best.value * (1 + 1e-12)
         check(annealed, tables)
         if annealed.moves and best.value:
@@ -180,7 +186,7 @@ def test_random_numbers_are_those_of_xorshift() -> None:
 
 
 def test_the_next_turn_comes_once_enough_of_the_longest_has_passed() -> None:
-    tables = Prospects(
+    tables = PlanTables(
         np.array([[1.0, 5.0, 2.0]] * 2), np.zeros((2, 3)), np.zeros(2), 0, np.array([0.5, 0.25])
     )
     assert first_batch_s(tables, BatchSequence((2, 0, 1), (2, 1), 0.0, 0)) == 0.25 * 2.0
@@ -207,14 +213,14 @@ def test_a_recorded_seed_anneals_to_the_recorded_plan(
 ) -> None:
     """Runs that were reported can be repeated."""
     seed, count, most, order, sizes, value = recorded
-    plan = best_plan(instance(seed, count, most), seed, proved_requests=0)
+    plan = best_plan(instance(seed, count, most), seed, exact_requests=0)
     assert (plan.order, plan.sizes, plan.moves) == (order, sizes, 6300)
     assert plan.value == pytest.approx(value, abs=1e-6)
 
 
 def test_a_plan_by_latency_in_which_all_are_in_time_is_taken_at_once() -> None:
-    asks = [Ask(100, tokens, e2e_s=1e6) for tokens in (50, 10, 90, 30, 70, 20, 80, 40, 60)]
-    tables = prospects(QWEN_7B_2XV100, asks, 2)
+    inputs = [PlanInput(100, tokens, e2e_s=1e6) for tokens in (50, 10, 90, 30, 70, 20, 80, 40, 60)]
+    tables = plan_tables(QWEN_7B_2XV100, inputs, 2)
     plan = best_plan(tables, 0)
     assert plan.moves == 0
     assert found(interpreted(search), tables, 0, 0)[:2] == (plan.value, list(plan.order))
@@ -223,24 +229,24 @@ def test_a_plan_by_latency_in_which_all_are_in_time_is_taken_at_once() -> None:
 
 
 def test_if_no_request_can_be_in_time_the_shortest_go_first() -> None:
-    asks = [Ask(100, tokens, e2e_s=0.001) for tokens in (50, 10, 90, 30, 70, 20, 80, 40, 60)]
-    plan = best_plan(prospects(QWEN_7B_2XV100, asks, 1), 0)
+    inputs = [PlanInput(100, tokens, e2e_s=0.001) for tokens in (50, 10, 90, 30, 70, 20, 80, 40, 60)]
+    plan = best_plan(plan_tables(QWEN_7B_2XV100, inputs, 1), 0)
     assert (plan.value, plan.order) == (0.0, (1, 5, 3, 7, 0, 8, 4, 6, 2))
 
 
 def test_the_order_given_is_started_from_where_it_keeps_more() -> None:
-    asks = [Ask(10, 600, e2e_s=12.0)] + [Ask(10, 580 + i, e2e_s=1000.0) for i in range(8)]
-    tables = prospects(QWEN_7B_2XV100, asks, 1)
+    inputs = [PlanInput(10, 600, e2e_s=12.0)] + [PlanInput(10, 580 + i, e2e_s=1000.0) for i in range(8)]
+    tables = plan_tables(QWEN_7B_2XV100, inputs, 1)
     given, by_latency = tuple(range(9)), (*range(1, 9), 0)
     assert value_of(tables, given, (1,) * 9) > value_of(tables, by_latency, (1,) * 9)
     assert best_plan(tables, 3).value >= value_of(tables, given, (1,) * 9)
     assert found(interpreted(search), tables, 3, 0) == found(search, tables, 3, 0)
 
 
-def tables_of(exec_s: list[list[float]], e2e_s: list[float]) -> Prospects:
+def tables_of(exec_s: list[list[float]], e2e_s: list[float]) -> PlanTables:
     """Requests with e2e targets; a row of executions for each batch size."""
     rows = np.array(exec_s)
-    return Prospects(rows, np.array(e2e_s) - rows, np.zeros(len(rows)), 0, np.ones(len(rows)))
+    return PlanTables(rows, np.array(e2e_s) - rows, np.zeros(len(rows)), 0, np.ones(len(rows)))
 
 
 def test_the_papers_first_example_serves_the_second_job_before_the_first() -> None:
@@ -271,18 +277,20 @@ def test_the_papers_third_example_puts_off_the_job_that_is_lost_anyway() -> None
 def test_time_and_targets_that_scale_together_leave_the_plan_as_it_is() -> None:
     for seed in range(5):
         random = Random(seed)
-        asks = [code_or_chat(random, 0.3) for _ in range(14)]
-        twice = [Ask(ask.prompt_tokens, ask.decode_tokens, *(2 * time for time in ask[2:])) for ask in asks]
-        once = best_plan(prospects(QWEN_7B_2XV100, asks, 4), seed)
-        slow = best_plan(prospects(QWEN_7B_2XV100.scaled(2.0, 2.0), twice, 4), seed)
+        inputs = [code_or_chat(random, 0.3) for _ in range(14)]
+        twice = [
+            PlanInput(one.prompt_tokens, one.decode_tokens, *(2 * time for time in one[2:])) for one in inputs
+        ]
+        once = best_plan(plan_tables(QWEN_7B_2XV100, inputs, 4), seed)
+        slow = best_plan(plan_tables(QWEN_7B_2XV100.scaled(2.0, 2.0), twice, 4), seed)
         assert (slow.order, slow.sizes, slow.value) == (once.order, once.sizes, once.value / 2)
 
 
-def found(run: Search, tables: Prospects, seed: int, prove: int) -> tuple[float, list[int], list[int]]:
+def found(run: Search, tables: PlanTables, seed: int, exact: int) -> tuple[float, list[int], list[int]]:
     """G, order and ends that a search finds."""
     order = np.argsort(tables.exec_s[-1], kind="stable")
     ends = np.zeros(len(order) + 2, dtype=np.int64)
-    value, batches, _ = run(tables, order, ends, seeded(seed), prove)
+    value, batches, _ = run(tables, order, ends, seeded(seed), exact)
     return value, order.tolist(), ends[: batches + 1].tolist()
 
 
@@ -359,7 +367,7 @@ def test_every_move_leaves_a_plan_of_the_same_requests(
 ) -> None:
     sizes = data.draw(st.sampled_from(list(cuts(count, most))))
     order, ends = started(sizes)
-    batches = disturb(order, ends, len(sizes), most, random)
+    batches = random_move(order, ends, len(sizes), most, random)
     assert sorted(order.tolist()) == list(range(count))
     if batches:
         after = np.diff(ends[: batches + 1])
@@ -380,28 +388,28 @@ def test_the_generator_passes_through_all_its_bits() -> None:
 
 def test_the_value_is_requests_in_time_over_the_latency_of_all() -> None:
     tables = tables_of([[1.0, 2.0], [1.5, 2.5]], [1.0, 2.5])
-    assert worth(tables, np.array([0, 1]), ends_of((1, 1), 2), 2) == (1 / 4.0, 1)
-    assert worth(tables, np.array([0, 1]), ends_of((2,), 2), 1) == (1 / 4.0, 1)
+    assert objective(tables, np.array([0, 1]), ends_of((1, 1), 2), 2) == (1 / 4.0, 1)
+    assert objective(tables, np.array([0, 1]), ends_of((2,), 2), 1) == (1 / 4.0, 1)
 
 
 def test_running_requests_count_and_free_their_slots_one_by_one() -> None:
-    asks = [Ask(100, 50, e2e_s=100.0), Ask(100, 50, waited_s=2.0)]
-    alone = prospects(QWEN_7B_2XV100, asks, 2)
-    beside = prospects(QWEN_7B_2XV100, asks, 2, Beside(3, 1, (10.0, 12.0)))
+    inputs = [PlanInput(100, 50, e2e_s=100.0), PlanInput(100, 50, waited_s=2.0)]
+    alone = plan_tables(QWEN_7B_2XV100, inputs, 2)
+    beside = plan_tables(QWEN_7B_2XV100, inputs, 2, RunningRequests(3, 1, (10.0, 12.0)))
     assert (alone.base_s.tolist(), beside.base_s.tolist()) == ([2.0, 2.0], [12.0, 14.0])
     assert (alone.base_met, beside.base_met) == (0, 1)
-    assert (alone.turn.tolist(), beside.turn.tolist()) == ([1.0, 1.0], [1 / 4, 2 / 5])
+    assert (alone.next_start_share.tolist(), beside.next_start_share.tolist()) == ([1.0, 1.0], [1 / 4, 2 / 5])
     assert (beside.exec_s > alone.exec_s).all()
 
 
 def test_targets_become_the_longest_wait() -> None:
-    asks = [
-        Ask(100, 50, e2e_s=30.0),
-        Ask(100, 50, 1.0, ttft_s=10.0, tpot_s=0.05),
-        Ask(100, 50, ttft_s=10.0, tpot_s=0.01),
-        Ask(100, 0, tpot_s=0.0),
+    inputs = [
+        PlanInput(100, 50, e2e_s=30.0),
+        PlanInput(100, 50, 1.0, ttft_s=10.0, tpot_s=0.05),
+        PlanInput(100, 50, ttft_s=10.0, tpot_s=0.01),
+        PlanInput(100, 0, tpot_s=0.0),
     ]
-    tables = prospects(QWEN_7B_2XV100, asks, 1)
+    tables = plan_tables(QWEN_7B_2XV100, inputs, 1)
     prefill_s = QWEN_7B_2XV100.prefill_s(1.0, 100.0)
     exec_s = prefill_s + QWEN_7B_2XV100.decode_s(1.0, 100.0, 50.0)
     assert tables.latest_s[0].tolist() == pytest.approx([30 - exec_s, 9 - prefill_s, -inf, inf])

@@ -19,7 +19,7 @@ from penstock_core.domain.replica_view import KvCache
 from penstock_core.domain.request import Job
 from penstock_core.forecast.kv_forecast import first_fit
 from penstock_core.policies.annealing.latency import BatchLatency
-from penstock_core.policies.annealing.plan_tables import NOTHING_BESIDE, Ask, Beside
+from penstock_core.policies.annealing.plan_tables import NO_RUNNING_REQUESTS, PlanInput, RunningRequests
 
 
 def fitting(kv: KvCache, running: Sequence[Job], candidates: Sequence[Job]) -> list[Job]:
@@ -31,19 +31,23 @@ class Room(NamedTuple):
     """How many requests may join the running ones without making them late, and the plan's inputs."""
 
     places: int
-    beside: Beside
+    running: RunningRequests
 
 
 def room(
-    latency: BatchLatency, running: Sequence[Job], asks: Sequence[Ask], prompt_tokens: float, most: int
+    latency: BatchLatency,
+    running: Sequence[Job],
+    inputs: Sequence[PlanInput],
+    prompt_tokens: float,
+    most: int,
 ) -> Room:
     """Return the room for at most `most`.
 
-    asks: of running requests, in order. prompt_tokens: of a typical prompt.
+    inputs: of running requests, in order. prompt_tokens: of a typical prompt.
     """
     if not running or most < 1:
-        return Room(most, NOTHING_BESIDE)
-    context, decode, waited_s, ttft_s, tpot_s, e2e_s = np.array(asks, dtype=np.float64).T
+        return Room(most, NO_RUNNING_REQUESTS)
+    context, decode, waited_s, ttft_s, tpot_s, e2e_s = np.array(inputs, dtype=np.float64).T
     prefilling = np.array([not job.decoding for job in running])
     candidates = np.arange(most + 1.0)[:, None]
     own_prefill_s = prefilling * latency.prefill_s(1.0, context)
@@ -54,7 +58,7 @@ def room(
     in_time &= decode_s <= tpot_s * np.maximum(decode, 1.0)
     met = in_time.sum(axis=1)
     places = int((met[1:] == met[0]).sum())
-    return Room(places, Beside(len(running), int(met[0]), tuple(latency_s.sum(axis=1)[1:].tolist())))
+    return Room(places, RunningRequests(len(running), int(met[0]), tuple(latency_s.sum(axis=1)[1:].tolist())))
 
 
 def _prefill_delay_s(latency: BatchLatency, prompt_tokens: float, candidates: Floats) -> Floats:

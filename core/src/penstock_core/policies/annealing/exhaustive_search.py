@@ -13,13 +13,13 @@ import numpy as np
 
 from penstock_core.compilation.arrays import Floats, Ints
 from penstock_core.compilation.jit import part
-from penstock_core.policies.annealing.plan_tables import Prospects
+from penstock_core.policies.annealing.plan_tables import PlanTables
 
 
 @part
-def take(prospects: Prospects, members: int, row: int, wait_s: float) -> tuple[float, int, float]:
+def take(tables: PlanTables, members: int, row: int, wait_s: float) -> tuple[float, int, float]:
     """Return a batch of these requests (bitmask): sum of latencies, met SLOs, its longest execution."""
-    exec_s, latest_s = prospects.exec_s, prospects.latest_s
+    exec_s, latest_s = tables.exec_s, tables.latest_s
     latency_s, met, longest_s = 0.0, 0, 0.0
     for request in range(exec_s.shape[1]):
         if members >> request & 1:
@@ -30,17 +30,17 @@ def take(prospects: Prospects, members: int, row: int, wait_s: float) -> tuple[f
 
 
 @part
-def ideal_of(prospects: Prospects) -> Floats:
+def ideal_of(tables: PlanTables) -> Floats:
     """Return for each request, over all sizes, its shortest execution and longest wait that meets its SLO."""
-    ideal = np.stack((prospects.exec_s[0], prospects.latest_s[0]))
-    for row in range(1, len(prospects.exec_s)):
-        ideal[0] = np.minimum(ideal[0], prospects.exec_s[row])
-        ideal[1] = np.maximum(ideal[1], prospects.latest_s[row])
+    ideal = np.stack((tables.exec_s[0], tables.latest_s[0]))
+    for row in range(1, len(tables.exec_s)):
+        ideal[0] = np.minimum(ideal[0], tables.exec_s[row])
+        ideal[1] = np.maximum(ideal[1], tables.latest_s[row])
     return ideal
 
 
 @part
-def at_best(ideal: Floats, members: int, wait_s: float) -> tuple[float, int]:
+def upper_bound(ideal: Floats, members: int, wait_s: float) -> tuple[float, int]:
     """Return the bound for these requests: each after this wait, in its best batch size."""
     latency_s, met = 0.0, 0
     for request in range(ideal.shape[1]):
@@ -73,13 +73,13 @@ def write(batches_taken: Ints, order: Ints, ends: Ints) -> None:
 
 
 @part
-def improve(prospects: Prospects, order: Ints, ends: Ints, best: float) -> tuple[float, int]:
+def improve(tables: PlanTables, order: Ints, ends: Ints, best: float) -> tuple[float, int]:
     """Search all plans that may be better than `best`, the G of the plan in `order` and `ends`.
 
     Writes the best plan there. Returns its G and number of batches. For fewer than 63 requests.
     """
-    most, count = prospects.exec_s.shape
-    ideal = ideal_of(prospects)
+    most, count = tables.exec_s.shape
+    ideal = ideal_of(tables)
     batches = 0
     while ends[batches] < count:
         batches += 1
@@ -87,7 +87,7 @@ def improve(prospects: Prospects, order: Ints, ends: Ints, best: float) -> tuple
     wait_s, latency_s = np.zeros(count), np.zeros(count)
     left[0] = (1 << count) - 1
     taken[0] = left[0] + 1
-    met[0] = prospects.base_met
+    met[0] = tables.base_met
     depth = 0
     while depth >= 0:
         taken[depth] = (taken[depth] - 1) & left[depth]  # the next smaller subset
@@ -97,12 +97,12 @@ def improve(prospects: Prospects, order: Ints, ends: Ints, best: float) -> tuple
             continue
         if size > most:
             continue
-        own_s, own_met, longest_s = take(prospects, taken[depth], size - 1, wait_s[depth])
-        sum_s = latency_s[depth] + own_s + (prospects.base_s[size - 1] if depth == 0 else 0.0)
+        own_s, own_met, longest_s = take(tables, taken[depth], size - 1, wait_s[depth])
+        sum_s = latency_s[depth] + own_s + (tables.base_s[size - 1] if depth == 0 else 0.0)
         sum_met = met[depth] + own_met
-        next_wait_s = wait_s[depth] + prospects.turn[size - 1] * longest_s
+        next_wait_s = wait_s[depth] + tables.next_start_share[size - 1] * longest_s
         rest = left[depth] ^ taken[depth]
-        rest_s, rest_met = at_best(ideal, rest, next_wait_s)
+        rest_s, rest_met = upper_bound(ideal, rest, next_wait_s)
         if sum_met + rest_met <= best * (sum_s + rest_s):
             continue
         if rest == 0:

@@ -11,11 +11,11 @@ targets are met. For an e2e target that is its remainder after execution, for a 
 after the prefill; a TPOT target is independent of the wait but excludes sizes [annealing, §3.1].
 
 The paper plans for an empty engine and for requests that have just arrived. Here requests may have waited
-already, which counts against their targets and their latency, and others may be running: `Beside`. A batch
-that joins them shares its decode steps with them and delays their last tokens. Since it is only a part of
-what runs, the next batch need not wait for all of it: slots become free one after the other, so the next
-batch starts after `b / (b + running)` of its longest request. With no running request that factor is one, and
-the paper's model is exact.
+already, which counts against their targets and their latency, and others may be running (`RunningRequests`).
+A batch that joins them shares its decode steps with them and delays their last tokens. Since it is only a
+part of the running work, the next batch need not wait for all of it: slots become free one after the other,
+so the next batch starts after `b / (b + running)` of its longest request. With no running request that factor
+is one, and the paper's model is exact.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from penstock_core.compilation.jit import FLOATS, INT, TABLE, record
 from penstock_core.policies.annealing.latency import BatchLatency
 
 
-class Ask(NamedTuple):
+class PlanInput(NamedTuple):
     """One request to plan.
 
     decode_tokens: those after the first. waited_s: since it arrived.
@@ -46,37 +46,37 @@ class Ask(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class RunningRequests:
     """Running requests that continue while batches join them.
 
-    running: their number. met: how many of them will meet their SLO.
+    count: their number. met: how many of them will meet their SLO.
     latency_s: the sum of their end-to-end latencies, by the size of the first batch that joins them (from 1);
         empty without running requests.
     """
 
-    running: int = 0
+    count: int = 0
     met: int = 0
     latency_s: tuple[float, ...] = ()
 
 
-NOTHING_BESIDE = Beside()
+NO_RUNNING_REQUESTS = RunningRequests()
 
 
-class Prospects(NamedTuple):
+class PlanTables(NamedTuple):
     """The tables. Row b − 1 is for batches of b; column j for request j.
 
     exec_s: seconds from its batch's start to its last token.
     latest_s: longest wait from now with which it meets its SLO; −inf if none does.
     base_s: part of the sum of latencies that no plan changes, by the size of the first batch.
     base_met: running requests that meet their SLO under every plan.
-    turn: share of a batch's longest execution after which the next one starts.
+    next_start_share: share of a batch's longest execution after which the next one starts.
     """
 
     exec_s: Floats
     latest_s: Floats
     base_s: Floats
     base_met: int
-    turn: Floats
+    next_start_share: Floats
 
     @property
     def requests(self) -> int:
@@ -84,21 +84,24 @@ class Prospects(NamedTuple):
         return len(self.exec_s[0])
 
 
-TABLES = record(Prospects, TABLE, TABLE, FLOATS, INT, FLOATS)
-"""numba type of `Prospects`, for compiled functions."""
+PLAN_TABLES_TYPE = record(PlanTables, TABLE, TABLE, FLOATS, INT, FLOATS)
+"""numba type of `PlanTables`, for compiled functions."""
 
 
-def prospects(
-    latency: BatchLatency, asks: Sequence[Ask], most: int, beside: Beside = NOTHING_BESIDE
-) -> Prospects:
+def plan_tables(
+    latency: BatchLatency,
+    inputs: Sequence[PlanInput],
+    most: int,
+    running: RunningRequests = NO_RUNNING_REQUESTS,
+) -> PlanTables:
     """Return the tables for batches of at most `most`."""
-    prompt, decode, waited_s, ttft_s, tpot_s, e2e_s = np.array(asks, dtype=np.float64).reshape(-1, 6).T
+    prompt, decode, waited_s, ttft_s, tpot_s, e2e_s = np.array(inputs, dtype=np.float64).reshape(-1, 6).T
     batch = np.arange(1.0, most + 1)[:, None]
     prefill_s = latency.prefill_s(batch, prompt[None, :])
-    decode_s = latency.decode_s(batch + beside.running, prompt[None, :], decode[None, :])
+    decode_s = latency.decode_s(batch + running.count, prompt[None, :], decode[None, :])
     exec_s = prefill_s + decode_s
     left_s = np.minimum(e2e_s - exec_s, ttft_s - prefill_s) - waited_s
     latest_s = np.where(decode_s <= tpot_s * np.maximum(decode, 1.0), left_s, -inf)
     sizes = batch[:, 0]
-    base_s = np.full(most, waited_s.sum()) + (np.array(beside.latency_s[:most]) if beside.running else 0.0)
-    return Prospects(exec_s, latest_s, base_s, beside.met, sizes / (sizes + beside.running))
+    base_s = np.full(most, waited_s.sum()) + (np.array(running.latency_s[:most]) if running.count else 0.0)
+    return PlanTables(exec_s, latest_s, base_s, running.met, sizes / (sizes + running.count))

@@ -27,10 +27,10 @@ from penstock_core.domain.request import Job
 from penstock_core.domain.verdict import Verdict
 from penstock_core.policies.annealing.capacity import Room, fitting, room
 from penstock_core.policies.annealing.latency import latency_of
-from penstock_core.policies.annealing.plan_tables import Ask, prospects
+from penstock_core.policies.annealing.plan_tables import PlanInput, plan_tables
 from penstock_core.policies.annealing.search import best_plan, first_batch_s
 from penstock_core.policies.annealing.state import AnnealingState, updated
-from penstock_core.policies.annealing.window import ask, overdue, window
+from penstock_core.policies.annealing.window import overdue, plan_input, window
 from penstock_core.policies.unconditional_admission import admit_all
 
 
@@ -85,22 +85,24 @@ class Annealing:
     ) -> tuple[list[Job], float]:
         """Return the waiting jobs that start now, in order, and the time of the next batch's start."""
         latency = latency_of(view.model)
-        asks = self._asks(view, memory, jobs)
-        usual_tokens = sum(one.prompt_tokens for one in asks) / len(asks)
+        inputs = self._plan_inputs(view, memory, jobs)
+        usual_tokens = sum(one.prompt_tokens for one in inputs) / len(inputs)
         most = min(len(fitting(view.kv, with_slo, jobs)), view.limits.running - len(with_slo))
-        free = room(latency, view.running, self._asks(view, memory, view.running), usual_tokens, most)
+        free = room(latency, view.running, self._plan_inputs(view, memory, view.running), usual_tokens, most)
         if not view.running:
-            free = Room(max(free.places, 1), free.beside)
+            free = Room(max(free.places, 1), free.running)
         if not free.places:
             return [], inf
-        tables = prospects(latency, asks, free.places, free.beside)
+        tables = plan_tables(latency, inputs, free.places, free.running)
         plan = best_plan(tables, memory.plans)
         first = [jobs[at] for at in plan.order[: plan.sizes[0]]]
         return fitting(view.kv, with_slo, first), first_batch_s(tables, plan)
 
-    def _asks(self, view: ReplicaView, memory: AnnealingState, jobs: Sequence[Job]) -> list[Ask]:
+    def _plan_inputs(self, view: ReplicaView, memory: AnnealingState, jobs: Sequence[Job]) -> list[PlanInput]:
         return [
-            ask(job, view.now_s, memory.share(job.request.tier).draw(memory.plans * 1024 + at, self.spread))
+            plan_input(
+                job, view.now_s, memory.share(job.request.tier).draw(memory.plans * 1024 + at, self.spread)
+            )
             for at, job in enumerate(jobs)
         ]
 

@@ -12,7 +12,7 @@ any G, so every plan would be accepted; here they are thousandths of the best G 
 of it is accepted with probability 1/e, and at 20 a loss of a fiftieth.
 
 A sweep sometimes ends in a local optimum, and the plan that meets every SLO may have larger batches than
-latency favours. For up to `PROVED_REQUESTS` requests, branch and bound from the better initial plan
+latency favours. For up to `EXACT_REQUESTS` requests, branch and bound from the better initial plan
 (`exhaustive_search`) has neither problem and takes a third of the time. So few requests get the optimal plan,
 and annealing is used for more.
 
@@ -28,13 +28,13 @@ import numpy as np
 from penstock_core.compilation.arrays import Ints
 from penstock_core.compilation.jit import FLOAT, INT, INTS, compiled, part, results
 from penstock_core.policies.annealing.exhaustive_search import improve
-from penstock_core.policies.annealing.plan_tables import TABLES, Prospects
+from penstock_core.policies.annealing.plan_tables import PLAN_TABLES_TYPE, PlanTables
 
 HOTTEST, COLDEST, COOLING, MOVES_A_LEVEL = 500.0, 20.0, 0.95, 100
-PER_BEST = 1000.0
+TEMPERATURE_PER_BEST = 1000.0
 """Unit of temperatures: this share of the best G seen."""
 
-PROVED_REQUESTS = 8
+EXACT_REQUESTS = 8
 """Most requests for which the result is the optimum."""
 
 LOW_BITS = 0xFFFFFFFF
@@ -54,22 +54,22 @@ class BatchSequence(NamedTuple):
     moves: int
 
 
-def best_plan(prospects: Prospects, seed: int, proved_requests: int = PROVED_REQUESTS) -> BatchSequence:
+def best_plan(tables: PlanTables, seed: int, exact_requests: int = EXACT_REQUESTS) -> BatchSequence:
     """Return the best plan found for at least one request, the same for the same seed.
 
-    proved_requests: up to this many requests it is the optimum; with 0 annealing always decides.
+    exact_requests: up to this many requests it is the optimum; with 0 annealing always decides.
     """
-    count = prospects.requests
-    order = np.argsort(prospects.exec_s[-1], kind="stable")
+    count = tables.requests
+    order = np.argsort(tables.exec_s[-1], kind="stable")
     ends = np.zeros(count + 2, dtype=np.int64)
-    value, batches, moves = search(prospects, order, ends, seeded(seed), int(count <= proved_requests))
+    value, batches, moves = search(tables, order, ends, seeded(seed), int(count <= exact_requests))
     return BatchSequence(tuple(order.tolist()), tuple(np.diff(ends[: batches + 1]).tolist()), value, moves)
 
 
-def first_batch_s(prospects: Prospects, plan: BatchSequence) -> float:
+def first_batch_s(tables: PlanTables, plan: BatchSequence) -> float:
     """Return the seconds from the start of a plan's first batch to the start of the next one."""
     row = plan.sizes[0] - 1
-    return float(prospects.turn[row] * prospects.exec_s[row, plan.order[: row + 1]].max())
+    return float(tables.next_start_share[row] * tables.exec_s[row, plan.order[: row + 1]].max())
 
 
 def seeded(seed: int) -> int:
@@ -87,15 +87,15 @@ def next_random(state: int) -> int:
 
 
 @part
-def worth(
-    prospects: Prospects,
+def objective(
+    tables: PlanTables,
     order: Ints,
     ends: Ints,
     batches: int,
 ) -> tuple[float, int]:
     """Return G of a plan, and the number of met SLOs."""
-    exec_s, latest_s, turn = prospects.exec_s, prospects.latest_s, prospects.turn
-    latency_s, met, wait_s = prospects.base_s[ends[1] - 1], prospects.base_met, 0.0
+    exec_s, latest_s, next_start_share = tables.exec_s, tables.latest_s, tables.next_start_share
+    latency_s, met, wait_s = tables.base_s[ends[1] - 1], tables.base_met, 0.0
     for batch in range(batches):
         row = ends[batch + 1] - ends[batch] - 1
         longest_s = 0.0
@@ -106,7 +106,7 @@ def worth(
             met += wait_s <= latest_s[row, request]
             if own_s > longest_s:  # noqa: PLR1730 (`max` handles NaN, which takes longer)
                 longest_s = own_s
-        wait_s += turn[row] * longest_s
+        wait_s += next_start_share[row] * longest_s
     return met / latency_s, met
 
 
@@ -130,7 +130,7 @@ def batch_of(ends: Ints, place: int) -> int:
 
 
 @part
-def without(ends: Ints, batch: int, batches: int) -> int:
+def remove_batch(ends: Ints, batch: int, batches: int) -> int:
     """Remove an empty batch. Returns the new number of batches."""
     for later in range(batch, batches):
         ends[later] = ends[later + 1]
@@ -146,7 +146,7 @@ def squeeze(order: Ints, ends: Ints, batches: int, place: int, most: int) -> int
     first = ends[batch]
     order[place], order[first] = order[first], order[place]
     ends[batch] = first + 1
-    return without(ends, batch, batches) if ends[batch] == ends[batch + 1] else batches
+    return remove_batch(ends, batch, batches) if ends[batch] == ends[batch + 1] else batches
 
 
 @part
@@ -163,11 +163,11 @@ def delay(order: Ints, ends: Ints, batches: int, place: int, most: int) -> int:
         return 0
     order[place], order[last] = order[last], order[place]
     ends[batch + 1] = last
-    return without(ends, batch, batches) if last == ends[batch] else batches
+    return remove_batch(ends, batch, batches) if last == ends[batch] else batches
 
 
 @part
-def disturb(order: Ints, ends: Ints, batches: int, most: int, random: int) -> int:
+def random_move(order: Ints, ends: Ints, batches: int, most: int, random: int) -> int:
     """Apply one of the three moves at a place, both chosen by 32 random bits. Returns as `squeeze`."""
     count = len(order)
     drawn = random * 3
@@ -193,23 +193,23 @@ def copy(order: Ints, ends: Ints, to_order: Ints, to_ends: Ints, batches: int) -
 
 
 @part
-def sweep(prospects: Prospects, order: Ints, ends: Ints, batches: int, random: int) -> tuple[float, int, int]:
+def sweep(tables: PlanTables, order: Ints, ends: Ints, batches: int, random: int) -> tuple[float, int, int]:
     """Anneal from a plan. Writes the best one seen; returns its G, its number of batches, the moves made."""
-    most = len(prospects.exec_s)
-    value = worth(prospects, order, ends, batches)[0]
+    most = len(tables.exec_s)
+    value = objective(tables, order, ends, batches)[0]
     best, best_batches = value, batches
     at_order, at_ends = order.copy(), ends.copy()
     new_order, new_ends = order.copy(), ends.copy()
     moves, temperature = 0, HOTTEST
     while temperature >= COLDEST:
-        per_loss = PER_BEST / (temperature * best) if best > 0 else 0.0
+        per_loss = TEMPERATURE_PER_BEST / (temperature * best) if best > 0 else 0.0
         for _ in range(MOVES_A_LEVEL):
             moves += 1
             random = next_random(random)
-            new_batches = disturb(new_order, new_ends, batches, most, random)
+            new_batches = random_move(new_order, new_ends, batches, most, random)
             if new_batches == 0:
                 continue
-            new = worth(prospects, new_order, new_ends, new_batches)[0]
+            new = objective(tables, new_order, new_ends, new_batches)[0]
             taken = new >= value
             if not taken:
                 random = next_random(random)
@@ -226,21 +226,21 @@ def sweep(prospects: Prospects, order: Ints, ends: Ints, batches: int, random: i
     return best, best_batches, moves
 
 
-@compiled(results(FLOAT, INT, INT), TABLES, INTS, INTS, INT, INT)
-def search(prospects: Prospects, order: Ints, ends: Ints, random: int, prove: int) -> tuple[float, int, int]:
-    """Run Algorithm 1, or find the optimum if `prove` is not 0. Returns G, batches, moves; writes the plan.
+@compiled(results(FLOAT, INT, INT), PLAN_TABLES_TYPE, INTS, INTS, INT, INT)
+def search(tables: PlanTables, order: Ints, ends: Ints, random: int, exact: int) -> tuple[float, int, int]:
+    """Run Algorithm 1, or find the optimum if `exact` is not 0. Returns G, batches, moves; writes the plan.
 
     order: the requests by predicted latency. ends: zeros, two more than requests.
     """
-    batches = fill(ends, len(prospects.exec_s))
-    value, met = worth(prospects, order, ends, batches)
-    if met == len(order) + prospects.base_met and not prove:
+    batches = fill(ends, len(tables.exec_s))
+    value, met = objective(tables, order, ends, batches)
+    if met == len(order) + tables.base_met and not exact:
         return value, batches, 0
     given = np.arange(len(order))
-    given_value = worth(prospects, given, ends, batches)[0]
+    given_value = objective(tables, given, ends, batches)[0]
     if value < given_value:
         value, order[:] = given_value, given
-    if prove:
-        value, batches = improve(prospects, order, ends, value)
+    if exact:
+        value, batches = improve(tables, order, ends, value)
         return value, batches, 0
-    return sweep(prospects, order, ends, batches, random)
+    return sweep(tables, order, ends, batches, random)

@@ -14,7 +14,7 @@ from math import inf
 
 from penstock_core.domain.request import Job
 from penstock_core.domain.slo import NO_DEADLINE_S, Targets
-from penstock_core.policies.annealing.plan_tables import Ask
+from penstock_core.policies.annealing.plan_tables import PlanInput
 
 
 def window(waiting: Sequence[Job], size: int, now_s: float) -> list[Job]:
@@ -49,7 +49,7 @@ def _patient_until_s(job: Job) -> float:
     return job.request.arrival_s if due_s == NO_DEADLINE_S or job.best_effort else due_s
 
 
-def ask(job: Job, now_s: float, share: float) -> Ask:
+def plan_input(job: Job, now_s: float, share: float) -> PlanInput:
     """Return a job's row for planning. share: expected share of the tokens predicted to come.
 
     Best effort has no targets.
@@ -61,8 +61,8 @@ def ask(job: Job, now_s: float, share: float) -> Ask:
     waited_s = now_s - arrival_s
     if job.anchor is None:
         ttft_s = inf if targets.ttft_s is None else targets.ttft_s
-        return Ask(job.pending_tokens, left - 1, waited_s, ttft_s, tpot_s, e2e_s)
+        return PlanInput(job.pending_tokens, left - 1, waited_s, ttft_s, tpot_s, e2e_s)
     last_due_s = job.anchor.at_s + (job.generated_tokens + left - job.anchor.tokens) * tpot_s
     decode_tokens = left if job.decoding else left - 1
     context = job.computed_tokens if job.decoding else job.pending_tokens
-    return Ask(context, decode_tokens, waited_s, inf, inf, min(e2e_s, last_due_s - arrival_s))
+    return PlanInput(context, decode_tokens, waited_s, inf, inf, min(e2e_s, last_due_s - arrival_s))
