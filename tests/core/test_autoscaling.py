@@ -150,13 +150,13 @@ def test_the_worst_tier_decides_for_the_pool() -> None:
     tiers = {"chat": TierDemand(1000, 1000, 0, 0, 1000, 1000, 1000), "coder": TierDemand(40, 20, 20, 0, 40)}
     decision = decided(POOL, seen(tiers, HALF), remembering(2))
     assert (decision.replicas, decision.reason) == (5, Reason.REFUSED)
-    assert decision.message == "50% of tier coder were refused by 2 replicas"
+    assert decision.message == "50% of tier coder were rejected by 2 replicas"
 
 
 def test_a_bound_is_named() -> None:
     decision = decided(POOL, seen(chat(99, refused=99), pool_of(9)), remembering(9))
     assert decision == Decision(
-        10, Reason.BOUND, "100% of tier chat were refused by 9 replicas; maxReplicas is 10"
+        10, Reason.BOUND, "100% of tier chat were rejected by 9 replicas; maxReplicas is 10"
     )
 
 
@@ -201,7 +201,7 @@ def test_a_message_names_the_replicas_asked_for_within_the_window() -> None:
     memory = remembering(4, down=(ScalingDecision(NOW_S - 60, 4),))
     decision = decided(POOL, seen(chat(60), pool_of(4, 0.3)), memory)
     assert decision == Decision(
-        4, Reason.STABILISING, "2 are asked for: what is accepted fills 1.20 replicas"
+        4, Reason.STABILISING, "the demand needs 2: the accepted requests fill 1.20 replicas"
     )
 
 

@@ -18,14 +18,14 @@ from dataclasses import replace
 from math import ceil
 
 from penstock_core.autoscaling.demand import DemandObservation
-from penstock_core.autoscaling.memory import AutoscalerState, ScalingDecision, with_asked, within
+from penstock_core.autoscaling.memory import AutoscalerState, ScalingDecision, with_decision, within
 from penstock_core.autoscaling.need import Need, need
 from penstock_core.autoscaling.observation import is_busy, observed
 from penstock_core.autoscaling.terms import Decision, Scaling, ScalingReason
 from penstock_core.autoscaling.utilization import filling
 
 HOPPED = 0.2
-"""Highest share of replica rejections among all tries at which replicas may still be removed."""
+"""Highest share of rejections among all attempts at which replicas may still be removed."""
 
 MOST_REMOVED_SHARE = 0.25
 """Largest share of the replicas that one decision removes; one may always be removed."""
@@ -44,19 +44,21 @@ def decide_replicas(
     now_s: on a clock that continues over restarts, like the memory.
     """
     memory = observed(scaling, demand, memory, now_s)
-    asked = _bounded(scaling, _asked(scaling, demand, memory, now_s))
-    if asked.reason in AT_ONCE:
-        return asked, _begun(memory, ScalingDecision(now_s, asked.replicas))
-    memory = _remembered(scaling, demand, memory, ScalingDecision(now_s, asked.replicas))
-    decision = _bounded(scaling, _stabilised(demand, memory, asked))
+    immediate = _bounded(scaling, _immediate(scaling, demand, memory, now_s))
+    if immediate.reason in AT_ONCE:
+        return immediate, _with_new_windows(memory, ScalingDecision(now_s, immediate.replicas))
+    memory = _with_recorded(scaling, demand, memory, ScalingDecision(now_s, immediate.replicas))
+    decision = _bounded(scaling, _stabilised(demand, memory, immediate))
     if decision.replicas < demand.desired and memory.capacity_rps is None:
-        memory = _begun(
+        memory = _with_new_windows(
             memory, ScalingDecision(now_s, decision.replicas)
         )  # observe the effect of this step first
     return decision, memory
 
 
-def _asked(scaling: Scaling, demand: DemandObservation, memory: AutoscalerState, now_s: float) -> Decision:
+def _immediate(
+    scaling: Scaling, demand: DemandObservation, memory: AutoscalerState, now_s: float
+) -> Decision:
     """Return the decision for this observation alone, without windows and bounds."""
     needed, wanted = need(scaling, memory), is_busy(demand)
     if demand.desired == 0 and wanted:
@@ -73,14 +75,14 @@ def _moved(scaling: Scaling, demand: DemandObservation, memory: AutoscalerState,
     desired = demand.desired
     more = ceil(needed.replicas)
     if more > desired:
-        return Decision(more, needed.reason, needed.because)
+        return Decision(more, needed.reason, needed.explanation)
     fewer = max(ceil(needed.replicas * (1 + scaling.tolerance)), _needed_for_load(scaling, demand), 1)
     if fewer >= desired:
-        return Decision(desired, ScalingReason.STEADY, needed.because)
+        return Decision(desired, ScalingReason.STEADY, needed.explanation)
     hopped = _hopped(memory)
     if hopped > HOPPED:
-        return Decision(desired, ScalingReason.HOPPED, f"{hopped:.0%} of all tries were refused")
-    return Decision(fewer, ScalingReason.SURPLUS, needed.because)
+        return Decision(desired, ScalingReason.HOPPED, f"replicas rejected {hopped:.0%} of all attempts")
+    return Decision(fewer, ScalingReason.SURPLUS, needed.explanation)
 
 
 def _needed_for_load(scaling: Scaling, demand: DemandObservation) -> int:
@@ -94,43 +96,43 @@ def _hopped(memory: AutoscalerState) -> float:
     return sum(period.tries_refused for period in memory.periods) / tries if tries else 0.0
 
 
-def _begun(memory: AutoscalerState, asked: ScalingDecision) -> AutoscalerState:
+def _with_new_windows(memory: AutoscalerState, immediate: ScalingDecision) -> AutoscalerState:
     """Return the memory with windows that begin now."""
-    return replace(memory, up=(asked,), down=(asked,))
+    return replace(memory, up=(immediate,), down=(immediate,))
 
 
-def _remembered(
-    scaling: Scaling, demand: DemandObservation, memory: AutoscalerState, asked: ScalingDecision
+def _with_recorded(
+    scaling: Scaling, demand: DemandObservation, memory: AutoscalerState, immediate: ScalingDecision
 ) -> AutoscalerState:
     """Return the memory with this decision in both windows.
 
-    A window without entries counts as one that asked for the present number.
+    A window without entries counts as one with the present number.
     """
-    there = ScalingDecision(asked.at_s - demand.elapsed_s, demand.desired)
+    present = ScalingDecision(immediate.at_s - demand.elapsed_s, demand.desired)
 
     def extended(
         window: tuple[ScalingDecision, ...], window_s: float, extreme: Extreme
     ) -> tuple[ScalingDecision, ...]:
-        counting = within(window, asked.at_s, window_s) or within((there,), asked.at_s, window_s)
-        return with_asked(counting, asked, window_s, extreme)
+        counting = within(window, immediate.at_s, window_s) or within((present,), immediate.at_s, window_s)
+        return with_decision(counting, immediate, window_s, extreme)
 
     up = extended(memory.up, scaling.scale_up_window_s, min)
     return replace(memory, up=up, down=extended(memory.down, scaling.scale_down_window_s, max))
 
 
-def _stabilised(demand: DemandObservation, memory: AutoscalerState, asked: Decision) -> Decision:
+def _stabilised(demand: DemandObservation, memory: AutoscalerState, immediate: Decision) -> Decision:
     """Return the decision on which all decisions within its window agree, at least in direction."""
     desired = demand.desired
-    if asked.replicas > desired:
+    if immediate.replicas > desired:
         replicas = max(min(slot.replicas for slot in memory.up), desired)
     else:
         replicas = min(max(slot.replicas for slot in memory.down), desired)
         replicas = max(replicas, desired - max(int(desired * MOST_REMOVED_SHARE), 1))
-    if replicas == desired != asked.replicas:
+    if replicas == desired != immediate.replicas:
         return Decision(
-            desired, ScalingReason.STABILISING, f"{asked.replicas} are asked for: {asked.message}"
+            desired, ScalingReason.STABILISING, f"the demand needs {immediate.replicas}: {immediate.message}"
         )
-    return replace(asked, replicas=replicas)
+    return replace(immediate, replicas=replicas)
 
 
 def _bounded(scaling: Scaling, decision: Decision) -> Decision:

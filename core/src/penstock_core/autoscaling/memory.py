@@ -78,7 +78,7 @@ def with_period(periods: tuple[Period, ...], now: Period, averaged_s: float) -> 
     return (*kept, now)
 
 
-def with_asked(
+def with_decision(
     window: tuple[ScalingDecision, ...],
     now: ScalingDecision,
     window_s: float,
@@ -99,7 +99,7 @@ def within(window: tuple[ScalingDecision, ...], now_s: float, window_s: float) -
 
     Slots in the future come from a clock that was set back; they are dropped.
     """
-    return tuple(asked for asked in window if now_s - window_s <= asked.at_s <= now_s)
+    return tuple(decision for decision in window if now_s - window_s <= decision.at_s <= now_s)
 
 
 def _same_slot(one_s: float, other_s: float, slot_s: float) -> bool:

@@ -82,20 +82,20 @@ def _capacity_rps(scaling: Scaling, demand: DemandObservation, observed: Autosca
     known = observed.capacity_rps
     if not observed.ready or not observed.periods or not demand.elapsed_s:
         return known
-    carried_rps = offered_rps(observed.periods) / observed.ready
+    served_rps = offered_rps(observed.periods) / observed.ready
     short = shortfall_now(scaling, observed)
     if short is not None:
-        carried_rps /= short.times(observed.ready)
-        return carried_rps if known is None else _towards(scaling, demand, known, carried_rps)
+        served_rps /= short.times(observed.ready)
+        return served_rps if known is None else _towards(scaling, demand, known, served_rps)
     if known is None:
         return None
-    if carried_rps > known:
-        return _towards(scaling, demand, known, carried_rps)
+    if served_rps > known:
+        return _towards(scaling, demand, known, served_rps)
     half_full = observed.periods[-1].filled >= HALF_FULL * observed.ready
     return known if half_full else known * FORGOTTEN_GROWTH ** (demand.elapsed_s / scaling.forget_s)
 
 
-def _towards(scaling: Scaling, demand: DemandObservation, known: float, shown: float) -> float:
+def _towards(scaling: Scaling, demand: DemandObservation, known: float, observed_rps: float) -> float:
     """Move the known value towards the observed one, half of the way per averaging time."""
     left: float = 0.5 ** (demand.elapsed_s / scaling.observed_s)
-    return shown + (known - shown) * left
+    return observed_rps + (known - observed_rps) * left
