@@ -8,9 +8,9 @@ from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
-from penstock_core.policies.slos_serve.choose import MOST_CANDIDATES
 from penstock_core.policies.slos_serve.feasibility import Feasible, feasible
 from penstock_core.policies.slos_serve.policy import SlosServe
+from penstock_core.policies.slos_serve.selection import MOST_CANDIDATES
 from penstock_core.policies.slos_serve.workload import Workload
 from penstock_core.timing.builtin_models import time_model
 

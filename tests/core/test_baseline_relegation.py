@@ -8,9 +8,9 @@ from penstock_core.domain.policy import Policy, Step
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Anchor, Judge, Targets
-from penstock_core.policies.admission_on_hold import MOST_CANDIDATES
 from penstock_core.policies.fluidserve import FluidServe
 from penstock_core.policies.qoserve import QoServe
+from penstock_core.policies.start_check import MOST_CANDIDATES
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation, tokens_expected
 

@@ -214,7 +214,7 @@ def test_thinking_may_have_ended_with_its_last_token_however_far_it_was_ahead() 
 
     def limit_s(answer_tpot_s: float | None, busy_s: float = 0.0) -> float:
         ahead = decode("d", due_in_s=0.5, came=6, answer_tpot_s=answer_tpot_s)
-        ahead = ahead if answer_tpot_s is None else ahead._replace(came_s=NOW_S - 0.1)
+        ahead = ahead if answer_tpot_s is None else ahead._replace(last_token_s=NOW_S - 0.1)
         return foreseen(
             [ahead], [prompt("p", 9000, 9.0)], BatchingRule(1.0), replica(busy_s=busy_s)
         ).first.limit_s

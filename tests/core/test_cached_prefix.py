@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from penstock_core.batch.forced_progress import force_oldest_progress
 from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.domain.replica_admission import for_all
+from penstock_core.domain.replica_admission import joint_verdict
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import (
     Job,
@@ -143,8 +143,8 @@ def test_an_admission_without_a_cached_prefix_does_not_count_on_one() -> None:
 
 def test_the_answers_of_one_request_count_on_the_cache_if_one_of_them_does() -> None:
     alone = Admitted(0.1, 0.1)
-    assert not for_all([alone, alone]).counts_on_cache  # type: ignore[union-attr]
-    assert for_all([alone, replace(alone, counts_on_cache=True)]).counts_on_cache  # type: ignore[union-attr]
+    assert not joint_verdict([alone, alone]).counts_on_cache  # type: ignore[union-attr]
+    assert joint_verdict([alone, replace(alone, counts_on_cache=True)]).counts_on_cache  # type: ignore[union-attr]
 
 
 def test_a_job_that_has_taken_its_cached_prefix_holds_it() -> None:

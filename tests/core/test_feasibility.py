@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, advance
 from penstock_core.domain.verdict import Reason
-from penstock_core.policies.slos_serve.earliest import earliest_s
+from penstock_core.policies.slos_serve.earliest_admission import earliest_s
 from penstock_core.policies.slos_serve.feasibility import (
     Feasible,
     Infeasible,

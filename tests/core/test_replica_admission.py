@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from penstock_core.domain.engine_fields import sequence_ids
 from penstock_core.domain.policy import Step
-from penstock_core.domain.replica_admission import AdmissionState, Holds, decide, for_all
+from penstock_core.domain.replica_admission import AdmissionState, InFlightLimits, decide, joint_verdict
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
 from penstock_core.timing.time_model import Term, TimeModel
 
 VIEW = ReplicaView(0.0, 0.0, (), (), KvCache(10, 10, 16), Limits(), TimeModel("t", (Term(1e-4, 0.01),)))
-FREE = AdmissionState(draining=False, engine_ready=True, carried=0, best_effort=0)
-BOUNDS = Holds(carried=4, best_effort=2)
+FREE = AdmissionState(draining=False, engine_ready=True, requests=0, best_effort=0)
+BOUNDS = InFlightLimits(requests=4, best_effort=2)
 
 
 class OneInTwo:
@@ -63,7 +63,7 @@ def test_a_replica_that_takes_no_requests_gives_the_reason(names: str) -> None:
     draining, down = replace(FREE, draining=True), replace(FREE, engine_ready=False)
     assert set(verdicts(names, draining)) == {Rejected(Reason.DRAINING)}
     assert set(verdicts(names, down)) == {Rejected(Reason.ENGINE_DOWN)}
-    assert set(verdicts(names, replace(FREE, carried=4))) == {Rejected(Reason.QUEUE_FULL)}
+    assert set(verdicts(names, replace(FREE, requests=4))) == {Rejected(Reason.QUEUE_FULL)}
 
 
 def test_a_full_best_effort_queue_leaves_room_for_requests_with_slos() -> None:
@@ -98,7 +98,7 @@ def test_the_policy_is_not_asked_for_requests_that_need_no_plan() -> None:
 def test_a_request_of_several_answers_is_taken_with_all_or_not_at_all(
     verdicts: list[Verdict], verdict: Verdict
 ) -> None:
-    assert for_all(verdicts) == verdict
+    assert joint_verdict(verdicts) == verdict
 
 
 def test_each_answer_of_a_request_has_an_id_of_its_own() -> None:

@@ -28,7 +28,7 @@ def chat(prompt_tokens: int = 100, targets: Targets = Targets(ttft_s=1.0, tpot_s
 def test_new_job_has_its_whole_prompt_pending() -> None:
     job = chat()
     assert (job.pending_tokens, job.decoding, job.due_s) == (100, False, 11.0)
-    assert (job.request.value, job.sure_tokens, job.came_s) == (1.0, 0, inf)
+    assert (job.request.value, job.sure_tokens, job.last_token_s) == (1.0, 0, inf)
 
 
 def test_chunk_brings_no_token_and_moves_no_deadline() -> None:
@@ -80,7 +80,7 @@ def test_a_thinker_is_planned_by_its_tighter_tpot_until_it_answers() -> None:
     answering = thinking_ended(thinking, 0.6)
     assert answering.tpot_s == 0.1
     assert answering.due_s == pytest.approx(0.7)
-    assert (thinking.came_s, answering.came_s) == (0.5, inf)
+    assert (thinking.last_token_s, answering.last_token_s) == (0.5, inf)
     assert thinking_ended(answering, 0.8) is answering
 
 

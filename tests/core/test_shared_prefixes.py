@@ -144,7 +144,7 @@ def test_a_row_of_an_estimated_prompt_that_is_shorter_than_what_it_shares_counts
 def test_a_request_shares_as_many_blocks_as_with_the_one_that_has_the_most_in_common(seed: int) -> None:
     holders = random_holders(Random(seed), 10)
     blocks = {holder.job.request.id: holder.blocks for holder in holders}
-    kv = KvCache(100, 100, SIZE).shared(shared_prefixes(blocks))
+    kv = KvCache(100, 100, SIZE).with_shared_prefixes(shared_prefixes(blocks))
     shared = {
         name: max(len(set(of).intersection(blocks[other])) for other in blocks if other != name)
         for name, of in blocks.items()

@@ -242,7 +242,7 @@ def test_planned_and_reported_shared_blocks_are_those_of_the_kv_cache_manager(ki
         wire = wire or wired(engine)
         assert not engine.scheduler.faults.counted
         truth = shared_prefixes(held_by(engine))
-        seen = engine.scheduler._prefixes.shared(engine.scheduler.ledger)
+        seen = engine.scheduler._prefixes.shared_prefixes(engine.scheduler.ledger)
         assert in_common(seen) == in_common(truth)
         planned += len(truth.ids)
         for report in wire.reports:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock_core.domain.replica_admission import DECIDED_TOGETHER, Holds
+from penstock_core.domain.replica_admission import DECIDED_TOGETHER, InFlightLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,6 @@ class Bounds:
     """Progress is inferred where the engine works and has not reported for this long beyond its step."""
 
     @property
-    def holds(self) -> Holds:
+    def in_flight_limits(self) -> InFlightLimits:
         """Return the bounds that admission keeps to."""
-        return Holds(self.requests, self.best_effort)
+        return InFlightLimits(self.requests, self.best_effort)

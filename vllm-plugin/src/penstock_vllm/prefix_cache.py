@@ -57,7 +57,7 @@ class CacheLookup:
         first = [with_cached_prefix(held.job, *self._look_up(held.request)) for held in waiting[:LOOKED_UP]]
         return [*first, *[held.job for held in waiting[LOOKED_UP:]]]
 
-    def shared(self, ledger: EngineLedger) -> SharedPrefixes:
+    def shared_prefixes(self, ledger: EngineLedger) -> SharedPrefixes:
         """Return which requests of the ledger hold the same leading blocks, pinned ones among them."""
         as_of = ledger.membership, self._pin_changes
         if as_of != self._shared_as_of:
@@ -69,7 +69,7 @@ class CacheLookup:
     def report(self, ledger: EngineLedger) -> CacheReport:
         """Return what has changed, what is cached of waiting requests, and what is shared."""
         found = [self._look_up(held.request) for held in ledger.waiting[:REPORTED]]
-        return CacheReport(self.resets, self._served.changes(), found, self.shared(ledger))
+        return CacheReport(self.resets, self._served.changes(), found, self.shared_prefixes(ledger))
 
     def pin(self, waiting: Iterable[Held]) -> None:
         """Let waiting requests hold what is cached of them."""

@@ -79,7 +79,7 @@ class StepPlanning(PlanExecution):
             step=self.current_step + 1,
             begins_s=self._pipeline.free_s(now_s, model),
             ahead=self._pipeline.ahead(self.ledger.membership),
-            shared=None if prefixes is None else prefixes.shared(self.ledger),
+            shared=None if prefixes is None else prefixes.shared_prefixes(self.ledger),
         )
 
     def _is_ready(self, held: Held) -> bool:

@@ -79,7 +79,7 @@ def view_of(
     jobs = _running_jobs(running, bounds, step, begins_s, ahead)
     hidden = len(running) - len(jobs)
     limits = Limits(bounds.batch_tokens, max(bounds.running - hidden, 0))
-    kv = memory.kv if shared is None else memory.kv.shared(shared)
+    kv = memory.kv if shared is None else memory.kv.with_shared_prefixes(shared)
     return ReplicaView(begins_s, begins_s, jobs, waiting, kv, limits, model, speculation)
 
 

@@ -26,10 +26,10 @@ are admitted in one call of the policy, all or none.
 
 
 @dataclass(frozen=True, slots=True)
-class Holds:
+class InFlightLimits:
     """Most requests that a replica holds until they end: all of them, and best effort among them."""
 
-    carried: int
+    requests: int
     best_effort: int
 
 
@@ -39,12 +39,12 @@ class AdmissionState:
 
     draining: bool
     engine_ready: bool
-    carried: int
+    requests: int
     best_effort: int
 
 
 def decide(
-    policy: Policy[Any], view: ReplicaView, new: Sequence[Job], state: AdmissionState, bounds: Holds
+    policy: Policy[Any], view: ReplicaView, new: Sequence[Job], state: AdmissionState, bounds: InFlightLimits
 ) -> list[Verdict]:
     """Return one verdict for each candidate, in order."""
     verdicts: list[Verdict | None] = []
@@ -58,7 +58,7 @@ def decide(
     return [next(planned) if verdict is None else verdict for verdict in verdicts]
 
 
-def for_all(verdicts: Sequence[Verdict]) -> Verdict:
+def joint_verdict(verdicts: Sequence[Verdict]) -> Verdict:
     """Return one verdict for a request of several answers: accepted as a whole or not at all."""
     admitted = [verdict for verdict in verdicts if isinstance(verdict, Admitted)]
     if len(admitted) == len(verdicts):
@@ -70,18 +70,18 @@ def for_all(verdicts: Sequence[Verdict]) -> Verdict:
     return next((verdict for verdict in verdicts if isinstance(verdict, Rejected)), BestEffort())
 
 
-def refusal(job: Job, state: AdmissionState, bounds: Holds) -> Rejected | None:
+def refusal(job: Job, state: AdmissionState, bounds: InFlightLimits) -> Rejected | None:
     """Return why this replica rejects a job whatever the policy decides; None if the policy decides."""
     if state.draining:
         return Rejected(Reason.DRAINING)
     if not state.engine_ready:
         return Rejected(Reason.ENGINE_DOWN)
     full = job.best_effort and state.best_effort >= bounds.best_effort
-    if full or state.carried >= bounds.carried:
+    if full or state.requests >= bounds.requests:
         return Rejected(Reason.QUEUE_FULL)
     return None
 
 
 def _with_one_more(state: AdmissionState, job: Job) -> AdmissionState:
     best_effort = state.best_effort + job.best_effort
-    return replace(state, carried=state.carried + 1, best_effort=best_effort)
+    return replace(state, requests=state.requests + 1, best_effort=best_effort)

@@ -30,8 +30,8 @@ class KvCache:
     shared_blocks: Mapping[RequestId, int] | None = None
     shared_prefixes: SharedPrefixes | None = None
 
-    def shared(self, prefixes: SharedPrefixes) -> "KvCache":
-        """Return the cache of which requests hold parts together."""
+    def with_shared_prefixes(self, prefixes: SharedPrefixes) -> "KvCache":
+        """Return the cache with these common prefixes of its requests."""
         return replace(self, shared_blocks=shared_blocks(prefixes), shared_prefixes=prefixes)
 
     def blocks_for(self, tokens: int) -> int:

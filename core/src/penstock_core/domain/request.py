@@ -56,7 +56,7 @@ class Job(NamedTuple):
     best_effort: uses only remaining capacity, and may be preempted by any admitted job.
     sure_tokens: length that its answer, or its thinking if that has its own TPOT target, almost surely
         reaches; 0 if unknown.
-    came_s: time of its last token, if its thinking has its own TPOT target and may have ended with that
+    last_token_s: time of its last token, if its thinking has its own TPOT target and may have ended with that
         token.
     unheld_blocks: None, except for a job that holds no KV and whose prefix is in the engine's prefix cache.
         Then `computed_tokens` are those cached, and this is how many of their blocks no request holds:
@@ -73,7 +73,7 @@ class Job(NamedTuple):
     anchor: Anchor | None
     best_effort: bool
     sure_tokens: int = 0
-    came_s: float = inf
+    last_token_s: float = inf
     unheld_blocks: int | None = None
     prefix_of: RequestId | None = None
 
@@ -176,7 +176,7 @@ def thinking_ended(job: Job, now_s: float) -> Job:
         tpot_s=answer_tpot_s,
         anchor=anchor,
         due_s=next_token_due_s(anchor, job.generated_tokens, answer_tpot_s),
-        came_s=inf,
+        last_token_s=inf,
     )
 
 

@@ -23,7 +23,7 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, deadline_order
 from penstock_core.domain.verdict import Verdict
-from penstock_core.policies.admission_on_hold import Holding
+from penstock_core.policies.start_check import StartCheck
 from penstock_core.policies.unconditional_admission import admit_all
 
 
@@ -49,13 +49,13 @@ class FluidServe:
         decodes = decode_batch(view)
         on_time, relegated = divide(view, memory, decodes)
         by_deadline = Work(on_time.decodes, sorted(on_time.prefills, key=deadline_order))
-        holding = Holding(view, by_deadline, decodes)
+        start_check = StartCheck(view, by_deadline, decodes)
         batch = slack_batch(
             view,
             by_deadline,
             relegated,
             decodes,
             most_prompt_tokens=self.most_prompt_tokens,
-            may_start=holding.starts,
+            may_start=start_check.try_start,
         )
         return batch.step(), lost_in(relegated)

@@ -295,7 +295,7 @@ class ReplicaMirror:
             busy_until_s=self._busy_until(now_s, running, model),
             running=running,
             waiting=waiting,
-            kv=kv if self._shared is None else kv.shared(self._shared),
+            kv=kv if self._shared is None else kv.with_shared_prefixes(self._shared),
             limits=self._limits,
             model=model,
             speculation=self._speculation,

@@ -5,7 +5,7 @@ from typing import Any
 
 import structlog
 from penstock_core.domain.policy import Policy
-from penstock_core.domain.replica_admission import AdmissionState, decide, for_all
+from penstock_core.domain.replica_admission import AdmissionState, decide, joint_verdict
 from penstock_core.domain.verdict import BestEffort, Rejected, Verdict
 from penstock_runtime.clock import monotonic
 
@@ -122,8 +122,8 @@ class AdmissionController:
         admitted_state = AdmissionState(state.draining, state.engine_ready, held.sequences, held.best_effort)
         began_s = monotonic()
         view = self._mirror.view(began_s, self._learned.admission_model(began_s))
-        verdicts = decide(self._policy, view, jobs, admitted_state, self._bounds.holds)
+        verdicts = decide(self._policy, view, jobs, admitted_state, self._bounds.in_flight_limits)
         self._metrics.planned(monotonic() - began_s)
         if len(verdicts) != len(jobs):
             raise ValueError(f"{len(verdicts)} verdicts for {len(jobs)} answers")
-        return verdicts if len(candidates) == len(jobs) else [for_all(verdicts)]
+        return verdicts if len(candidates) == len(jobs) else [joint_verdict(verdicts)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from penstock_core.domain.policy import Policy
-from penstock_core.domain.replica_admission import DECIDED_TOGETHER, AdmissionState, Holds, decide
+from penstock_core.domain.replica_admission import DECIDED_TOGETHER, AdmissionState, InFlightLimits, decide
 from penstock_core.domain.replica_view import ReplicaView, at_iteration_end
 from penstock_core.domain.request import Job, RequestId, new_job
 from penstock_core.domain.verdict import Admitted, BestEffort, Rejected, Verdict
@@ -54,7 +54,7 @@ class SimulatedReplica:
         self._engine = _engine(fleet, self._lengths, seed)
         self._under_way = Iteration()
         self._progress_s = 0.0
-        self._holds = Holds(fleet.limits.running + fleet.max_waiting, fleet.max_waiting)
+        self._in_flight_limits = InFlightLimits(fleet.limits.running + fleet.max_waiting, fleet.max_waiting)
         self._best_effort: set[RequestId] = set()
         self.requests: dict[RequestId, SimulatedRequest] = {}
         self.new_requests: list[SimulatedRequest] = []
@@ -136,13 +136,13 @@ class SimulatedReplica:
         return self._engine.candidate(job, simulated.keys)
 
     def _decide(self, new: Sequence[Job], now_s: float) -> list[Verdict]:
-        standing = AdmissionState(
+        state = AdmissionState(
             draining=self.draining,
             engine_ready=True,
-            carried=len(self.requests),
+            requests=len(self.requests),
             best_effort=len(self._best_effort),
         )
-        return decide(self._policy, self.planning_view(now_s), new, standing, self._holds)
+        return decide(self._policy, self.planning_view(now_s), new, state, self._in_flight_limits)
 
     def _take(
         self, simulated: SimulatedRequest, job: Job, verdict: Admitted | BestEffort, now_s: float

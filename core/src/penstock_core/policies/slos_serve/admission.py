@@ -1,6 +1,6 @@
 """Decides which new requests to admit: the dynamic program chooses a set, and a batch plan confirms it.
 
-Most decisions need no choice: all candidates fit, or there is one and it does not. Otherwise `choose`
+Most decisions need no choice: all candidates fit, or there is one and it does not. Otherwise `selection`
 proposes a set. It models batches as a fluid and ignores the price, so its set is checked by a batch plan,
 repeatedly without its costliest half until one is feasible. Then the remaining candidates are tried beside
 it, the cheapest first.
@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from penstock_core.domain.request import Job, RequestId, deadline_order
 from penstock_core.domain.verdict import Admitted, Rejected, Verdict
-from penstock_core.policies.slos_serve.choose import propose
-from penstock_core.policies.slos_serve.earliest import earliest_s
+from penstock_core.policies.slos_serve.earliest_admission import earliest_s
 from penstock_core.policies.slos_serve.feasibility import Feasible, Infeasible, feasible
 from penstock_core.policies.slos_serve.price import work_left
+from penstock_core.policies.slos_serve.selection import propose
 from penstock_core.policies.slos_serve.workload import AdmittedSet
 
 MOST_TRIED = 4

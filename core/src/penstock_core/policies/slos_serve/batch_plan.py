@@ -268,7 +268,7 @@ def _rows(jobs: Sequence[Job], decodes: int, model: TimeModel) -> Rows:
         deadline_s=_floats(of.due_s),
         tpot_s=np.where(tpot_s < model.seconds(ONE_DECODE), NO_TARGET_S, tpot_s),
         gap_s=gap_s,
-        gap_ends_s=_floats(of.came_s) + gap_s,
+        gap_ends_s=_floats(of.last_token_s) + gap_s,
         since=since,
         most=since,
         sure=_floats(of.sure_tokens) - tokens,

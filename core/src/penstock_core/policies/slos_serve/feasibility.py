@@ -47,7 +47,7 @@ def feasible(
 
     with_lead: whether their own first tokens must be planned early enough for slow steps (`lead`).
     """
-    together = admitted.beside(*new)
+    together = admitted.with_requests(*new)
     view, prompts, step_s = together.view, together.prompts, together.step_s
     if len(together.jobs) > view.limits.running:
         return Infeasible(Reason.DECODE_BUDGET, step_s)

@@ -25,8 +25,8 @@ from penstock_core.domain.verdict import BestEffort, Reason, Rejected, Verdict
 from penstock_core.policies.slos_serve.admission import decide
 from penstock_core.policies.slos_serve.batch_formation import form_batch
 from penstock_core.policies.slos_serve.feasibility import Feasible, feasible
+from penstock_core.policies.slos_serve.idle_replica import possible_when_idle
 from penstock_core.policies.slos_serve.promotion import to_promote
-from penstock_core.policies.slos_serve.when_idle import possible_when_idle
 from penstock_core.policies.slos_serve.workload import Workload
 
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId, deadline_order, promoted
 from penstock_core.domain.slo import NO_DEADLINE_S
-from penstock_core.policies.slos_serve.choose import propose
 from penstock_core.policies.slos_serve.feasibility import Feasible, feasible
+from penstock_core.policies.slos_serve.selection import propose
 from penstock_core.policies.slos_serve.workload import Workload
 from penstock_core.timing.time_model import BatchWork
 

@@ -46,7 +46,7 @@ class AdmittedSet:
         context = sum([job.request.prompt_tokens + job.generated_tokens for job in self.jobs])
         return self.view.model.seconds(BatchWork(max(len(self.jobs), 1), context))
 
-    def beside(self, *more: Job) -> "AdmittedSet":
+    def with_requests(self, *more: Job) -> "AdmittedSet":
         """Return these requests and others."""
         decodes = [*self.decodes, *[job for job in more if job.decoding]]
         prompts = sorted([*self.prompts, *[job for job in more if not job.decoding]], key=deadline_order)
@@ -80,4 +80,4 @@ class Workload:
         if oldest is None:
             return Workload(admitted, best_effort)
         others = [job for job in best_effort if job.request.id != oldest.request.id]
-        return Workload(admitted, best_effort, Workload(admitted.beside(oldest), others))
+        return Workload(admitted, best_effort, Workload(admitted.with_requests(oldest), others))

@@ -6,7 +6,7 @@ from math import nextafter
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Targets
-from penstock_core.policies.slos_serve.when_idle import possible_when_idle
+from penstock_core.policies.slos_serve.idle_replica import possible_when_idle
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import BatchWork
 

@@ -98,7 +98,7 @@ class Sets(NamedTuple):
         """Some of the sets."""
         return Sets._make([column[kept] for column in self])
 
-    def beside(self, more: "Sets") -> "Sets":
+    def joined_with(self, more: "Sets") -> "Sets":
         """Return these sets and others."""
         return Sets._make([np.concatenate(both) for both in zip(self, more, strict=True)])
 
@@ -134,7 +134,7 @@ def best_set(program: Program) -> list[int]:
             sets.blocks + claims[prefill.candidate],
         )
         able = in_time & (then_s < inf) & (program.tokens_s[with_it.chosen, with_it.tightest] > 0)
-        sets = sets.beside(with_it.rows(able & (with_it.blocks <= room).all(axis=1)))
+        sets = sets.joined_with(with_it.rows(able & (with_it.blocks <= room).all(axis=1)))
         if len(sets.value) > most:
             sets = sets.rows(_beam(sets, room, most))
     members = int(sets.members[np.lexsort((sets.done_s, -sets.value))[0]])

@@ -9,7 +9,7 @@ import pytest
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
-from penstock_core.policies.slos_serve.choose import (
+from penstock_core.policies.slos_serve.selection import (
     Prefill,
     Program,
     best_set,

@@ -24,7 +24,7 @@ MOST_CANDIDATES = 16
 """Held requests that are examined per step, in order: more than can start in it."""
 
 
-class Holding:
+class StartCheck:
     """Decides which jobs may start in one step.
 
     `on_time`: jobs that can meet their SLO, prefills in service order.
@@ -43,8 +43,8 @@ class Holding:
         self._context_tokens = sum([job.request.prompt_tokens + job.generated_tokens for job in running])
         self._tpot_s = min([job.tpot_s for job in running if job.tpot_s is not None], default=inf)
 
-    def starts(self, job: Job) -> bool:
-        """Return whether a job may start; if so, it counts from then on."""
+    def try_start(self, job: Job) -> bool:
+        """Return whether a job may start. If it may, it counts as running for the next jobs."""
         row = self._row_of.get(job.request.id)
         if row is None:
             return False

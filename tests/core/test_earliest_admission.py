@@ -4,7 +4,7 @@ import pytest
 from admitted_requests import OPT, admitted, asks, decodes, replica
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
-from penstock_core.policies.slos_serve import earliest
+from penstock_core.policies.slos_serve import earliest_admission
 from penstock_core.policies.slos_serve.feasibility import Feasible, Infeasible, feasible
 from penstock_core.timing.time_model import BatchWork
 
@@ -12,7 +12,7 @@ from penstock_core.timing.time_model import BatchWork
 def earliest_s(view: ReplicaView, there: list[Job], *new: Job) -> float:
     answer = feasible(admitted(view, there), new)
     assert isinstance(answer, Infeasible)
-    return earliest.earliest_s(admitted(view, there), new, answer)
+    return earliest_admission.earliest_s(admitted(view, there), new, answer)
 
 
 def test_a_slot_is_free_once_the_shortest_has_ended() -> None:
