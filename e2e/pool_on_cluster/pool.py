@@ -1,4 +1,4 @@
-"""The pool of the story: three replicas with a GPU each, that is, simulated engines on pretended GPUs."""
+"""The pool under test: three replicas with simulated engines, each with one simulated GPU."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ NAMESPACE, NAME, MODEL = "e2e", "chat", "meta-llama/Llama-3.1-8B-Instruct"
 HOST = "localhost"
 REPLICAS = 3
 
-LITTLE = {"cpu": "10m", "memory": "128Mi"}
-"""What containers ask for where a whole cluster shares two cores."""
+SMALL_REQUESTS = {"cpu": "10m", "memory": "128Mi"}
+"""Resource requests of containers, small because the whole cluster shares two cores."""
 
 
 def document(ingress_class: str, name: str = NAME, **spec: Any) -> dict[str, Any]:
-    """The pool's document; `spec` in place of its own fields."""
+    """Return the pool as a document. spec: fields that replace the default ones."""
     return {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "ServingPool",
@@ -26,7 +26,7 @@ def _spec(ingress_class: str) -> dict[str, Any]:
         "engine": {
             "type": "simulated",
             "timeModel": "llama-3-8b-a100",
-            "resources": {"requests": LITTLE, "limits": {"memory": "1Gi", "nvidia.com/gpu": "1"}},
+            "resources": {"requests": SMALL_REQUESTS, "limits": {"memory": "1Gi", "nvidia.com/gpu": "1"}},
         },
         "replicas": REPLICAS,
         "tiers": [
@@ -35,6 +35,6 @@ def _spec(ingress_class: str) -> dict[str, Any]:
         ],
         "defaultTier": "chat",
         "routing": {"order": "round-robin", "maxHops": 3, "backup": "best-effort"},
-        "router": {"replicas": 2, "resources": {"requests": LITTLE, "limits": {"memory": "512Mi"}}},
+        "router": {"replicas": 2, "resources": {"requests": SMALL_REQUESTS, "limits": {"memory": "512Mi"}}},
         "ingress": {"host": HOST, "className": ingress_class},
     }

@@ -1,4 +1,4 @@
-"""Runs the steps in order, prints one line for each, and keeps the evidence if one fails."""
+"""Runs the steps in order, prints a line for each, and saves diagnostics if one fails."""
 
 import json
 import shutil
@@ -11,136 +11,140 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from pool_on_cluster.evidence import GoneLogs, keep_evidence
-from pool_on_cluster.place import place
+from pool_on_cluster.clusters import choose_cluster
+from pool_on_cluster.context import Context
+from pool_on_cluster.diagnostics import PodLogLinks, save_diagnostics
 from pool_on_cluster.pool import MODEL
-from pool_on_cluster.traffic import Toll, Traffic
-from pool_on_cluster.world import World
+from pool_on_cluster.traffic import Summary, Traffic
 
-BEFORE_AND_AFTER = 4
-"""Requests that begin before a step does anything, and after it has done all."""
+MARGIN_REQUESTS = 4
+"""Requests that must start before a step begins, and after it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. traffic: clients send requests meanwhile. own_cluster: it kills processes of nodes."""
+    """One step.
 
-    run: Callable[[World], None]
+    traffic: clients send requests during the step. local_cluster: the step needs a local cluster, because it
+    kills processes of nodes.
+    """
+
+    run: Callable[[Context], None]
     traffic: bool = False
-    own_cluster: bool = False
+    local_cluster: bool = False
 
     @property
     def name(self) -> str:
-        """For the command line and figures: kills.engine."""
+        """The name on the command line and in figures, such as kills.engine."""
         return f"{self.run.__module__.rpartition('.')[2]}.{self.run.__name__}"
 
     @property
     def title(self) -> str:
-        """For people: the first line of what it says of itself."""
+        """The first line of the step's docstring."""
         return (self.run.__doc__ or self.name).splitlines()[0].rstrip(".")
 
 
-class Lost(AssertionError):
-    """Requests were lost that had not to be."""
+class RequestsLost(AssertionError):
+    """Requests were lost that should have been answered."""
 
-    def __init__(self, toll: Toll) -> None:
-        lines = [f"  {requested}" for requested in toll.lost]
-        super().__init__("\n".join([f"{len(toll.lost)} of {toll.asked} requests were lost:", *lines]))
+    def __init__(self, summary: Summary) -> None:
+        lines = [f"  {request}" for request in summary.lost]
+        super().__init__("\n".join([f"{len(summary.lost)} of {summary.sent} requests were lost:", *lines]))
 
 
 def run_steps(steps: Sequence[Step], results: Path, keep: bool) -> int:
-    """Run all steps. Returns the exit code: 0 if every step held."""
+    """Run all steps. Returns the exit code: 0 if every step passed."""
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
-    world = World(place(), results)
-    began_s = monotonic()
+    context = Context(choose_cluster(), results)
+    started_s = monotonic()
     try:
         with ExitStack() as running:
             for step in steps:
-                _take(step, world, running)
+                _run_step(step, context, running)
     except (Exception, KeyboardInterrupt) as error:
-        _failed(world, step, error)
+        _report_failure(context, step, error)
         return 1
     finally:
-        world.figures["total_s"] = round(monotonic() - began_s, 1)
-        _write(world)
+        context.figures["total_s"] = round(monotonic() - started_s, 1)
+        _write_figures(context)
         if not keep:
-            world.place.down()
-    for name, figure in world.figures.items():
-        if name not in ("steps", "left_out"):
+            context.cluster.down()
+    for name, figure in context.figures.items():
+        if name not in ("steps", "skipped"):
             print(f"  {name}: {json.dumps(figure)}")
-    print(f"{verdict(steps, world.figures)}; figures: {results / 'figures.json'}")
+    print(f"{summary_line(steps, context.figures)}; figures: {results / 'figures.json'}")
     return 0
 
 
-def verdict(steps: Sequence[Step], figures: Mapping[str, Any]) -> str:
-    """What a story may say of itself that ended well: which steps it took, and which it left out."""
-    left_out = figures.get("left_out", [])
-    if not left_out:
-        return f"all {len(steps)} steps held"
-    return f"{len(steps) - len(left_out)} of {len(steps)} steps held, left out: {', '.join(left_out)}"
+def summary_line(steps: Sequence[Step], figures: Mapping[str, Any]) -> str:
+    """Return the last line of a run without failures: steps passed, and steps skipped."""
+    skipped = figures.get("skipped", [])
+    if not skipped:
+        return f"all {len(steps)} steps passed"
+    return f"{len(steps) - len(skipped)} of {len(steps)} steps passed, skipped: {', '.join(skipped)}"
 
 
-def _take(step: Step, world: World, running: ExitStack) -> None:
-    if step.own_cluster and not world.place.own:
-        print(f"{step.title}: left out, for it kills processes of nodes", flush=True)
-        world.figures.setdefault("left_out", []).append(step.name)
+def _run_step(step: Step, context: Context, running: ExitStack) -> None:
+    if step.local_cluster and not context.cluster.is_local:
+        print(f"{step.title}: skipped, because it needs a local cluster", flush=True)
+        context.figures.setdefault("skipped", []).append(step.name)
         return
-    began_s = monotonic()
+    started_s = monotonic()
     if not step.traffic:
-        _quiet(world, running)
-        step.run(world)
-        toll = Toll()
+        _stop_traffic(context, running)
+        step.run(context)
+        summary = Summary()
     else:
-        toll = _under_traffic(step, world, running)
-    _record(world, step, monotonic() - began_s, toll)
-    if toll.lost:
-        raise Lost(toll)
+        summary = _run_under_traffic(step, context, running)
+    _record(context, step, monotonic() - started_s, summary)
+    if summary.lost:
+        raise RequestsLost(summary)
 
 
-def _under_traffic(step: Step, world: World, running: ExitStack) -> Toll:
-    if world.traffic_or_none is None:
-        if world.place.own:
-            running.enter_context(GoneLogs(world.tools.kubeconfig.parent))
-        world.traffic_or_none = running.enter_context(Traffic(world.url, MODEL))
-    traffic = world.traffic
-    traffic.more_requests(BEFORE_AND_AFTER)
-    step.run(world)
-    traffic.more_requests(BEFORE_AND_AFTER)
-    return traffic.toll()
+def _run_under_traffic(step: Step, context: Context, running: ExitStack) -> Summary:
+    if context.traffic_or_none is None:
+        if context.cluster.is_local:
+            running.enter_context(PodLogLinks(context.tools.kubeconfig.parent))
+        context.traffic_or_none = running.enter_context(Traffic(context.url, MODEL))
+    traffic = context.traffic
+    traffic.wait_for_requests(MARGIN_REQUESTS)
+    step.run(context)
+    traffic.wait_for_requests(MARGIN_REQUESTS)
+    return traffic.summary()
 
 
-def _quiet(world: World, running: ExitStack) -> None:
-    """End the traffic, if there is any."""
-    if world.traffic_or_none is not None:
-        world.traffic_or_none = None
+def _stop_traffic(context: Context, running: ExitStack) -> None:
+    """Stop the traffic, if any."""
+    if context.traffic_or_none is not None:
+        context.traffic_or_none = None
         running.close()
 
 
-def _record(world: World, step: Step, seconds: float, toll: Toll) -> None:
+def _record(context: Context, step: Step, seconds: float, summary: Summary) -> None:
     line: dict[str, Any] = {"step": step.name, "seconds": round(seconds, 1)}
     if step.traffic:
         line |= {
-            "requests": toll.asked,
-            "lost": len(toll.lost),
-            "killed": toll.excused,
-            "refused": toll.refused,
+            "requests": summary.sent,
+            "lost": len(summary.lost),
+            "allowed_losses": summary.allowed_losses,
+            "rejected": summary.rejected,
         }
-    world.figures.setdefault("steps", []).append(line)
-    output = f", {toll.asked} requests, {len(toll.lost)} lost" if step.traffic else ""
-    output += f", {toll.excused} killed with their process" if toll.excused else ""
+    context.figures.setdefault("steps", []).append(line)
+    output = f", {summary.sent} requests, {len(summary.lost)} lost" if step.traffic else ""
+    output += f", {summary.allowed_losses} lost with their killed process" if summary.allowed_losses else ""
     print(f"{step.title}: {seconds:.0f} s{output}", flush=True)
 
 
-def _failed(world: World, step: Step, error: BaseException) -> None:
-    kept = world.results / "failure"
-    kept.mkdir()
-    (kept / "why.txt").write_text("".join(traceback.format_exception(error)))
+def _report_failure(context: Context, step: Step, error: BaseException) -> None:
+    folder = context.results / "failure"
+    folder.mkdir()
+    (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
     print(f"{step.title}: FAILED\n  {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    if world.tools_or_none is not None:
-        keep_evidence(world.tools, kept)
-    print(f"what there was is in {kept}", file=sys.stderr)
+    if context.tools_or_none is not None:
+        save_diagnostics(context.tools, folder)
+    print(f"diagnostics: {folder}", file=sys.stderr)
 
 
-def _write(world: World) -> None:
-    (world.results / "figures.json").write_text(json.dumps(world.figures, indent=2) + "\n")
+def _write_figures(context: Context) -> None:
+    (context.results / "figures.json").write_text(json.dumps(context.figures, indent=2) + "\n")

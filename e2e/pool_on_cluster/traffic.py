@@ -1,8 +1,8 @@
 """Continuous traffic: the official `openai` client, streaming, at a constant rate.
 
-Open loop, on a thread of its own: a request begins at its time, whatever became of earlier ones. Nothing is
-retried (`max_retries=0`), so that no loss is hidden. A request is lost if it was not rejected in OpenAI's
-format (429) and its answer did not end with a finish reason.
+The load is an open loop on its own thread: a request starts at its time whether or not earlier ones have
+ended. Requests are not retried (`max_retries=0`), so that losses are visible. A request is lost if it was not
+rejected (429) and its answer did not end with a finish reason.
 """
 
 import asyncio
@@ -21,167 +21,168 @@ import openai
 from pool_on_cluster.waiting import until
 
 RATE_PER_S = 3.0
-MOST_TOKENS = 60
-"""Of an answer whose length the model decides."""
+MAX_TOKENS = 60
+"""Output tokens of an answer whose length the model decides, at most."""
 PROMPT = "Tell me how a penstock works. " * 20
-LONGEST_S = 60.0
-"""Of one request. Far more than any needs, so what takes longer is lost."""
+TIMEOUT_S = 60.0
+"""Timeout of one request. Far above any normal duration, so a request that exceeds it is lost."""
 
 
 @dataclass(slots=True)
-class Asked:
-    """One request and what came of it. Times are of the wall clock.
+class SentRequest:
+    """One request and its outcome. Times are wall-clock times.
 
-    replica: that serves it first, once known. problem: why it was lost. refused: it was answered 429.
-    text: of its answer.
+    replica: the first one that serves it, once known. problem: why it was lost. rejected: answered 429.
+    text: the answer's text.
     """
 
     number: int
-    began_s: float
+    started_s: float
     replica: str | None = None
     first_s: float | None = None
     ended_s: float | None = None
     problem: str | None = None
-    refused: bool = False
+    rejected: bool = False
     text: str = ""
 
 
-Excuse = Callable[[Asked], bool]
-"""Whether a lost request had to be lost."""
+LossFilter = Callable[[SentRequest], bool]
+"""Returns whether a request may be lost, because the process that served it was killed."""
 
 
 @dataclass(slots=True)
-class Toll:
-    """What a step cost: how many were asked meanwhile, refused, lost, and lost because they had to be.
+class Summary:
+    """The requests that ended during a step.
 
-    texts: of whole answers.
+    sent, rejected, allowed_losses: numbers of requests. allowed_losses: lost, and allowed to be. lost: all
+    others that were lost. texts: the different texts of complete answers.
     """
 
-    asked: int = 0
-    refused: int = 0
-    excused: int = 0
-    lost: list[Asked] = field(default_factory=list)
+    sent: int = 0
+    rejected: int = 0
+    allowed_losses: int = 0
+    lost: list[SentRequest] = field(default_factory=list)
     texts: set[str] = field(default_factory=set)
 
 
 class Traffic:
-    """Asks while its context is open. answer_tokens: of each answer; None: as many as the model likes."""
+    """Context manager that sends requests.
+
+    answer_tokens: output tokens of each answer; None: the model decides.
+    """
 
     def __init__(
         self, url: str, model: str, rate_per_s: float = RATE_PER_S, answer_tokens: int | None = None
     ) -> None:
         self._url, self._model, self._rate_per_s = url, model, rate_per_s
         self._answer_tokens = answer_tokens
-        self._streaming: dict[int, Asked] = {}
+        self._streaming: dict[int, SentRequest] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="traffic", daemon=True)
         self._open: dict[int, asyncio.Task[None]] = {}
-        self._begun = 0
-        self._ended: list[Asked] = []
-        self._excuses: list[Excuse] = []
+        self._started = 0
+        self._ended: list[SentRequest] = []
+        self._allowed_losses: list[LossFilter] = []
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._asking: Future[None] = asyncio.run_coroutine_threadsafe(self._ask_for_ever(), self._loop)
+        self._sending: Future[None] = asyncio.run_coroutine_threadsafe(self._send_requests(), self._loop)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self._asking.cancel()
+        self._sending.cancel()
         asyncio.run_coroutine_threadsafe(self._cancel(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def excuse(self, excuse: Excuse) -> None:
-        """Let these be lost, until the next toll is taken."""
-        self._excuses.append(excuse)
+    def allow_losses(self, may_be_lost: LossFilter) -> None:
+        """Allow these requests to be lost, until the next call of `summary`."""
+        self._allowed_losses.append(may_be_lost)
 
     @property
-    def under_way(self) -> int:
-        """How many wait for their answer's end."""
-        return len(self._open)
+    def streaming(self) -> list[SentRequest]:
+        """Requests that have received their first token and have not ended."""
+        return [request for request in list(self._streaming.values()) if request.first_s is not None]
 
-    @property
-    def streaming(self) -> list[Asked]:
-        """Return the requests whose first token has come, and whose end has not."""
-        return [asked for asked in list(self._streaming.values()) if asked.first_s is not None]
+    def wait_for_requests(self, number: int) -> None:
+        """Wait until this number of further requests has started."""
+        enough = self._started + number
+        until(lambda: self._started >= enough, f"{number} more requests started", timeout_s=TIMEOUT_S)
 
-    def more_requests(self, number: int) -> None:
-        """Wait until so many more have begun."""
-        enough = self._begun + number
-        until(lambda: self._begun >= enough, f"{number} more requests begun", patience_s=LONGEST_S)
-
-    def toll(self) -> Toll:
-        """Wait for the end of all that have begun, and count those that ended since the last toll."""
-        asyncio.run_coroutine_threadsafe(self._settled(), self._loop).result(LONGEST_S + 10)
+    def summary(self) -> Summary:
+        """Wait until all requests in progress have ended, and summarize those since the last call."""
+        asyncio.run_coroutine_threadsafe(self._all_ended(), self._loop).result(TIMEOUT_S + 10)
         ended, self._ended = self._ended, []
-        excuses, self._excuses = self._excuses, []
-        return count_toll(ended, excuses)
+        filters, self._allowed_losses = self._allowed_losses, []
+        return summarize(ended, filters)
 
-    async def _ask_for_ever(self) -> None:
+    async def _send_requests(self) -> None:
         url = f"{self._url}/v1"
-        client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=LONGEST_S)
+        client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=TIMEOUT_S)
         loop = asyncio.get_running_loop()
         start_s = loop.time()
         async with client:
             for number in count():
                 await asyncio.sleep(start_s + number / self._rate_per_s - loop.time())
-                asked = Asked(number, time())
-                self._open[number] = asyncio.create_task(self._ask(client, asked))
-                self._begun += 1
+                request = SentRequest(number, time())
+                self._open[number] = asyncio.create_task(self._send(client, request))
+                self._started += 1
 
-    async def _ask(self, client: openai.AsyncOpenAI, asked: Asked) -> None:
-        self._streaming[asked.number] = asked
+    async def _send(self, client: openai.AsyncOpenAI, request: SentRequest) -> None:
+        self._streaming[request.number] = request
         try:
-            await stream(client, self._model, asked, self._answer_tokens)
+            await stream(client, self._model, request, self._answer_tokens)
         except openai.RateLimitError:
-            asked.refused = True
+            request.rejected = True
         except (openai.OpenAIError, httpx2.HTTPError, AssertionError) as error:
-            asked.problem = f"{type(error).__name__}: {error}"
-        asked.ended_s = time()
-        self._ended.append(asked)
-        del self._open[asked.number], self._streaming[asked.number]
+            request.problem = f"{type(error).__name__}: {error}"
+        request.ended_s = time()
+        self._ended.append(request)
+        del self._open[request.number], self._streaming[request.number]
 
-    async def _settled(self) -> None:
-        if begun := list(self._open.values()):
-            await asyncio.wait(begun)
+    async def _all_ended(self) -> None:
+        if open_tasks := list(self._open.values()):
+            await asyncio.wait(open_tasks)
 
     async def _cancel(self) -> None:
-        for task in (begun := list(self._open.values())):
+        for task in (open_tasks := list(self._open.values())):
             task.cancel()
-        if begun:
-            await asyncio.wait(begun)
+        if open_tasks:
+            await asyncio.wait(open_tasks)
 
 
-async def stream(client: openai.AsyncOpenAI, model: str, asked: Asked, answer_tokens: int | None) -> None:
-    """One chat answer, as it streams. Raises AssertionError where it is cut short, and as `openai` does."""
+async def stream(
+    client: openai.AsyncOpenAI, model: str, request: SentRequest, answer_tokens: int | None
+) -> None:
+    """Stream one chat answer. Raises AssertionError if it is truncated, and the errors of `openai`."""
     response = await client.chat.completions.with_raw_response.create(
         model=model,
         messages=[{"role": "user", "content": PROMPT}],
-        max_tokens=answer_tokens or MOST_TOKENS,
+        max_tokens=answer_tokens or MAX_TOKENS,
         stream=True,
         extra_body=None if answer_tokens is None else {"ignore_eos": True},
     )
-    asked.replica = response.headers.get("x-penstock-replica")
+    request.replica = response.headers.get("x-penstock-replica")
     tokens, finish = 0, None
     async for chunk in response.parse():
-        asked.first_s = asked.first_s or time()
+        request.first_s = request.first_s or time()
         if chunk.choices:
             tokens += bool(chunk.choices[0].delta.content)
-            asked.text += chunk.choices[0].delta.content or ""
+            request.text += chunk.choices[0].delta.content or ""
             finish = chunk.choices[0].finish_reason or finish
-    assert finish is not None, f"the stream ended after {tokens} chunks without a reason to finish"
+    assert finish is not None, f"the stream ended after {tokens} chunks without a finish reason"
 
 
-def count_toll(ended: Sequence[Asked], excuses: Sequence[Excuse]) -> Toll:
-    """Which of these were lost, and had not to be."""
-    toll = Toll(asked=len(ended), refused=sum(asked.refused for asked in ended))
-    for asked in ended:
-        if asked.problem is None:
-            toll.texts |= set() if asked.refused else {asked.text}
+def summarize(ended: Sequence[SentRequest], filters: Sequence[LossFilter]) -> Summary:
+    """Summarize the requests that have ended. filters: select requests that may be lost."""
+    summary = Summary(sent=len(ended), rejected=sum(request.rejected for request in ended))
+    for request in ended:
+        if request.problem is None:
+            summary.texts |= set() if request.rejected else {request.text}
             continue
-        if any(excuse(asked) for excuse in excuses):
-            toll.excused += 1
+        if any(allowed(request) for allowed in filters):
+            summary.allowed_losses += 1
         else:
-            toll.lost.append(asked)
-    return toll
+            summary.lost.append(request)
+    return summary

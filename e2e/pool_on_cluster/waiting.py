@@ -6,22 +6,22 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 
-PATIENCE_S = 180
-"""Long enough for pods to start on two busy cores."""
+TIMEOUT_S = 180
+"""Enough for pods to start on two busy cores."""
 
 
-class Impatient(AssertionError):
-    """What was waited for did not come."""
+class WaitTimeout(AssertionError):
+    """A condition did not become true in time."""
 
 
 def until(
-    condition: Callable[[], Value | None], what: str, patience_s: float = PATIENCE_S, every_s: float = 0.2
+    condition: Callable[[], Value | None], what: str, timeout_s: float = TIMEOUT_S, interval_s: float = 0.2
 ) -> Value:
-    """What the condition gives once it gives anything true. Raises Impatient, naming what was waited for."""
-    end_s = monotonic() + patience_s
+    """Return the condition's value once it is true. Raises WaitTimeout, with the description `what`."""
+    end_s = monotonic() + timeout_s
     while True:
         if value := condition():
             return value
         if monotonic() > end_s:
-            raise Impatient(f"not within {patience_s:g} s: {what}")
-        sleep(every_s)
+            raise WaitTimeout(f"not within {timeout_s:g} s: {what}")
+        sleep(interval_s)

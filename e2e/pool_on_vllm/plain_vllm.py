@@ -1,8 +1,8 @@
 """Runs vLLM's own server, several at once: `plain_vllm.py PORT=FLAGS [PORT=FLAGS…] -- FLAGS OF ALL`.
 
 Run with vLLM's Python. Importing vLLM takes longer than loading a small model, and each server does it twice,
-because it starts its engine as a process that imports everything again. Here it is imported once; each server
-is a fork, and so is its engine. Nothing else is changed. Ends on SIGTERM, with all its servers.
+because its engine is a new process. This program imports vLLM once and forks each server, which forks its
+engine. Nothing else differs. On SIGTERM it stops all servers.
 """
 
 import os
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import vllm.model_executor.models.llama
 import vllm.v1.engine.core
-import vllm.v1.worker.cpu_worker  # noqa: F401  # imported here so that no server has to
+import vllm.v1.worker.cpu_worker  # noqa: F401  # imported before the forks
 from vllm.entrypoints.launchers.api_server.entry import main as serve
 from vllm.platforms.cpu import CpuPlatform
 
 
 def fork_engines() -> None:
-    """vLLM's CPU build wants a new interpreter for its engine; a fork of this one will do."""
+    """Make vLLM's CPU build fork its engines, which it starts as new interpreters by default."""
     configure = CpuPlatform.check_and_update_config.__func__
 
     def then_fork(cls: type, config: object) -> None:
@@ -29,7 +29,7 @@ def fork_engines() -> None:
 
 
 def start(port: str, flags: Sequence[str]) -> int:
-    """One server. Returns its process."""
+    """Start one server. Returns its process id."""
     if process := os.fork():
         return process
     sys.argv = ["serve", "--port", port, *flags]

@@ -1,4 +1,4 @@
-"""Runs the steps in order, and prints the evidence of each in one line."""
+"""Runs the steps in order, and prints the result of each in one line."""
 
 import json
 import shutil
@@ -9,55 +9,55 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 
-from pool_on_vllm.world import World
+from pool_on_vllm.context import Context
 
-Step = Callable[[World], str]
-"""Runs one step. Returns the evidence as a sentence; raises AssertionError where it does not hold."""
+Step = Callable[[Context], str]
+"""Runs one step. Returns its result as a sentence; raises AssertionError if a check fails."""
 
 
 def name_of(step: Step) -> str:
-    """For the command line and figures: overload.spills_over."""
+    """Return the name on the command line and in figures, such as overload.hops_then_429."""
     return f"{step.__module__.rpartition('.')[2]}.{getattr(step, '__name__', step)}"
 
 
 def title_of(step: Step) -> str:
-    """For people: the first line of what it says of itself."""
+    """Return the first line of the step's docstring."""
     return (step.__doc__ or name_of(step)).splitlines()[0].rstrip(".")
 
 
 def run_steps(steps: Sequence[Step], results: Path) -> int:
-    """Run all steps. Returns the exit code: 0 if every step held."""
+    """Run all steps. Returns the exit code: 0 if every step passed."""
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
-    began_s = monotonic()
+    started_s = monotonic()
     with ExitStack() as running:
-        world = World(results, running)
-        running.enter_context(world.plain_running)
+        context = Context(results, running)
+        running.enter_context(context.plain_servers)
         try:
             for step in steps:
-                _take(step, world)
+                _run_step(step, context)
         except (Exception, KeyboardInterrupt) as error:
-            _failed(step, world, error)
+            _report_failure(step, context, error)
             return 1
         finally:
-            world.figures["total_s"] = round(monotonic() - began_s)
-            (results / "figures.json").write_text(json.dumps(world.figures, indent=2) + "\n")
-    print(f"all held, {monotonic() - began_s:.0f} s; figures and logs: {results}")
+            context.figures["total_s"] = round(monotonic() - started_s)
+            (results / "figures.json").write_text(json.dumps(context.figures, indent=2) + "\n")
+    print(f"all steps passed, {monotonic() - started_s:.0f} s; figures and logs: {results}")
     return 0
 
 
-def _take(step: Step, world: World) -> None:
-    began_s = monotonic()
-    evidence = step(world)
-    took_s = monotonic() - began_s
-    world.figures.setdefault("steps", []).append(
-        {"step": name_of(step), "seconds": round(took_s, 1), "evidence": evidence}
+def _run_step(step: Step, context: Context) -> None:
+    started_s = monotonic()
+    result = step(context)
+    took_s = monotonic() - started_s
+    context.figures.setdefault("steps", []).append(
+        {"step": name_of(step), "seconds": round(took_s, 1), "result": result}
     )
-    print(f"{title_of(step)}: {evidence} ({took_s:.0f} s)", flush=True)
+    print(f"{title_of(step)}: {result} ({took_s:.0f} s)", flush=True)
 
 
-def _failed(step: Step, world: World, error: BaseException) -> None:
-    why = world.file("failure.txt")
-    why.write_text("".join(traceback.format_exception(error)))
+def _report_failure(step: Step, context: Context, error: BaseException) -> None:
+    traceback_file = context.file("failure.txt")
+    traceback_file.write_text("".join(traceback.format_exception(error)))
     print(f"{title_of(step)}: FAILED\n  {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    print(f"{why} says where; logs are beside it", file=sys.stderr)
+    print(f"traceback: {traceback_file}; logs are beside it", file=sys.stderr)

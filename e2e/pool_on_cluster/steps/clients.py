@@ -1,4 +1,4 @@
-"""Clients through the ingress: the official one, and a recorded trace."""
+"""Clients through the ingress: the official `openai` client, and `penstock replay`."""
 
 import json
 import subprocess
@@ -10,18 +10,18 @@ from typing import Any
 
 import openai
 
+from pool_on_cluster.context import ROOT, Context
 from pool_on_cluster.pool import MODEL, document
 from pool_on_cluster.traffic import PROMPT
 from pool_on_cluster.waiting import until
-from pool_on_cluster.world import ROOT, World
 
-LONG_ANSWER_TOKENS = 200
+ANSWER_TOKENS = 200
 
 
-def official_client(world: World) -> None:
+def official_client(context: Context) -> None:
     """The official openai client gets models, a chat answer and a completion."""
-    with _client(world) as client:
-        until(lambda: _models(client), "the pool's model behind the ingress")
+    with _openai_client(context) as client:
+        until(lambda: _serves_model(client), "the pool's model is listed through the ingress")
         chat = client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": PROMPT}], max_tokens=20
         )
@@ -30,53 +30,55 @@ def official_client(world: World) -> None:
         assert completion.choices[0].text and completion.choices[0].finish_reason == "length", completion
 
 
-def _client(world: World) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{world.url}/v1", api_key="none", max_retries=0)
+def _openai_client(context: Context) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{context.url}/v1", api_key="none", max_retries=0)
 
 
-def _models(client: openai.OpenAI) -> bool:
+def _serves_model(client: openai.OpenAI) -> bool:
     try:
         return MODEL in [model.id for model in client.models.list()]
     except openai.APIError:
         return False
 
 
-def answers_stream_through_the_ingress(world: World) -> None:
-    """An answer comes token by token: nothing on the way buffers it."""
-    with _client(world) as client:
-        began_s = monotonic()
+def streaming_through_ingress(context: Context) -> None:
+    """An answer streams through the ingress token by token, without buffering."""
+    with _openai_client(context) as client:
+        started_s = monotonic()
         stream = client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": PROMPT}],
-            max_tokens=LONG_ANSWER_TOKENS,
+            max_tokens=ANSWER_TOKENS,
             stream=True,
         )
-        at_s = [monotonic() - began_s for chunk in stream if chunk.choices]
-    gaps_s = [later - earlier for earlier, later in pairwise(at_s)]
-    world.figures["stream"] = {
-        "chunks": len(at_s),
-        "first_s": round(at_s[0], 3),
-        "last_s": round(at_s[-1], 3),
+        times_s = [monotonic() - started_s for chunk in stream if chunk.choices]
+    gaps_s = [later - earlier for earlier, later in pairwise(times_s)]
+    context.figures["stream"] = {
+        "chunks": len(times_s),
+        "first_s": round(times_s[0], 3),
+        "last_s": round(times_s[-1], 3),
         "longest_gap_s": round(max(gaps_s), 3),
     }
-    assert len(at_s) >= LONG_ANSWER_TOKENS / 10, f"{len(at_s)} chunks for {LONG_ANSWER_TOKENS} tokens"
-    assert max(gaps_s) < (at_s[-1] - at_s[0]) / 2, f"chunks came in heaps: {at_s}"
-    assert at_s[0] < at_s[-1] / 2, f"the first chunk came after {at_s[0]:.2f} of {at_s[-1]:.2f} s"
+    assert len(times_s) >= ANSWER_TOKENS / 10, f"{len(times_s)} chunks for {ANSWER_TOKENS} tokens"
+    assert max(gaps_s) < (times_s[-1] - times_s[0]) / 2, f"chunks arrived in bursts: {times_s}"
+    assert times_s[0] < times_s[-1] / 2, (
+        f"the first chunk arrived after {times_s[0]:.2f} of {times_s[-1]:.2f} s"
+    )
 
 
-def replayed_trace(world: World) -> None:
-    """`penstock replay` sends a recorded trace through the ingress, and judges every request."""
-    pool = world.results / "pool.yaml"
-    pool.write_text(json.dumps(document(world.place.ingress_class)))
-    judgement = world.results / "replay.json"
+def replayed_trace(context: Context) -> None:
+    """`penstock replay` sends a recorded trace through the ingress and judges every request."""
+    pool = context.results / "pool.yaml"
+    pool.write_text(json.dumps(document(context.cluster.ingress_class)))
+    report = context.results / "replay.json"
     trace = ROOT / "examples" / "azure-excerpt.csv.gz"
     penstock = Path(sys.executable).with_name("penstock")
-    command = [str(penstock), "replay", "--trace", str(trace), "--url", world.url, "--file", str(pool)]
-    flags = ["--tier-map", "coder=chat", "--rate", "2", "--duration", "20", "--json", str(judgement)]
+    command = [str(penstock), "replay", "--trace", str(trace), "--url", context.url, "--file", str(pool)]
+    flags = ["--tier-map", "coder=chat", "--rate", "2", "--duration", "20", "--json", str(report)]
     done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, f"replay: {done.stdout}{done.stderr}"
-    judged: dict[str, Any] = json.loads(judgement.read_text())
-    world.figures["replay"] = {
-        name: judged[name] for name in ("requests", "attainment", "admitted_attainment")
+    results: dict[str, Any] = json.loads(report.read_text())
+    context.figures["replay"] = {
+        name: results[name] for name in ("requests", "attainment", "admitted_attainment")
     }
-    assert judged["requests"] > 10, judged
+    assert results["requests"] > 10, results

@@ -1,27 +1,27 @@
-"""Draining a node evicts its pods; the pool's disruption budget limits how many at a time."""
+"""Evictions, as of a drained node: the pool's disruption budgets limit them."""
 
 import json
 
+from pool_on_cluster.context import Context
 from pool_on_cluster.pool import NAMESPACE, REPLICAS
-from pool_on_cluster.world import World
 
 
-def against_the_budget(world: World) -> None:
-    """One replica is evicted, a second eviction at the same time is refused, and the pool recovers."""
-    first, second, *_ = world.pod_names("replica")
-    _evict(world, first)
-    output = world.tools.refused(*_command(second), stdin=_eviction(second))
+def limited_by_the_budget(context: Context) -> None:
+    """One pod of each kind is evicted, a second eviction at the same time is rejected."""
+    first, second, *_ = context.pod_names("replica")
+    _evict(context, first)
+    output = context.tools.expect_error(*_command(second), stdin=_eviction(second))
     assert "disruption budget" in output, output
-    world.settled(REPLICAS)
-    router, other, *_ = world.pod_names("router")
-    _evict(world, router)
-    output = world.tools.refused(*_command(other), stdin=_eviction(other))
+    context.wait_reconciled(REPLICAS)
+    router, other, *_ = context.pod_names("router")
+    _evict(context, router)
+    output = context.tools.expect_error(*_command(other), stdin=_eviction(other))
     assert "disruption budget" in output, output
-    world.settled(REPLICAS)
+    context.wait_reconciled(REPLICAS)
 
 
-def _evict(world: World, pod: str) -> None:
-    world.tools.kubectl(*_command(pod), stdin=_eviction(pod))
+def _evict(context: Context, pod: str) -> None:
+    context.tools.kubectl(*_command(pod), stdin=_eviction(pod))
 
 
 def _command(pod: str) -> list[str]:

@@ -3,26 +3,26 @@
 from statistics import median
 from time import monotonic
 
+from pool_on_cluster.context import Context
 from pool_on_cluster.pool import NAME, NAMESPACE, REPLICAS, document
-from pool_on_cluster.steps.leaving import nothing_of_the_pool
+from pool_on_cluster.steps.removal import pool_objects_gone
 from pool_on_cluster.waiting import until
-from pool_on_cluster.world import World
 
-TIMES = 5
+RUNS = 5
 
 
-def from_apply_to_ready(world: World) -> None:
+def apply_to_ready(context: Context) -> None:
     """A pool is applied and becomes Ready, five times over."""
     took_s: list[float] = []
-    for turn in range(TIMES):
-        if turn:
-            world.tools.kubectl("delete", "pool", NAME, "--namespace", NAMESPACE)
-            until(lambda: nothing_of_the_pool(world), "nothing left of the pool")
-        began_s = monotonic()
-        world.tools.apply(document(world.place.ingress_class), NAMESPACE)
-        world.tools.kubectl(
+    for run in range(RUNS):
+        if run:
+            context.tools.kubectl("delete", "pool", NAME, "--namespace", NAMESPACE)
+            until(lambda: pool_objects_gone(context), "all objects of the pool are deleted")
+        started_s = monotonic()
+        context.tools.apply(document(context.cluster.ingress_class), NAMESPACE)
+        context.tools.kubectl(
             "wait", f"pool/{NAME}", "--namespace", NAMESPACE, "--for=condition=Ready", "--timeout=180s"
         )
-        took_s.append(round(monotonic() - began_s, 1))
-        world.settled(REPLICAS)
-    world.figures["apply_to_ready_s"] = {"p50": median(took_s), "all": took_s}
+        took_s.append(round(monotonic() - started_s, 1))
+        context.wait_reconciled(REPLICAS)
+    context.figures["apply_to_ready_s"] = {"p50": median(took_s), "all": took_s}

@@ -1,57 +1,57 @@
-"""kill -9 of one process of a pool.
+"""One process of a pool is killed with SIGKILL.
 
-Streams of a killed engine or sidecar move to another replica; a router's own requests end with it. A request
-of the killed process that is lost is counted as such; any other lost request fails the step.
+Streams of a killed engine or sidecar move to another replica; requests of a killed router are lost. Lost
+requests of the killed process are counted; any other lost request fails the step.
 """
 
 from time import time
 from typing import Any
 
+from pool_on_cluster.context import Context
 from pool_on_cluster.pool import NAMESPACE, REPLICAS
 from pool_on_cluster.waiting import until
-from pool_on_cluster.world import World
 
 
-def engine(world: World) -> None:
+def engine(context: Context) -> None:
     """An engine is killed; its streams move to another replica, and no others are lost."""
-    _kill_in_a_replica(world, "engine")
+    _kill_in_replica(context, "engine")
 
 
-def sidecar(world: World) -> None:
+def sidecar(context: Context) -> None:
     """A sidecar is killed; its streams move to another replica, and no others are lost."""
-    _kill_in_a_replica(world, "sidecar")
+    _kill_in_replica(context, "sidecar")
 
 
-def router(world: World) -> None:
+def router(context: Context) -> None:
     """A router is killed; its open requests are lost, and no later ones."""
-    killed_s = kill(world, world.pods("router")[0], "router")
-    world.traffic.excuse(lambda requested: requested.began_s <= killed_s)
-    world.settled(REPLICAS)
+    killed_s = kill(context, context.pods("router")[0], "router")
+    context.traffic.allow_losses(lambda request: request.started_s <= killed_s)
+    context.wait_reconciled(REPLICAS)
 
 
-def _kill_in_a_replica(world: World, container: str) -> None:
-    pod = world.pods("replica")[1]
+def _kill_in_replica(context: Context, container: str) -> None:
+    pod = context.pods("replica")[1]
     name = pod["metadata"]["name"]
-    killed_s = kill(world, pod, container)
-    world.traffic.excuse(lambda requested: requested.replica == name and requested.began_s <= killed_s)
-    world.settled(REPLICAS)
+    killed_s = kill(context, pod, container)
+    context.traffic.allow_losses(lambda request: request.replica == name and request.started_s <= killed_s)
+    context.wait_reconciled(REPLICAS)
 
 
-def kill(world: World, pod: Any, container: str) -> float:
+def kill(context: Context, pod: Any, container: str) -> float:
     """Kill the process and wait until Kubernetes has restarted it. Returns the time of the kill."""
     name = pod["metadata"]["name"]
     before = restarts(pod, container)
-    world.node.kill(name, container, NAMESPACE)
+    context.local_cluster.kill(name, container, NAMESPACE)
     killed_s = time()
     until(
-        lambda: restarts(world.tools.get("pod", name, "--namespace", NAMESPACE), container) > before,
-        f"{container} of {name} started again",
+        lambda: restarts(context.tools.get("pod", name, "--namespace", NAMESPACE), container) > before,
+        f"{container} of {name} is restarted",
     )
     return killed_s
 
 
 def restarts(pod: Any, container: str) -> int:
-    """Return how often a container of a pod was started again."""
-    status = pod["status"]
-    of_all = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    return sum(one["restartCount"] for one in of_all if one["name"] == container)
+    """Return the number of restarts of a container."""
+    kinds = ("initContainerStatuses", "containerStatuses")
+    statuses = [status for kind in kinds for status in pod["status"].get(kind, [])]
+    return sum(status["restartCount"] for status in statuses if status["name"] == container)

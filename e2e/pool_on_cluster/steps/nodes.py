@@ -1,96 +1,95 @@
-"""A node is drained, or lost without closing its connections. Streams of its replica end as if it had stayed.
+"""A node is drained, or lost without closing its connections. Streams of its replica end complete.
 
 The replica runs on the second node, routers and the control plane on the first. Long answers run beside the
-usual traffic, so that some are under way at the replica; all have the same prompt, so their texts have to be
-the same.
+usual traffic, so that the replica always serves some. All have the same prompt, so their texts must be equal.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
+from pool_on_cluster.context import Context
 from pool_on_cluster.pool import MODEL, NAME, NAMESPACE, REPLICAS
 from pool_on_cluster.steps.installation import SECOND_NODE
-from pool_on_cluster.traffic import Asked, Traffic
+from pool_on_cluster.traffic import SentRequest, Traffic
 from pool_on_cluster.waiting import until
-from pool_on_cluster.world import World
 
 LONG_ANSWER_TOKENS = 800
 LONG_PER_S = 1.1
-"""No divisor of the usual rate: with `round-robin` all long answers would come from the same replica."""
-MEANWHILE = 10
-"""Long answers that begin once the node is gone."""
+"""Not a divisor of the usual rate: `round-robin` would send all long answers to the same replica."""
+LONG_REQUESTS = 10
+"""Long answers that start after the node is drained or lost."""
 
 
-def drained(world: World) -> None:
-    """A node is drained: its streams end or move, and its replica starts on another node."""
-    name = _another_replica(world)
-    with _long_answers(world) as traffic:
-        _streams_of(traffic, name)
-        world.tools.kubectl(
+def drain(context: Context) -> None:
+    """A node is drained: its streams end or move, and its replica restarts on another node."""
+    name = _start_on_second_node(context)
+    with _long_answers(context) as traffic:
+        _wait_for_streams(traffic, name)
+        context.tools.kubectl(
             "drain", SECOND_NODE, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s"
         )
-        traffic.more_requests(MEANWHILE)
-    _returns_on_node1(world, name)
+        traffic.wait_for_requests(LONG_REQUESTS)
+    _wait_on_node1(context, name)
 
 
-def lost(world: World) -> None:
-    """A node is lost: its streams move, and its replica starts on another node once its object is deleted."""
-    name = _another_replica(world)
-    with _long_answers(world) as traffic:
-        moving = _streams_of(traffic, name)
-        world.node.lose(2)
+def loss(context: Context) -> None:
+    """A node is lost: its streams move, and its replica restarts on another node once the node is deleted."""
+    name = _start_on_second_node(context)
+    with _long_answers(context) as traffic:
+        streams = _wait_for_streams(traffic, name)
+        context.local_cluster.lose_node(2)
         lost_s = monotonic()
-        traffic.more_requests(MEANWHILE)
-        until(lambda: all(asked.ended_s for asked in moving), "the lost node's streams ended")
-        world.figures["lost_node_streams"] = len(moving)
-        world.figures["lost_node_streams_ended_s"] = round(monotonic() - lost_s, 1)
-    world.tools.kubectl("delete", "node", SECOND_NODE)
-    _returns_on_node1(world, name)
+        traffic.wait_for_requests(LONG_REQUESTS)
+        until(lambda: all(request.ended_s for request in streams), "the lost node's streams end")
+        context.figures["lost_node_streams"] = len(streams)
+        context.figures["lost_node_streams_ended_s"] = round(monotonic() - lost_s, 1)
+    context.tools.kubectl("delete", "node", SECOND_NODE)
+    _wait_on_node1(context, name)
 
 
-def _another_replica(world: World) -> str:
-    """Start one more replica, on the second node, which others may use then too. Return its name."""
-    before = set(world.pod_names("replica"))
-    world.tools.kubectl("cordon", "node1")
-    world.tools.kubectl("uncordon", SECOND_NODE)
-    _scale(world, REPLICAS + 1)
-    world.tools.kubectl("uncordon", "node1")
-    (name,) = set(world.pod_names("replica")) - before
-    assert _node_of(world, name) == SECOND_NODE
+def _start_on_second_node(context: Context) -> str:
+    """Add a replica on the second node and return its name. Both nodes are schedulable afterwards."""
+    before = set(context.pod_names("replica"))
+    context.tools.kubectl("cordon", "node1")
+    context.tools.kubectl("uncordon", SECOND_NODE)
+    _scale(context, REPLICAS + 1)
+    context.tools.kubectl("uncordon", "node1")
+    (name,) = set(context.pod_names("replica")) - before
+    assert _node_of(context, name) == SECOND_NODE
     return name
 
 
-def _returns_on_node1(world: World, name: str) -> None:
-    """Wait until the replica serves on node 1, then scale down by one."""
-    until(lambda: _node_of(world, name) == "node1", f"{name} starts on node 1")
-    world.settled(REPLICAS + 1)
-    _scale(world, REPLICAS)
+def _wait_on_node1(context: Context, name: str) -> None:
+    """Wait until the replica is ready on node 1, then scale down by one."""
+    until(lambda: _node_of(context, name) == "node1", f"{name} starts on node 1")
+    context.wait_reconciled(REPLICAS + 1)
+    _scale(context, REPLICAS)
 
 
-def _scale(world: World, replicas: int) -> None:
-    world.tools.kubectl("scale", f"pool/{NAME}", f"--replicas={replicas}", "--namespace", NAMESPACE)
-    world.settled(replicas)
+def _scale(context: Context, replicas: int) -> None:
+    context.tools.kubectl("scale", f"pool/{NAME}", f"--replicas={replicas}", "--namespace", NAMESPACE)
+    context.wait_reconciled(replicas)
 
 
-def _node_of(world: World, name: str) -> str | None:
-    nodes = {pod["metadata"]["name"]: pod["spec"].get("nodeName") for pod in world.pods("replica")}
+def _node_of(context: Context, name: str) -> str | None:
+    nodes = {pod["metadata"]["name"]: pod["spec"].get("nodeName") for pod in context.pods("replica")}
     return nodes.get(name)
 
 
 @contextmanager
-def _long_answers(world: World) -> Iterator[Traffic]:
-    """Ask for long answers meanwhile. All of them have to be whole, and the same."""
-    with Traffic(world.url, MODEL, LONG_PER_S, LONG_ANSWER_TOKENS) as traffic:
+def _long_answers(context: Context) -> Iterator[Traffic]:
+    """Request long answers until the block ends. Check that all are complete and equal."""
+    with Traffic(context.url, MODEL, LONG_PER_S, LONG_ANSWER_TOKENS) as traffic:
         yield traffic
-        toll = traffic.toll()
-    assert not toll.lost, f"long answers were lost: {toll.lost}"
-    assert len(toll.texts) == 1, f"{len(toll.texts)} answers to one prompt"
+        summary = traffic.summary()
+    assert not summary.lost, f"long answers were lost: {summary.lost}"
+    assert len(summary.texts) == 1, f"{len(summary.texts)} answers to one prompt"
 
 
-def _streams_of(traffic: Traffic, replica: str) -> list[Asked]:
-    """Wait until long answers come from a replica. Return them."""
+def _wait_for_streams(traffic: Traffic, replica: str) -> list[SentRequest]:
+    """Wait until a replica streams long answers, and return these requests."""
     return until(
-        lambda: [asked for asked in traffic.streaming if asked.replica == replica],
-        f"a long answer comes from {replica}",
+        lambda: [request for request in traffic.streaming if request.replica == replica],
+        f"{replica} streams a long answer",
     )

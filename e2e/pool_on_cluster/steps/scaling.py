@@ -1,21 +1,21 @@
-"""`kubectl scale`: new replicas serve when they are ready, removed ones first finish their requests."""
+"""`kubectl scale`: new replicas serve when they are ready, removed ones finish their requests first."""
 
+from pool_on_cluster.context import Context
 from pool_on_cluster.pool import NAME, NAMESPACE, REPLICAS
-from pool_on_cluster.world import World
 
 
-def up(world: World) -> None:
+def up(context: Context) -> None:
     """The pool is scaled up by one."""
-    _scale(world, REPLICAS + 1)
+    _scale(context, REPLICAS + 1)
 
 
-def down(world: World) -> None:
+def down(context: Context) -> None:
     """The pool is scaled down by two and up to three again."""
-    _scale(world, REPLICAS - 1)
-    _scale(world, REPLICAS)
+    _scale(context, REPLICAS - 1)
+    _scale(context, REPLICAS)
 
 
-def _scale(world: World, replicas: int) -> None:
-    world.tools.kubectl("scale", f"pool/{NAME}", f"--replicas={replicas}", "--namespace", NAMESPACE)
-    world.settled(replicas)
-    assert len(world.pod_names("replica")) == replicas
+def _scale(context: Context, replicas: int) -> None:
+    context.tools.kubectl("scale", f"pool/{NAME}", f"--replicas={replicas}", "--namespace", NAMESPACE)
+    context.wait_reconciled(replicas)
+    assert len(context.pod_names("replica")) == replicas

@@ -1,70 +1,54 @@
 """The official `openai` client, unmodified, against the router."""
 
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
 import openai
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from pool_on_vllm.servers import MODEL
-from pool_on_vllm.world import World
+from pool_on_vllm.context import Context
+from pool_on_vllm.processes import MODEL
 
 TOKENS = 40
 QUESTION: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "How does a penstock work?"}]
 PROMPT = "A penstock is"
 
 
-def client_of(world: World) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{world.up.router.url}/v1", api_key="none", max_retries=0)
+def client_of(context: Context) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{context.pool.router.url}/v1", api_key="none", max_retries=0)
 
 
-def chat(world: World) -> str:
-    """The official client chats, whole and as a stream"""
-    with client_of(world) as client:
+def chat(context: Context) -> str:
+    """The official client gets the same chat answer with and without streaming"""
+    with client_of(context) as client:
         assert [model.id for model in client.models.list()] == [MODEL]
-        ask = client.chat.completions
-        whole = ask.create(
-            model=MODEL, messages=QUESTION, max_tokens=TOKENS, temperature=0, extra_body={"ignore_eos": True}
-        )
-        stream = ask.create(
-            model=MODEL,
-            messages=QUESTION,
-            max_tokens=TOKENS,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body={"ignore_eos": True},
-        )
-        chunks = list(stream)
+        create: Any = partial(client.chat.completions.create, model=MODEL, messages=QUESTION, **_options())
+        answer = create()
+        chunks: list[Any] = list(create(stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == whole.choices[0].message.content, (text, whole)
-    assert chunks[-1].usage == whole.usage, (chunks[-1].usage, whole.usage)
-    assert whole.usage is not None
-    assert whole.usage.completion_tokens == TOKENS, whole.usage
-    return f"{len(chunks)} chunks and one piece, the same text and usage ({_said(whole.usage)})"
+    return _check_equal(answer.choices[0].message.content, answer.usage, text, chunks)
 
 
-def completions(world: World) -> str:
-    """The official client completes, whole and as a stream"""
-    with client_of(world) as client:
-        ask = client.completions
-        whole = ask.create(
-            model=MODEL, prompt=PROMPT, max_tokens=TOKENS, temperature=0, extra_body={"ignore_eos": True}
-        )
-        stream = ask.create(
-            model=MODEL,
-            prompt=PROMPT,
-            max_tokens=TOKENS,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body={"ignore_eos": True},
-        )
-        chunks = list(stream)
+def completions(context: Context) -> str:
+    """The official client gets the same completion with and without streaming"""
+    with client_of(context) as client:
+        create: Any = partial(client.completions.create, model=MODEL, prompt=PROMPT, **_options())
+        answer = create()
+        chunks: list[Any] = list(create(stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
-    assert text == whole.choices[0].text, (text, whole)
-    assert chunks[-1].usage == whole.usage, (chunks[-1].usage, whole.usage)
-    assert whole.usage is not None
-    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (len(PROMPT), TOKENS), whole.usage
-    return f"{len(chunks)} chunks and one piece, the same text and usage ({_said(whole.usage)})"
+    assert answer.usage.prompt_tokens == len(PROMPT), answer.usage
+    return _check_equal(answer.choices[0].text, answer.usage, text, chunks)
 
 
-def _said(usage: openai.types.CompletionUsage) -> str:
-    return f"{usage.prompt_tokens} and {usage.completion_tokens} tokens"
+def _options() -> dict[str, Any]:
+    return {"max_tokens": TOKENS, "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+def _check_equal(answer: str | None, usage: Any, streamed: str, chunks: Sequence[Any]) -> str:
+    """Check that a streamed answer equals the unstreamed one."""
+    assert streamed == answer, (streamed, answer)
+    assert chunks[-1].usage == usage, (chunks[-1].usage, usage)
+    assert usage.completion_tokens == TOKENS, usage
+    tokens = f"{usage.prompt_tokens} and {usage.completion_tokens} tokens"
+    return f"{len(chunks)} chunks, the same text and usage as without streaming ({tokens})"

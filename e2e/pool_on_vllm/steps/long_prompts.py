@@ -1,9 +1,9 @@
-"""A stream with a tight TPOT target while long prompts arrive: Penstock's steps beside vLLM's own.
+"""A stream with a tight TPOT target while long prompts arrive: Penstock compared with vLLM's own scheduler.
 
-One engine, one stream, prompts of 3,000 tokens at two thirds of its prefill capacity. vLLM is measured at its
-default token budget and at smaller ones; its best is the one with the shortest gaps. The pool is reached
-through a router that knows one replica, so that it has the same load on one engine. All are measured in turn,
-several times, and the median counts, because other load on this machine affects all alike.
+The load is one stream and prompts of 3,000 tokens at two thirds of one engine's prefill capacity. vLLM is
+measured with its default token budget and with smaller ones; its best is the one with the shortest gaps. The
+pool is reached through a router with one replica, so that it too runs the load on one engine. All servers are
+measured in turns, several times, and medians are compared, because other load on this machine affects all.
 """
 
 import asyncio
@@ -16,79 +16,83 @@ from typing import NamedTuple
 import aiohttp
 from unmodified.load import Planned, Seen, ask, session
 
-from pool_on_vllm.servers import MODEL, router_of
-from pool_on_vllm.steps.beginning import document, p99_gap_s
-from pool_on_vllm.world import World
+from pool_on_vllm.context import Context
+from pool_on_vllm.processes import MODEL, router_of
+from pool_on_vllm.steps.startup import document, p99_gap_s
 
 VERDICT = "x-penstock-verdict"
 ROUNDS, PROMPTS = 3, 5
 SPACING = 1.5
-"""Between two prompts, in times that a lone one takes."""
+"""Time between two prompts, as a multiple of a single prompt's TTFT."""
 LONE_S, ADMITTED_S = 2.0, 60.0
 STREAM_TOKENS, WARM_TOKENS = 3500, 20
-"""Most that it may bring, and how many it has brought before anything is measured."""
-PACES, NOISES, LEAST_S = 8, 2, 0.05
-"""What the stream asks for: so many times its pace, or so many times its p99 gap where it is alone, which
-says how steady this machine is; at least so much."""
-LONGER = 1.5
-"""How much longer than the target the p99 gap may be: client and servers share this machine's cores."""
-SHORTER = 1.5
-"""How much shorter than with vLLM's default it has to be."""
+"""Longest answer of the stream, and its tokens before measurement begins."""
+TPOT_FACTOR, GAP_FACTOR, MIN_TARGET_S = 8, 2, 0.05
+"""The stream's TPOT target is the largest of: this multiple of a single stream's TPOT, this multiple of its
+p99 gap without other load, and this minimum."""
+MAX_TARGET_RATIO = 1.5
+"""Permitted ratio of p99 gap to target: client and servers share this machine's cores."""
+MIN_SPEEDUP = 1.5
+"""Required ratio of vLLM's p99 gap, at its default budget, to Penstock's."""
 
 
 class Round(NamedTuple):
-    """Of one server: the stream's p99 gap, and the prompts' mean time to a first token."""
+    """One measurement of a server: the stream's p99 gap, and the prompts' mean TTFT."""
 
-    gap_s: float
+    p99_gap_s: float
     ttft_s: float
 
 
-def gaps_of_a_stream(world: World) -> str:
+def stream_gaps(context: Context) -> str:
     """A stream meets its TPOT target while 3,000-token prompts arrive"""
-    log = world.file("router-of-one.log")
-    with router_of(world.replicas[:1], world.file("pool-best-effort.yaml"), log) as router:
+    log = context.file("router-of-one.log")
+    with router_of(context.replicas[:1], context.file("pool-best-effort.yaml"), log) as router:
         urls: dict[str, str] = {"penstock": router.url}
-        urls |= {f"vllm {budget or 'default'}": url for budget, url in world.plain.items()}
+        urls |= {f"vllm {budget or 'default'}": url for budget, url in context.plain_urls.items()}
         rounds: dict[str, list[Round]] = {name: [] for name in urls}
-        alone_s = median(asyncio.run(_alone(router.url)) for _ in range(ROUNDS))
-        target_s = max(PACES * world.pace_s, NOISES * alone_s, LEAST_S)
+        alone_s = median(asyncio.run(_measure_alone(router.url)) for _ in range(ROUNDS))
+        spacing_s = SPACING * context.long_prompt_ttft_s
+        target_s = max(TPOT_FACTOR * context.tpot_s, GAP_FACTOR * alone_s, MIN_TARGET_S)
         for _ in range(ROUNDS):
             for name, url in urls.items():
-                rounds[name].append(asyncio.run(_round(url, target_s, SPACING * world.prompt_s)))
-    world.plain_running.close()  # they are no longer needed
-    return _judged(world, {name: _median(of) for name, of in rounds.items()}, target_s, alone_s)
+                rounds[name].append(asyncio.run(_measure(url, target_s, spacing_s)))
+    context.plain_servers.close()  # not needed by later steps
+    return _check(context, {name: _median(of) for name, of in rounds.items()}, target_s, alone_s)
 
 
-def _judged(world: World, found: dict[str, Round], target_s: float, alone_s: float) -> str:
-    world.figures["gaps"] = {name: of._asdict() for name, of in found.items()} | {
+def _check(context: Context, medians: dict[str, Round], target_s: float, alone_s: float) -> str:
+    context.figures["gaps"] = {name: of._asdict() for name, of in medians.items()} | {
         "target_s": target_s,
         "alone_s": alone_s,
     }
-    ours, default = found["penstock"], found["vllm default"]
-    best_name = min((name for name in found if name != "penstock"), key=lambda name: found[name].gap_s)
-    best = found[best_name]
+    ours, default = medians["penstock"], medians["vllm default"]
+    baselines = {name: of.p99_gap_s for name, of in medians.items() if name != "penstock"}
+    best_name = min(baselines, key=baselines.__getitem__)
+    best = medians[best_name]
     output = (
-        f"p99 gap {_ms(ours.gap_s)} (target {_ms(target_s)}, alone {_ms(alone_s)}); "
-        f"{default.gap_s / ours.gap_s:.1f} times shorter than vLLM's default ({_ms(default.gap_s)}), "
-        f"{best.gap_s / ours.gap_s:.1f} times {best_name}'s, its best ({_ms(best.gap_s)}); "
-        f"prompts: {_ms(ours.ttft_s)}, {_ms(default.ttft_s)}, {_ms(best.ttft_s)}"
+        f"p99 gap {_ms(ours.p99_gap_s)} (target {_ms(target_s)}, alone {_ms(alone_s)}); "
+        f"{default.p99_gap_s / ours.p99_gap_s:.1f} times shorter than with vLLM's default "
+        f"({_ms(default.p99_gap_s)}), "
+        f"{ours.p99_gap_s / best.p99_gap_s:.1f} times as long as with {best_name}, its best "
+        f"({_ms(best.p99_gap_s)}); TTFT of prompts: "
+        f"{_ms(ours.ttft_s)}, {_ms(default.ttft_s)}, {_ms(best.ttft_s)}"
     )
-    assert ours.gap_s <= LONGER * target_s, output
-    assert default.gap_s >= SHORTER * ours.gap_s, output
+    assert ours.p99_gap_s <= MAX_TARGET_RATIO * target_s, output
+    assert default.p99_gap_s >= MIN_SPEEDUP * ours.p99_gap_s, output
     return output
 
 
-async def _alone(url: str) -> float:
-    """The stream's p99 gap where there is nothing else."""
-    async with _stream(url, {}) as (_, seen, began_s):
+async def _measure_alone(url: str) -> float:
+    """Return the stream's p99 gap without other load."""
+    async with _stream(url, {}) as (_, seen, started_s):
         await asyncio.sleep(LONE_S)
-        until_s = perf_counter() - began_s
+        until_s = perf_counter() - started_s
     return p99_gap_s([at_s for at_s in seen.times_s if at_s <= until_s])
 
 
-async def _round(url: str, target_s: float, spacing_s: float) -> Round:
-    """The stream's gaps from the first prompt's arrival to the last one's first token."""
-    async with _stream(url, {"x-slo-tpot-ms": f"{1e3 * target_s:.0f}"}) as (http, seen, began_s):
+async def _measure(url: str, target_s: float, spacing_s: float) -> Round:
+    """Measure the stream from the first prompt's arrival to the last prompt's first token."""
+    async with _stream(url, {"x-slo-tpot-ms": f"{1e3 * target_s:.0f}"}) as (http, seen, started_s):
         from_s = perf_counter()
 
         async def prompt(number: int) -> Seen:
@@ -99,7 +103,7 @@ async def _round(url: str, target_s: float, spacing_s: float) -> Round:
         prompts = await asyncio.gather(*map(prompt, range(PROMPTS)))
         until_s = perf_counter()
     assert all(one.status == 200 and one.times_s for one in prompts), [one.status for one in prompts]
-    meanwhile_s = [at_s for at_s in seen.times_s if from_s <= began_s + at_s <= until_s]
+    meanwhile_s = [at_s for at_s in seen.times_s if from_s <= started_s + at_s <= until_s]
     return Round(p99_gap_s(meanwhile_s), fmean(one.ttft_s for one in prompts))
 
 
@@ -107,43 +111,43 @@ async def _round(url: str, target_s: float, spacing_s: float) -> Round:
 async def _stream(
     url: str, own: Mapping[str, str]
 ) -> AsyncIterator[tuple[aiohttp.ClientSession, Seen, float]]:
-    """While it runs: a session for others, what is seen of it, and when it was sent.
+    """Run the stream. Yields a session for other requests, the stream's record, and its send time.
 
-    It is asked for again while it is not admitted: after a busy time an engine is planned as slow.
+    A stream that is not admitted is sent again: after a busy period the time model predicts slow iterations.
     """
     async with session() as http:
         async with asyncio.timeout(ADMITTED_S):
-            stream, seen, began_s = await _begun(http, url, own)
+            stream, seen, started_s = await _start_stream(http, url, own)
             while seen.headers.get(VERDICT, "admitted") != "admitted":
-                await _cancelled(stream)
-                stream, seen, began_s = await _begun(http, url, own)
+                await _cancel(stream)
+                stream, seen, started_s = await _start_stream(http, url, own)
         try:
-            yield http, seen, began_s
-            assert not stream.done(), f"the stream ended too soon, after {len(seen.times_s)} tokens"
+            yield http, seen, started_s
+            assert not stream.done(), f"the stream ended early, after {len(seen.times_s)} tokens"
         finally:
-            await _cancelled(stream)
+            await _cancel(stream)
 
 
-async def _begun(
+async def _start_stream(
     http: aiohttp.ClientSession, url: str, own: Mapping[str, str]
 ) -> tuple[asyncio.Task[Seen], Seen, float]:
-    """One that has brought some tokens: its task, what is seen of it, and when it was sent."""
-    began_s, seen = perf_counter(), Seen("stream")
-    requested = Planned(0, "stream", "x" * 50, STREAM_TOKENS)
-    stream = asyncio.create_task(ask(http, url, MODEL, requested, began_s, into=seen, own=own))
+    """Start a stream and wait for its first tokens. Returns its task, its record, and its send time."""
+    started_s, seen = perf_counter(), Seen("stream")
+    planned = Planned(0, "stream", "x" * 50, STREAM_TOKENS)
+    stream = asyncio.create_task(ask(http, url, MODEL, planned, started_s, into=seen, own=own))
     while len(seen.times_s) < WARM_TOKENS:
         assert not stream.done(), f"the stream ended after {len(seen.times_s)} tokens: {seen.status}"
         await asyncio.sleep(0.01)
-    return stream, seen, began_s
+    return stream, seen, started_s
 
 
-async def _cancelled(stream: asyncio.Task[Seen]) -> None:
+async def _cancel(stream: asyncio.Task[Seen]) -> None:
     stream.cancel()
     await asyncio.wait({stream})
 
 
 def _median(rounds: Sequence[Round]) -> Round:
-    return Round(median(one.gap_s for one in rounds), median(one.ttft_s for one in rounds))
+    return Round(median(one.p99_gap_s for one in rounds), median(one.ttft_s for one in rounds))
 
 
 def _ms(seconds: float) -> str:

@@ -1,12 +1,12 @@
-"""The shared state of all steps: the cluster, its tools, the traffic, and the figures."""
+"""The shared state of all steps: the cluster, its tools, the traffic and the figures."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pool_on_cluster.clusters import Cluster, LocalCluster
 from pool_on_cluster.kubectl import Tools
-from pool_on_cluster.place import OwnCluster, Place
 from pool_on_cluster.pool import NAME, NAMESPACE
 from pool_on_cluster.traffic import Traffic
 from pool_on_cluster.waiting import until
@@ -15,10 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(slots=True)
-class World:
-    """State that steps add to: a step that needs the result of another comes after it."""
+class Context:
+    """State that steps extend. A step that needs the result of another comes after it."""
 
-    place: Place
+    cluster: Cluster
     results: Path
     figures: dict[str, Any] = field(default_factory=dict)
     tools_or_none: Tools | None = None
@@ -36,51 +36,47 @@ class World:
         return self.traffic_or_none
 
     @property
-    def node(self) -> OwnCluster:
-        """Return the test's own cluster, whose processes may be killed."""
-        assert isinstance(self.place, OwnCluster)
-        return self.place
+    def local_cluster(self) -> LocalCluster:
+        """The local cluster, whose processes may be killed."""
+        assert isinstance(self.cluster, LocalCluster)
+        return self.cluster
 
     def pool(self) -> Any:
-        """The pool as it is now."""
+        """Return the pool's object."""
         return self.tools.get("pool", NAME, "--namespace", NAMESPACE)
 
     def pods(self, component: str) -> list[Any]:
         """Return the pool's pods of a component that are not terminating, by name."""
         selector = f"penstock.dev/pool={NAME},app.kubernetes.io/component={component}"
         pods = self.tools.items("pods", "--namespace", NAMESPACE, "--selector", selector)
-        return sorted(staying(pods), key=lambda pod: str(pod["metadata"]["name"]))
+        return sorted(not_terminating(pods), key=lambda pod: str(pod["metadata"]["name"]))
 
     def pod_names(self, component: str) -> list[str]:
-        """Their names."""
+        """Return the names of these pods."""
         return [pod["metadata"]["name"] for pod in self.pods(component)]
 
-    def settled(self, replicas: int, patience_s: float = 180) -> None:
-        """Wait until the pool's status reports its spec as done, with this number of replicas."""
+    def wait_reconciled(self, replicas: int, timeout_s: float = 180) -> None:
+        """Wait until the pool is reconciled with this number of replicas."""
         until(
-            lambda: settled(self.pool(), replicas),
-            f"pool {NAME} settled with {replicas} replicas",
-            patience_s,
+            lambda: reconciled(self.pool(), replicas),
+            f"pool {NAME} is reconciled with {replicas} replicas",
+            timeout_s,
         )
 
-    def changed(self, observe: Callable[[], Any], before: Any, what: str) -> Any:
-        """Wait until an observation differs from what it was."""
-        return until(lambda: (now := observe()) != before and now, what)
 
-
-def staying(pods: Iterable[Any]) -> list[Any]:
-    """Pods that are not deleted: a terminating pod is still listed until its processes have ended."""
+def not_terminating(pods: Iterable[Any]) -> list[Any]:
+    """Return the pods that are not being deleted. A terminating pod is listed until its processes end."""
     return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
-def settled(pool: Any, replicas: int) -> bool:
-    """Whether a pool's status says that all of its spec is done."""
+def reconciled(pool: Any, replicas: int) -> bool:
+    """Return whether a pool's status reports its spec as carried out, with this number of replicas."""
     status = pool.get("status", {})
     conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
-    seen = pool["metadata"]["generation"]
-    output = {name: conditions.get(name, {}).get("status") for name in ("Ready", "Progressing", "Degraded")}
+    generation = pool["metadata"]["generation"]
+    summary = {name: conditions.get(name, {}).get("status") for name in ("Ready", "Progressing", "Degraded")}
     return (
-        status.get("observedGeneration") == seen
-        and output == {"Ready": "True", "Progressing": "False", "Degraded": "False"}
+        status.get("observedGeneration") == generation
+        and summary == {"Ready": "True", "Progressing": "False", "Degraded": "False"}
         and status.get("replicas") == status.get("readyReplicas") == status.get("updatedReplicas") == replicas
     )

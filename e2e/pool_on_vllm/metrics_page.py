@@ -7,41 +7,41 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-ANSWER_S = 10.0
+FETCH_TIMEOUT_S = 10.0
 
 
 class Sample(NamedTuple):
-    """One line of a page."""
+    """One sample of a metric."""
 
     labels: dict[str, str]
     value: float
 
 
-def answers(url: str) -> str | None:
-    """The page at a URL; None where there is no good answer."""
+def fetch(url: str) -> str | None:
+    """Return the page at a URL, or None if it cannot be fetched."""
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_S) as page:
+        with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_S) as page:
             return str(page.read().decode())
-    except OSError:  # what urllib raises, and what sockets do
+    except OSError:  # includes urllib.error.URLError
         return None
 
 
 def samples(url: str, name: str) -> Iterator[Sample]:
-    """Of one metric, by the full name of its lines. Raises AssertionError where there is no page."""
-    page = answers(f"{url}/metrics")
+    """Yield the samples of this name. Raises AssertionError if the page cannot be fetched."""
+    page = fetch(f"{url}/metrics")
     assert page is not None, f"{url}/metrics does not answer"
     for family in text_string_to_metric_families(page):
         yield from (Sample(line.labels, line.value) for line in family.samples if line.name == name)
 
 
 def total(url: str, name: str, **labels: str) -> float:
-    """The sum over all lines that have these labels."""
+    """Return the sum of all samples that have these labels."""
     return sum(sample.value for sample in samples(url, name) if labels.items() <= sample.labels.items())
 
 
 def by_label(url: str, name: str, label: str) -> Counter[str]:
-    """The sum for each value of a label."""
-    found: Counter[str] = Counter()
+    """Return the sum of the samples for each value of a label."""
+    sums: Counter[str] = Counter()
     for sample in samples(url, name):
-        found[sample.labels[label]] += int(sample.value)
-    return found
+        sums[sample.labels[label]] += int(sample.value)
+    return sums

@@ -1,6 +1,6 @@
-"""Processes of the story: vLLM's own servers, `penstock up`, and routers of its replicas.
+"""Processes of the test: vLLM's own servers, `penstock up`, and further routers of its replicas.
 
-Everything listens on loopback. The output of each process goes into a file of the results' folder.
+All listen on loopback. The output of each process goes to a file in the results' folder.
 """
 
 import json
@@ -18,11 +18,11 @@ from penstock_runtime.serving import listen
 from pool_on_cluster.waiting import until
 from unmodified.servers import python, running, until_answers, vllm_environment
 
-from pool_on_vllm.figures import answers
+from pool_on_vllm.metrics_page import fetch
 
 PENSTOCK = Path(sys.executable).with_name("penstock")
 START_S = 600.0
-"""Of one vLLM. On a quiet machine it takes half a minute."""
+"""Timeout of the start of one vLLM. On an idle machine it takes half a minute."""
 STOP_S = 60.0
 
 MODEL = "tiny"
@@ -32,28 +32,37 @@ PLAIN: Sequence[str] = (
     *("--distributed-executor-backend", "uni"),
     *("--dtype", "float32"),
 )
-"""Flags of every vLLM here. float32: see `greedy.py`."""
+"""Flags of every vLLM server. float32: see `greedy.py`."""
 COMMON: Sequence[str] = ("--no-enable-prefix-caching", *PLAIN)
-"""Those of engines without a prefix cache, so that the same prompts take the same work again."""
-ROOMY = ("--num-gpu-blocks-override", "512")
-"""KV blocks, of 128 tokens: more than any load here takes."""
+"""Flags of engines without a prefix cache, so that a repeated prompt takes the same work."""
+LARGE_MEMORY = ("--num-gpu-blocks-override", "512")
+"""KV blocks of 128 tokens: more than any load of the test needs."""
 CONTEXT, SLOTS, BATCH_TOKENS = 4096, 16, 2048
 
 
 def environment() -> Mapping[str, str]:
-    """That vLLM runs in on a small machine, without a network."""
+    """Return environment variables of vLLM for a small machine without a network."""
     return {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **vllm_environment(Path())}
 
 
 @contextmanager
 def plain_vllm(model: Path, budgets: Sequence[int | None], log: Path) -> Iterator[dict[int | None, str]]:
-    """vLLM's own servers, without the plug-in: a URL for each budget of tokens a step; None: its default."""
+    """Run vLLM's own servers, without the plug-in. Yields their URLs by token budget; None: the default."""
     ports = {budget: free_port() for budget in budgets}
-    own = {budget: "" if budget is None else f"--max-num-batched-tokens {budget}" for budget in budgets}
-    common = ["--model", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1", *COMMON, *ROOMY]
+    flags = {budget: "" if budget is None else f"--max-num-batched-tokens {budget}" for budget in budgets}
+    common = [
+        "--model",
+        str(model),
+        "--served-model-name",
+        MODEL,
+        "--host",
+        "127.0.0.1",
+        *COMMON,
+        *LARGE_MEMORY,
+    ]
     common += ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(SLOTS)]
     program = Path(__file__).with_name("plain_vllm.py")
-    servers = [f"{port}={own[budget]}" for budget, port in ports.items()]
+    servers = [f"{port}={flags[budget]}" for budget, port in ports.items()]
     with running([python(), program, *servers, "--", *common], environment(), log):
         for port in ports.values():
             until_answers(f"http://127.0.0.1:{port}/health", log)
@@ -61,7 +70,7 @@ def plain_vllm(model: Path, budgets: Sequence[int | None], log: Path) -> Iterato
 
 
 class Replica(NamedTuple):
-    """Of a local pool: where its parts are, as its sidecar says."""
+    """A replica of a local pool: its name and the addresses that its sidecar has logged."""
 
     name: str
     address: str
@@ -70,14 +79,14 @@ class Replica(NamedTuple):
 
 
 class Router(NamedTuple):
-    """A router's API address, and that of its metrics."""
+    """URLs of a router's API and of its admin port."""
 
     url: str
     admin_url: str
 
 
 class LocalPool:
-    """`penstock up --engine vllm`, as its user would run it."""
+    """A pool run by `penstock up --engine vllm`."""
 
     def __init__(self, pool: Path, model: Path, replicas: int, log: Path) -> None:
         port, admin_port = free_port(), free_port()
@@ -98,36 +107,36 @@ class LocalPool:
             )
 
     def wait_ready(self) -> list[Replica]:
-        """Until every replica serves. Returns them."""
+        """Wait until all replicas are ready, and return them."""
         until(lambda: self._ended() or len(self.serving()) == self.replicas, "the pool is ready", START_S)
-        assert not self._ended(), f"penstock up ended:\n{self.said()[-3000:]}"
+        assert not self._ended(), f"penstock up ended:\n{self.output()[-3000:]}"
         found = re.findall(
-            r"name=(\S+) address=(\S+) engine=(\S+) metrics=(\S+)(?: \S+)* event=ready", self.said()
+            r"name=(\S+) address=(\S+) engine=(\S+) metrics=(\S+)(?: \S+)* event=ready", self.output()
         )
         return sorted(
             {Replica(name, at, engine, f"http://{reported}") for name, at, engine, reported in found}
         )
 
     def serving(self) -> list[str]:
-        """Names of the replicas that the router gives work."""
-        page = answers(f"{self.router.url}/ready")
+        """Return the names of the replicas that the router reports as ready."""
+        page = fetch(f"{self.router.url}/ready")
         states = {} if page is None else json.loads(page)["replicas"]
         return [name for name, state in states.items() if state == "ready"]
 
-    def said(self) -> str:
-        """All that the pool's processes have said."""
+    def output(self) -> str:
+        """Return the output of the pool's processes."""
         return self.log.read_text(errors="replace")
 
     def engine(self, replica: Replica) -> int:
-        """The process of a replica's engine."""
+        """Return the process id of a replica's engine."""
         return self._child("penstock-engine", replica.engine.rpartition(":")[2])
 
     def sidecar(self, replica: Replica) -> int:
-        """The process of a replica's sidecar."""
+        """Return the process id of a replica's sidecar."""
         return self._child("penstock-sidecar", replica.name)
 
     def _child(self, *words: str) -> int:
-        """The process whose command has these words; a program's is its name without folders."""
+        """Return the child process whose command line has these words. Programs count by their file name."""
         for process in children(self._process.pid):
             command = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
             if set(words) <= {Path(word).name for word in command}:
@@ -135,18 +144,18 @@ class LocalPool:
         raise AssertionError(f"{' '.join(words)} does not run")
 
     def stop(self) -> tuple[int, list[int]]:
-        """Ctrl-C, and kill where that is not enough. Returns the exit code, and processes that are left."""
-        parts = descendants(self._process.pid)
+        """Send SIGINT, then SIGKILL after a timeout. Returns the exit code and the remaining processes."""
+        processes = descendants(self._process.pid)
         self._process.send_signal(signal.SIGINT)
         try:
             code = self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        return code, [process for process in parts if Path(f"/proc/{process}/exe").exists()]
+        return code, [process for process in processes if Path(f"/proc/{process}/exe").exists()]
 
     def kill(self) -> None:
-        """Leave nothing behind, whatever happened before."""
+        """Stop the pool if it still runs."""
         if not self._ended():
             self.stop()
 
@@ -155,12 +164,12 @@ class LocalPool:
 
 
 def descendants(parent: int) -> list[int]:
-    """Processes below a process."""
-    return [one for child in children(parent) for one in (child, *descendants(child))]
+    """Return all descendants of a process."""
+    return [process for child in children(parent) for process in (child, *descendants(child))]
 
 
 def children(parent: int) -> list[int]:
-    """Processes that a process has started and that still run."""
+    """Return the child processes of a process."""
     listed = [
         Path(f"/proc/{parent}/task/{task.name}/children").read_text().split()
         for task in Path(f"/proc/{parent}/task").iterdir()
@@ -170,7 +179,7 @@ def children(parent: int) -> list[int]:
 
 @contextmanager
 def router_of(replicas: Sequence[Replica], pool: Path, log: Path, level: str = "info") -> Iterator[Router]:
-    """Start one more router of these replicas, with a pool file of its own."""
+    """Run another router of these replicas, with its own pool file."""
     port, admin_port = free_port(), free_port()
     command: list[str | Path] = [PENSTOCK.with_name("penstock-router"), "-f", pool, "--port", str(port)]
     command += ["--admin-port", str(admin_port)]
@@ -178,12 +187,12 @@ def router_of(replicas: Sequence[Replica], pool: Path, log: Path, level: str = "
         command += ["--replica", f"{replica.name}={replica.address}"]
     router = Router(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
     with running([*command, "--log-level", level, "--log-json"], {}, log):
-        until(lambda: _ready(router.url) == len(replicas), "another router knows all replicas")
+        until(lambda: _ready_replicas(router.url) == len(replicas), "the router reports all replicas ready")
         yield router
 
 
-def _ready(url: str) -> int:
-    page = answers(f"{url}/ready")
+def _ready_replicas(url: str) -> int:
+    page = fetch(f"{url}/ready")
     states: dict[str, Any] = {} if page is None else json.loads(page)["replicas"]
     return list(states.values()).count("ready")
 
@@ -194,10 +203,10 @@ def free_port() -> int:
 
 
 def bench_serve(arguments: Sequence[str], log: Path) -> None:
-    """`vllm bench serve`. Raises AssertionError where it fails.
+    """Run `vllm bench serve`. Raises AssertionError if it fails.
 
-    The `vllm` command looks up a distribution called vllm, which the CPU build is not; so its parser and its
-    program are called as that command calls them.
+    The `vllm` command requires a distribution named vllm, and the CPU build has another name. So this calls
+    the benchmark's parser and main function as that command does.
     """
     code = (
         "from vllm.benchmarks.serve import add_cli_args, main\n"
@@ -219,7 +228,7 @@ def bench_serve(arguments: Sequence[str], log: Path) -> None:
 
 
 def profile(url: str, out: Path, seconds: float) -> str:
-    """`penstock profile` of a running engine. Returns what it printed."""
+    """Run `penstock profile` on an engine. Returns its output."""
     command = [PENSTOCK, "profile", "--engine", url, "--out", out, "--seconds", seconds]
     command += ["--longest-prompt", BATCH_TOKENS, "--most-requests", SLOTS]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
