@@ -112,17 +112,17 @@ def test_the_budget_counts_the_context_that_decodes_read() -> None:
     )
 
 
-def test_a_decode_without_a_tpot_is_held_to_reading_speed() -> None:
+def test_a_decode_without_a_tpot_keeps_to_reading_speed() -> None:
     assert budget(replica([], []), [decode("a", tpot_s=None)], 0.02).tokens == 100
 
 
-def test_a_tpot_that_decodes_alone_break_bounds_nothing() -> None:
+def test_a_tpot_that_decodes_alone_exceed_limits_no_batch() -> None:
     hopeless, tight = decode("hopeless", tpot_s=0.010), decode("tight", tpot_s=0.03)
     assert budget(replica([], []), [hopeless, tight], 0.1875).limit_s == 0.03
     assert budget(replica([], []), [hopeless], 0.1875).limit_s == inf
 
 
-def test_the_engine_s_own_bound_holds() -> None:
+def test_the_engines_own_limit_bounds_the_budget() -> None:
     assert budget(replica([], [], limits=Limits(batch_tokens=64)), [], 0.1875).tokens == 64
 
 
@@ -140,7 +140,7 @@ def test_a_decode_s_remaining_time_is_its_gap_less_one_iteration() -> None:
     assert remaining_s(decode("a", tpot_s=0.2, waited_s=0.08)) == pytest.approx(0.2 - 0.08 - 0.05)
 
 
-def test_requests_without_targets_wait_or_are_held_to_reading_speed() -> None:
+def test_prompts_without_targets_wait_and_decodes_keep_to_reading_speed() -> None:
     assert remaining_s(prompt("a", waited_s=4.0, targets=Targets())) == pytest.approx(30 - 4 - 0.05)
     reader = advance(prompt("b", targets=Targets()), 100, 1, NOW_S - 0.1)
     assert remaining_s(reader) == pytest.approx(0.1875 - 0.1 - 0.05)
@@ -185,7 +185,7 @@ def test_a_whole_job_is_urgent_while_its_target_can_be_kept(waited_s: float, urg
 
 
 @pytest.mark.parametrize("used_s", [0.02, 0.05, 0.30])
-def test_time_left_or_overdrawn_by_an_iteration_is_carried_to_the_next(used_s: float) -> None:
+def test_time_saved_or_overrun_by_an_iteration_is_carried_to_the_next(used_s: float) -> None:
     """Allowed 50 ms, it waited `used_s` and ran 50 ms: the next may wait 50 ms and what it saved."""
     job = prompt("a", 400, waited_s=used_s + 0.05, targets=JOB_TARGET, output=51)
     job = advance(job, 400, 1, NOW_S)
@@ -197,7 +197,7 @@ def test_expected_preemptions_shorten_the_time_that_a_job_may_wait() -> None:
     assert remaining_s(job) - remaining_s(job, TEMPO._replace(pause_s=0.01)) == pytest.approx(0.01)
 
 
-def test_of_two_targets_the_nearer_counts() -> None:
+def test_the_nearer_of_two_targets_counts() -> None:
     both = prompt("a", 400, waited_s=0.0, targets=Targets(ttft_s=0.08, e2e_s=5.2), output=51)
     assert remaining_s(both) == pytest.approx(0.08 - 0.05)
 
@@ -209,7 +209,7 @@ def test_recomputed_tokens_of_an_answer_are_not_counted_as_prompt() -> None:
     assert remaining_s(done) == pytest.approx(5 * 0.1 - 0.05)
 
 
-def test_a_chunk_done_moves_the_time_table_on() -> None:
+def test_a_computed_chunk_advances_the_schedule() -> None:
     """Four iterations of a prompt and one of a token: each chunk done allows a fifth more of the time."""
     fresh = prompt("a", 1600, waited_s=0.0, targets=Targets(e2e_s=5.0), output=1)
     fresh = fresh._replace(output_tokens=1)
@@ -234,7 +234,7 @@ def test_decodes_are_kept_and_prompts_fill_the_budget() -> None:
     assert step_of(view).tokens == {"d": 1, "a": 150, "b": 49}
 
 
-def test_the_urgent_go_before_decodes_that_can_wait() -> None:
+def test_urgent_requests_are_served_before_decodes_that_can_wait() -> None:
     """Two urgent prompts fill the budget of 400; decodes with 0.9 s left sit out."""
     decodes = [decode(f"d{i}", tpot_s=1.0) for i in range(3)]
     waiting = [prompt("a", 300, waited_s=0.92), prompt("b", 300, waited_s=0.94)]
@@ -247,7 +247,7 @@ def test_urgent_requests_preempt_the_one_with_most_time() -> None:
     assert (step.tokens, step.preempt) == ({"a": 100, "soon": 1}, ("late",))
 
 
-def test_the_urgent_take_a_slot_too_but_not_from_one_that_is_late_itself() -> None:
+def test_urgent_requests_take_a_slot_except_from_a_late_request() -> None:
     full = Limits(running=1)
     step = step_of(replica([decode("d", tpot_s=0.9)], [prompt("a", waited_s=0.92)], limits=full))
     assert (step.tokens, step.preempt) == ({"a": 100}, ("d",))
@@ -258,9 +258,7 @@ def test_the_urgent_take_a_slot_too_but_not_from_one_that_is_late_itself() -> No
 
 
 @pytest.mark.parametrize(("tpot_s", "served"), [(0.25, "a"), (0.18, "d")])
-def test_a_decode_gives_its_blocks_only_where_it_can_be_computed_again_in_time(
-    tpot_s: float, served: str
-) -> None:
+def test_a_decode_is_preempted_only_if_it_can_be_recomputed_in_time(tpot_s: float, served: str) -> None:
     """Computing 1,001 tokens again takes three iterations: 150 ms, beside the one it sits out."""
     running = [decode("d", context=1000, tpot_s=tpot_s)]
     policy, memory = AccelGen(), AccelGenState(chunk_tokens=400.0)
@@ -269,7 +267,7 @@ def test_a_decode_gives_its_blocks_only_where_it_can_be_computed_again_in_time(
     assert (list(step.tokens), step.preempt) == ([served], ("d",) if served == "a" else ())
 
 
-def test_a_decode_that_would_be_late_for_sitting_out_is_served_before_urgent_prompts() -> None:
+def test_a_decode_that_a_pause_would_make_late_is_served_before_urgent_prompts() -> None:
     running = [decode("tight", tpot_s=0.09), decode("loose", tpot_s=0.9)]
     step = step_of(replica(running, [prompt("a", 500, waited_s=0.89)]))
     assert list(step.tokens.items()) == [("tight", 1), ("a", 399)]
@@ -281,7 +279,7 @@ def test_an_urgent_prompt_without_any_room_waits() -> None:
     assert (step.tokens, step.preempt) == ({"d": 1}, ())
 
 
-def test_a_preempted_request_is_not_served_however_urgent() -> None:
+def test_a_preempted_request_is_not_served_even_if_urgent() -> None:
     """The decode takes one of the prompt's four blocks, and the three that it lacks would be free."""
     pressing = prompt("p", 100, done=64, waited_s=0.92)
     step = step_of(replica([decode("d", context=16, tpot_s=0.06), pressing], [], free_blocks=0))
@@ -304,7 +302,7 @@ def test_best_effort_is_preempted_whatever_it_holds(block: int) -> None:
 
 
 @pytest.mark.parametrize(("free_blocks", "served"), [(57, True), (56, False)])
-def test_an_urgent_prompt_leaves_the_blocks_that_others_under_way_need(
+def test_an_urgent_prompt_leaves_the_blocks_that_prompts_in_progress_need(
     free_blocks: int, served: bool
 ) -> None:
     """The other lacks 50 blocks, and this one takes seven."""
@@ -319,12 +317,12 @@ def test_an_urgent_prompt_whose_next_token_would_end_too_late_is_not_in_the_batc
     assert step_of(replica([decode("d", tpot_s=0.03), far], [], model=attending)).tokens == {"d": 1}
 
 
-def test_behind_an_urgent_prompt_that_ends_a_long_one_may_begin() -> None:
+def test_a_long_prompt_may_start_behind_an_urgent_one_that_finishes() -> None:
     waiting = [prompt("urgent", 100, waited_s=0.92), prompt("new", 5000)]
     assert step_of(replica([], waiting)).tokens == {"urgent": 100, "new": 300}
 
 
-def test_prompts_that_fill_the_cache_half_done_do_not_stop_the_engine() -> None:
+def test_half_computed_prompts_that_fill_the_cache_do_not_stop_the_engine() -> None:
     first, second = prompt("first", 800, done=160), prompt("second", 800, done=640)
     step = step_of(replica([first, second], [], free_blocks=0))
     assert (step.tokens, step.preempt) == ({"first": 640}, ("second",))
@@ -339,7 +337,7 @@ def test_a_decode_that_needs_a_block_preempts_the_one_with_most_time() -> None:
 # Algorithm 2
 
 
-def test_distance_is_the_share_of_both_resources_that_stays_unused() -> None:
+def test_distance_is_the_unused_share_of_both_resources() -> None:
     assert distance(ResourceDemand(100, 5), ResourceDemand(400, 45), 1000, 100) == pytest.approx(0.5)
     assert distance(ResourceDemand(400, 45), ResourceDemand(400, 45), 1000, 100) == 0.0
 
@@ -349,7 +347,7 @@ def test_the_prompt_nearest_to_the_remaining_budget_goes_first() -> None:
     assert step_of(replica([], waiting)).tokens == {"large": 380, "small": 20}
 
 
-def test_only_prompts_with_alike_time_left_compete() -> None:
+def test_only_prompts_with_similar_time_left_compete() -> None:
     waiting = [prompt("later", 380, waited_s=0.1), prompt("sooner", 30, waited_s=0.7)]
     assert list(step_of(replica([], waiting)).tokens) == ["later", "sooner"]
     assert list(step_of(replica([], waiting), AccelGen(gamma_s=0.5)).tokens) == ["sooner", "later"]
@@ -379,7 +377,7 @@ def test_a_request_starts_only_with_enough_free_blocks() -> None:
     assert started(1) == {"d": 1, "a": 16}
 
 
-def test_a_prompt_that_fills_the_budget_whole_goes_before_a_long_one_that_has_time() -> None:
+def test_a_whole_prompt_that_fills_the_budget_precedes_a_long_one_that_has_time() -> None:
     patient = prompt("half", 5000, done=100, targets=Targets(50.0))
     assert step_of(replica([patient], [prompt("short", 400)])).tokens == {"short": 400}
 
@@ -430,7 +428,7 @@ def test_urgent_prompts_are_added_before_others() -> None:
     assert list(step_of(replica([], waiting)).tokens.items()) == [("urgent", 300), ("patient", 50)]
 
 
-def test_an_urgent_long_prompt_need_not_wait() -> None:
+def test_an_urgent_long_prompt_does_not_wait() -> None:
     half, new = prompt("half", 5000, done=100), prompt("new", 500, waited_s=0.89)
     assert step_of(replica([half], [new])).tokens == {"new": 400}
 
@@ -452,7 +450,7 @@ def test_the_mean_chunk_is_remembered() -> None:
     assert policy.step(replica([decode("d")], []), memory)[1].chunk_tokens == memory.chunk_tokens
 
 
-def test_best_effort_comes_after_all_and_has_its_turn_once_it_has_waited_long() -> None:
+def test_best_effort_is_last_until_it_has_waited_long() -> None:
     offline = prompt("offline", 390, best_effort=True, targets=Targets())
     assert list(step_of(replica([], [offline, prompt("a", 300)])).tokens.items()) == [
         ("a", 300),

@@ -19,7 +19,7 @@ def test_the_acceptance_rate_is_the_prior_without_observations() -> None:
     assert observe(Acceptance(0.6), []) == Acceptance(0.6)
 
 
-def test_drafts_behind_the_first_wrong_one_say_nothing() -> None:
+def test_drafts_after_the_first_wrong_one_are_not_counted() -> None:
     """One accepted of four: two trials, one success, whatever the other two were."""
     seen = observe(Acceptance(0.5), [Drafted("chat", 4, 1)])
     assert (seen.all.trials, seen.all.successes) == (2, 1)
@@ -39,7 +39,7 @@ def test_a_measured_rate_replaces_the_configured_one() -> None:
     assert chance(seen) == pytest.approx(0.9, abs=0.01)
 
 
-def test_a_tier_leans_on_the_others_until_it_has_trials_of_its_own() -> None:
+def test_a_tier_uses_the_rate_of_all_tiers_until_it_has_enough_trials() -> None:
     seen = observe(Acceptance(0.5), [Drafted("code", 1, 1)] * 4000)
     assert seen.measured(CONFIGURED).acceptance_of("unseen") > 0.95
     seen = observe(seen, [Drafted("chat", 1, 0)])
@@ -60,14 +60,14 @@ def test_old_trials_fade() -> None:
     st.floats(0, 1),
     st.lists(st.integers(0, 4).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=30),
 )
-def test_an_estimate_is_always_a_chance(prior: float, pairs: list[tuple[int, int]]) -> None:
+def test_an_estimate_is_always_a_probability(prior: float, pairs: list[tuple[int, int]]) -> None:
     drafted = [Drafted("chat", drafts, accepted) for drafts, accepted in pairs]
     measured = observe(Acceptance(prior), drafted).measured(CONFIGURED)
     assert 0.0 <= measured.acceptance <= 1.0
     assert 0.0 <= measured.acceptance_of("chat") <= 1.0
 
 
-def test_tiers_chosen_by_clients_take_bounded_memory_and_cost_no_real_one_its_trials() -> None:
+def test_tiers_chosen_by_clients_take_bounded_memory_and_evict_no_real_tier() -> None:
     seen = Acceptance(0.5)
     for number in range(5 * MOST_TIERS):
         seen = observe(seen, [Drafted("chat", 1, 1), Drafted(f"invented-{number}", 1, 0)])

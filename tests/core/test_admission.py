@@ -110,7 +110,7 @@ def test_verdicts_are_in_the_order_of_the_candidates() -> None:
     assert [type(v) for v in verdicts] == [BestEffort, Admitted, Rejected]
 
 
-def test_prefills_past_the_deadline_are_refused_with_a_time_to_come_back() -> None:
+def test_a_prefill_past_its_deadline_is_refused_with_a_retry_time() -> None:
     crowd = [asks(f"{i:02d}", 1000, ttft_s=0.5) for i in range(10)]
     verdicts = answer(replica(), *crowd)
     refused = [v for v in verdicts if isinstance(v, Rejected)]
@@ -119,7 +119,7 @@ def test_prefills_past_the_deadline_are_refused_with_a_time_to_come_back() -> No
     assert all(v.earliest_s is not None and 0 < v.earliest_s < 1 for v in refused)
 
 
-def test_the_batch_under_way_is_waited_for() -> None:
+def test_a_candidate_waits_for_the_batch_in_progress() -> None:
     urgent = asks("a", 500, ttft_s=0.15)
     assert admitted(answer(replica(), urgent)) == 1
     assert admitted(answer(replica(busy_s=0.12), urgent)) == 0
@@ -157,7 +157,7 @@ def test_more_valuable_candidates_are_preferred() -> None:
     assert isinstance(answer(replica(), *crowd)[7], Admitted)
 
 
-def test_running_prefills_are_never_given_up() -> None:
+def test_running_prefills_are_never_dropped() -> None:
     """A candidate with an earlier deadline would make an admitted request late, and is rejected."""
     accepted = asks("old", 5000, ttft_s=0.45)
     assert (
@@ -221,7 +221,7 @@ def test_decodes_beyond_their_tpot_leave_no_time_for_candidates() -> None:
     assert reason(verdict) is Reason.DECODE_BUDGET
 
 
-def test_the_fuller_memory_the_cheaper_a_new_request_has_to_be() -> None:
+def test_fuller_memory_admits_only_cheaper_requests() -> None:
     """Blocks would suffice for each of them; only small or valuable requests are admitted."""
     running = tuple(decodes(f"d{i}", 500, 100) for i in range(40))
     costly = asks("a", 1500, 2000, ttft_s=5.0)
@@ -235,7 +235,7 @@ def test_the_fuller_memory_the_cheaper_a_new_request_has_to_be() -> None:
     assert admitted(answer(full, asks("a", 1500, 2000, ttft_s=5.0, value=50.0))) == 1
 
 
-def test_the_later_its_first_token_the_shorter_a_candidate_s_prompt_has_to_be() -> None:
+def test_a_later_first_token_admits_only_shorter_prompts() -> None:
     """It would be just in time, but several short ones would be too, until then."""
     waiting = tuple(asks(f"w{i}", 400, 20, ttft_s=2.0) for i in range(16))
     long, short = asks("long", 2500, 20, ttft_s=1.0), asks("short", 400, 20, ttft_s=1.0)
@@ -282,7 +282,7 @@ def test_a_costly_candidate_does_not_exclude_a_cheaper_one() -> None:
     assert isinstance(second, Admitted)
 
 
-def test_several_candidates_wait_for_the_batch_under_way() -> None:
+def test_several_candidates_wait_for_the_batch_in_progress() -> None:
     crowd = [asks(f"{i:02d}", 1000, ttft_s=0.5) for i in range(10)]
     free, busy = (admitted(answer(replica(busy_s=busy_s), *crowd)) for busy_s in (0.0, 0.2))
     assert 0 < busy < free < 10

@@ -35,7 +35,7 @@ def outcomes(kept: float, count: int = 2000) -> list[bool]:
     return [draw.random() < kept for _ in range(count)]
 
 
-def test_where_all_keep_their_slo_the_model_is_as_it_was() -> None:
+def test_the_model_is_unchanged_while_all_requests_meet_their_slo() -> None:
     assert widened(MODEL, after(100 * [True]), 10.0) is MODEL
 
 
@@ -45,7 +45,7 @@ def test_a_request_that_missed_widens_the_margin() -> None:
     assert widened(MODEL, state, state.at_s).scale == pytest.approx(MODEL.scale * state.margin)
 
 
-def test_the_margin_is_the_wider_the_fewer_keep_their_slo() -> None:
+def test_the_margin_widens_as_fewer_requests_meet_their_slo() -> None:
     margins = [after(outcomes(kept)).margin for kept in (1.0, 0.999, 0.95, 0.8, 0.0)]
     assert margins == sorted(margins)
     assert margins[0] == 1.0
@@ -71,7 +71,7 @@ def test_another_miss_never_narrows_it(history: list[bool], place: int) -> None:
     ),
     st.floats(-1e300, 1e300),
 )
-def test_no_history_makes_a_margin_out_of_bounds(history: list[tuple[bool, float]], now_s: float) -> None:
+def test_every_history_gives_a_margin_within_bounds(history: list[tuple[bool, float]], now_s: float) -> None:
     state = AdmissionMargin()
     for met, at_s in history:
         state = judged(state, met, at_s)
@@ -80,7 +80,7 @@ def test_no_history_makes_a_margin_out_of_bounds(history: list[tuple[bool, float
     assert 0 < widened(MODEL, state, now_s).scale < inf
 
 
-def test_a_replica_that_admits_nothing_comes_back_in_bounded_time() -> None:
+def test_a_replica_that_admits_no_request_recovers_in_bounded_time() -> None:
     state = after(500 * [False])
     assert margin_at(state, state.at_s + QUIET_S) == MOST_MARGIN
     assert margin_at(state, state.at_s + QUIET_S + HALF_LIFE_S) == pytest.approx(1 + (MOST_MARGIN - 1) / 2)

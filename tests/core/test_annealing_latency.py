@@ -76,7 +76,7 @@ def test_a_fit_of_noisy_profiles_predicts_within_the_noise() -> None:
     ],
     ids=["none", "one", "one-length", "no-answers"],
 )
-def test_profiles_that_tell_too_little_are_refused(alike: list[Profiled]) -> None:
+def test_profiles_with_too_little_variation_are_refused(alike: list[Profiled]) -> None:
     with pytest.raises(SingularFit, match=f"{len(alike)} profiled batches"):
         fit_latency(alike)
 
@@ -117,7 +117,7 @@ def test_an_engine_that_is_bilinear_is_predicted_exactly() -> None:
         )
 
 
-def test_a_predictor_of_a_slower_engine_takes_so_many_times_as_long_for_everything() -> None:
+def test_a_slower_engines_predictor_scales_every_prediction() -> None:
     twice = QWEN_7B_2XV100.scaled(2.0, 2.0)
     for phase in ("prefill", "decode"):
         slow, usual = coefficients(getattr(twice, phase)), coefficients(getattr(QWEN_7B_2XV100, phase))

@@ -27,7 +27,7 @@ def test_the_learned_gaussian_has_the_mean_and_deviation_of_its_samples() -> Non
 
 
 @pytest.mark.parametrize("values", [[], [7.0], [7.0, 7.0, 7.0]], ids=len)
-def test_it_has_no_spread_before_lengths_differ(values: list[float]) -> None:
+def test_the_gaussian_has_no_spread_before_lengths_differ(values: list[float]) -> None:
     assert learned(values).deviation == 0.0
     assert learned(values).draw(seed=5) == (7.0 if values else 0.0)
 
@@ -67,7 +67,7 @@ def test_half_the_spread_is_half_as_far_from_the_mean() -> None:
     assert gaussian.draw(7, 0.5) == pytest.approx(300 + 50 * standard_normal(7))
 
 
-def test_every_kind_of_task_has_its_own_and_starts_as_predicted() -> None:
+def test_every_kind_of_task_has_its_own_gaussian_starting_from_predictions() -> None:
     kinds: Kinds = {}
     for share in (0.4, 0.6):
         kinds = observed(kinds, "chat", share)

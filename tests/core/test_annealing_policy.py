@@ -56,19 +56,19 @@ def first_step(view: ReplicaView, policy: Annealing | None = None) -> Step:
     return policy.step(view, policy.start())[0]
 
 
-def test_it_is_built_by_its_name_and_admits_all() -> None:
+def test_the_policy_is_built_by_name_and_admits_all() -> None:
     policy = build("annealing", Knobs(aging_s=7.0))
     assert policy == Annealing(aging_s=7.0)
     assert [type(verdict) for verdict in policy.admit(replica([], []), [prompt("a")])] == [Admitted]
 
 
-def test_with_room_for_one_the_urgent_one_goes_before_the_one_that_came_first() -> None:
+def test_with_one_slot_an_urgent_request_precedes_an_earlier_one() -> None:
     relaxed, urgent = prompt("relaxed", Targets(10.0)), prompt("urgent", Targets(0.5, 0.05), at_s=0.1)
     view = replica([], [relaxed, urgent], now_s=0.2, limits=Limits(running=1))
     assert list(first_step(view).tokens) == ["urgent"]
 
 
-def test_one_that_is_lost_anyway_goes_last() -> None:
+def test_a_request_that_is_late_in_any_case_is_served_last() -> None:
     lost, fine = prompt("lost", Targets(e2e_s=0.5), answer=40), prompt("fine", Targets(e2e_s=1.5), answer=40)
     view = replica([], [lost, fine], limits=Limits(running=1))
     assert list(first_step(view).tokens) == ["fine"]
@@ -89,7 +89,7 @@ def test_requests_of_a_first_batch_without_tokens_start_next() -> None:
     assert memory.plans == 1
 
 
-def test_no_request_starts_that_would_make_a_running_one_late() -> None:
+def test_a_request_that_would_make_a_running_one_late_does_not_start() -> None:
     tight = decode("tight", Targets(10.0, 0.026), answer=20)
     view = replica([tight], [prompt("b")], now_s=0.01)
     step, memory = Annealing().step(view, AnnealingState())
@@ -112,7 +112,7 @@ def test_an_empty_replica_always_starts_a_request() -> None:
     assert first_step(view).tokens == {"huge": 700}
 
 
-def test_best_effort_waits_behind_all_others_and_is_preempted() -> None:
+def test_best_effort_is_served_last_and_preempted_first() -> None:
     offline = prompt("offline", at_s=-1.0, best_effort=True)
     assert list(first_step(replica([], [offline, prompt("a")], limits=Limits(100))).tokens) == ["a"]
     assert list(first_step(replica([], [offline])).tokens) == ["offline"]
@@ -122,7 +122,7 @@ def test_best_effort_waits_behind_all_others_and_is_preempted() -> None:
     assert (step.preempt, list(step.tokens)) == (("spare",), ["a", "b"])
 
 
-def test_the_oldest_that_is_far_too_late_is_overtaken_no_more() -> None:
+def test_the_oldest_request_is_served_next_once_it_is_far_too_late() -> None:
     policy = Annealing(aging_s=30.0)
     lost = prompt("lost", CODE, tokens=900, answer=2000)
     others = [prompt(f"c{i}", at_s=60.0) for i in range(3)]
@@ -153,7 +153,7 @@ def test_no_request_starts_in_a_step_that_preempts() -> None:
     assert (step.preempt, list(step.tokens)) == (("b",), ["a"])
 
 
-def test_the_queue_is_planned_again_when_it_changes_and_not_otherwise() -> None:
+def test_the_queue_is_planned_again_only_when_it_changes() -> None:
     policy, memory = Annealing(), AnnealingState()
     queue = [prompt("b"), prompt("c")]
     plans = []
@@ -168,7 +168,7 @@ def test_the_queue_is_planned_again_when_it_changes_and_not_otherwise() -> None:
     assert plans == [1, 1, 2, 3]
 
 
-def test_the_next_batch_has_its_turn_though_nothing_has_changed() -> None:
+def test_the_next_batch_starts_without_a_change_of_the_queue() -> None:
     policy, tight = Annealing(), Targets(0.1, 0.1)
     queue = [prompt("a", tight, tokens=900), prompt("b", Targets(9.0, 0.1), tokens=900)]
     running = [decode(f"r{i}", Targets(9.0, 0.2)) for i in range(30)]
@@ -193,7 +193,7 @@ def test_finished_answers_teach_their_share_of_the_prediction() -> None:
     assert updated(memory, replica([], [prompt("c")])).open
 
 
-def test_an_answer_of_twice_its_one_predicted_token_teaches_so() -> None:
+def test_a_two_token_answer_teaches_twice_its_prediction_of_one() -> None:
     memory = updated(AnnealingState(), replica([], [prompt("a", answer=1)]))
     memory = updated(updated(memory, replica([decode("a", answer=1)], [])), replica([], []))
     assert memory.share("tier").mean == pytest.approx((1.0 + 2.0) / 2)
@@ -208,7 +208,7 @@ def test_answers_that_finish_together_teach_in_the_order_of_their_jobs() -> None
     assert together.share("tier") == one_by_one.share("tier")
 
 
-def test_a_preempted_job_opens_the_queue_again() -> None:
+def test_a_preempted_job_causes_a_new_plan() -> None:
     memory = replace(updated(AnnealingState(), replica([decode("a")], [])), open=False)
     assert not updated(memory, replica([decode("a")], [])).open
     assert updated(memory, replica([], [preempted(decode("a"))])).open
@@ -239,7 +239,7 @@ def test_the_window_has_deadlines_to_come_first_and_then_the_oldest() -> None:
     ],
     ids=lambda value: value.request.id if isinstance(value, Job) else None,
 )
-def test_deadlines_are_those_that_cannot_be_met_any_more(job: Job, due_s: float) -> None:
+def test_a_deadline_is_the_last_time_at_which_targets_can_be_met(job: Job, due_s: float) -> None:
     assert deadline_s(job) == pytest.approx(due_s)
 
 
@@ -259,7 +259,7 @@ def test_the_demand_of_a_job_follows_from_its_targets_and_predicted_length() -> 
     assert plan_input(prompt("offline", best_effort=True), 0.0, 1.0) == PlanInput(100, 49)
 
 
-def test_a_job_under_way_asks_for_its_last_token_in_time() -> None:
+def test_a_running_job_demands_its_last_token_by_its_deadline() -> None:
     running = advance(prompt("a", at_s=1.0), 100, 1, 3.0)
     assert plan_input(running, 4.0, 1.0) == pytest.approx((100, 49, 3.0, inf, inf, 2.0 + 49 * 0.05))
     assert plan_input(preempted(running), 4.0, 1.0) == pytest.approx(
@@ -275,7 +275,7 @@ def test_an_empty_replica_has_room_for_all() -> None:
     )
 
 
-def test_room_ends_where_the_first_running_one_would_be_late() -> None:
+def test_room_ends_when_the_first_running_request_would_be_late() -> None:
     running = [decode("a", Targets(10.0, 0.05), answer=20), decode("free", Targets())]
     inputs = [plan_input(job, 0.0, 1.0) for job in running]
     free = room(LATENCY, running, inputs, 1000.0, 10)
@@ -285,7 +285,7 @@ def test_room_ends_where_the_first_running_one_would_be_late() -> None:
     assert room(LATENCY, running, inputs, 10.0, 10).places > free.places
 
 
-def test_a_running_request_may_just_meet_its_target_and_no_other_makes_it_late() -> None:
+def test_a_running_request_just_meets_its_target_and_no_other_makes_it_late() -> None:
     chunk = advance(prompt("a", tokens=500), 100, 0, 0.0)
     prefill_s, decode_s = LATENCY.prefill_s(1.0, 400.0), LATENCY.decode_s(1.0, 400.0, 10.0)
     for target in (
@@ -313,6 +313,6 @@ def test_memory_is_counted_at_its_peak_and_a_request_that_does_not_fit_is_skippe
     assert fitting(kv, [], [prompt("whole", tokens=100, answer=9999)]) != []
 
 
-def test_best_effort_that_runs_goes_on_beside_admitted_requests() -> None:
+def test_running_best_effort_continues_beside_admitted_requests() -> None:
     view = replica([decode("a"), decode("spare", best_effort=True)], [])
     assert first_step(view).tokens == {"a": 1, "spare": 1}

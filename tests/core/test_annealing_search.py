@@ -128,14 +128,14 @@ def check(plan: BatchSequence, tables: PlanTables) -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize("seed", range(4))
-def test_both_ways_of_trying_all_plans_agree(seed: int, most: int) -> None:
+def test_both_exhaustive_searches_agree(seed: int, most: int) -> None:
     tables = instance(seed, 5, most)
     assert best_by_sets(tables) == pytest.approx(best_of_all_plans(tables), rel=1e-12)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7])
 @pytest.mark.parametrize("most", [1, 2, 4, 8])
-def test_up_to_eight_requests_get_the_best_plan_there_is(count: int, most: int) -> None:
+def test_up_to_eight_requests_get_the_optimal_plan(count: int, most: int) -> None:
     for seed in range(12 if count < 6 else 4):
         tables = instance(100 * count + seed, count, most)
         plan = best_plan(tables, seed)
@@ -144,12 +144,12 @@ def test_up_to_eight_requests_get_the_best_plan_there_is(count: int, most: int) 
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 8])
-def test_eight_requests_get_the_best_plan_there_is(most: int) -> None:
+def test_eight_requests_get_the_optimal_plan(most: int) -> None:
     tables = instance(most, 8, most)
     assert best_plan(tables, 1).value == pytest.approx(best_by_sets(tables), rel=1e-12)
 
 
-def test_annealing_alone_is_within_a_hundredth_of_the_best_plan_nine_times_in_ten() -> None:
+def test_annealing_alone_is_within_one_percent_of_the_optimum_nine_times_in_ten() -> None:
     """Where it anneals: a plan by latency in which all requests are in time ends the search earlier."""
     shares = []
     for seed in range(300):
@@ -165,7 +165,7 @@ def test_annealing_alone_is_within_a_hundredth_of_the_best_plan_nine_times_in_te
 
 
 @pytest.mark.parametrize("count", [9, 12, 20, 40])
-def test_longer_queues_are_annealed_to_more_than_either_start(count: int) -> None:
+def test_longer_queues_are_annealed_to_a_better_plan_than_either_start(count: int) -> None:
     for seed in range(6):
         tables = instance(seed, count, 1 + seed)
         full = tuple(min(1 + seed, count - place) for place in range(0, count, 1 + seed))
@@ -185,7 +185,7 @@ def test_random_numbers_are_those_of_xorshift() -> None:
     assert states[1:] == [270369, 67634689, 2647435461, 307599695]
 
 
-def test_the_next_turn_comes_once_enough_of_the_longest_has_passed() -> None:
+def test_the_next_batch_starts_after_a_share_of_the_longest_duration() -> None:
     tables = PlanTables(
         np.array([[1.0, 5.0, 2.0]] * 2), np.zeros((2, 3)), np.zeros(2), 0, np.array([0.5, 0.25])
     )
@@ -193,7 +193,7 @@ def test_the_next_turn_comes_once_enough_of_the_longest_has_passed() -> None:
     assert first_batch_s(tables, BatchSequence((1, 0, 2), (1, 2), 0.0, 0)) == 0.5 * 5.0
 
 
-def test_the_same_seed_gives_the_same_plan_and_another_seed_another_way() -> None:
+def test_the_same_seed_gives_the_same_plan_and_another_seed_another_search() -> None:
     tables = instance(4, 24, 3)
     assert best_plan(tables, 7) == best_plan(tables, 7)
     assert len({best_plan(tables, seed).order for seed in range(5)}) > 1
@@ -218,7 +218,7 @@ def test_a_recorded_seed_anneals_to_the_recorded_plan(
     assert plan.value == pytest.approx(value, abs=1e-6)
 
 
-def test_a_plan_by_latency_in_which_all_are_in_time_is_taken_at_once() -> None:
+def test_a_plan_by_latency_that_meets_all_targets_is_returned_without_a_search() -> None:
     inputs = [PlanInput(100, tokens, e2e_s=1e6) for tokens in (50, 10, 90, 30, 70, 20, 80, 40, 60)]
     tables = plan_tables(QWEN_7B_2XV100, inputs, 2)
     plan = best_plan(tables, 0)
@@ -234,7 +234,7 @@ def test_if_no_request_can_be_in_time_the_shortest_go_first() -> None:
     assert (plan.value, plan.order) == (0.0, (1, 5, 3, 7, 0, 8, 4, 6, 2))
 
 
-def test_the_order_given_is_started_from_where_it_keeps_more() -> None:
+def test_the_search_starts_from_the_given_order_if_its_value_is_higher() -> None:
     inputs = [PlanInput(10, 600, e2e_s=12.0)] + [PlanInput(10, 580 + i, e2e_s=1000.0) for i in range(8)]
     tables = plan_tables(QWEN_7B_2XV100, inputs, 1)
     given, by_latency = tuple(range(9)), (*range(1, 9), 0)
@@ -267,14 +267,14 @@ def test_the_papers_second_example_delays_one_of_three_to_the_next_batch() -> No
     assert (set(plan.order[:2]), plan.sizes) == ({0, 1}, (2, 1))
 
 
-def test_the_papers_third_example_puts_off_the_job_that_is_lost_anyway() -> None:
+def test_the_papers_third_example_delays_the_job_that_is_late_in_any_case() -> None:
     """Figure 5: serving the strictest first keeps 1 of 3; without regard to it, 2 of 3."""
     tables = tables_of([[0.5, 0.3, 0.8]], [0.4, 0.6, 1.2])
     assert value_of(tables, (0, 1, 2), (1, 1, 1)) < best_plan(tables, 0).value
     assert best_plan(tables, 0).order == (1, 2, 0)
 
 
-def test_time_and_targets_that_scale_together_leave_the_plan_as_it_is() -> None:
+def test_scaling_times_and_targets_together_does_not_change_the_plan() -> None:
     for seed in range(5):
         random = Random(seed)
         inputs = [code_or_chat(random, 0.3) for _ in range(14)]
@@ -295,7 +295,7 @@ def found(run: Search, tables: PlanTables, seed: int, exact: int) -> tuple[float
 
 
 @pytest.mark.parametrize("count", [3, 6, 9])
-def test_compiled_and_interpreted_are_the_same(count: int) -> None:
+def test_compiled_and_interpreted_searches_agree(count: int) -> None:
     for seed in range(4):
         tables = instance(seed, count, 3)
         assert found(search, tables, seed, 1) == found(interpreted(search), tables, seed, 1)
@@ -303,7 +303,7 @@ def test_compiled_and_interpreted_are_the_same(count: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 1), (3, 2), (5, 1), (5, 3), (6, 6)])
-def test_interpreted_it_proves_the_best_plan_there_is(count: int, most: int) -> None:
+def test_the_interpreted_search_finds_the_optimal_plan(count: int, most: int) -> None:
     for seed in range(6):
         tables = instance(seed, count, most)
         value, order, ends = found(interpreted(search), tables, seed, 1)
@@ -312,14 +312,14 @@ def test_interpreted_it_proves_the_best_plan_there_is(count: int, most: int) -> 
         assert value == pytest.approx(value_of(tables, tuple(order), sizes), rel=1e-12)
 
 
-def test_interpreted_it_anneals_to_the_recorded_plan() -> None:
+def test_the_interpreted_search_anneals_to_the_recorded_plan() -> None:
     seed, count, most, order, sizes, value = RECORDED[0]
     reached, placed, ends = found(interpreted(search), instance(seed, count, most), seed, 0)
     assert reached == pytest.approx(value, abs=1e-6)
     assert (placed, ends) == (list(order), [0, *np.cumsum(sizes).tolist()])
 
 
-def test_where_nothing_can_be_kept_on_disk_it_is_compiled_all_the_same(
+def test_without_a_writable_cache_the_search_is_still_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def njit(signature: object, cache: bool = False) -> Callable[[object], object]:
@@ -346,7 +346,7 @@ def moved(
     return [set(order[ends[batch] : ends[batch + 1]].tolist()) for batch in range(batches)]
 
 
-def test_a_request_is_squeezed_into_the_batch_before_where_there_is_room() -> None:
+def test_a_request_is_moved_into_the_previous_batch_if_there_is_room() -> None:
     assert moved(squeeze, (1, 2), place=2, most=2) == [{0, 2}, {1}]
     assert moved(squeeze, (1, 1), place=1, most=2) == [{0, 1}]
     assert moved(squeeze, (2, 1), place=2, most=2) is None
@@ -402,7 +402,7 @@ def test_running_requests_count_and_free_their_slots_one_by_one() -> None:
     assert (beside.exec_s > alone.exec_s).all()
 
 
-def test_targets_become_the_longest_wait() -> None:
+def test_targets_are_converted_to_the_longest_wait() -> None:
     inputs = [
         PlanInput(100, 50, e2e_s=30.0),
         PlanInput(100, 50, 1.0, ttft_s=10.0, tpot_s=0.05),

@@ -102,7 +102,7 @@ TABLE = [
 @pytest.mark.parametrize(
     ("demand", "capacity_rps", "then"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
 )
-def test_one_observation(
+def test_one_observation_gives_the_expected_decision(
     demand: DemandObservation, capacity_rps: float | None, then: tuple[int, Reason]
 ) -> None:
     memory = remembering(len(demand.ready()), desired=1, capacity_rps=capacity_rps)
@@ -120,7 +120,7 @@ def test_current_load_keeps_replicas_even_if_the_mean_load_is_lower() -> None:
 
 
 @pytest.mark.parametrize("capacity_rps", [None, 4.0])
-def test_where_capacity_was_never_seen_the_effect_of_each_step_is_watched_for_a_whole_window(
+def test_with_unknown_capacity_each_step_down_is_observed_for_a_whole_window(
     capacity_rps: float | None,
 ) -> None:
     before = remembering(8, desired=3, capacity_rps=capacity_rps, down=(ScalingDecision(NOW_S - 290, 3),))
@@ -160,7 +160,7 @@ def test_a_bound_is_named() -> None:
     )
 
 
-def test_rejections_of_fewer_replicas_are_no_evidence_for_more() -> None:
+def test_rejections_by_fewer_replicas_do_not_add_more() -> None:
     old = Period(NOW_S - 15, 15.0, 1, 0.5, 60, 30, {"chat": Share(60, 30, 0, 0)})
     assert decided(POOL, seen(chat(60), HALF), remembering(2, periods=(old,))).replicas == 2
     same = old._replace(ready=2)
@@ -179,7 +179,7 @@ def test_demand_is_averaged_over_the_time_that_is_observed() -> None:
 # Windows.
 
 
-def test_fewer_only_once_the_whole_window_asks_for_fewer() -> None:
+def test_replicas_are_removed_once_the_whole_window_requires_fewer() -> None:
     demand, memory, now_s = seen(chat(60), pool_of(4, 0.1)), AutoscalerState(), 0.0
     while (decision := decide_replicas(POOL, demand, memory, now_s))[0].replicas == 4:
         assert decision[0].reason in {Reason.STABILISING, Reason.STEADY}
@@ -188,7 +188,7 @@ def test_fewer_only_once_the_whole_window_asks_for_fewer() -> None:
     assert (decision[0].replicas, decision[0].reason) == (3, Reason.SURPLUS)
 
 
-def test_more_only_once_the_whole_window_asks_for_more() -> None:
+def test_replicas_are_added_once_the_whole_window_requires_more() -> None:
     patient = replace(POOL, scale_up_window_s=60.0)
     demand, memory, now_s = seen(chat(60, refused=30), HALF), AutoscalerState(), 0.0
     while (decision := decide_replicas(patient, demand, memory, now_s))[0].replicas == 2:
@@ -197,7 +197,7 @@ def test_more_only_once_the_whole_window_asks_for_more() -> None:
     assert now_s == 75.0
 
 
-def test_a_message_names_the_replicas_asked_for_within_the_window() -> None:
+def test_a_message_names_the_replicas_required_within_the_window() -> None:
     memory = remembering(4, down=(ScalingDecision(NOW_S - 60, 4),))
     decision = decided(POOL, seen(chat(60), pool_of(4, 0.3)), memory)
     assert decision == Decision(
@@ -208,7 +208,7 @@ def test_a_message_names_the_replicas_asked_for_within_the_window() -> None:
 # To zero, and back.
 
 
-def test_a_pool_is_idle_from_its_last_request_or_from_the_first_look() -> None:
+def test_a_pool_is_idle_since_its_last_request_or_the_first_observation() -> None:
     def busy_s(memory: AutoscalerState, demand: DemandObservation) -> float | None:
         return decide_replicas(ZERO, demand, memory, NOW_S)[1].busy_s
 
@@ -218,7 +218,7 @@ def test_a_pool_is_idle_from_its_last_request_or_from_the_first_look() -> None:
     assert busy_s(remembering(1), idle) == NOW_S - PERIOD_S
 
 
-def test_to_zero_once_nothing_came_for_the_idle_timeout() -> None:
+def test_a_pool_scales_to_zero_after_the_idle_timeout() -> None:
     idle = seen({}, pool_of(2, running=0))
     almost = remembering(2, busy_s=NOW_S - ZERO.idle_timeout_s + 1)
     assert decided(ZERO, idle, almost).replicas == 2
@@ -235,12 +235,12 @@ def test_to_zero_once_nothing_came_for_the_idle_timeout() -> None:
     ],
     ids=["runs", "came", "held"],
 )
-def test_not_to_zero_while_there_is_demand(demand: DemandObservation) -> None:
+def test_a_pool_with_demand_does_not_scale_to_zero(demand: DemandObservation) -> None:
     memory = remembering(1, busy_s=NOW_S - 10 * ZERO.idle_timeout_s)
     assert decided(ZERO, demand, memory).replicas == 1
 
 
-def test_one_stays_where_zero_is_not_allowed() -> None:
+def test_one_replica_remains_if_zero_is_not_allowed() -> None:
     memory = remembering(1, busy_s=NOW_S - 10 * POOL.idle_timeout_s)
     assert decided(POOL, seen({}, pool_of(1, running=0)), memory).replicas == 1
 
@@ -271,7 +271,7 @@ def after(memory: AutoscalerState, demand: DemandObservation, scaling: Scaling =
     return decide_replicas(scaling, demand, memory, NOW_S)[1].capacity_rps
 
 
-def test_capacity_is_unknown_until_something_is_refused() -> None:
+def test_capacity_is_unknown_until_a_request_is_refused() -> None:
     assert after(remembering(2), seen(chat(60), HALF)) is None
     assert after(remembering(2), seen(chat(60, refused=30), HALF)) == pytest.approx(1.0)
 
@@ -293,11 +293,11 @@ def test_capacity_is_forgotten_while_replicas_are_not_half_full() -> None:
 
 
 @pytest.mark.parametrize("demand", [seen(chat(60), HALF, elapsed_s=0.0), seen(chat(60), (), desired=2)])
-def test_capacity_is_not_learned_from_nothing(demand: DemandObservation) -> None:
+def test_capacity_is_not_learned_without_evidence(demand: DemandObservation) -> None:
     assert after(remembering(2, capacity_rps=2.0), demand) == 2.0
 
 
-def test_a_replica_that_came_meanwhile_has_not_refused() -> None:
+def test_a_replica_added_meanwhile_has_not_refused() -> None:
     """Two are ready, one was all the time: the refusals are that one's."""
     _, memory = decide_replicas(POOL, seen(chat(60, refused=30), HALF), remembering(1), NOW_S)
     assert memory.periods[-1].ready == 1

@@ -94,7 +94,7 @@ starts = st.integers(1, 20)
 
 @given(rates, starts, st.sampled_from([0.8, 1.0]))
 @examples(8)
-def test_a_constant_load_finds_its_number_and_keeps_it(
+def test_a_constant_load_settles_at_a_constant_number(
     rate_rps: float, replicas: int, reported: float
 ) -> None:
     pool = Pool(POOL, takes_rps=4.0, replicas=replicas, reported=reported)
@@ -105,7 +105,7 @@ def test_a_constant_load_finds_its_number_and_keeps_it(
     assert carried >= 0.95 * rate_rps
 
 
-def test_fewer_are_tried_seldom_where_replicas_say_that_they_are_hardly_full() -> None:
+def test_fewer_replicas_are_rarely_tried_while_replicas_report_low_load() -> None:
     pool = Pool(POOL, takes_rps=4.0, reported=0.3)
     decisions = pool.run(constant(9.0), 3 * HOUR_S)
     settled = numbers(decisions)[40:]
@@ -116,7 +116,7 @@ def test_fewer_are_tried_seldom_where_replicas_say_that_they_are_hardly_full() -
 
 @given(rates)
 @examples(8)
-def test_a_load_that_goes_is_followed_down(rate_rps: float) -> None:
+def test_replicas_are_removed_as_the_load_falls(rate_rps: float) -> None:
     pool = Pool(POOL, takes_rps=4.0)
     decisions = pool.run(lambda now_s: rate_rps if now_s < 900 else 0.5, 1.5 * HOUR_S)
     assert decisions[-1].replicas == 1
@@ -125,7 +125,7 @@ def test_a_load_that_goes_is_followed_down(rate_rps: float) -> None:
 
 @given(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=12), st.integers(0, 3), st.integers(0, 8))
 @examples(15)
-def test_bounds_and_windows_are_kept_whatever_comes(loads: list[float], fewest: int, more: int) -> None:
+def test_every_load_keeps_to_bounds_and_windows(loads: list[float], fewest: int, more: int) -> None:
     scaling = replace(POOL, min_replicas=fewest, max_replicas=max(fewest + more, 1), idle_timeout_s=120.0)
     pool = Pool(scaling, takes_rps=4.0, replicas=2)
     decisions = pool.run(lambda now_s: loads[int(now_s // 150) % len(loads)], 1800)
@@ -140,7 +140,7 @@ def test_bounds_and_windows_are_kept_whatever_comes(loads: list[float], fewest: 
 
 
 @given(st.integers(1, 300), st.integers(1, 6), st.data())
-def test_more_refusals_never_ask_for_fewer(arrived: int, ready: int, data: st.DataObject) -> None:
+def test_more_refusals_never_require_fewer_replicas(arrived: int, ready: int, data: st.DataObject) -> None:
     few = data.draw(st.integers(0, arrived))
     many = data.draw(st.integers(few, arrived))
     memory = Pool(POOL, takes_rps=4.0, replicas=ready).memory
@@ -192,7 +192,7 @@ def test_a_doubled_load_is_met_within_two_startups() -> None:
     assert enough <= 600 + 2 * pool.startup_s
 
 
-def test_a_forgotten_memory_changes_no_number_of_a_pool_that_is_well() -> None:
+def test_a_lost_state_does_not_change_the_number_of_a_settled_pool() -> None:
     pool = Pool(POOL, takes_rps=4.0, replicas=2)
     before = pool.run(constant(20.0), HOUR_S)[-1].replicas
     pool.memory = AutoscalerState()

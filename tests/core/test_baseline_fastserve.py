@@ -54,7 +54,7 @@ def test_a_new_request_skips_to_the_queue_that_covers_its_prompt(tokens: int, qu
     assert queue == 0 or MODEL.prefill_seconds(tokens) > queues.quanta_s[queue - 1]
 
 
-def test_a_job_sinks_when_it_has_used_its_quantum_and_no_further_than_the_last() -> None:
+def test_a_job_that_used_its_quantum_is_demoted_at_most_to_the_last_queue() -> None:
     queues = queues_of(MODEL, 3, 30.0, NOW_S)
     half_s = SHORTEST_S / 2
     once = queues.served(position(0), half_s)
@@ -96,7 +96,7 @@ def test_a_new_request_takes_one_slot_from_a_lower_queue() -> None:
 
 
 @pytest.mark.parametrize(("prompt_tokens", "started"), [(128, True), (129, False)])
-def test_a_new_request_starts_where_all_idle_memory_just_suffices(prompt_tokens: int, started: bool) -> None:
+def test_a_new_request_starts_if_all_idle_memory_just_suffices(prompt_tokens: int, started: bool) -> None:
     """One block is free and one idle request has seven; the one served keeps its own."""
     running = [decode("low"), decode("top")]
     view = replica(running, [prompt("short", prompt_tokens)], free_blocks=1)
@@ -112,13 +112,13 @@ def test_a_request_that_was_not_served_keeps_its_place() -> None:
     assert after["low"] == before["low"]
 
 
-def test_a_new_request_begins_with_all_of_its_quantum() -> None:
+def test_a_new_request_starts_with_its_whole_quantum() -> None:
     queues = queues_of(MODEL, 5, 30.0, NOW_S)
     assert queues.position_of(prompt("a", 1), {}) == position(0)
     assert queues.served(position(3), 100.0).queue == 4
 
 
-def test_a_new_request_takes_memory_from_lower_queues_where_that_is_enough() -> None:
+def test_a_new_request_takes_memory_from_lower_queues_if_that_suffices() -> None:
     positions = {"low": position(4), "lower": position(4), "top": position(0)}
     view = replica([decode("low"), decode("lower"), decode("top")], [prompt("short", 100)], free_blocks=1)
     taken = step(view, positions)
@@ -128,7 +128,7 @@ def test_a_new_request_takes_memory_from_lower_queues_where_that_is_enough() -> 
     assert (set(waits.tokens), waits.preempt) == ({"top", "low", "lower"}, ())
 
 
-def test_no_request_starts_behind_one_that_does_not_fit_but_running_ones_continue() -> None:
+def test_behind_a_request_that_does_not_fit_only_running_ones_continue() -> None:
     view = replica([decode("low")], [prompt("large", 300), prompt("small", 16)], free_blocks=5)
     assert step(view, {"low": position(4)}).tokens == {"low": 1}
 
@@ -139,7 +139,7 @@ def test_out_of_blocks_the_lowest_queue_is_preempted() -> None:
     assert (served.tokens, served.preempt) == ({"top": 1}, ("low",))
 
 
-def test_memory_is_of_present_requests() -> None:
+def test_the_state_has_only_present_requests() -> None:
     policy = FastServe()
     view = replica([decode("a"), decode("idle", 8000)], [prompt("b"), prompt("far", 60_000)], tokens=102)
     before = {"a": position(0), "gone": position(3), "idle": position(4, 3.0)}

@@ -174,7 +174,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("case", STEPS)
-def test_each_serves_in_its_own_order(case: str) -> None:
+def test_each_baseline_serves_in_its_own_order(case: str) -> None:
     name, view, tokens, preempt = STEPS[case]
     step = step_of(name, view)
     assert list(step.tokens.items()) == list(tokens.items())
@@ -231,7 +231,7 @@ def test_a_first_token_is_predicted_behind_all_prompts_and_the_batch_under_way()
     assert late.ttft_predicted_s == pytest.approx(batch_s(650))
 
 
-def test_knobs_are_as_the_manual_says_where_a_pool_sets_none() -> None:
+def test_knobs_have_the_documented_defaults() -> None:
     assert Knobs() == Knobs(aging_s=30.0)
     assert Sola() == Sola(window=10, patience=0.25, surplus_s=0.060, aging_s=30.0)
     assert AccelGen() == AccelGen(gamma_s=0.75, reading_tbt_s=0.1875, aging_s=30.0)
@@ -258,13 +258,13 @@ def test_fcfs_takes_a_member_that_lost_its_memory_before_others_start() -> None:
     assert Fcfs().step(view, frozenset(["a"]))[0].tokens == {"a": 100}
 
 
-def test_fcfs_computes_the_prompts_of_a_batch_before_any_of_it_decodes() -> None:
+def test_fcfs_computes_all_prompts_of_a_batch_before_decoding() -> None:
     limits = Limits(batch_tokens=150)
     step, _ = Fcfs().step(replica([decode("a")], [prompt("b"), prompt("c")], limits=limits), frozenset("ab"))
     assert step.tokens == {"b": 100}
 
 
-def test_a_prompt_in_chunks_that_ran_out_of_blocks_lets_decodes_go_on() -> None:
+def test_decodes_continue_if_a_chunked_prompt_runs_out_of_blocks() -> None:
     """Decodes took the blocks that were free when it started."""
     view = replica([prompt("b", 500, done=160), decode("a", 100)], [prompt("c", 16)], free_blocks=0)
     step = step_of("vllm-legacy", view)
@@ -278,14 +278,14 @@ def test_every_decode_drafts_as_many_tokens_as_the_drafter_is_set_to() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "vllm-legacy"])
-def test_all_of_them_draft(name: str) -> None:
+def test_every_baseline_drafts(name: str) -> None:
     policy = build(name)
     memory = frozenset("ab") if name == "fcfs" else policy.start()
     step, _ = policy.step(replica([decode("a"), decode("b")], [], drafts=4), memory)
     assert step.drafts == {"a": 4, "b": 4}
 
 
-def test_drafts_stop_where_tokens_do_and_in_order() -> None:
+def test_drafts_are_given_in_order_until_tokens_run_out() -> None:
     view = replica([decode("a"), decode("b"), decode("c")], [], drafts=4, limits=Limits(batch_tokens=8))
     step = Vllm().step(view, None)[0]
     assert (step.tokens, step.drafts) == ({"a": 1, "b": 1}, {"a": 4, "b": 2})

@@ -66,7 +66,7 @@ def lost_names(view: ReplicaView) -> set[str]:
     return {job.request.id for jobs in behind for job in jobs}
 
 
-def test_a_prompt_is_lost_when_not_even_the_next_batch_brings_it_out_in_time() -> None:
+def test_a_prompt_is_lost_if_even_the_next_batch_finishes_it_late() -> None:
     soonest_s = MODEL.prefill_seconds(1 + 500)
     waiting = [prompt("in time", due_in_s=soonest_s + 1e-6), prompt("lost", due_in_s=soonest_s - 1e-6)]
     assert lost_names(replica([decode("d")], waiting)) == {"lost"}
@@ -100,7 +100,7 @@ def test_speculation_catches_up_sooner() -> None:
 
 
 @pytest.mark.parametrize("policy", [QoServe(), FluidServe()], ids=["qoserve", "fluidserve"])
-def test_lost_is_lost(policy: QoServe | FluidServe) -> None:
+def test_a_lost_request_stays_lost(policy: QoServe | FluidServe) -> None:
     late = prompt("late", due_in_s=0.01)
     _, lost = policy.step(replica([], [late]), policy.start())
     assert lost == {"late"}
@@ -124,7 +124,7 @@ def test_with_drafts_slack_goes_to_the_last_token_expected() -> None:
     assert step.duration_s <= slack_s < step.duration_s + 1e-4
 
 
-def test_qoserve_gives_prompts_nothing_while_a_decode_catches_up() -> None:
+def test_qoserve_computes_no_prompt_while_a_decode_catches_up() -> None:
     assert step_of(QoServe(), replica([decode("d", due_in_s=-0.5)], [prompt("p")])).tokens == {"d": 1}
 
 
@@ -139,7 +139,7 @@ def test_qoserve_serves_by_deadline_and_work() -> None:
     assert list(step_of(QoServe(work_weight=0.0), replica([], waiting)).tokens) == ["long"]
 
 
-def test_relegated_requests_go_last_in_order_if_no_other_waits() -> None:
+def test_relegated_requests_are_served_last_in_order_if_no_other_waits() -> None:
     waiting = [prompt("late", 100, due_in_s=0.0), offline(prompt("offline", 100)), prompt("p", 100)]
     assert list(step_of(QoServe(), replica([], waiting)).tokens) == ["p", "late", "offline"]
     assert list(step_of(QoServe(most_prompt_tokens=99), replica([], waiting)).tokens) == ["p"]
@@ -176,13 +176,13 @@ def test_without_blocks_for_the_whole_prompt_no_request_starts() -> None:
     assert step_of(QoServe(), replica([decode("d")], waiting, free_blocks=9)).tokens == {"d": 1}
 
 
-def test_a_prompt_under_way_takes_blocks_from_those_served_later() -> None:
+def test_a_prompt_in_progress_takes_blocks_from_requests_served_later() -> None:
     running = [prompt("later", 500, done=160, due_in_s=4.0), prompt("sooner", 320, done=160, due_in_s=2.0)]
     step = step_of(QoServe(), replica(running, [], free_blocks=0))
     assert (step.tokens, step.preempt) == ({"sooner": 160}, ("later",))
 
 
-def test_fluidserve_holds_back_prompts_whose_answers_would_not_fit_kv_memory() -> None:
+def test_fluidserve_holds_back_prompts_if_their_answers_would_not_fit_kv_memory() -> None:
     """120 blocks: two prompts of 32 fit with answers of 50, a third would at once but not for long."""
     waiting = [prompt(name, 500, answer=200) for name in "abc"]
     step = step_of(FluidServe(), replica([], waiting, free_blocks=120))
@@ -218,7 +218,7 @@ def test_an_idle_replica_starts_any_request() -> None:
     }
 
 
-def test_new_requests_go_by_deadline_as_many_as_are_looked_at() -> None:
+def test_new_requests_start_by_deadline_up_to_the_search_limit() -> None:
     waiting = [prompt(f"p{i:02d}", 10, due_in_s=9.0 - i / 10) for i in range(MOST_CANDIDATES + 4)]
     names = list(step_of(FluidServe(), replica([], waiting)).tokens)
     assert names == [job.request.id for job in reversed(waiting)][:MOST_CANDIDATES]

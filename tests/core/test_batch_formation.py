@@ -78,7 +78,7 @@ def test_a_step_without_requests_is_empty() -> None:
     assert batch([], []) == Step({}, (), {}, 0.0)
 
 
-def test_decodes_alone_all_get_one_token() -> None:
+def test_decodes_without_prompts_get_one_token_each() -> None:
     step = batch([decode("a"), decode("b")], [])
     assert dict(step.tokens) == {"a": 1, "b": 1}
     assert step.duration_s == pytest.approx(0.02493756)
@@ -108,7 +108,7 @@ def test_a_prefill_that_finishes_shortens_the_batch_to_its_deadline() -> None:
     assert step.duration_s <= 0.045 < step.duration_s + 0.0001
 
 
-def test_one_long_batch_where_ordinary_ones_would_be_late() -> None:
+def test_a_long_batch_is_formed_if_ordinary_ones_would_be_late() -> None:
     just_s = MODEL.prefill_seconds(3000) + 0.001
     assert batch([], [prompt("p", 3000, due_in_s=just_s)]).tokens == {"p": 3000}
     assert batch([], [prompt("p", 3000, due_in_s=3.0)]).duration_s <= ORDINARY_S
@@ -129,7 +129,7 @@ def crowd() -> list[Job]:
     return running + [decode(f"loose{i}", due_in_s=0.1) for i in range(60)]
 
 
-def test_loose_decodes_wait_where_a_prompt_would_be_late_otherwise() -> None:
+def test_loose_decodes_wait_if_a_prompt_would_otherwise_be_late() -> None:
     hurried = batch(crowd(), [prompt("p", 3000, due_in_s=0.46)], free_blocks=9000)
     assert {"tight0", "tight1", "tight2"} <= hurried.tokens.keys()
     assert not [name for name in hurried.tokens if name.startswith("loose")]
@@ -138,14 +138,14 @@ def test_loose_decodes_wait_where_a_prompt_would_be_late_otherwise() -> None:
     assert len(patient.tokens) == 64
 
 
-def test_loose_decodes_run_where_prompts_leave_room() -> None:
+def test_loose_decodes_run_if_prompts_leave_room() -> None:
     """The last prompt is computed before the batch is full; decodes that could wait are included."""
     last_s = MODEL.prefill_seconds(4 + 200)
     running = [decode("tight", due_in_s=0.05, tpot_s=0.05), decode("loose"), decode("free", tpot_s=None)]
     assert len(batch(running, [prompt("p", 200, due_in_s=last_s)]).tokens) == 4
 
 
-def test_loose_decodes_do_not_wait_while_they_hold_blocks_others_count_on() -> None:
+def test_loose_decodes_do_not_wait_while_others_need_their_blocks() -> None:
     step = batch(crowd(), [prompt("p", 3000, due_in_s=0.46)], free_blocks=199)
     assert len([name for name in step.tokens if name.startswith("loose")]) == 60
 
@@ -167,7 +167,7 @@ def window_decode(name: str, came: int, sure: int, due_in_s: float) -> Job:
     return job
 
 
-def test_a_window_averages_its_tokens_where_the_answer_surely_lasts() -> None:
+def test_a_window_averages_its_tokens_if_the_answer_surely_lasts() -> None:
     """Its next token is nearly due, but the window's end is what is judged: fast batches catch up."""
     hurried = prompt("p", 3000, due_in_s=0.25)
     assert batch([window_decode("w", 2, 100, 0.03)], [hurried]).tokens == {"w": 1, "p": 3000}
@@ -212,7 +212,7 @@ def test_best_effort_gets_surplus_only_within_the_ordinary_length() -> None:
     assert step.duration_s <= ORDINARY_S
 
 
-def test_best_effort_lengthens_batches_less_the_more_memory_admitted_requests_hold() -> None:
+def test_best_effort_lengthens_batches_less_as_admitted_requests_hold_more_memory() -> None:
     """Half of them are best effort: these run only in what admitted work leaves."""
     offline = prompt("offline", 5000, best_effort=True)
     loads = [batch([decode("d", 800)], [offline], free_blocks=free).tokens for free in (2000, 330, 150, 50)]
@@ -223,7 +223,7 @@ def test_best_effort_lengthens_batches_less_the_more_memory_admitted_requests_ho
     assert batch([], [prompt("offline", 100, best_effort=True)], free_blocks=8).tokens == {"offline": 100}
 
 
-def test_best_effort_gives_its_blocks_and_slots_to_accepted_work() -> None:
+def test_best_effort_is_preempted_for_blocks_and_slots_of_admitted_requests() -> None:
     running = [decode("old", best_effort=True), decode("young", best_effort=True), decode("d")]
     step = batch(running, [prompt("p", 500)], free_blocks=2)
     assert step.preempt == ("young",)
@@ -232,13 +232,13 @@ def test_best_effort_gives_its_blocks_and_slots_to_accepted_work() -> None:
     assert slots.preempt == ("young",)
 
 
-def test_a_prompt_waits_where_its_blocks_are_not_there() -> None:
+def test_a_prompt_waits_while_its_blocks_are_missing() -> None:
     step = batch([decode("d")], [prompt("large", 5000), prompt("small", 100)], free_blocks=100)
     assert step.tokens == {"d": 1, "small": 100}
     assert step.preempt == ()
 
 
-def test_of_accepted_decodes_the_one_that_can_wait_longest_is_preempted() -> None:
+def test_the_admitted_decode_with_the_most_slack_is_preempted() -> None:
     """Only wrong lengths lead here: no block is free and all requests need one."""
     running = [decode("a", 496), decode("b", 512, due_in_s=0.3), decode("c", 512, due_in_s=0.2)]
     running = [job._replace(computed_tokens=job.request.prompt_tokens) for job in running]
@@ -261,7 +261,7 @@ def test_a_running_prefill_takes_the_free_blocks() -> None:
     assert batch([prompt("head", 900, done=160)], [], free_blocks=0).tokens == {}
 
 
-def test_token_bound_of_the_engine_holds_and_the_most_urgent_decodes_go_first() -> None:
+def test_the_engines_token_bound_holds_and_urgent_decodes_are_first() -> None:
     running = [decode(f"d{i}", due_in_s=0.1 - i / 1e3) for i in range(6)]
     step = batch(running, [prompt("p")], limits=Limits(batch_tokens=4))
     assert step.tokens == {"d5": 1, "d4": 1, "d3": 1, "d2": 1}
@@ -272,13 +272,13 @@ def test_a_preempted_job_prefills_prompt_and_answer() -> None:
     assert batch([], [gone]).tokens == {"gone": 101}
 
 
-def test_a_long_context_is_worked_off_even_where_one_token_passes_the_usual_length() -> None:
+def test_a_long_context_is_computed_even_if_one_token_exceeds_the_usual_length() -> None:
     job = prompt("book", 400_000, done=200_000, due_in_s=60.0)
     step = batch([job], [], free_blocks=20_000, model=LONG_CONTEXT)
     assert step.tokens["book"] > 0
 
 
-def test_a_prompt_is_worked_off_by_a_model_of_which_one_token_passes_every_limit() -> None:
+def test_a_prompt_is_computed_even_if_one_token_exceeds_every_limit() -> None:
     """It was measured on a busy machine. Only steps correct it, so there must be some."""
     wrong = TimeModel("wrong", (Term(0.0, 1e-5),), prefill_work_s=1e-6, scale=1e5)
     for done in (0, 1, 20, 43):
@@ -289,7 +289,7 @@ def test_a_prompt_is_worked_off_by_a_model_of_which_one_token_passes_every_limit
         assert step.duration_s <= 2 * wrong.seconds(one) + 1e-9
 
 
-def test_a_prompt_that_passes_every_limit_waits_for_decodes_but_not_for_best_effort() -> None:
+def test_a_prompt_that_exceeds_every_limit_waits_for_decodes_but_not_for_best_effort() -> None:
     wrong = TimeModel("wrong", (Term(0.0, 1e-5),), prefill_work_s=1e-6, scale=1e5)
     running = [prompt("p", 44, done=20, due_in_s=60.0), prompt("o", 44, done=20, best_effort=True)]
     assert "p" in batch(running, [], model=wrong).tokens
@@ -330,7 +330,7 @@ def blocks_after(view: ReplicaView, step: Step) -> int:
     return sum(view.kv.blocks_for(tokens) for tokens in held.values())
 
 
-def test_every_batch_keeps_the_bounds_of_the_engine() -> None:
+def test_every_batch_is_within_the_engines_bounds() -> None:
     for seed in range(2500):
         view = random_replica(Random(seed))
         step = form_batch(Workload.of(view, inf))
@@ -347,7 +347,7 @@ def test_every_batch_keeps_the_bounds_of_the_engine() -> None:
         ), seed
 
 
-def test_decodes_that_are_due_before_the_next_batch_could_end_are_in() -> None:
+def test_a_batch_includes_decodes_due_before_the_next_batch_can_end() -> None:
     for seed in range(2500):
         view = random_replica(Random(seed))
         step = form_batch(Workload.of(view, inf))
@@ -363,7 +363,7 @@ def test_decodes_that_are_due_before_the_next_batch_could_end_are_in() -> None:
         assert short or all(job.due_s >= next_end_s - 1e-6 for job in left_out), seed
 
 
-def test_there_is_always_a_batch_where_accepted_work_fits() -> None:
+def test_a_batch_is_formed_whenever_admitted_work_fits() -> None:
     for seed in range(2500):
         view = random_replica(Random(seed))
         has_decode = any(job.decoding and not job.best_effort for job in view.running)
@@ -401,7 +401,7 @@ def any_crowd(random: Random) -> tuple[list[Job], list[Job], list[Job], list[Job
 
 @examples(200)
 @given(st.integers(0, 1 << 20))
-def test_best_effort_costs_accepted_jobs_nothing_however_scarce_memory_is(seed: int) -> None:
+def test_best_effort_never_delays_admitted_jobs_under_memory_pressure(seed: int) -> None:
     """Each gets the tokens that it would get alone, and none is preempted for others."""
     random = Random(seed)
     running, waiting, their_running, their_waiting = any_crowd(random)

@@ -9,5 +9,5 @@ def test_an_ordinary_batch_is_four_shortest_ones_and_not_below_60_ms() -> None:
     assert ordinary_batch_s(0.010) == 0.060
 
 
-def test_an_ordinary_batch_is_shorter_where_that_wastes_little() -> None:
+def test_an_ordinary_batch_is_shorter_if_that_wastes_little() -> None:
     assert ordinary_batch_s(0.002) == pytest.approx(8 * 0.002)

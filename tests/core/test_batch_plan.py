@@ -111,12 +111,12 @@ def test_a_prompt_alone_is_done_when_its_batch_ends() -> None:
     assert reported.batches == [1]
 
 
-def test_it_starts_when_the_batch_under_way_ends() -> None:
+def test_a_plan_starts_when_the_batch_in_progress_ends() -> None:
     reported = foreseen([], [prompt("p", 500, 1.0)], view=replica(busy_s=0.03))
     assert reported.first_token_s[0] == pytest.approx(NOW_S + 0.03 + OPT.prefill_seconds(500))
 
 
-def test_the_batch_under_way_brings_a_token_of_every_decode() -> None:
+def test_the_batch_in_progress_returns_a_token_of_every_decode() -> None:
     """So what is due before the one after that is not late; a request that began in it has none yet."""
     nearly_due, busy = [decode("d", due_in_s=0.04)], replica(busy_s=0.03)
     assert foreseen(nearly_due, [prompt("p", 500, 1.0)], view=busy).first.limit_s == pytest.approx(0.1)
@@ -124,7 +124,7 @@ def test_the_batch_under_way_brings_a_token_of_every_decode() -> None:
     assert foreseen(began, [], view=busy).first.limit_s == pytest.approx(0.1)
 
 
-def test_a_long_prompt_takes_as_many_batches_as_the_mode_makes_of_it() -> None:
+def test_the_batching_rule_sets_the_number_of_batches_of_a_long_prompt() -> None:
     slow, fast = (foreseen([], [prompt("p", 3000, 9.0)], BatchingRule(longest)) for longest in (0.06, 0.3))
     assert slow.batches[0] > fast.batches[0] == 1
     assert slow.first_token_s[0] > fast.first_token_s[0]
@@ -191,7 +191,7 @@ def test_beside_a_long_answer_batches_have_a_margin() -> None:
     assert limit_s(999, 0.25) == limit_s(1, 0.25) == pytest.approx(0.4)
 
 
-def test_a_margin_for_a_long_answer_is_not_one_for_others_beside_it() -> None:
+def test_a_margin_for_a_long_answer_does_not_apply_to_other_requests() -> None:
     long = decode("long", came=10, due_in_s=0.4, judge=Judge.WINDOW, output=3000)
     short = decode("short", came=10, due_in_s=0.35, judge=Judge.WINDOW, output=60)
     rule, coming = BatchingRule(1.0, margin=0.25), [prompt("p", 9000, 99.0)]
@@ -201,7 +201,7 @@ def test_a_margin_for_a_long_answer_is_not_one_for_others_beside_it() -> None:
     )
 
 
-def test_no_margin_makes_decodes_late_by_itself() -> None:
+def test_a_margin_never_makes_decodes_late() -> None:
     """Their own batch takes all of their slack: it may, and a course in which it does keeps them."""
     due = decode("d", came=10, due_in_s=STEP_S + 1e-3, judge=Judge.WINDOW, output=5000)
     reported = foreseen([due], [], BatchingRule(1.0, margin=0.25))
@@ -209,7 +209,7 @@ def test_no_margin_makes_decodes_late_by_itself() -> None:
     assert STEP_S <= reported.first.limit_s <= STEP_S + 1e-3
 
 
-def test_thinking_may_have_ended_with_its_last_token_however_far_it_was_ahead() -> None:
+def test_thinking_may_have_ended_with_its_last_token_even_if_it_was_far_ahead() -> None:
     """It is 0.4 s ahead; its last token came 0.1 s ago, or comes with the batch under way."""
 
     def limit_s(answer_tpot_s: float | None, busy_s: float = 0.0) -> float:
@@ -233,7 +233,7 @@ def test_a_job_without_a_tpot_target_makes_no_other_late() -> None:
     assert not foreseen([due, *along], [prompt("p", 20, 9.0)]).in_time
 
 
-def test_a_decode_that_can_wait_is_skipped_where_the_rule_says_so() -> None:
+def test_a_decode_that_can_wait_is_skipped_if_the_rule_permits() -> None:
     decodes = [decode("tight", tpot_s=0.05, due_in_s=0.05), decode("loose", tpot_s=0.3, due_in_s=0.3)]
     prompts = [prompt("p", 3000, 5.0)]
     assert foreseen(decodes, prompts).first.skipped == frozenset()
@@ -269,7 +269,7 @@ def test_drafts_are_in_every_batch() -> None:
     assert drafting.first_token_s[0] > plain.first_token_s[0]
 
 
-def test_a_preempted_prompt_goes_on_from_its_anchor() -> None:
+def test_a_preempted_prompt_continues_from_its_anchor() -> None:
     """It resumes late, so its next token is due sooner than a new one's would be."""
     gone = preempted(decode("d", came=5, due_in_s=0.3))
     behind, ahead = prompt("p", 1000, 0.6), prompt("p", 1000, 9.0)
@@ -363,7 +363,7 @@ def test_a_window_leaves_time_for_the_batch_to_be_a_slow_one() -> None:
     assert rough.first.limit_s == pytest.approx(steady.first.limit_s / 4.0)
 
 
-def test_the_more_windows_an_answer_has_to_come_the_more_slow_steps_it_must_survive() -> None:
+def test_an_answer_with_more_windows_left_must_survive_more_slow_steps() -> None:
     def limit_s(output: int, judge: Judge = Judge.WINDOW) -> float:
         decodes = [decode("d", came=1, due_in_s=0.1, judge=judge, output=output, sure=output)]
         return foreseen(decodes, [prompt("p", 9000, 99.0)], BatchingRule(1.0), ROUGH).first.limit_s
@@ -397,7 +397,7 @@ def may_be_slow(slow: set[int], risk: float) -> set[int]:
 
 @examples(60)
 @given(st.sets(st.integers(1, WINDOW_TOKENS), max_size=5), st.sampled_from((30, 900, 9000)))
-def test_a_window_survives_all_slow_steps_that_there_is_time_for(slow: set[int], output: int) -> None:
+def test_a_window_survives_all_slow_steps_that_fit_into_it(slow: set[int], output: int) -> None:
     """Every batch is as long as it may be, and whichever of them are slow, the window ends in time."""
     job, tpot_s, now_s = (
         decode("d", tpot_s=0.055, due_in_s=0.055, judge=Judge.WINDOW, output=output),
@@ -414,12 +414,12 @@ def test_a_window_survives_all_slow_steps_that_there_is_time_for(slow: set[int],
     assert now_s <= NOW_S + WINDOW_TOKENS * tpot_s + 1e-6
 
 
-def test_where_steps_may_be_slow_no_decode_waits() -> None:
+def test_no_decode_waits_if_steps_may_be_slow() -> None:
     assert any(rule.skips for rule in rules(AdmittedSet(replica(), [TIGHT, LOOSE])))
     assert not any(rule.skips for rule in rules(AdmittedSet(ROUGH, [TIGHT, LOOSE])))
 
 
-def test_time_is_lent_for_contexts_that_have_grown_by_a_window() -> None:
+def test_batches_are_extended_for_contexts_grown_by_a_window() -> None:
     """What a batch takes longer, tokens after it make up for; each of them takes as long as the last will."""
     count, tpot_s, context = 100, 0.1, 3000
     running = [
@@ -433,7 +433,7 @@ def test_time_is_lent_for_contexts_that_have_grown_by_a_window() -> None:
     )
 
 
-def test_plans_of_drawn_states_are_those_that_were_recorded() -> None:
+def test_plans_of_drawn_states_equal_the_recorded_ones() -> None:
     """A change that is meant is recorded anew, with `PENSTOCK_RECORD=1` in the environment."""
     lines = []
     for seed in range(160):
@@ -468,7 +468,7 @@ def test_first_tokens_of_a_feasible_plan_are_in_time(seed: int) -> None:
 
 @examples(100)
 @given(st.integers(0, 1 << 20))
-def test_a_prompt_less_never_makes_a_plan_of_one_batch_infeasible(seed: int) -> None:
+def test_removing_a_prompt_never_makes_a_plan_of_one_batch_infeasible(seed: int) -> None:
     """A request that leaves only frees capacity."""
     random = Random(seed)
     view, _, prompts = any_replica(random)
@@ -491,7 +491,7 @@ def best(view: ReplicaView, decodes: list[Job], prompts: list[Job]) -> BatchPlan
     return best_plan(AdmittedSet(view, decodes, prompts))
 
 
-def test_longer_batches_come_later_and_skipping_last() -> None:
+def test_longer_batches_are_tried_later_and_skipping_last() -> None:
     tried = [(rule.longest_s, rule.skips) for rule in rules(AdmittedSet(replica(), [TIGHT, LOOSE]))]
     assert tried == [*((ORDINARY_S * factor, False) for factor in LENGTHS), (ORDINARY_S, True)]
 
@@ -501,7 +501,7 @@ def test_each_rule_is_tried_with_speculation_and_then_without() -> None:
     assert [bool(rule.speculation) for rule in tried] == [True, False] * (len(LENGTHS) + 1)
 
 
-def test_no_decode_is_skipped_where_targets_are_alike_or_memory_is_short() -> None:
+def test_no_decode_is_skipped_if_targets_are_similar_or_memory_is_short() -> None:
     close = decode("close", tpot_s=0.09, due_in_s=0.09)
     assert not any(rule.skips for rule in rules(AdmittedSet(replica(), [TIGHT, close])))
     assert not any(rule.skips for rule in rules(AdmittedSet(replica(), [decode("free", tpot_s=None)])))
@@ -517,7 +517,7 @@ def test_the_first_feasible_plan_is_taken() -> None:
     assert best(holding(10_000, Speculation(5, 0.7)), [TIGHT], [prompt("p", 900, 3.0)]).rule.speculation
 
 
-def test_whether_decodes_may_wait_is_asked_only_where_all_other_rules_fail(
+def test_skipping_decodes_is_considered_only_if_all_other_rules_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     requested: list[int] = []
@@ -533,7 +533,7 @@ def test_whether_decodes_may_wait_is_asked_only_where_all_other_rules_fail(
     assert requested == [4]
 
 
-def test_where_no_plan_is_feasible_batches_are_long_and_no_decode_waits() -> None:
+def test_without_a_feasible_plan_batches_are_long_and_no_decode_waits() -> None:
     reported = best(replica(), [TIGHT, LOOSE], [prompt("a", 3000, 0.24), prompt("b", 3000, 0.25)])
     assert not reported.feasible
     assert (reported.rule.longest_s, reported.rule.skips) == (LENGTHS[-1] * ORDINARY_S, False)

@@ -46,21 +46,21 @@ def filled(running: list[Job], waiting: list[Job], limit_s: float = 0.06, **boun
     return batch
 
 
-def test_decodes_come_before_prefills_and_old_before_young() -> None:
+def test_decodes_precede_prefills_and_older_jobs_precede_younger() -> None:
     young, old = offline("young", age_s=1), offline("old", age_s=9)
     talking = offline("talking", age_s=0.5, generated=True)
     batch = filled([talking], [young, old])
     assert list(batch.tokens) == ["talking", "old", "young"]
 
 
-def test_the_length_of_the_batch_is_kept() -> None:
+def test_a_batch_stays_within_its_longest_duration() -> None:
     batch = filled([offline("d", generated=True)], [offline("p", 5000)], limit_s=0.03)
     assert batch.tokens["p"] > 0
     assert batch.seconds() <= 0.03
     assert list(filled([offline("d", generated=True), offline("e", generated=True)], [], 0.0).tokens) == ["d"]
 
 
-def test_a_job_starts_only_where_all_of_it_has_blocks_beside_everyones_growth() -> None:
+def test_a_job_starts_only_if_all_of_it_fits_beside_the_growth_of_all_others() -> None:
     running = [offline("d", generated=True)]
     assert list(filled(running, [offline("p", 500)], free_blocks=32).tokens) == ["d"]
     assert list(filled(running, [offline("p", 500)], free_blocks=33).tokens) == ["d", "p"]
@@ -82,7 +82,7 @@ def test_slots_are_kept() -> None:
     assert list(filled(running, [offline("p")], limits=Limits(running=1)).tokens) == ["d"]
 
 
-def test_where_blocks_run_out_the_young_are_preempted_to_the_old() -> None:
+def test_if_blocks_run_out_younger_jobs_are_preempted_for_older_ones() -> None:
     old = offline("old", 512, age_s=9, generated=True)
     young = offline("young", 512, age_s=1, generated=True)
     batch = filled([young, old], [], free_blocks=0)
@@ -94,17 +94,17 @@ def test_a_prefill_in_progress_takes_the_free_blocks() -> None:
     assert filled([offline("p", 2000, done=160)], [], free_blocks=0).tokens == {}
 
 
-def test_a_chunk_that_no_longer_fits_ends_the_filling() -> None:
+def test_a_chunk_that_does_not_fit_completes_the_batch() -> None:
     batch = filled([offline("d", generated=True)], [offline("p", 500)], limit_s=0.0)
     assert batch.tokens == {"d": 1}
 
 
-def test_long_contexts_are_worked_off_alone() -> None:
+def test_long_contexts_are_computed_alone() -> None:
     book = offline("book", 400_000, done=200_000)
     assert filled([book], [], free_blocks=20_000).tokens["book"] > 0
 
 
-def test_started_last_is_preempted_first_and_waiting_ones_hold_nothing() -> None:
+def test_the_job_started_last_is_preempted_first_and_waiting_ones_hold_no_blocks() -> None:
     first, second = offline("first", done=10), offline("second", done=1)
     assert [job.request.id for job in newest_first([first, second, offline("waiting")])] == [
         "second",
@@ -126,7 +126,7 @@ def test_decodes_are_added_while_the_batch_ends_in_time_the_oldest_first() -> No
     assert list(filled(running, [], nextafter(two_s, 0), model=EXACT).tokens) == ["old"]
 
 
-def test_decodes_take_as_many_tokens_and_blocks_as_there_are() -> None:
+def test_decodes_take_all_available_tokens_and_blocks() -> None:
     running = [talking("young", 16, 1), talking("old", 16, 3)]
     assert list(filled(running, [], free_blocks=2).tokens) == ["young", "old"]
     assert list(filled(running, [], limits=Limits(batch_tokens=1)).tokens) == ["old"]
@@ -134,14 +134,14 @@ def test_decodes_take_as_many_tokens_and_blocks_as_there_are() -> None:
     assert filled(within, [], free_blocks=0).tokens == {"old": 1, "young": 1}
 
 
-def test_a_prompt_under_way_goes_on_before_an_older_one_starts() -> None:
+def test_a_prompt_in_progress_continues_before_an_older_one_starts() -> None:
     under_way = offline("under way", 200, age_s=1, done=1)
     assert list(filled([under_way], [offline("old", age_s=9)]).tokens) == ["under way", "old"]
 
 
 @pytest.mark.parametrize("attention_s", [2**-20, 2**-12])
 @pytest.mark.parametrize("done", [0, 64, 3000])
-def test_alone_a_chunk_may_take_twice_as_long_as_its_first_token(done: int, attention_s: float) -> None:
+def test_a_single_chunk_may_take_twice_as_long_as_its_first_token(done: int, attention_s: float) -> None:
     model = replace(EXACT, prefill_work_s=attention_s)
     most_s = 2 * model.seconds(BatchWork(1, 0, chunk_work(1, done)))
     tokens = filled(
@@ -176,7 +176,7 @@ def test_the_last_slot_is_taken_and_a_running_request_needs_none() -> None:
 
 
 @pytest.mark.parametrize(("blocks", "served"), [(60, ["d"]), (61, ["d", "small"])])
-def test_a_job_of_the_whole_cache_waits_for_it_and_a_larger_one_delays_no_other(
+def test_a_job_as_large_as_the_cache_waits_and_a_larger_one_delays_no_other(
     blocks: int, served: list[str]
 ) -> None:
     resumed = offline("large", 16 * blocks - 40, age_s=9)._replace(generated_tokens=40)
@@ -195,7 +195,7 @@ def test_the_oldest_is_protected_once_it_has_waited_too_long() -> None:
     assert (protected.request.id, protected.due_s, protected.tpot_s) == ("older", -inf, None)
 
 
-def test_it_is_protected_from_the_moment_on_that_it_has_waited_so_long() -> None:
+def test_protection_starts_exactly_when_the_wait_is_reached() -> None:
     assert oldest_waiting_too_long(view_of([], [offline("old", age_s=30)]), 30.0) is not None
 
 
@@ -205,7 +205,7 @@ def test_a_protected_job_that_decodes_has_no_deadline() -> None:
     assert (protected.due_s, protected.tpot_s) == (inf, None)
 
 
-def test_no_job_is_protected_earlier_nor_one_that_can_never_fit() -> None:
+def test_a_job_is_not_protected_earlier_or_if_it_can_never_fit() -> None:
     assert oldest_waiting_too_long(view_of([], []), 30.0) is None
     assert oldest_waiting_too_long(view_of([], [offline("young", age_s=29)]), 30.0) is None
     assert oldest_waiting_too_long(view_of([], [offline("impossible", 99_000, age_s=99)]), 30.0) is None

@@ -54,7 +54,7 @@ def replica(
     return ReplicaView(0.0, 0.0, running, waiting, kv, limits or Limits(), MODEL)
 
 
-def test_a_cached_prefix_is_computed_but_not_held() -> None:
+def test_a_cached_prefix_counts_as_computed_but_not_as_held() -> None:
     job = with_cached_prefix(asks("a", 100), 64, 3)
     assert (job.pending_tokens, job.holds_kv, job.decoding) == (36, False, False)
     assert holding_kv([job, runs("b"), asks("c")]) == [runs("b")]
@@ -78,7 +78,7 @@ def test_starting_takes_a_slot_the_rest_of_the_prompt_and_unheld_cached_blocks(
     assert (batch.free_blocks, batch.free_slots) == (100 - 3 - unheld, 4)
 
 
-def test_a_prompt_of_which_a_part_is_cached_starts_only_if_all_of_it_fits() -> None:
+def test_a_partly_cached_prompt_starts_only_if_all_of_it_fits() -> None:
     job = with_cached_prefix(asks("a", 100), 64, 2)
     for free_blocks, tokens in ((5, {"a": 36}), (4, {})):
         batch = OpenBatch(replica(free_blocks=free_blocks))
@@ -95,7 +95,7 @@ def test_preempting_frees_only_blocks_that_no_other_request_holds() -> None:
     assert batch.free_blocks == 4 + 10
 
 
-def test_the_oldest_does_not_move_while_others_that_wait_hold_its_blocks() -> None:
+def test_the_oldest_request_waits_while_other_waiting_ones_hold_its_blocks() -> None:
     job = asks("a", 160)
     batch = OpenBatch(replica(waiting=(job,), total_blocks=12, free_blocks=9))
     force_oldest_progress(batch)
@@ -126,7 +126,7 @@ def test_the_forecast_with_a_cached_prefix_is_shorter() -> None:
     assert snapshot(waiting).prefill_wait_s < snapshot(queued).prefill_wait_s
 
 
-def test_a_request_that_only_a_cached_prefix_makes_possible_is_admitted_with_a_mark() -> None:
+def test_a_request_that_needs_a_cached_prefix_is_admitted_with_a_mark() -> None:
     policy, view = SlosServe(), replica()
     tight = asks("a", 8000, ttft_s=MODEL.prefill_seconds(8000) / 4)
     assert policy.admit(view, [tight]) == [Rejected(Reason.NEVER)]
@@ -135,13 +135,13 @@ def test_a_request_that_only_a_cached_prefix_makes_possible_is_admitted_with_a_m
     assert verdict.counts_on_cache
 
 
-def test_an_admission_without_a_cached_prefix_does_not_count_on_one() -> None:
+def test_an_admission_that_needs_no_cached_prefix_is_not_marked() -> None:
     (verdict,) = SlosServe().admit(replica(), [asks("a", 100)])
     assert isinstance(verdict, Admitted)
     assert not verdict.counts_on_cache
 
 
-def test_the_answers_of_one_request_count_on_the_cache_if_one_of_them_does() -> None:
+def test_all_answers_of_a_request_are_marked_if_one_needs_the_cache() -> None:
     alone = Admitted(0.1, 0.1)
     assert not joint_verdict([alone, alone]).counts_on_cache  # type: ignore[union-attr]
     assert joint_verdict([alone, replace(alone, counts_on_cache=True)]).counts_on_cache  # type: ignore[union-attr]

@@ -147,7 +147,7 @@ def counted(subject: str) -> tuple[int, int, int]:
     return {row[0]: (int(row[1]), int(row[2]), int(row[3])) for row in ROW.findall(PAGE.read_text())}[subject]
 
 
-def test_an_admission_is_followed_with_fewer_than_a_dozen_returns() -> None:
+def test_an_admission_can_be_traced_through_fewer_than_a_dozen_returns() -> None:
     calls = calls_of(lambda view: SlosServe().admit(view, [asks("new")]))
     assert arrows(calls) == drawn("One admission")
     assert calls.counts == counted("one admission")
@@ -155,7 +155,7 @@ def test_an_admission_is_followed_with_fewer_than_a_dozen_returns() -> None:
     assert len(calls.stops) <= 35, sorted(calls.stops)
 
 
-def test_a_step_is_followed_with_fewer_than_a_dozen_returns() -> None:
+def test_a_step_can_be_traced_through_fewer_than_a_dozen_returns() -> None:
     calls = calls_of(lambda view: SlosServe().step(view, None))
     assert arrows(calls) == drawn("One step")
     assert calls.counts == counted("one step")

@@ -46,27 +46,27 @@ def source(tmp_path: Path) -> Path:
 
 
 def locator(source: Path) -> ShippedCacheLocator:
-    return ShippedCacheLocator.from_function(test_another_source_is_another_version, str(source))
+    return ShippedCacheLocator.from_function(test_a_changed_source_is_another_version, str(source))
 
 
-def test_compiled_code_is_read_whatever_the_date_of_its_source(source: Path, tmp_path: Path) -> None:
+def test_compiled_code_is_reused_after_its_source_was_touched(source: Path, tmp_path: Path) -> None:
     assert run(source.parent, tmp_path / "cache") == (8.0, 0)
     os.utime(source, (0, 0))
     assert run(source.parent, tmp_path / "cache") == (8.0, 1)
 
 
-def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(source: Path) -> None:
+def test_without_a_writable_cache_code_is_still_compiled(source: Path) -> None:
     assert run(source.parent, Path("/proc/none")) == (8.0, 0)
 
 
-def test_another_source_is_another_version(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_source_is_another_version(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "CACHE_DIR", str(source.parent))
     before = locator(source).get_source_stamp()
     source.write_text(SOURCE.replace("2 *", "3 *"))
     assert locator(source).get_source_stamp() != before
 
 
-def test_a_folder_that_cannot_be_written_is_no_cache(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_folder_is_not_used_as_the_cache(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "CACHE_DIR", "/proc/none")
     with pytest.raises(RuntimeError, match="cannot keep compiled code"):
         locator(source).ensure_cache_path()

@@ -22,7 +22,7 @@ def test_a_slot_is_free_once_the_shortest_has_ended() -> None:
     assert earliest_s(replica(slots=3), three, asks("a", output=99)) == pytest.approx(59 * step_s)
 
 
-def test_time_for_a_prompt_is_there_once_those_before_it_are_computed() -> None:
+def test_a_prompt_can_start_once_those_before_it_are_computed() -> None:
     late, there = asks("a"), [*decodes(2), asks("w", 1000)]
     busy_s = 1.5 + OPT.seconds(BatchWork(1500 + 2))
     assert earliest_s(replica(busy_s=1.5), there, late) == pytest.approx(busy_s - 1.0)

@@ -29,7 +29,7 @@ def jobs(draw: st.DrawFn) -> Job:
     return new_job(request, draw(st.integers(1, 500)), draw(st.booleans()), draw(st.integers(0, 500)))
 
 
-def test_a_verdict_with_a_cached_prefix_says_so() -> None:
+def test_a_verdict_that_needs_a_cached_prefix_is_marked() -> None:
     job = new_job(Request("r-1", "chat", 0.0, 10, 10), 5, best_effort=False)
     assert counts_on_cache(to_fields(job, 0.0, counts_on_cache=True))
     assert not counts_on_cache(to_fields(job, 0.0))
@@ -67,7 +67,7 @@ def test_fields_are_scalars_only() -> None:
     assert fields["penstock_spent_s"] == 0.5
 
 
-def test_request_that_came_directly_is_best_effort() -> None:
+def test_a_request_without_penstocks_fields_is_best_effort() -> None:
     job = engine_sees({})
     assert (job.request.id, job.request.tier, job.best_effort) == ("cmpl-9", "direct", True)
     assert (job.request.arrival_s, job.request.value, job.output_tokens) == (0.0, 1.0, 20)
@@ -80,7 +80,7 @@ def test_prediction_never_passes_the_bound() -> None:
 
 
 @pytest.mark.parametrize("field", ["penstock_ttft_s", "penstock_judge", "penstock_output_tokens"])
-def test_field_that_is_no_value_is_refused(field: str) -> None:
+def test_a_field_without_a_valid_value_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match="junk"):
         engine_sees({field: "junk"})
 

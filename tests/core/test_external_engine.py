@@ -60,7 +60,7 @@ def test_a_request_that_just_fits_gets_a_slot_and_memory_at_the_peak() -> None:
     assert refusal(view(blocks=blocks - 1), inside, prompt(), WINDOW) == WAITED_FOR
 
 
-def test_best_effort_has_its_share_of_slots_and_memory_and_one_request_in_any_case() -> None:
+def test_best_effort_has_its_share_of_slots_and_memory_and_at_least_one_request() -> None:
     def offline(name: str) -> Job:
         return prompt(name, 16, out=1, offline=True)
 
@@ -82,7 +82,7 @@ def test_a_prompt_of_one_iteration_waits_until_it_ends_before_a_token_is_due(off
     assert refusal(view(), late, candidate, WINDOW) == (PASSED_OVER if offline else WAITED_FOR)
 
 
-def test_of_several_iterations_the_first_and_the_last_bring_their_token_in_time() -> None:
+def test_the_first_and_last_of_several_iterations_return_their_token_in_time() -> None:
     once_s = batch_s(50)
     short = view(now_s=4.0, tokens=51)
 
@@ -95,7 +95,7 @@ def test_of_several_iterations_the_first_and_the_last_bring_their_token_in_time(
     assert refused(once_s, once_s - LESS_S)
 
 
-def test_a_decode_counts_that_can_just_keep_its_tpot_by_decoding_alone() -> None:
+def test_a_decode_that_can_just_meet_its_tpot_delays_a_prompt() -> None:
     """Five tokens left, each of which takes an iteration alone, at half of that speed."""
     alone_s = batch_s(0)
     tpot_s = alone_s / 2
@@ -113,7 +113,7 @@ def test_a_decode_counts_that_can_just_keep_its_tpot_by_decoding_alone() -> None
     assert refusal(view(), EngineJobs((given,)), prompt(), WINDOW) is None
 
 
-def test_a_request_that_must_start_now_is_released_whatever_it_costs_others() -> None:
+def test_a_request_that_must_start_now_is_released_even_if_others_are_late() -> None:
     pressed = EngineJobs((decode(due_s=0.05),))
     done_s = batch_s(100)
     last_call_s = done_s + batch_s(0) + WINDOW.lead_s
@@ -126,7 +126,7 @@ def test_a_request_that_must_start_now_is_released_whatever_it_costs_others() ->
 
 
 @pytest.mark.parametrize(("waited_s", "refused"), [(9.999, True), (10.0, False)])
-def test_a_request_that_has_waited_for_its_patience_is_released(waited_s: float, refused: bool) -> None:
+def test_a_request_that_has_waited_its_longest_wait_is_released(waited_s: float, refused: bool) -> None:
     pressed = EngineJobs((decode(due_s=5.0 + waited_s + 0.05),))
     candidate = prompt(arrived_s=5.0)
     assert (refusal(view(now_s=5.0 + waited_s), pressed, candidate, WINDOW) is not None) is refused
@@ -142,7 +142,7 @@ def test_the_planned_time_is_that_of_its_prompts_less_the_time_passed() -> None:
     assert prefill_forecast(busy, inside) == PrefillForecast(2, once_s, 6.0)
 
 
-def test_without_prompts_it_is_the_iteration_under_way() -> None:
+def test_without_prompts_the_planned_time_is_that_of_the_iteration_in_progress() -> None:
     busy = replace(view(now_s=1.0), busy_until_s=1.5)
     assert prefill_forecast(busy, EngineJobs((decode(),))) == PrefillForecast(1, 0.5, 1.5)
     assert prefill_forecast(busy, EngineJobs()) == PrefillForecast(0, 0.5, 1.5)
@@ -162,7 +162,7 @@ def test_after_their_prompts_all_requests_decode_and_hold_their_context() -> Non
     assert planning_view(view(blocks=5), inside).kv.free_blocks == 0
 
 
-def test_the_first_prompt_inside_keeps_the_time_of_its_turn() -> None:
+def test_the_first_prompt_in_the_engine_keeps_its_start_time() -> None:
     first = EngineJobs().joined_by(prompt("a"), 3.0)
     assert (first.since_s, first.joined_by(prompt("b"), 4.0).since_s) == (3.0, 3.0)
     assert [job.request.id for job in first.joined_by(prompt("b"), 4.0).jobs] == ["a", "b"]

@@ -49,7 +49,7 @@ def test_a_feasible_set_has_the_times_of_its_first_tokens() -> None:
         pytest.param(replica(scale=3.9), decodes(60), asks("a"), Reason.DECODE_BUDGET, id="decodes"),
     ],
 )
-def test_reasons_of_infeasible_sets(
+def test_an_infeasible_set_has_its_reason(
     view: ReplicaView, there: list[Job], new: Job, reason: Reason | None
 ) -> None:
     answer = feasible(admitted(view, there), [new])
@@ -86,7 +86,7 @@ def test_a_long_answer_costs_as_a_long_prompt_does() -> None:
     assert answer.reason is Reason.PREFILL_BUDGET
 
 
-def test_drafts_of_the_way_count_in_the_peak() -> None:
+def test_draft_tokens_count_in_the_peak() -> None:
     """A decode that drafts holds blocks for tokens that may be thrown away."""
     view = replace(replica(40), speculation=Speculation(9, 0.9))
     grown = [advance(asks("d", 300, 20), 300, 1, 0.0)]
@@ -197,7 +197,7 @@ def true_peak_blocks(view: ReplicaView, answer: Feasible, together: AdmittedSet,
 
 @examples(150)
 @given(st.integers(0, 1 << 20))
-def test_memory_suffices_for_a_feasible_set_whatever_drafts_are_accepted(seed: int) -> None:
+def test_memory_suffices_for_a_feasible_set_for_any_accepted_drafts(seed: int) -> None:
     random = Random(seed)
     there = decodes(random.randint(1, 3), random.randint(1, 300), random.randint(20, 200))
     new = [asks(f"n{i}", random.randint(200, 2500), random.randint(2, 60), 3.0) for i in range(6)]
@@ -214,7 +214,7 @@ def test_a_prompt_needs_the_time_of_its_own_batch() -> None:
     assert isinstance(late, Infeasible)
 
 
-def test_blocks_may_be_used_to_the_last() -> None:
+def test_the_last_block_may_be_used() -> None:
     assert isinstance(feasible(admitted(replica(10), []), [asks("a", 100, 61)]), Feasible)
     assert isinstance(feasible(admitted(replica(9), []), [asks("a", 100, 61)]), Infeasible)
 
@@ -228,7 +228,7 @@ def later(job: Job) -> Job:
     return job._replace(request=request, due_s=job.due_s + LATER_S, anchor=anchor)
 
 
-def test_the_time_of_day_changes_no_answer() -> None:
+def test_the_result_does_not_depend_on_the_absolute_time() -> None:
     for seed in range(30):
         random = Random(seed)
         there = decodes(random.randint(0, 3 * FEW_REQUESTS), random.randint(1, 900), random.randint(2, 300))

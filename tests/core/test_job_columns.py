@@ -38,7 +38,7 @@ def test_every_column_equals_the_attribute_of_each_job() -> None:
     assert [column.tolist() for column in some] == [column.tolist() for column in columns(jobs[1:3])]
 
 
-def test_no_tpot_is_an_infinite_one() -> None:
+def test_a_missing_tpot_is_infinite() -> None:
     assert columns([job("free", 20, tpot_s=None), job("paced", 20)]).tpot_s.tolist() == [inf, 0.1]
 
 

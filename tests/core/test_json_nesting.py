@@ -27,12 +27,12 @@ def counted(value: Any) -> Nesting:
 
 
 @given(JSON)
-def test_a_text_is_nested_as_a_parser_finds_it(value: Any) -> None:
+def test_the_depth_of_a_text_equals_that_of_a_parser(value: Any) -> None:
     assert nesting_of(json.dumps([value, *PADDING]).encode()) == counted([value, *PADDING])
 
 
 @given(JSON)
-def test_a_small_text_is_never_found_less_nested_than_it_is(value: Any) -> None:
+def test_the_depth_of_a_small_text_is_never_underestimated(value: Any) -> None:
     found, true = nesting_of(json.dumps(value).encode()), counted(value)
     assert found.levels >= true.levels and found.structures >= true.structures
 
@@ -48,5 +48,5 @@ def test_a_small_text_is_never_found_less_nested_than_it_is(value: Any) -> None:
     ],
     ids=["deepest", "too deep", "most", "too many", "brackets in texts"],
 )
-def test_the_bounds(text: bytes, too_much: str) -> None:
+def test_each_bound_is_named_when_exceeded(text: bytes, too_much: str) -> None:
     assert nesting_of(text).too_much == too_much

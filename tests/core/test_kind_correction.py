@@ -67,13 +67,13 @@ def test_each_kind_is_planned_with_a_margin_of_its_own_noise() -> None:
         assert 1.02 * level < ratio(planned, work) < 1.2 * level
 
 
-def test_kinds_that_differ_are_no_slow_steps() -> None:
+def test_a_difference_between_kinds_is_not_a_slow_step() -> None:
     far = {DECODES: 0.5, PREFILL: 2.0, MIXED: 1.5}
     correction = learned(100 * USUAL, far, Correction())
     assert corrected(MODEL, correction).slow_excess == 0.0
 
 
-def test_a_slow_step_of_a_slow_kind_is_still_one() -> None:
+def test_a_slow_step_of_a_slow_kind_counts_as_slow() -> None:
     usual = noisy(Correction(), ON_A_CPU)
     slow = usual
     for _ in range(20):
@@ -82,7 +82,7 @@ def test_a_slow_step_of_a_slow_kind_is_still_one() -> None:
     assert corrected(MODEL, slow).slow_excess > 1.0
 
 
-def test_the_first_iterations_of_a_kind_are_not_taken_for_slow_ones() -> None:
+def test_the_first_iterations_of_a_kind_are_not_slow_steps() -> None:
     correction = learned(200 * [DECODES], ON_A_CPU, Correction())
     for _ in range(KNOWN_STEPS):
         correction = learned([PREFILL, DECODES], ON_A_CPU, correction)
@@ -110,24 +110,24 @@ def test_an_engine_that_computes_one_kind_has_the_common_correction_alone() -> N
     assert corrected(MODEL, correction).decode_scale == 1.0
 
 
-def test_kinds_that_differ_little_are_planned_alike() -> None:
+def test_kinds_that_differ_little_have_one_correction() -> None:
     correction = noisy(Correction(), {DECODES: 1.0, PREFILL: 0.97, MIXED: 1.04})
     planned = corrected(MODEL, correction)
     assert (planned.decode_scale, planned.prefill_scale, planned.mixed_scale) == (1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(("ratio", "used"), [(1.0, 1.0), (1.09, 1.0), (0.92, 1.0), (1.3, 1.3), (0.8, 0.8)])
-def test_a_difference_counts_from_a_tenth_and_wholly_from_a_fifth(ratio: float, used: float) -> None:
+def test_a_difference_counts_from_a_tenth_and_fully_from_a_fifth(ratio: float, used: float) -> None:
     assert counted(ratio) == used
 
 
 @given(st.floats(0.1, 10.0), st.floats(1.0, 1.001))
-def test_a_difference_never_counts_with_a_jump_or_more_than_it_is(ratio: float, growth: float) -> None:
+def test_the_counted_difference_is_continuous_and_at_most_the_real_one(ratio: float, growth: float) -> None:
     assert 0.0 <= counted(ratio * growth) / counted(ratio) - 1.0 <= 0.01
     assert min(ratio, 1.0) <= counted(ratio) <= max(ratio, 1.0)
 
 
-def test_a_kind_that_does_not_come_fades() -> None:
+def test_a_kind_that_does_not_occur_fades() -> None:
     kinds = Kinds(prefill=KindCorrection(ratio=2.0, margin=1.5))
     for _ in range(int(STALE_STEPS)):
         kinds = kinds.after(DECODES, 1.0)
@@ -135,7 +135,7 @@ def test_a_kind_that_does_not_come_fades() -> None:
     assert kinds.prefill.margin == pytest.approx(1.1 + 0.4 * exp(-1), rel=0.01)
 
 
-def test_kinds_are_forgotten_while_the_engine_rests() -> None:
+def test_kinds_are_forgotten_while_the_engine_is_idle() -> None:
     busy = Correction(kinds=Kinds(decode=KindCorrection(ratio=0.25), mixed=KindCorrection(margin=1.5)))
     once = rested(busy, REST_HALF_LIFE_S).kinds
     assert once.decode.ratio == pytest.approx(0.5)
@@ -143,7 +143,7 @@ def test_kinds_are_forgotten_while_the_engine_rests() -> None:
     assert rested(busy, 0.0) == busy
 
 
-def test_a_model_that_was_scaled_by_kind_keeps_that() -> None:
+def test_a_model_scaled_by_kind_keeps_its_scales() -> None:
     half = TimeModel(
         MODEL.name, MODEL.terms, decode_scale=0.5, prefill_scale=2.0, mixed_scale=3.0, overhead_s=0.01
     )
@@ -153,7 +153,7 @@ def test_a_model_that_was_scaled_by_kind_keeps_that() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([DECODES, PREFILL, MIXED]), st.floats(1e-6, 1e6)), max_size=60))
-def test_no_history_of_kinds_makes_a_model_that_cannot_plan(steps: list[tuple[BatchWork, float]]) -> None:
+def test_every_history_of_kinds_gives_a_usable_model(steps: list[tuple[BatchWork, float]]) -> None:
     correction = Correction()
     for work, times in steps:
         correction = observe(correction, MODEL, work, times * MODEL.seconds(work))

@@ -38,7 +38,7 @@ def test_peak_is_exact_while_every_end_has_a_bucket() -> None:
         assert peak(requests) == max(count_blocks(requests, step) for step in range(300))
 
 
-def test_requests_that_end_apart_need_less_than_their_peaks_together() -> None:
+def test_requests_that_end_at_different_times_need_less_than_their_summed_peaks() -> None:
     requests = [(160, 160), (304, 16)]
     assert peak(requests) == 10 + 1 + 20
     assert peak(requests) < 20 + 20
@@ -54,7 +54,7 @@ def test_shared_buckets_are_an_upper_bound() -> None:
     assert forecast([], KV, sizes, left).ends[-1] == max(left) - 1
 
 
-def test_a_delayed_start_is_covered_wherever_it_falls() -> None:
+def test_a_delayed_start_is_covered_at_every_time() -> None:
     requests = [(160, 160), (160, 40)]
     bound = peak(requests, [0, 50])
     for start in range(51):
@@ -62,7 +62,7 @@ def test_a_delayed_start_is_covered_wherever_it_falls() -> None:
         assert bound >= max(count_blocks(requests[:1], step) + late[step] for step in range(200))
 
 
-def test_an_unknown_start_is_held_to_the_end() -> None:
+def test_an_unknown_start_holds_its_blocks_to_the_end() -> None:
     now, left, delay = as_ints([160, 16]), as_ints([16, 16]), as_ints([0, UNKNOWN_DELAY_STEPS])
     rows = forecast([], KV, now, left, delay).blocks
     assert rows.tolist() == [[11, 0], [2, 2]]

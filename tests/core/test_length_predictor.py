@@ -38,7 +38,7 @@ def predictors(draw: st.DrawFn) -> LengthPredictor:
     return predictor
 
 
-def test_before_anything_it_expects_a_chat() -> None:
+def test_without_answers_a_chat_is_expected() -> None:
     fresh = LengthPredictor()
     assert fresh.predict("chat", PROMPT, 0, quantile=0.5) == pytest.approx(128, rel=0.02)
     assert fresh.predict("chat", PROMPT, 0) == pytest.approx(461, rel=0.02)
@@ -54,13 +54,13 @@ def test_the_end_of_thinking_is_not_certain() -> None:
 
 
 @pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9, 0.99])
-def test_quantiles_become_those_of_the_answers(quantile: float) -> None:
+def test_quantiles_approach_those_of_the_answers(quantile: float) -> None:
     lengths = normal(300, 60, 4000)
     predicted = learned(lengths).predict("chat", PROMPT, 0, quantile=quantile)
     assert predicted == pytest.approx(sorted(lengths)[int(quantile * 4000)], rel=0.08)
 
 
-def test_an_answer_that_outlived_most_will_be_a_long_one() -> None:
+def test_an_answer_longer_than_most_is_predicted_to_be_long() -> None:
     predictor = learned([50] * 900 + [800] * 100)
     assert predictor.predict("chat", PROMPT, 0, quantile=0.5) < 60
     assert 700 < predictor.predict("chat", PROMPT, 100, quantile=0.5) < 900
@@ -71,12 +71,12 @@ def test_tiers_do_not_teach_one_another() -> None:
     assert predictor.predict("chat", PROMPT, 0) == LengthPredictor().predict("chat", PROMPT, 0)
 
 
-def test_prompts_of_a_new_length_lean_on_their_tier() -> None:
+def test_prompts_of_a_new_length_use_their_tiers_distribution() -> None:
     predictor = learned([40] * 500)
     assert predictor.predict("chat", 30_000, 0) < 60
 
 
-def test_prompts_of_a_known_length_have_answers_of_their_own() -> None:
+def test_prompts_of_a_known_length_have_their_own_distribution() -> None:
     predictor = learned([40] * 500)
     for _ in range(500):
         predictor.observe("chat", 20_000, 900)
@@ -94,7 +94,7 @@ def test_old_answers_fade() -> None:
     assert predictor.predict("chat", PROMPT, 0, quantile=0.2) > 900
 
 
-def test_after_the_answers_of_a_memory_a_third_of_the_weight_is_theirs(
+def test_the_first_answers_keep_a_third_of_the_weight_after_one_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of 120: 37 are the old answers', 63 the new ones', 20 the prior's."""
@@ -110,7 +110,7 @@ def test_an_answer_of_one_token_is_counted_as_one() -> None:
     assert predictor.sure(Request("r", "chat", 0.0, PROMPT, 4096)) == 1
 
 
-def test_asking_between_answers_changes_nothing() -> None:
+def test_a_prediction_does_not_change_the_predictor() -> None:
     requested, silent = LengthPredictor(), LengthPredictor()
     for length in normal(300, 60, 50):
         requested.observe("chat", PROMPT, length)
@@ -127,14 +127,14 @@ def test_an_answer_cut_short_counts_as_longer() -> None:
     assert cut.predict("chat", PROMPT, 0, quantile=0.7) > 500 > whole.predict("chat", PROMPT, 0, quantile=0.7)
 
 
-def test_a_long_life_stays_in_scale() -> None:
+def test_weights_stay_in_scale_over_many_answers() -> None:
     predictor = LengthPredictor()
     for _ in range(60_000):
         predictor.observe("chat", PROMPT, 100)
     assert 95 <= predictor.predict("chat", PROMPT, 0, quantile=0.5) <= 105
 
 
-def test_bringing_weights_to_scale_changes_no_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rescaling_weights_changes_no_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     def predictions() -> list[float]:
         predictor = learned([40] * 300 + normal(300, 60, 300))
         predictor.observe("chat", PROMPT, 200, cut_short=True)
@@ -145,7 +145,7 @@ def test_bringing_weights_to_scale_changes_no_prediction(monkeypatch: pytest.Mon
     assert predictions() == pytest.approx(usual)
 
 
-def test_weights_never_grow_past_what_a_float_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_never_overflow_a_float(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(length_predictor, "MEMORY_ANSWERS", 5.0)  # e to the 800th after 4,000 answers
     assert learned([100] * 4000).predict("chat", PROMPT, 0) == learned([100] * 100).predict("chat", PROMPT, 0)
 
@@ -174,6 +174,6 @@ def test_a_prediction_never_falls_as_the_quantile_rises(
     assert low <= high
 
 
-def test_past_the_longest_answer_there_is_one_token_more() -> None:
+def test_beyond_the_longest_answer_one_more_token_is_predicted() -> None:
     predictor = LengthPredictor()
     assert predictor.predict("chat", PROMPT, 2 * LONGEST_TOKENS) == 2 * LONGEST_TOKENS + 1

@@ -106,7 +106,7 @@ def test_decodes_added_together_are_as_if_added_one_by_one(contexts: list[int], 
     assert (together.free_blocks, together.free_slots) == (apart.free_blocks, apart.free_slots)
 
 
-def test_drafts_for_all_take_no_more_than_there_is_of_tokens_blocks_or_time() -> None:
+def test_drafts_for_all_fit_the_available_tokens_blocks_and_time() -> None:
     """Two decodes with 14 tokens in a block of 16: two drafts each need a block each, six tokens in all."""
     decodes = [decode(name, 13) for name in "ab"]
     wanted = [(job, 3) for job in decodes]
@@ -123,14 +123,14 @@ def test_drafts_for_all_take_no_more_than_there_is_of_tokens_blocks_or_time() ->
     assert not fits(limit_s, 2, 7)
 
 
-def test_a_job_wants_the_blocks_that_its_next_tokens_begin() -> None:
+def test_a_job_needs_the_blocks_that_its_next_tokens_begin() -> None:
     batch = opened(free_blocks=2)
     assert [batch.blocks_wanted(prompt("a", 200, done), 16) for done in (0, 1, 15, 16)] == [1, 1, 1, 1]
     assert [batch.blocks_wanted(prompt("a", 200, 15), tokens) for tokens in (1, 2, 17, 18)] == [0, 1, 1, 2]
     assert [batch.room_tokens(prompt("a", 200, done)) for done in (0, 1, 16, 17)] == [32, 47, 32, 47]
 
 
-def test_a_chunk_is_as_long_as_time_the_prompt_and_the_batch_allow() -> None:
+def test_a_chunk_is_limited_by_time_the_prompt_and_the_batch() -> None:
     batch = opened(batch_tokens=80)
     batch.add(decode("d"), 1)
     assert batch.largest_chunk(prompt("a", 50), 9.0) == 50
@@ -149,7 +149,7 @@ def test_an_empty_batch_gets_a_chunk_however_short_its_limit_is() -> None:
     assert batch.seconds(chunk, 0, chunk_work(chunk, 40)) <= 2 * one_s
 
 
-def test_no_job_is_preempted_twice_nor_out_of_the_batch() -> None:
+def test_a_job_is_not_preempted_twice_or_while_in_the_batch() -> None:
     served, idle = decode("served"), decode("idle")
     batch = opened(served, idle, free_blocks=0, running=2)
     batch.add(served, 1)

@@ -49,7 +49,7 @@ def blocks(tokens: int) -> int:
     return -(-tokens // 16)
 
 
-def test_a_running_job_without_blocks_and_without_victims_is_preempted_itself() -> None:
+def test_a_running_job_without_blocks_or_victims_is_preempted() -> None:
     job = decode("a", 112)
     batch = OpenBatch(replica([job], [], free_blocks=0))
     add_running(batch, job, iter(()))
@@ -97,7 +97,7 @@ def test_a_running_request_needs_no_slot() -> None:
     assert (batch.tokens, list(batch.preempted)) == ({"p": 80, "d": 1}, [])
 
 
-def test_the_request_served_last_is_preempted_and_finally_the_one_in_need() -> None:
+def test_requests_are_preempted_from_the_last_served_to_the_one_that_needs_blocks() -> None:
     running = [decode("a", 16), decode("b", 16), decode("c", 32)]
     batch = OpenBatch(replica(running, [], free_blocks=0))
     run_on(batch, running)
@@ -132,7 +132,7 @@ def test_no_request_starts_without_a_slot_or_a_token() -> None:
     assert ended.tokens == {"d": 1}
 
 
-def test_whole_prompts_start_whole_or_not_unless_no_batch_is_long_enough() -> None:
+def test_unchunked_prompts_start_whole_unless_no_batch_is_long_enough() -> None:
     batch = OpenBatch(replica([decode("d")], [], tokens=101))
     assert starting_tokens(batch, prompt("p", 101), whole=True) == 101
     assert starting_tokens(batch, prompt("p", 300), whole=True) == 101
@@ -155,7 +155,7 @@ def test_prompts_in_progress_are_computed_first_and_no_request_starts_after_a_pr
     assert (batch.tokens, list(batch.preempted)) == ({"early": 84}, ["late"])
 
 
-def test_where_no_prompt_moves_decodes_go_alone_and_prompts_are_preempted_to_them() -> None:
+def test_if_no_prompt_can_progress_decodes_run_alone_and_preempt_prompts() -> None:
     running = [prompt("p", 600, done=16), decode("a", 16), decode("b", 16)]
     batch = prompts_or_decodes(replica(running, [], free_blocks=1), [])
     assert (batch.tokens, list(batch.preempted)) == ({"a": 1, "b": 1}, ["p"])
@@ -179,7 +179,7 @@ def test_best_effort_is_preempted_first_in_reverse_order_of_start() -> None:
     assert giving_way(candidate, 2, 1) == (True, ["new", "old"])
 
 
-def test_no_admitted_request_is_preempted_for_a_new_one_and_later_ones_are_for_a_running_one() -> None:
+def test_a_running_request_preempts_later_ones_and_a_new_one_preempts_none() -> None:
     assert giving_way(prompt("need", due_s=2.0), 3, 0) == (False, ["new", "old"])
     assert giving_way(decode("need", 16, due_s=2.0), 3, 0) == (True, ["new", "old", "later"])
     assert giving_way(decode("need", 16, due_s=2.0), 4, 0) == (False, ["new", "old", "later"])
@@ -204,14 +204,14 @@ def test_if_no_request_could_progress_the_first_started_does_and_the_last_is_pre
     assert (batch.tokens, list(batch.preempted)) == ({"first": 99}, [])
 
 
-def test_if_none_runs_the_first_that_fits_the_engine_starts_with_a_full_batch() -> None:
+def test_if_no_request_runs_the_first_that_fits_starts_with_a_full_batch() -> None:
     waiting = [prompt("huge", 200), prompt("whole", 160), prompt("small", 10)]
     assert moved([], waiting, free_blocks=10).tokens == {"whole": 160}
     assert moved([], waiting, free_blocks=10, tokens=64).tokens == {"huge": 64}
     assert moved([], [], free_blocks=10).tokens == {}
 
 
-def test_a_batch_with_anything_in_it_is_left_as_it_is() -> None:
+def test_a_non_empty_batch_is_unchanged() -> None:
     batch = OpenBatch(replica([decode("a"), decode("b")], []))
     batch.add(decode("b"), 1)
     force_oldest_progress(batch)

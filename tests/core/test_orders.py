@@ -69,7 +69,7 @@ def test_an_order_has_each_replica_once(
 
 @every_order
 @given(there=some_replicas, requested=requests)
-def test_it_does_not_depend_on_how_replicas_are_listed(
+def test_an_order_does_not_depend_on_the_listing(
     order: Order, there: list[ReplicaLoad], requested: RoutingRequest
 ) -> None:
     assert order(there, requested) == order(there[::-1], requested)
@@ -77,14 +77,14 @@ def test_it_does_not_depend_on_how_replicas_are_listed(
 
 @every_order
 @given(reported=snapshots, count=st.integers(1, 6), turn=st.integers(0, 100))
-def test_equals_take_turns(order: Order, reported: Snapshot, count: int, turn: int) -> None:
+def test_equal_replicas_are_rotated(order: Order, reported: Snapshot, count: int, turn: int) -> None:
     there = replicas(*[reported] * count)
     firsts = [order(there, ASKED._replace(turn=turn + i))[0] for i in range(count)]
     assert sorted(firsts) == [load.name for load in there]
 
 
 @pytest.mark.parametrize("name", sorted(set(ORDERS) - {"round-robin"}))
-def test_in_a_large_pool_those_that_have_their_turn_are_compared(name: str) -> None:
+def test_in_a_large_pool_a_rotating_subset_is_compared(name: str) -> None:
     """The least loaded replica is compared with others by so many requests in a row, and is their first."""
     count = 3 * MOST_COMPARED
     busy = replace(IDLE, running=1, work_s=1.0, prefill_wait_s=0.2, prefill_tokens_left=2000)
@@ -123,7 +123,7 @@ def test_least_loaded_knows_a_faster_engine() -> None:
     assert ORDERS["least-loaded"](there, ASKED._replace(body_bytes=8000)) == ("r1", "r0")
 
 
-def test_best_fit_looks_for_the_soonest_first_token_where_memory_holds_it() -> None:
+def test_best_fit_prefers_the_earliest_first_token_if_memory_suffices() -> None:
     there = replicas(
         replace(IDLE, prefill_wait_s=0.3),  # first token after 0.4 s
         replace(IDLE, prefill_wait_s=0.1, prefill_tokens_s=2_000.0),  # 0.6 s: tight decodes leave little
@@ -153,11 +153,11 @@ CODERS, CHATS = replace(IDLE, tightest_tpot_s=0.05), replace(IDLE, tightest_tpot
         (inf, ("r2", "r0", "r1")),
     ],
 )
-def test_similar_tpot_targets_gather(tpot_s: float, requested: tuple[str, ...]) -> None:
+def test_similar_tpot_targets_share_replicas(tpot_s: float, requested: tuple[str, ...]) -> None:
     assert AFFINITY(replicas(CODERS, CHATS, IDLE), ASKED._replace(tpot_s=tpot_s)) == requested
 
 
-def test_a_request_that_would_slow_others_comes_to_them_last() -> None:
+def test_a_request_is_sent_last_to_replicas_that_it_would_slow() -> None:
     there = replicas(replace(CHATS, prefill_wait_s=0.0), replace(CODERS, prefill_wait_s=0.3))
     assert AFFINITY(there, ASKED._replace(tpot_s=0.02)) == ("r0", "r1")
     assert AFFINITY(there, ASKED._replace(tpot_s=0.045)) == ("r1", "r0")
@@ -166,7 +166,7 @@ def test_a_request_that_would_slow_others_comes_to_them_last() -> None:
 @pytest.mark.parametrize(
     "busy", [{"prefill_wait_s": 0.45}, {"prefill_tokens_s": 1500.0}, {"kv_tokens_headroom": 900}], ids=str
 )
-def test_a_tier_spills_over_where_its_own_replicas_are_busy(busy: dict[str, float]) -> None:
+def test_a_tier_spills_over_if_its_own_replicas_are_busy(busy: dict[str, float]) -> None:
     there = replicas(replace(CHATS, **busy), CODERS)  # type: ignore[arg-type]
     assert AFFINITY(there, ASKED) == ("r1", "r0")
 
@@ -184,7 +184,7 @@ def test_tpot_targets_within_a_quarter_are_one_class(tpot_s: float, first: str) 
     assert AFFINITY(replicas(CHATS, IDLE), ASKED._replace(tpot_s=tpot_s, turn=0))[0] == first
 
 
-def test_where_all_are_busy_kinds_do_not_matter() -> None:
+def test_if_all_replicas_are_busy_kinds_do_not_matter() -> None:
     there = [
         replace(reported, prefill_wait_s=wait_s)
         for reported, wait_s in ((CHATS, 0.9), (CODERS, 0.6), (IDLE, 0.7))
@@ -204,14 +204,14 @@ def test_sent_requests_count_before_the_replica_reports_them() -> None:
         assert ORDERS[name]([flooded, fresh], ASKED)[0] == "fresh"
 
 
-def test_an_old_snapshot_is_read_as_of_now() -> None:
+def test_an_old_snapshot_is_projected_to_now() -> None:
     reported = replace(IDLE, work_s=3.0, prefill_wait_s=1.0)
     load = ReplicaLoad("r0", reported, snapshot_s=-0.4)
     assert (load.work_s(0.0), load.prefill_wait_s(0.0)) == pytest.approx((2.6, 0.6))
     assert replace(load, snapshot_s=-9.0).prefill_wait_s(0.0) == 0.0
 
 
-def test_where_decodes_leave_nothing_a_prompt_takes_for_ever() -> None:
+def test_a_prompt_never_finishes_if_decodes_leave_no_tokens() -> None:
     full = ReplicaLoad("r0", replace(IDLE, prefill_tokens_s=0.0))
     assert full.prefill_s(1) == inf
     assert full.prefill_s(0) == full.prefill_wait_s(0.0) == 0.0
@@ -225,7 +225,7 @@ def cached(**tokens: int) -> RoutingRequest:
     return ASKED._replace(cached_tokens=tokens)
 
 
-def test_prefix_asks_the_longest_prefix_first_then_the_least_work() -> None:
+def test_prefix_orders_by_the_longest_prefix_then_the_least_work() -> None:
     there = replicas(
         replace(IDLE, work_s=3.0),
         replace(IDLE, work_s=1.0),
@@ -236,12 +236,12 @@ def test_prefix_asks_the_longest_prefix_first_then_the_least_work() -> None:
     assert ORDERS["prefix"](there, cached(r2=500, r0=500)) == ("r0", "r2", "r1", "r3")
 
 
-def test_without_a_cached_prefix_it_is_the_least_loaded() -> None:
+def test_without_a_cached_prefix_the_least_loaded_is_first() -> None:
     there = replicas(replace(IDLE, work_s=3.0), replace(IDLE, work_s=1.0), replace(IDLE, work_s=2.0))
     assert ORDERS["prefix"](there, cached(r0=0, r2=-1)) == ("r1", "r2", "r0")
 
 
-def test_without_a_holder_requests_with_an_affinity_go_to_the_same_replicas() -> None:
+def test_without_a_cached_prefix_an_affinity_selects_the_same_replicas() -> None:
     there, busy = replicas(*[IDLE] * 4), replicas(*[replace(IDLE, work_s=at) for at in (3.0, 2.0, 1.0, 0.0)])
     order = ORDERS["prefix"](there, ASKED._replace(affinity=b"a session"))
     assert ORDERS["prefix"](busy, ASKED._replace(affinity=b"a session", turn=7)) == order
@@ -255,7 +255,7 @@ def test_affinities_spread_over_replicas() -> None:
     assert all(70 < first.count(load.name) < 130 for load in there)
 
 
-def test_a_replica_that_goes_moves_only_the_sessions_that_it_had() -> None:
+def test_a_removed_replica_moves_only_its_own_sessions() -> None:
     there = replicas(*[IDLE] * 4)
     for number in range(50):
         requested = ASKED._replace(affinity=b"%d" % number)
@@ -264,7 +264,7 @@ def test_a_replica_that_goes_moves_only_the_sessions_that_it_had() -> None:
         assert ORDERS["prefix"](left, requested) == tuple(name for name in order if name != "r1")
 
 
-def test_holders_of_equal_prefixes_take_turns() -> None:
+def test_replicas_with_equal_prefixes_are_rotated() -> None:
     there = replicas(IDLE, IDLE, IDLE)
     requested = cached(r0=500, r1=500, r2=500)
     assert [ORDERS["prefix"](there, requested._replace(turn=turn))[0] for turn in range(4)] == [
@@ -275,7 +275,7 @@ def test_holders_of_equal_prefixes_take_turns() -> None:
     ]
 
 
-def test_in_a_large_pool_a_holder_is_found_at_any_turn() -> None:
+def test_in_a_large_pool_a_replica_with_the_prefix_is_always_found() -> None:
     there = [ReplicaLoad(f"r{i:03d}", IDLE) for i in range(3 * MOST_COMPARED)]
     requested = cached(r150=16)
     assert {ORDERS["prefix"](there, requested._replace(turn=turn))[0] for turn in range(len(there))} == {
@@ -294,5 +294,5 @@ def test_orders_by_load_count_only_uncached_tokens(name: str) -> None:
     assert ORDERS[name](there, cached(r1=5_000)) == ("r1", "r0")  # expected more than the prompt has
 
 
-def test_an_idle_holder_comes_before_idle_replicas_under_lmetric() -> None:
+def test_lmetric_prefers_the_idle_replica_with_the_prefix() -> None:
     assert ORDERS["lmetric"](replicas(IDLE, IDLE), cached(r1=900)) == ("r1", "r0")

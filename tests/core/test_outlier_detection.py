@@ -36,7 +36,7 @@ def test_failures_in_a_row_eject() -> None:
     assert health.takes(FIRST_S)
 
 
-def test_an_answer_between_failures_begins_the_row_anew() -> None:
+def test_an_answer_between_failures_resets_the_count() -> None:
     health = ReplicaHealth()
     for _ in range(10):
         for _ in range(CONSECUTIVE - 1):
@@ -45,7 +45,7 @@ def test_an_answer_between_failures_begins_the_row_anew() -> None:
     assert health == ReplicaHealth()
 
 
-def test_a_healthy_replicas_answers_cost_nothing() -> None:
+def test_a_healthy_replicas_answers_leave_the_state_unchanged() -> None:
     health = ReplicaHealth()
     assert answered(health, 1.0) is sent(health, 1.0) is taken_back(health) is health
 
@@ -56,13 +56,13 @@ def test_a_half_open_replica_gets_one_request() -> None:
     assert sent(health, FIRST_S) is health
 
 
-def test_an_answer_of_the_probe_brings_it_back() -> None:
+def test_an_answer_to_the_probe_ends_the_ejection() -> None:
     health = answered(sent(ejected(), FIRST_S), FIRST_S + 1)
     assert health.takes(FIRST_S + 1)
     assert health.until_s is None
 
 
-def test_a_silent_probe_ejects_for_twice_as_long_up_to_a_bound() -> None:
+def test_an_unanswered_probe_doubles_the_ejection_up_to_a_bound() -> None:
     health, now_s, times_s = ejected(), 0.0, []
     for _ in range(30):
         assert health.until_s is not None
@@ -94,7 +94,7 @@ def test_former_ejections_are_forgotten_after_a_while_in_service(quiet_s: float,
     assert health.until_s == 10.0 + quiet_s + times * FIRST_S
 
 
-def test_ejections_of_several_routers_end_apart() -> None:
+def test_ejections_of_several_routers_end_at_different_times() -> None:
     ends_s = [ejected(draw=draw).until_s for draw in (0.0, 0.5, 0.999)]
     assert ends_s == [FIRST_S * (1 + SPREAD * draw) for draw in (0.0, 0.5, 0.999)]
 
@@ -129,7 +129,7 @@ def test_every_ejection_ends_and_at_most_one_request_probes(
 
 
 @given(st.integers(0, 50), st.integers(0, 50))
-def test_never_more_than_half_are_left_alone_and_never_the_last(taking: int, more: int) -> None:
+def test_at_most_half_of_the_replicas_are_ejected_and_never_all(taking: int, more: int) -> None:
     connected = taking + more
     used = connected if panics(taking, connected) else taking
     assert 2 * used >= connected

@@ -28,13 +28,13 @@ def lost_after_s(where: Where, engine_s: float = 0.0, expected: Expected = EXPEC
         (Where.UNSEEN, 4.0 + 50.0 + MOST_S),
     ],
 )
-def test_a_request_without_a_sign_is_lost_once_it_is_late_by_its_forecast(
+def test_a_request_without_progress_is_lost_once_it_is_late_by_its_forecast(
     where: Where, seconds: float
 ) -> None:
     assert lost_after_s(where) == pytest.approx(seconds, abs=0.2)
 
 
-def test_a_queue_that_moves_is_no_fault_until_its_work_would_have_been_done_ten_times() -> None:
+def test_a_progressing_queue_is_a_fault_only_after_ten_times_its_work() -> None:
     assert lost_after_s(Where.QUEUED, engine_s=1e9) == pytest.approx(10 * 4.0 + MOST_S, abs=0.2)
 
 
@@ -54,7 +54,7 @@ def test_a_long_iteration_is_waited_for() -> None:
         (Where.UNSEEN, 0.0, MOST_S, 4.0 + 250.0 + MOST_S),
     ],
 )
-def test_a_request_may_be_as_late_as_is_allowed_and_no_later(
+def test_a_request_may_be_late_by_exactly_the_allowance(
     where: Where, engine_s: float, most_s: float, allowed_s: float
 ) -> None:
     expected, signs = EXPECTED._replace(step_s=0.25), Signs(where, 0.0, engine_s)

@@ -47,11 +47,11 @@ def test_every_name_builds_its_policy_and_an_empty_replica_has_nothing_to_do() -
         assert policy.step(replica([], []), policy.start())[0] == Step()
 
 
-def test_a_pool_says_how_long_best_effort_waits() -> None:
+def test_a_pool_sets_how_long_best_effort_waits() -> None:
     assert build("slos-serve", Knobs(aging_s=7.0)) == SlosServe(aging_s=7.0)
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownPolicy) as reported:
         build("vlm")
     assert str(reported.value) == f"no policy is called 'vlm'; there are: {', '.join(POLICIES)}"

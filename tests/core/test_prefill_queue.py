@@ -28,12 +28,12 @@ def test_each_batch_has_the_prefill_tokens_that_decodes_leave_room_for(tokens: i
     assert batches(prompt(tokens)) == Batches(len(sizes), pytest.approx(sum(seconds)))  # type: ignore[arg-type]
 
 
-def test_prompts_follow_one_another_without_a_gap() -> None:
+def test_consecutive_prompts_have_no_gap() -> None:
     both = batches(prompt(9), prompt(12, done=7))
     attention = chunk_work(9, 0) + chunk_work(5, 7)
     assert both == Batches(2, pytest.approx(2 * MODEL.seconds(BatchWork(10, 200, attention / 2))))  # type: ignore[arg-type]
 
 
-def test_decodes_that_fill_a_batch_leave_a_token_and_no_queue_takes_no_time() -> None:
+def test_decodes_that_fill_a_batch_leave_one_token_and_an_empty_queue_takes_no_time() -> None:
     assert batches(prompt(3), decodes=10).iterations == 3
     assert batches() == Batches(0, 0.0)

@@ -37,19 +37,19 @@ def test_without_decodes_a_period_is_the_longest_batch() -> None:
     assert rate(BatchWork(0), inf, speculation=DRAFTING) == pytest.approx((0.060, 500))
 
 
-def test_decodes_take_their_tokens_of_the_tightest_period() -> None:
+def test_decodes_take_their_tokens_from_the_tightest_period() -> None:
     assert rate(BatchWork(100), 0.050) == pytest.approx((0.050, 300))
     assert rate(BatchWork(400), 0.200) == pytest.approx((0.100, 500)), "twice the decodes' own batch"
     assert rate(BatchWork(100, 10_000), 0.050, model=READING) == pytest.approx((0.050, 200))
 
 
-def test_the_engines_bound_on_a_batch_holds_and_decodes_may_leave_nothing() -> None:
+def test_the_engines_bound_holds_and_decodes_may_leave_no_tokens() -> None:
     assert rate(BatchWork(100), 0.050, batch_tokens=200) == pytest.approx((0.050, 100))
     assert rate(BatchWork(100), 0.050, batch_tokens=90) == (0.050, 0)
     assert rate(BatchWork(500), 0.050) == (0.050, 0)
 
 
-def test_drafts_lengthen_the_period_and_take_tokens_of_it() -> None:
+def test_drafts_lengthen_the_period_and_take_tokens_from_it() -> None:
     """Each decode has 4 tokens in a batch, and all are accepted: it needs a batch every four targets."""
     assert rate(BatchWork(10), 0.005, speculation=DRAFTING) == pytest.approx((0.020, 60))
     assert rate(BatchWork(10), 0.050, speculation=DRAFTING) == pytest.approx((0.060, 460))

@@ -25,7 +25,7 @@ def job(prompt: int = 100, output: int = 40, value: float = 1.0) -> Job:
     return new_job(Request("a", "tier", 0.0, prompt, 4096, Targets(1.0, 0.1), value), output, False)
 
 
-def test_work_is_every_token_for_the_value() -> None:
+def test_work_is_the_token_cost_per_value() -> None:
     assert work(job()) == 140
     assert work(job(value=4.0)) == 35
     begun = advance(job(value=4.0), 100, 8, 0.0)
@@ -34,7 +34,7 @@ def test_work_is_every_token_for_the_value() -> None:
     assert work_left(begun) == (8 + 32) / 4
 
 
-def test_memory_is_the_tokens_held_over_every_step_for_the_value() -> None:
+def test_memory_is_the_tokens_held_over_all_steps_per_value() -> None:
     """An answer's own tokens are held for half of it on average."""
     assert memory(job()) == 40 * (100 + 20)
     assert memory(job(value=4.0)) == 10 * (100 + 20)
@@ -49,7 +49,7 @@ def test_usual_costs_are_the_mean_of_enough_requests() -> None:
 
 
 @pytest.mark.parametrize(("share", "times"), [(1.0, 1.0), (0.5, exp(1.0)), (0.0, exp(2.0))])
-def test_a_candidate_may_cost_the_more_the_less_is_committed(share: float, times: float) -> None:
+def test_the_allowed_cost_rises_as_less_is_committed(share: float, times: float) -> None:
     def may_cost(cost: float) -> bool:
         return affordable(10.0, lambda _: cost, 2.0, [(job(), share)])
 
@@ -68,7 +68,7 @@ def test_every_candidate_has_to_be_cheap_enough() -> None:
     assert affordable(2.0, cost, 1.0, [])
 
 
-def test_the_resource_that_is_too_dear_is_named_memory_first() -> None:
+def test_the_reason_names_the_resource_that_is_too_expensive_memory_first() -> None:
     one = job()
     cheap, dear = inf, memory(one) / exp(MEMORY_STEEPNESS / 2) * 0.99
 

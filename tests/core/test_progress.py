@@ -23,17 +23,17 @@ def test_a_short_forecast_leaves_engines_time_for_a_stall() -> None:
     assert longest_silence_s(Admitted(0.1, 0.01), 1) == SHORTEST_S
 
 
-def test_an_answer_in_one_piece_may_be_silent_until_its_end() -> None:
+def test_a_whole_answer_may_be_silent_until_its_end() -> None:
     assert longest_silence_s(Admitted(1.0, 0.05), 4000) == pytest.approx(TIMES_FORECAST * 201)
 
 
-def test_of_best_effort_nothing_is_forecast() -> None:
+def test_best_effort_has_no_forecast() -> None:
     assert longest_silence_s(BestEffort(), 1) == WITHOUT_FORECAST_S + SLOWEST_TOKEN_S
     assert longest_silence_s(BestEffort(), 100) == WITHOUT_FORECAST_S + 100 * SLOWEST_TOKEN_S
 
 
 @pytest.mark.parametrize("forecast_s", [nan, inf, -inf])
-def test_a_forecast_that_is_none_counts_as_none(forecast_s: float) -> None:
+def test_an_invalid_forecast_counts_as_missing(forecast_s: float) -> None:
     without = longest_silence_s(BestEffort(), 7)
     assert longest_silence_s(Admitted(forecast_s, 0.1), 7) == without
     assert longest_silence_s(Admitted(0.1, forecast_s), 7) == without

@@ -33,7 +33,7 @@ def chosen_of(view: ReplicaView) -> str | None:
     return to_promote(Workload.of(view, 30.0))
 
 
-def test_of_those_that_fit_the_cheapest_is_promoted() -> None:
+def test_the_cheapest_request_that_fits_is_promoted() -> None:
     assert promotes(replica(asks("a", 900), asks("b", 300))) == {"b"}
 
 

@@ -15,19 +15,19 @@ FRESH = [(0, 0, 1), (1, 0, 1), (4, 0, 1), (5, 0, 2), (4000, 0, 1000), (0, 2, 8),
 
 
 @pytest.mark.parametrize(("text_bytes", "messages", "tokens"), FRESH)
-def test_it_starts_at_four_bytes_a_token(text_bytes: int, messages: int, tokens: int) -> None:
+def test_the_estimate_starts_at_four_bytes_a_token(text_bytes: int, messages: int, tokens: int) -> None:
     assert PromptLength().estimate(text_bytes, messages) == tokens
 
 
 @pytest.mark.parametrize("bytes_per_token", [1.5, 3.2, 4.0, 5.5])
-def test_it_learns_the_tokenizer(bytes_per_token: float) -> None:
+def test_the_estimate_learns_the_tokenizer(bytes_per_token: float) -> None:
     known = PromptLength()
     for _ in range(200):
         known = known.observe(8000, 1, round(8000 / bytes_per_token) + 4)
     assert known.estimate(8000, 1) == pytest.approx(8000 / bytes_per_token, rel=0.02)
 
 
-def test_it_leans_to_more_tokens_where_prompts_differ() -> None:
+def test_the_estimate_is_higher_if_prompts_differ() -> None:
     known = PromptLength()
     for _ in range(200):
         known = known.observe(6000, 0, 2000).observe(6000, 0, 1200)

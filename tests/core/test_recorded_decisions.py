@@ -69,6 +69,6 @@ def _step(step: Step) -> str:
     ("name", "seed"),
     [(name, seed) for name in POLICIES for seed in range(0, SEEDS.get(name, FEW_SEEDS), PER_TEST)],
 )
-def test_decisions_are_those_that_were_recorded(name: str, seed: int) -> None:
+def test_decisions_equal_the_recorded_ones(name: str, seed: int) -> None:
     for each in range(seed, seed + PER_TEST):
         assert_recorded(RECORDED, f"{name} {each}", list(decisions(name, Random(each))))

@@ -74,13 +74,13 @@ def test_without_held_requests_the_policy_is_not_called() -> None:
     assert release(never, view([]), EngineJobs(), None, WINDOW).released == ()
 
 
-def test_an_engine_that_has_enough_to_compute_gets_nothing_more() -> None:
+def test_an_engine_with_enough_work_gets_no_further_request() -> None:
     inside = EngineJobs((), (job("a", prompt=150),), since_s=0.0)
     assert released([job("b")], inside, now_s=0.01).released == ()
     assert released([job("b")], inside, now_s=0.155).released == ("b",)  # done at 0.16
 
 
-def test_an_engine_that_is_later_than_foreseen_gets_the_next() -> None:
+def test_an_engine_later_than_predicted_gets_the_next_request() -> None:
     inside = EngineJobs((), (job("a", prompt=150),), since_s=0.0)
     assert released([job("b")], inside, now_s=9.0).released == ("b",)
 
@@ -103,7 +103,7 @@ def test_a_long_prompt_waits_until_decodes_inside_are_ahead_of_their_tpot() -> N
     assert released([long], EngineJobs((decode("d", 0.0, ahead_s=0.3),)), policy="vllm").released == ("long",)
 
 
-def test_a_prompt_of_many_iterations_lets_each_of_them_bring_its_token() -> None:
+def test_a_prompt_of_many_iterations_lets_each_return_its_token() -> None:
     """Four iterations of about 0.1 s: the TPOT target is met, so no decode has to be ahead."""
     limits = Limits(batch_tokens=90, running=8)
     long = job("long", prompt=350, ttft_s=5.0)
@@ -114,7 +114,7 @@ def test_a_prompt_of_many_iterations_lets_each_of_them_bring_its_token() -> None
     assert released([long], slower, policy="vllm", limits=limits).released == ()
 
 
-def test_a_request_that_can_only_just_be_in_time_is_released_whatever_it_costs_others() -> None:
+def test_a_request_that_can_just_be_in_time_is_released_even_if_others_are_late() -> None:
     inside = EngineJobs((decode("d", 0.0),))
     assert released([job("long", prompt=190, ttft_s=0.22)], inside, policy="vllm").released == ("long",)
     lost = job("long", prompt=190, ttft_s=0.1)
@@ -123,7 +123,7 @@ def test_a_request_that_can_only_just_be_in_time_is_released_whatever_it_costs_o
     assert released([lost], inside, policy="vllm", window=impatient).released == ("long",)
 
 
-def test_a_decode_that_cannot_meet_its_tpot_in_any_case_delays_no_request() -> None:
+def test_a_decode_that_misses_its_tpot_in_any_case_delays_no_request() -> None:
     late = decode("d", 0.0, tpot_s=0.005)
     assert released([job("long", prompt=190)], EngineJobs((late,)), policy="vllm").released == ("long",)
 
@@ -140,7 +140,7 @@ def test_no_admitted_request_is_overtaken_for_lack_of_capacity() -> None:
     assert released(held[1:], inside, policy="vllm").released == ("short",)
 
 
-def test_best_effort_gets_its_share_and_is_passed_over_beyond() -> None:
+def test_best_effort_beyond_its_share_is_skipped() -> None:
     inside = EngineJobs(tuple(decode(f"b{i}", 0.0, offline=True) for i in range(4)))
     held = [job("more", prompt=10, offline=True), job("short", prompt=10)]
     assert released(held, inside, policy="vllm").released == ("short",)
@@ -183,12 +183,12 @@ def test_an_idle_engine_gets_a_request_whatever_the_policy_decides() -> None:
     assert release(nobody, view(held), busy, None, WINDOW).released == ()
 
 
-def test_where_the_policy_fails_the_order_is_that_of_arrival() -> None:
+def test_if_the_policy_fails_requests_are_released_in_order_of_arrival() -> None:
     held = [job("a", ttft_s=5.0), job("b", ttft_s=0.5)]
     assert release(in_order_of_arrival, view(held), EngineJobs(), None, WINDOW).released == ("a", "b")
 
 
-def test_the_outlook_is_the_moment_when_the_prompts_inside_are_done() -> None:
+def test_the_forecast_is_when_the_prompts_in_the_engine_are_computed() -> None:
     running = decode("d", 0.0, prompt=40)
     inside = EngineJobs((running,), (job("p", prompt=350),), since_s=0.0)
     ahead = planning_view(view([job("h")]), inside)

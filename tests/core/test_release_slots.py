@@ -3,13 +3,13 @@ from penstock_core.external_engine.slots import EngineSlots
 SLOTS = EngineSlots(limit=16, most=16)
 
 
-def test_an_engine_that_refuses_is_given_no_more_than_it_took() -> None:
+def test_an_engine_that_refuses_gets_no_more_than_it_accepted() -> None:
     assert SLOTS.refused(sent=5).most == 5
     assert SLOTS.refused(sent=0).most == 1
     assert EngineSlots(16, 3).refused(sent=5).most == 3
 
 
-def test_a_queue_in_the_engine_counts_when_it_is_seen_twice() -> None:
+def test_an_engine_queue_counts_when_it_is_reported_twice() -> None:
     once = SLOTS.reported(running=4, waiting=2)
     assert once.most == 16
     assert once.reported(running=4, waiting=1).most == 4

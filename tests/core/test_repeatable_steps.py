@@ -32,7 +32,7 @@ def view(*running: Job, **other: object) -> ReplicaView:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_which_policies_have_repeatable_steps(policy: str) -> None:
+def test_only_some_policies_have_repeatable_steps(policy: str) -> None:
     scheduler = build(policy)
     step, _ = scheduler.step(view(decode("a"), decode("b")), scheduler.start())
     assert step.tokens == {"a": 1, "b": 1}
@@ -46,7 +46,7 @@ def test_which_policies_have_repeatable_steps(policy: str) -> None:
     spare_blocks=st.integers(0, 50),
     scale=st.floats(0.5, 2.0),
 )
-def test_it_is_the_same_whenever_it_is_asked_for(
+def test_a_repeatable_step_is_the_same_at_every_later_state(
     policy: str, came: list[tuple[int, Judge]], took_s: list[float], spare_blocks: int, scale: float
 ) -> None:
     jobs = [decode(f"{at}", count, judge=judge) for at, (count, judge) in enumerate(came)]
@@ -72,13 +72,13 @@ def test_it_is_the_same_whenever_it_is_asked_for(
     ],
     ids=["somebody waits", "somebody prefills", "drafts", "tokens are short"],
 )
-def test_it_does_not_where_anything_else_may_come_of_it(policy: str, there: ReplicaView) -> None:
+def test_a_step_that_may_change_is_not_repeatable(policy: str, there: ReplicaView) -> None:
     scheduler = build(policy)
     assert scheduler.step(there, scheduler.start())[0].repeatable_blocks is None
 
 
 @pytest.mark.parametrize("arrival_s", [0.0, -1000.0], ids=["surplus", "waited too long"])
-def test_slos_serve_is_asked_while_there_is_best_effort(arrival_s: float) -> None:
+def test_slos_serve_steps_with_best_effort_are_not_repeatable(arrival_s: float) -> None:
     offline = decode("b", best_effort=True)
     offline = offline._replace(request=replace(offline.request, arrival_s=arrival_s))
     scheduler = build("slos-serve")

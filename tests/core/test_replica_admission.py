@@ -59,7 +59,7 @@ def test_candidates_are_decided_together_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("names", ["a", "X", "aX"])
-def test_a_replica_that_takes_no_requests_gives_the_reason(names: str) -> None:
+def test_a_replica_that_accepts_no_requests_gives_the_reason(names: str) -> None:
     draining, down = replace(FREE, draining=True), replace(FREE, engine_ready=False)
     assert set(verdicts(names, draining)) == {Rejected(Reason.DRAINING)}
     assert set(verdicts(names, down)) == {Rejected(Reason.ENGINE_DOWN)}
@@ -77,7 +77,7 @@ def test_bounds_hold_within_one_burst() -> None:
     assert refused == [Rejected(Reason.QUEUE_FULL)] * 2
 
 
-def test_the_policy_is_not_asked_for_requests_that_need_no_plan() -> None:
+def test_the_policy_is_not_called_for_requests_that_need_no_plan() -> None:
     policy = OneInTwo()
     assert decide(policy, VIEW, jobs("XY"), FREE, BOUNDS) == [BestEffort(), BestEffort()]
     assert policy.asked == []
@@ -95,7 +95,7 @@ def test_the_policy_is_not_asked_for_requests_that_need_no_plan() -> None:
         ),
     ],
 )
-def test_a_request_of_several_answers_is_taken_with_all_or_not_at_all(
+def test_a_request_of_several_answers_is_admitted_with_all_of_them_or_none(
     verdicts: list[Verdict], verdict: Verdict
 ) -> None:
     assert joint_verdict(verdicts) == verdict

@@ -33,7 +33,7 @@ def test_a_chunk_is_done_at_the_end() -> None:
     assert (a.pending_tokens, a.generated_tokens, b.pending_tokens) == (50, 0, 60)
 
 
-def test_a_last_chunk_brings_the_first_token_out_at_the_end() -> None:
+def test_a_last_chunk_returns_the_first_token_at_the_end() -> None:
     (a,) = at_iteration_end(view(job("a", 40)), {"a": 60}).running
     assert a.decoding
     assert (a.anchor, a.due_s) == ((1.5, 1), 1.6)
@@ -44,13 +44,13 @@ def test_a_chunk_past_an_estimated_prompt_ends_with_it() -> None:
     assert (a.pending_tokens, a.generated_tokens) == (1, 1)
 
 
-def test_decodes_that_the_iteration_leaves_out_are_known_by_name() -> None:
+def test_decodes_outside_the_iteration_are_listed_by_name() -> None:
     before = view(job("a", 40))
     assert at_iteration_end(before, {}).resting == frozenset()
     assert at_iteration_end(before, {}, frozenset({"a"})).resting == {"a"}
 
 
-def test_promoted_jobs_are_admitted_and_all_else_stays() -> None:
+def test_promoted_jobs_are_admitted_and_others_unchanged() -> None:
     runs, stays, waits = (job(name, 10)._replace(best_effort=True) for name in ("runs", "stays", "waits"))
     before = replace(view(runs, stays), waiting=(waits,))
     after = replace(before, running=(promoted(runs), stays), waiting=(promoted(waits),))

@@ -31,7 +31,7 @@ def test_new_job_has_its_whole_prompt_pending() -> None:
     assert (job.request.value, job.sure_tokens, job.last_token_s) == (1.0, 0, inf)
 
 
-def test_chunk_brings_no_token_and_moves_no_deadline() -> None:
+def test_a_chunk_returns_no_token_and_moves_no_deadline() -> None:
     job = advance(chat(), computed_tokens=60, new_tokens=0, now_s=10.5)
     assert (job.pending_tokens, job.generated_tokens, job.due_s) == (40, 0, 11.0)
 
@@ -59,7 +59,7 @@ def test_the_predicted_length_stays_above_the_generated_tokens() -> None:
     assert (together.generated_tokens, together.output_tokens) == (7, 8)
 
 
-def test_window_tier_is_due_from_its_window() -> None:
+def test_a_window_tiers_deadline_counts_from_its_window() -> None:
     job = advance(chat(targets=Targets(1.0, 0.1, judge=Judge.WINDOW)), 100, 1, 10.0)
     for token in range(10):
         job = advance(job, 1, 1, 10.05 + 0.05 * token)
@@ -73,7 +73,7 @@ def test_no_request_waits_for_a_job_without_targets() -> None:
     assert advance(job, 100, 1, 99.0).due_s == NO_DEADLINE_S
 
 
-def test_a_thinker_is_planned_by_its_tighter_tpot_until_it_answers() -> None:
+def test_a_thinking_job_is_planned_by_its_tighter_tpot_until_it_answers() -> None:
     request = Request("r", "reasoning", 0.0, 10, 1000, Targets(1.0, 0.05, answer_tpot_s=0.1))
     thinking = advance(new_job(request, 100, best_effort=False), 10, 1, 0.5)
     assert thinking.tpot_s == 0.05
@@ -84,12 +84,12 @@ def test_a_thinker_is_planned_by_its_tighter_tpot_until_it_answers() -> None:
     assert thinking_ended(answering, 0.8) is answering
 
 
-def test_where_answers_have_no_tpot_of_their_own_thinking_changes_nothing() -> None:
+def test_without_an_answer_tpot_the_end_of_thinking_has_no_effect() -> None:
     job = new_job(Request("r", "chat", 0.0, 10, 1000, Targets(1.0, 0.05)), 100, best_effort=False)
     assert thinking_ended(job, 0.6) is job
 
 
-def test_a_promoted_job_is_best_effort_no_more() -> None:
+def test_a_promoted_job_is_not_best_effort() -> None:
     job = new_job(Request("r", "chat", 0.0, 10, 1000, Targets(1.0, 0.05)), 100, best_effort=True)
     assert not promoted(job).best_effort
 
@@ -98,7 +98,9 @@ PACED = st.builds(Targets, st.none() | st.just(1.0), st.none() | st.just(0.1), j
 
 
 @given(st.lists(st.tuples(PACED, st.integers(0, 30)), max_size=5), st.lists(st.floats(0.01, 1), min_size=1))
-def test_many_at_once_are_each_step_by_step(kinds: list[tuple[Targets, int]], took_s: list[float]) -> None:
+def test_advancing_many_jobs_equals_advancing_each(
+    kinds: list[tuple[Targets, int]], took_s: list[float]
+) -> None:
     jobs, now_s, ends_s = [], 10.0, list[float]()
     for targets, tokens in kinds:
         job = advance(chat(targets=targets), 99, 0, now_s)

@@ -18,13 +18,13 @@ def test_every_pair_is_in_the_table_or_impossible(state: State, event: Event) ->
     assert (impossible.value.state, impossible.value.event) == (state, event)
 
 
-def test_an_ended_request_takes_a_cancel_that_crossed_its_end_and_nothing_else() -> None:
+def test_an_ended_request_ignores_a_late_cancel_and_refuses_all_else() -> None:
     for state in ENDS:
         assert after(state, Event.CANCELLED) == (state, Do.NOTHING)
         assert [event for event in Event if (state, event) in TABLE] == [Event.CANCELLED]
 
 
-def test_every_live_request_can_be_cancelled_and_can_break() -> None:
+def test_every_live_request_can_be_cancelled_and_can_fail() -> None:
     for state in set(State) - ENDS:
         assert after(state, Event.CANCELLED)[0] is State.CANCELLED
         assert after(state, Event.INTERNAL_ERROR) == (State.FAILED, Do.ANSWER_FAILED)

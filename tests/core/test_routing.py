@@ -82,7 +82,7 @@ REJECT, BEST_EFFORT = Backup.REJECT, Backup.BEST_EFFORT
         (BEST_EFFORT, 3, [DOWN, DOWN, DOWN], [A1, B1, Try("c", 1), NO_REPLICAS]),
     ],
 )
-def test_order_then_backup(
+def test_replicas_are_tried_in_order_and_then_the_backup(
     backup: Backup, max_hops: int, outcomes: list[Outcome], moves: list[NextAction]
 ) -> None:
     there = loads("a", "b", "c", a=1, b=0, c=2)
@@ -119,7 +119,7 @@ def backup_of(request: RoutingRequest, there: list[ReplicaLoad]) -> str:
     ("best_effort", "chosen"),
     [({"a": 0, "b": 0}, "b"), ({"a": 0, "b": 8}, "b"), ({"a": 0, "b": 10}, "a"), ({"a": 1, "b": 10}, "b")],
 )
-def test_the_backup_computes_the_least_of_the_prompt_times_those_in_line(
+def test_the_backup_has_the_smallest_product_of_prompt_and_queue(
     best_effort: dict[str, int], chosen: str
 ) -> None:
     asked = RoutingRequest("chat", 4000, 0, cached_tokens={"b": 900})  # 1000 tokens; 100 to compute at b
@@ -134,15 +134,15 @@ def test_the_backup_computes_the_least_of_the_prompt_times_those_in_line(
         (RoutingRequest("chat", 4000, 5, affinity=b"session"), "c"),
     ],
 )
-def test_equal_backups_take_turns_where_caches_are_known_of(request_: RoutingRequest, chosen: str) -> None:
+def test_equal_backups_are_rotated_if_caches_are_known(request_: RoutingRequest, chosen: str) -> None:
     assert backup_of(request_, loads("a", "b", "c", a=1, b=1, c=1)) == chosen
 
 
-def test_an_empty_replica() -> None:
+def test_an_empty_order_finds_no_replicas() -> None:
     assert next_action(Attempts((), 3, BEST_EFFORT), []) == NO_REPLICAS
 
 
-def test_a_replica_that_left_meanwhile_is_passed_over() -> None:
+def test_a_replica_removed_meanwhile_is_skipped() -> None:
     assert next_action(Attempts(("a", "b"), 3, REJECT), loads("b")) == Try("b", 1)
 
 
@@ -175,7 +175,7 @@ def test_a_replica_that_came_into_service_after_the_order_was_made_is_tried_last
     assert attempts.left == ("a", "b", "c")
 
 
-def test_a_replica_that_was_there_before_or_is_gone_is_not_tried_again() -> None:
+def test_a_replica_known_before_or_removed_is_not_tried_again() -> None:
     attempts = after_loss(Attempts(("a", "b"), 3, REJECT), A1)
     assert with_joined(attempts, loads("b"), loads("a", "b")) is attempts
     attempts = after_rejection(Attempts(("a",), 3, REJECT), A1, Rejected(BUSY))
@@ -188,7 +188,7 @@ def test_retries_are_spread_over_half_their_wait_and_a_second(retry_s: int, draw
     assert spread_retry_s(retry_s, 0.0) == retry_s
 
 
-def test_clients_rejected_together_come_back_apart() -> None:
+def test_clients_rejected_together_retry_at_different_times() -> None:
     assert {spread_retry_s(1, draw / 10) for draw in range(10)} == {1, 2}
     assert {spread_retry_s(4, draw / 10) for draw in range(10)} == {4, 5, 6}
     assert (spread_retry_s(100, 0.9999), spread_retry_s(3000, 0.9999)) == (150, 3600)
@@ -253,7 +253,7 @@ def test_all_attempts_at_once_are_those_of_one_rejection_after_the_other_and_of_
 
 
 @given(attempt_states())
-def test_replicas_that_hand_requests_back_turn_nothing_away(
+def test_replicas_that_return_requests_count_as_no_rejection(
     story: tuple[Attempts, Callable[[], list[ReplicaLoad]], Callable[[], Outcome]],
 ) -> None:
     attempts, _, _ = story

@@ -141,7 +141,7 @@ def replica(*, slots: int = 256, blocks: int = 1000, busy_s: float = 0.0) -> Rep
     return ReplicaView(0.0, busy_s, (), (), KvCache(blocks, blocks, 16), Limits(running=slots), MODEL)
 
 
-def test_the_program_is_drawn_from_the_replica() -> None:
+def test_the_program_has_the_replicas_state() -> None:
     decode = advance(asks("d", 0.075), 400, 1, 0.0)
     forced, tight, free = asks("w", 0.1, 0.5), asks("tight", 0.05, value=3.0), asks("free", None)
     program = program_of(replica(busy_s=0.02), [decode, forced], [tight, free])
@@ -159,13 +159,13 @@ def test_a_target_that_no_batch_meets_limits_no_request() -> None:
     assert program.period_s.shape == (3, 1)
 
 
-def test_no_more_are_chosen_than_there_are_slots_or_blocks_for() -> None:
+def test_the_chosen_set_fits_the_free_slots_and_blocks() -> None:
     several = [asks(f"{i}", 0.1, 9.0) for i in range(4)]
     assert len(best_set(program_of(replica(slots=3), [asks("w", 0.1)], several))) == 2
     assert len(best_set(program_of(replica(slots=1), several[:2], several[2:]))) == 0
     assert len(best_set(program_of(replica(blocks=2 * 29), [], several))) == 2
 
 
-def test_admitted_requests_that_need_more_than_all_blocks_leave_none() -> None:
+def test_admitted_requests_that_need_more_than_all_blocks_leave_no_block() -> None:
     program = program_of(replica(blocks=5), [asks("w", 0.1)], [asks("a", 0.1)])
     assert program.room.min() == 0

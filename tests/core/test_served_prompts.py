@@ -49,7 +49,7 @@ def test_a_prompt_grows_while_it_is_computed() -> None:
     assert served.changes() == [CachedPrompt("a", 40, 32)]
 
 
-def test_what_a_request_holds_of_its_cached_prompt_is_said_as_long_as_it_runs() -> None:
+def test_the_held_part_of_a_cached_prompt_is_reported_while_it_runs() -> None:
     cache, own = Cache(), ["block"]
     served = ServedPrompts(cache.look_up, SIZE)
     cache.store(*keys("a", 3))
@@ -62,7 +62,7 @@ def test_what_a_request_holds_of_its_cached_prompt_is_said_as_long_as_it_runs() 
     assert served.changes() == [CachedPrompt("a", 60, 48, 0)]
 
 
-def test_a_prompt_of_which_nothing_is_left_is_named_once_more() -> None:
+def test_a_prompt_evicted_in_full_is_reported_once_more() -> None:
     cache = Cache()
     served = ServedPrompts(cache.look_up, SIZE)
     cache.store(*keys("a", 1))
@@ -83,7 +83,7 @@ def test_a_prompt_without_a_block_or_with_too_many_is_left_out(blocks: int) -> N
     served.ended("unknown")
 
 
-def test_the_oldest_go_where_there_are_too_many() -> None:
+def test_beyond_the_bound_the_oldest_prompts_are_dropped() -> None:
     cache = Cache()
     served = ServedPrompts(cache.look_up, SIZE)
     for number in range(served_prompts.MOST_PROMPTS + 3):
@@ -111,7 +111,7 @@ def test_a_prompt_that_lost_a_block_counts_as_gone() -> None:
     assert len(served) == 0
 
 
-def test_a_running_prompt_that_was_preempted_may_lose_blocks_and_go_on() -> None:
+def test_a_preempted_prompt_may_lose_blocks_and_continue() -> None:
     cache = Cache()
     served = ServedPrompts(cache.look_up, SIZE)
     for blocks in (2, 1, 3):
@@ -122,7 +122,7 @@ def test_a_running_prompt_that_was_preempted_may_lose_blocks_and_go_on() -> None
         assert CachedPrompt("a", 50, blocks * SIZE) in served.changes()
 
 
-def test_a_prompt_that_is_continued_is_used_with_it_and_evicted_after_it() -> None:
+def test_a_continued_prompt_is_used_with_its_continuation_and_evicted_after_it() -> None:
     cache = Cache()
     served = ServedPrompts(cache.look_up, SIZE)
     cache.store(*keys("a", 4), *keys("b", 4))
@@ -150,7 +150,7 @@ def test_a_prompt_computed_again_is_the_newest() -> None:
     assert [prompt.request_id for prompt in served.changes()] == ["b", "a"]
 
 
-def test_a_prompt_served_twice_is_used_with_what_continues_it_when_one_of_the_two_is_forgotten() -> None:
+def test_a_prompt_served_twice_keeps_its_continuation_when_one_is_forgotten() -> None:
     cache = Cache()
     served = ServedPrompts(cache.look_up, SIZE)
     cache.store(*keys("a", 2), *keys("b", 1))
@@ -181,7 +181,7 @@ def test_a_step_looks_up_few_of_many_prompts() -> None:
     assert cache.looked_up <= served_prompts.UNCHANGED + served_prompts.IN_TURN
 
 
-def test_evictions_are_known_at_once_from_the_oldest_on_and_all_in_time() -> None:
+def test_evictions_of_the_oldest_prompts_are_found_first_and_all_in_the_end() -> None:
     """What another process knows by the changes alone, against the cache."""
     random, cache = Random(5), Cache()
     served, known = ServedPrompts(cache.look_up, SIZE), dict[str, int]()

@@ -118,7 +118,7 @@ def test_every_set_of_candidates_is_counted_with_at_least_its_held_blocks(seed: 
                 assert blocks >= held(inside, end)
 
 
-def test_a_candidate_counts_on_a_shared_prefix_only_as_long_as_a_request_holds_it() -> None:
+def test_a_candidate_shares_a_prefix_only_while_a_request_holds_it() -> None:
     holder = Holder(decode("a", 160, 8), list(range(10)))
     job = new_job(Request("c", "tier", 0.0, 191, 4096), 32, best_effort=False)
     kv, seen = kv_of([holder]), with_cached_prefix(job, 128, 0, "a")
@@ -127,21 +127,21 @@ def test_a_candidate_counts_on_a_shared_prefix_only_as_long_as_a_request_holds_i
     assert forecast_jobs(unheld, kv, 1).blocks.tolist() == [[11, 0], [13 - 5, 14]]
 
 
-def test_a_running_candidate_counts_only_on_those_that_are_certainly_there() -> None:
+def test_a_running_candidate_shares_only_certain_prefixes() -> None:
     one, other = Holder(decode("a", 160, 8), list(range(10))), Holder(decode("b", 160, 32), list(range(10)))
     kv, jobs = kv_of([one, other]), [one.job, other.job]
     assert forecast_jobs(jobs, kv, 1).blocks.tolist() == [[11, 0], [11 - 9, 12]]
     assert forecast_jobs(jobs, kv).blocks.tolist() == [[11 - 10, 0], [11, 12]]
 
 
-def test_a_row_of_an_estimated_prompt_that_is_shorter_than_what_it_shares_counts_nothing() -> None:
+def test_an_estimated_prompt_shorter_than_its_shared_prefix_counts_zero() -> None:
     one, other = Holder(decode("a", 160, 8), list(range(10))), Holder(decode("b", 32, 4), list(range(10)))
     jobs = [one.job, other.job]
     assert forecast_jobs(jobs, kv_of([one, other])).blocks.tolist() == [[11, 11], [0, 0]]
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_request_shares_as_many_blocks_as_with_the_one_that_has_the_most_in_common(seed: int) -> None:
+def test_a_request_shares_the_longest_common_prefix(seed: int) -> None:
     holders = random_holders(Random(seed), 10)
     blocks = {holder.job.request.id: holder.blocks for holder in holders}
     kv = KvCache(100, 100, SIZE).with_shared_prefixes(shared_prefixes(blocks))
@@ -152,7 +152,7 @@ def test_a_request_shares_as_many_blocks_as_with_the_one_that_has_the_most_in_co
     assert kv.shared_blocks == {name: count for name, count in shared.items() if count}
 
 
-def test_where_sharing_is_not_known_every_request_is_counted_whole() -> None:
+def test_without_known_sharing_every_request_is_counted_whole() -> None:
     jobs = [decode("a", 160, 8), decode("b", 160, 8)]
     kv = KvCache(100, 100, SIZE)
     assert forecast_jobs(jobs, kv).blocks.tolist() == [[11], [11]]
@@ -170,7 +170,7 @@ def test_neighbours_have_the_most_in_common() -> None:
     assert common_with(prefixes, "d", 1) == {"d": 1}
 
 
-def test_the_same_blocks_behind_other_ones_are_not_a_common_prefix() -> None:
+def test_equal_blocks_after_different_ones_are_not_a_common_prefix() -> None:
     assert shared_prefixes({"a": [1, 2, 3], "b": [7, 2, 3]}).ids == []
 
 
@@ -186,7 +186,7 @@ def view_of(holders: list[Holder], kv: KvCache) -> ReplicaView:
     return ReplicaView(0.0, 0.0, jobs, (), kv, Limits(), time_model("llama-3-8b-a100"))
 
 
-def test_requests_with_a_common_prefix_are_admitted_where_their_sum_does_not_fit() -> None:
+def test_requests_with_a_common_prefix_are_admitted_if_only_their_sum_does_not_fit() -> None:
     holders, candidate = crowd(4)
     kv = kv_of(holders, 300)
     policy = SlosServe()

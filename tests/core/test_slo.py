@@ -54,25 +54,25 @@ def test_token_without_a_tpot_is_never_due() -> None:
     assert next_token_due_s(Anchor(5, 1), 7, None) == NO_DEADLINE_S
 
 
-def test_mean_lets_tokens_use_the_lead_of_earlier_ones_but_not_of_the_first() -> None:
+def test_under_mean_tokens_use_the_lead_of_earlier_ones_but_not_of_the_first() -> None:
     first = anchor_after(Judge.MEAN, None, 1, now_s=2.0)
     later = anchor_after(Judge.MEAN, first, 8, now_s=2.1)
     assert later == Anchor(2.0, 1)
     assert next_token_due_s(later, 8, 0.1) == pytest.approx(2.8)
 
 
-def test_window_starts_anew_every_ten_tokens() -> None:
+def test_a_new_window_starts_every_ten_tokens() -> None:
     anchor = Anchor(2.0, 1)
     assert anchor_after(Judge.WINDOW, anchor, 10, now_s=2.5) == anchor
     assert anchor_after(Judge.WINDOW, anchor, 11, now_s=2.6) == Anchor(2.6, 11)
 
 
-def test_tokens_that_came_out_with_the_last_of_a_window_are_ahead_in_the_next() -> None:
+def test_tokens_returned_with_the_last_of_a_window_are_ahead_in_the_next() -> None:
     assert anchor_after(Judge.WINDOW, Anchor(2.0, 1), 13, now_s=2.6) == Anchor(2.6, 11)
     assert anchor_after(Judge.WINDOW, Anchor(2.0, 1), 22, now_s=2.6) == Anchor(2.6, 21)
 
 
-def test_max_counts_every_gap_from_the_token_before() -> None:
+def test_under_max_every_gap_counts_from_the_previous_token() -> None:
     assert anchor_after(Judge.MAX, Anchor(2.0, 1), 2, now_s=2.5) == Anchor(2.5, 2)
 
 
@@ -111,7 +111,7 @@ def test_tokens_on_their_due_times_are_judged_on_tpot(leads: list[float], pace: 
     assert judged <= pace * (1 + 1e-9) or math.isclose(judged, pace)
 
 
-def test_of_a_duration_and_a_slowdown_the_shorter_is_the_target() -> None:
+def test_the_shorter_of_a_duration_and_a_slowdown_is_the_target() -> None:
     slo = Slo(ttft_s=2.0, ttft_slowdown=5.0)
     assert slo.targets(0.1).ttft_s == 0.5
     assert slo.targets(1.0).ttft_s == 2.0

@@ -36,7 +36,7 @@ def view(
     return ReplicaView(0.0, busy_s, running, waiting, KvCache(blocks, free, 16), Limits(), MODEL)
 
 
-def test_an_empty_replica() -> None:
+def test_an_empty_replica_has_no_load_and_free_memory() -> None:
     idle = snapshot(view())
     assert (idle.running, idle.waiting, idle.work_s, idle.prefill_wait_s, idle.step_s) == (0, 0, 0, 0, 0)
     assert (idle.prefill_slack_s, idle.tightest_tpot_s) == (inf, inf)
@@ -44,19 +44,19 @@ def test_an_empty_replica() -> None:
     assert idle.prefill_tokens_s == pytest.approx(604 / ORDINARY_S)
 
 
-def test_a_fast_engine_is_forecast_with_batches_as_short_as_its_planner_makes_them() -> None:
+def test_a_fast_engine_is_forecast_with_its_planners_short_batches() -> None:
     fast = replace(view(), model=TimeModel("fast", (Term(1e-5, 0.00199),)))
     assert snapshot(fast).prefill_tokens_s == pytest.approx((0.016 - 0.00199) / 1e-5 / 0.016)
 
 
-def test_counts() -> None:
+def test_a_snapshot_counts_requests_and_tokens() -> None:
     output = snapshot(view(decode("a"), waiting=(prefill("b"), prefill("c", 40, best_effort=True))))
     assert (output.running, output.waiting, output.best_effort) == (1, 2, 1)
     assert output.prefill_tokens_left == 440
     assert output.kv_tokens_free == output.kv_tokens_total - 7 * 16
 
 
-def test_a_new_request_waits_for_the_batch_under_way_and_for_the_queue() -> None:
+def test_a_new_request_waits_for_the_batch_in_progress_and_the_queue() -> None:
     output = snapshot(view(waiting=(prefill("a", 399), prefill("b", 399)), busy_s=0.5))
     assert output.prefill_wait_s == pytest.approx(0.5 + 2 * 399 * ORDINARY_S / 602)
 
@@ -90,7 +90,7 @@ def test_a_tight_tpot_bounds_the_batch() -> None:
     assert snapshot(view(decode("a", tpot_s=0.001))).tightest_tpot_s == inf  # no replica could meet that one
 
 
-def test_decodes_that_leave_nothing() -> None:
+def test_decodes_that_leave_no_tokens_stop_prefill() -> None:
     crowd = [decode(f"d{i}", tpot_s=0.025) for i in range(60)]
     output = snapshot(view(*crowd, waiting=(prefill("a"),)))
     assert (output.prefill_tokens_s, output.prefill_wait_s, output.prefill_slack_s) == (0.0, inf, 0.0)
@@ -135,7 +135,7 @@ jobs = st.builds(
 
 
 @given(st.lists(jobs, max_size=12), jobs)
-def test_more_work_never_looks_like_less(there: list[Job], another: Job) -> None:
+def test_more_work_never_lowers_the_reported_load(there: list[Job], another: Job) -> None:
     before, after = (snapshot(_of(some)) for some in (there, [*there, another]))
     assert after.work_s >= before.work_s
     assert after.prefill_wait_s >= before.prefill_wait_s
@@ -168,13 +168,13 @@ def test_work_is_every_remaining_token_times_the_marginal_cost_of_a_token() -> N
     assert output.work_s == pytest.approx(0.5 + 1e-4 * (50 + 400 + 49))
 
 
-def test_a_tpot_counts_that_an_engine_can_just_meet() -> None:
+def test_a_tpot_that_an_engine_can_just_meet_counts() -> None:
     one_s = MODEL.prefill_seconds(1)
     assert snapshot(view(decode("a", tpot_s=one_s))).tightest_tpot_s == one_s
     assert snapshot(view(decode("a", tpot_s=one_s - 1e-9))).tightest_tpot_s == inf
 
 
-def test_headroom_covers_a_prompt_that_starts_as_late_as_the_queue_is_long() -> None:
+def test_headroom_covers_a_prompt_that_starts_after_the_queue() -> None:
     """It starts within 50 periods and has 50 tokens to come: its 13 blocks fit beside the 17 others."""
     output = snapshot(
         view(decode("a", tokens=160, left=100), waiting=(prefill("b", 150),), busy_s=50 * ORDINARY_S)

@@ -104,7 +104,7 @@ def test_a_decode_s_latency_is_its_tpot_with_the_token_that_it_waits_for() -> No
     ("judge", "ratio"),
     [(Judge.MEAN, 0.8 / (12 * 0.1)), (Judge.WINDOW, 0.06 / (2 * 0.1)), (Judge.MAX, 0.02 / 0.1)],
 )
-def test_the_latency_starts_again_where_the_judgement_does(judge: Judge, ratio: float) -> None:
+def test_the_latency_restarts_with_the_judgement(judge: Judge, ratio: float) -> None:
     """Twelve tokens: the first 0.8 s ago, the eleventh, where a window begins, 0.06 s, the last 0.02 s."""
     job = decode("a", since_s=0.8, tokens=10, judge=judge)
     job = advance(job, 1, 1, NOW_S - 0.06)
@@ -115,7 +115,7 @@ def test_the_latency_starts_again_where_the_judgement_does(judge: Judge, ratio: 
     assert latency_ratios([job], NOW_S)[0] == pytest.approx(ratio)
 
 
-def test_a_preempted_request_counts_with_its_tpot_and_best_effort_not_at_all() -> None:
+def test_a_preempted_request_counts_by_its_tpot_and_best_effort_does_not_count() -> None:
     resumed = preempted(decode("a", since_s=0.9, tokens=10))
     offline = prompt("b", waited_s=50, best_effort=True)
     view = replica([decode("c", since_s=0.1, tokens=10)], [resumed, prompt("d", waited_s=0.3), offline])
@@ -140,14 +140,14 @@ TABLE_2 = {
 
 
 @pytest.mark.parametrize("row", TABLE_2)
-def test_the_problem_is_the_one_that_the_table_says(row: str) -> None:
+def test_the_problem_is_that_of_the_papers_table(row: str) -> None:
     ttft, tpot, chosen = TABLE_2[row]
     state = pressure(ttft, tpot)
     assert problem([state]) is chosen
     assert state.loosened == row.startswith("both")
 
 
-def test_a_latency_that_just_keeps_its_target_is_not_broken() -> None:
+def test_a_latency_that_just_meets_its_target_is_no_violation() -> None:
     assert pressure([1.0], [2.0]) == Pressure(1.0, 2.0)
     assert pressure([2.0], [1.0]) == Pressure(2.0, 1.0)
     assert pressure([1.0, 5.0], [0.5, 1.0, 2.0]) == Pressure(1.0, 1.0, loosened=True)
@@ -173,7 +173,7 @@ def test_prompts_are_ordered_by_predicted_ttft_over_target() -> None:
     assert order.slack_s.tolist() == pytest.approx([1 - 0.05 - 0.31, 1 - 0.30 - 0.02, 5 - 1 - 0.02])
 
 
-def test_loosened_late_ones_do_not_count_and_a_resumed_prompt_is_ordered_by_its_tpot() -> None:
+def test_late_prompts_do_not_count_if_loosened_and_a_resumed_one_is_ordered_by_tpot() -> None:
     late, resumed = prompt("late", waited_s=1.5), preempted(decode("resumed", since_s=2.0, tokens=10))
     order = in_order([prompt("a"), late, resumed], NOW_S, PLAIN, loosened=True)
     assert [job.request.id for job in order.jobs] == ["resumed", "late", "a"]
@@ -228,7 +228,7 @@ def random_prompts(random: Random, count: int) -> list[Job]:
     ]
 
 
-def test_prompts_cost_what_the_model_says_of_prefill_alone() -> None:
+def test_prompts_cost_the_models_time_for_prefill_alone() -> None:
     model = replace(MODEL, scale=1.2, decode_scale=0.7, prefill_scale=1.5, mixed_scale=1.3)
     cost_s = Costs(model, Gammas()).prefill_s(np.array([600]), np.array([180_000.0]))
     assert cost_s[0] == pytest.approx(model.seconds(BatchWork(600, 0, 180_000.0)))
@@ -255,7 +255,7 @@ def test_equation_1_is_solved_as_by_trying_every_number_of_tiles(seed: int) -> N
         assert most_tokens(order, costs, limit_s, 2000) == max(fitting, default=0)
 
 
-def test_a_batch_of_exactly_the_available_time_fits_and_no_longer_one() -> None:
+def test_a_batch_fits_up_to_exactly_the_available_time() -> None:
     order = in_order([prompt("a", 900)], NOW_S, PLAIN)
     for tiles in (1, 2, 7):
         limit_s = float(PLAIN.prefill_s(np.array([128 * tiles]), np.array([0.0]))[0])
@@ -307,7 +307,7 @@ def test_gamma_follows_measured_over_predicted_by_kind_of_iteration() -> None:
     assert learned(Gammas(decode=1.2), last, here).decode == pytest.approx(0.9 * 1.2 + 0.1 * 1.5)
 
 
-def test_gamma_learns_nothing_across_a_pause_and_little_of_a_stall() -> None:
+def test_gamma_does_not_learn_from_a_pause_and_learns_little_from_a_stall() -> None:
     last = Sent(NOW_S - 8.0, "decode", 0.02, {"a": 1})
     assert learned(Gammas(), last, replica([decode("b")], [])) == Gammas()
     assert learned(Gammas(), None, replica([decode("a")], [])) == Gammas()
@@ -326,7 +326,7 @@ def test_a_mixed_iteration_is_predicted_as_the_sum_and_gamma_learns_the_batching
     assert policy.step(later, memory)[1].gammas.mixed == pytest.approx(0.9 + 0.1 * 0.0301 / 0.0401)
 
 
-def test_prompts_and_decodes_of_a_step_are_predicted_apart() -> None:
+def test_prompts_and_decodes_of_a_step_are_predicted_separately() -> None:
     """A chunk of a single token passes for a decode, a prompt of two does not."""
     running = [decode("d", context=300, since_s=0.2), prompt("p", 40, done=38, waited_s=0.95)]
     last = Sola().step(replica(running, [], model=LONG_CONTEXT), SolaState())[1].last
@@ -362,7 +362,7 @@ def test_requests_that_end_at_different_times_may_start_together() -> None:
     assert startable(replica([ending], [], free_blocks=9), [growing], 30.0) == []
 
 
-def test_one_that_does_not_fit_is_passed_over_until_it_has_waited_long() -> None:
+def test_a_request_that_does_not_fit_is_skipped_until_it_has_waited_long() -> None:
     large, small = prompt("large", 800, waited_s=5), prompt("small", 30, output=2)
     view = replica([decode("a", context=159, output=1000)], [], free_blocks=55)
     assert startable(view, [large, small], 30.0) == [1]
@@ -371,14 +371,14 @@ def test_one_that_does_not_fit_is_passed_over_until_it_has_waited_long() -> None
     assert startable(view, [offline, small], 30.0) == [1]
 
 
-def test_a_prompt_under_way_goes_on_and_those_beyond_the_batch_are_not_looked_at() -> None:
+def test_a_prompt_in_progress_continues_and_those_beyond_the_batch_are_not_examined() -> None:
     under_way, huge = prompt("under way", 800, done=16), prompt("huge", 100_000)
     view = replica([under_way], [], free_blocks=1, limits=Limits(batch_tokens=784))
     assert startable(view, [under_way, huge], 30.0) == [0, 1]
     assert startable(view, [huge, under_way], 30.0) == [1]
 
 
-def test_prompts_are_looked_at_as_far_as_a_batch_reaches() -> None:
+def test_prompts_are_examined_until_the_batch_is_full() -> None:
     """The second is in reach and does not fit beside the first; the third is not looked at."""
     prompts = [prompt("a", 400, output=2), prompt("b", 400, output=2), prompt("c", 400, output=2)]
     assert startable(replica([], [], free_blocks=30, limits=Limits(batch_tokens=401)), prompts, 30.0) == [
@@ -395,13 +395,13 @@ def test_prompts_are_looked_at_as_far_as_a_batch_reaches() -> None:
 
 
 @pytest.mark.parametrize(("waited_s", "may"), [(4.0, [1]), (4.01, [])])
-def test_one_is_overtaken_until_it_has_waited_so_long(waited_s: float, may: list[int]) -> None:
+def test_a_request_is_overtaken_until_it_has_waited_its_longest_wait(waited_s: float, may: list[int]) -> None:
     large, small = prompt("large", 800, waited_s=waited_s), prompt("small", 30, output=2)
     view = replica([decode("a", context=159, output=1000)], [], free_blocks=55)
     assert startable(view, [large, small], 4.0) == may
 
 
-def test_an_answer_predicted_beyond_the_whole_cache_may_start_alone() -> None:
+def test_an_answer_predicted_to_exceed_the_cache_may_start_alone() -> None:
     endless = prompt("endless", 100, output=4000)
     assert startable(replica([], [], free_blocks=20), [endless], 30.0) == [0]
     assert startable(replica([decode("a", output=5000)], [], free_blocks=20), [endless], 30.0) == []
@@ -410,7 +410,7 @@ def test_an_answer_predicted_beyond_the_whole_cache_may_start_alone() -> None:
 # Whole steps
 
 
-def test_ttft_first_prompts_come_first_and_decodes_fill_the_tiles() -> None:
+def test_ttft_first_serves_prompts_first_and_fills_tiles_with_decodes() -> None:
     """The decode may wait 64 ms: 540 tokens of prefill, so four tiles."""
     view = replica([decode("d", since_s=0.936)], [prompt("a", 700, waited_s=0.99)])
     assert step_of(view).tokens == {"a": 512}
@@ -418,7 +418,7 @@ def test_ttft_first_prompts_come_first_and_decodes_fill_the_tiles() -> None:
     assert list(step_of(view).tokens.items()) == [("a", 500), ("d", 1)]
 
 
-def test_where_the_tiles_do_not_hold_all_decodes_the_worst_go() -> None:
+def test_if_the_tiles_do_not_hold_all_decodes_the_worst_are_served() -> None:
     decodes = [decode(f"d{i:03}", since_s=0.3 + i / 400) for i in range(100)]
     step = step_of(replica(decodes, [prompt("a", 400, waited_s=0.99)], limits=Limits(batch_tokens=450)))
     assert step.tokens["a"] == 384
@@ -427,18 +427,18 @@ def test_where_the_tiles_do_not_hold_all_decodes_the_worst_go() -> None:
     assert list(step.tokens)[1:] == [f"d{i:03}" for i in range(99, 75, -1)]
 
 
-def test_where_not_even_a_tile_is_left_decodes_go_alone() -> None:
+def test_without_a_free_tile_decodes_run_alone() -> None:
     view = replica([decode("d", since_s=0.99)], [prompt("a", waited_s=1.5)])
     assert step_of(view).tokens == {"d": 1}
 
 
-def test_loosened_the_late_decodes_do_not_hold_prompts_up() -> None:
+def test_late_decodes_do_not_delay_prompts_if_loosened() -> None:
     late, in_time = decode("late", since_s=1.9), decode("in time", since_s=0.2)
     view = replica([late, in_time], [prompt("a", waited_s=0.8), prompt("b", waited_s=1.5)])
     assert list(step_of(view).tokens.items()) == [("b", 200), ("a", 200), ("late", 1), ("in time", 1)]
 
 
-def test_tpot_first_only_the_prompts_that_press_are_taken() -> None:
+def test_tpot_first_starts_only_urgent_prompts() -> None:
     """b can wait for d and a and still be in time; a cannot wait for d."""
     running = [decode("d", since_s=0.99, tokens=10)]
     waiting = [prompt("a", waited_s=0.96), prompt("b", waited_s=0.90)]
@@ -447,7 +447,7 @@ def test_tpot_first_only_the_prompts_that_press_are_taken() -> None:
     assert step_of(replica(running, waiting), hasty).tokens == {"d": 1, "a": 200, "b": 200}
 
 
-def test_a_long_prompt_is_cut_where_the_engine_s_batch_ends() -> None:
+def test_a_long_prompt_is_cut_at_the_end_of_the_engines_batch() -> None:
     view = replica([], [prompt("a", 5000)], limits=Limits(batch_tokens=1024))
     assert step_of(view).tokens == {"a": 1024}
 
@@ -488,7 +488,7 @@ def test_a_prompt_leaves_the_blocks_that_decodes_begin_with_their_next_token() -
     assert first(16) == ["d"]
 
 
-def test_where_all_decodes_fit_they_keep_their_order() -> None:
+def test_if_all_decodes_fit_they_keep_their_order() -> None:
     decodes = [decode("calm", since_s=0.1), decode("pressed", since_s=0.95), decode("calmer", since_s=0.05)]
     assert list(step_of(replica(decodes, [], limits=Limits(batch_tokens=3))).tokens) == [
         "calm",
@@ -507,45 +507,45 @@ def test_a_waiting_request_has_no_blocks_to_free_and_a_begun_one_has() -> None:
     assert (step.tokens, step.preempt) == ({"d": 1}, ("p",))
 
 
-def test_best_effort_gives_its_memory_back() -> None:
+def test_best_effort_is_preempted_for_its_memory() -> None:
     offline = decode("offline", context=320, best_effort=True)
     step = step_of(replica([offline], [prompt("a", 300)], free_blocks=5))
     assert (step.tokens, step.preempt) == ({"a": 300}, ("offline",))
 
 
-def test_the_oldest_best_effort_has_its_turn_once_it_has_waited_long() -> None:
+def test_the_oldest_best_effort_is_served_after_a_long_wait() -> None:
     old = prompt("old", waited_s=31.0, best_effort=True)
     running = [decode("d", since_s=0.99)]
     waiting = [old, prompt("a", waited_s=0.2)]
     assert list(step_of(replica(running, waiting)).tokens) == ["d", "old"]
 
 
-def test_a_prompt_under_way_takes_the_blocks_there_are() -> None:
+def test_a_prompt_in_progress_takes_the_free_blocks() -> None:
     under_way = prompt("a", 800, done=160)
     assert step_of(replica([under_way], [], free_blocks=3)).tokens == {"a": 48}
     assert step_of(replica([prompt("a", 800, done=159)], [], free_blocks=0)).tokens == {"a": 1}
 
 
-def test_prompts_that_fill_the_cache_half_done_do_not_stop_the_engine() -> None:
+def test_half_computed_prompts_that_fill_the_cache_do_not_stop_the_engine() -> None:
     first, second = prompt("first", 800, done=160), prompt("second", 800, done=640)
     step = step_of(replica([first, second], [], free_blocks=0))
     assert (step.tokens, step.preempt) == ({"first": 640}, ("second",))
 
 
-def test_a_prompt_under_way_is_preempted_to_a_decode_that_needs_a_block() -> None:
+def test_a_prompt_in_progress_is_preempted_for_a_decode_that_needs_a_block() -> None:
     under_way = prompt("a", 800, done=160, waited_s=0.96)
     view = replica([decode("d", context=160, tokens=1), under_way], [], free_blocks=0)
     step = step_of(view)
     assert (step.tokens, step.preempt) == ({"d": 1}, ("a",))
 
 
-def test_out_of_blocks_and_out_of_tokens_the_worst_decode_takes_from_the_last() -> None:
+def test_without_blocks_or_tokens_the_worst_decode_preempts_the_last() -> None:
     decodes = [decode("a", context=144, tokens=1, since_s=0.02), decode("b", context=144, tokens=1)]
     step = step_of(replica(decodes, [], free_blocks=0, limits=Limits(batch_tokens=1)))
     assert (step.tokens, step.preempt) == ({"b": 1}, ("a",))
 
 
-def test_a_decode_that_gave_its_blocks_to_a_worse_one_is_not_served() -> None:
+def test_a_decode_preempted_for_a_worse_one_is_not_served() -> None:
     decodes = [decode("a", context=144, tokens=1, since_s=0.02), decode("b", context=144, tokens=1)]
     limits, drafting = Limits(batch_tokens=3), Speculation(1, 0.7)
     step = step_of(replica(decodes, [], free_blocks=0, limits=limits, speculation=drafting))

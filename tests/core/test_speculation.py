@@ -17,11 +17,11 @@ def decode(tokens: int = 32) -> Job:
 
 
 @pytest.mark.parametrize(("drafts", "tokens"), [(0, 1.0), (1, 1.7), (2, 2.19)])
-def test_tokens_expected_of_a_drafter_that_is_right_seven_times_in_ten(drafts: int, tokens: float) -> None:
+def test_expected_tokens_follow_from_the_acceptance_rate(drafts: int, tokens: float) -> None:
     assert tokens_expected(0.7, drafts) == pytest.approx(tokens)
 
 
-def test_a_drafter_that_is_always_right_brings_out_all() -> None:
+def test_a_drafter_that_is_always_right_returns_all_drafts() -> None:
     assert tokens_expected(1.0, 4) == 5.0
 
 

@@ -25,16 +25,16 @@ def rate(speculation: Speculation, model: TimeModel, jobs: list[Job], drafts: in
     return tokens / model.seconds(BatchWork(len(jobs) * (1 + drafts), context, 0.0, drafts))
 
 
-def test_without_a_drafter_or_decodes_nothing_is_drafted() -> None:
+def test_without_a_drafter_or_decodes_no_token_is_drafted() -> None:
     assert speculation_lengths(None, OPT, decodes("a", 3)) == NO_SPECULATION
     assert speculation_lengths(Speculation(MOST, 0.7), OPT, []) == NO_SPECULATION
 
 
-def test_a_drafter_that_is_never_right_is_not_asked() -> None:
+def test_a_drafter_that_is_never_right_is_not_used() -> None:
     assert speculation_lengths(Speculation(MOST, 0.0), OPT, decodes("a", 3)) == NO_SPECULATION
 
 
-def test_of_one_tier_it_is_the_best_of_all_numbers() -> None:
+def test_the_length_for_one_tier_is_the_optimum() -> None:
     for seed in range(300):
         random = Random(seed)
         terms = (
@@ -56,7 +56,7 @@ def test_tiers_share_the_longest_and_trim_it_by_their_own_acceptance() -> None:
     assert max(chosen.values()) <= MOST
 
 
-def test_fewer_drafts_where_more_decode() -> None:
+def test_more_decodes_have_fewer_drafts() -> None:
     speculation = Speculation(MOST, 0.7)
     drafts = [
         speculation_lengths(speculation, OPT, decodes("a", count)).get("a", 0) for count in (1, 30, 200, 2000)

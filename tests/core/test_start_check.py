@@ -44,7 +44,7 @@ def test_a_started_request_counts_for_the_next() -> None:
     assert started(nextafter(tpot_s, 0), [job("p", 100), job("q", 50)]) == {"p"}
 
 
-def test_with_drafts_a_batch_brings_more_tokens_and_verifies_more() -> None:
+def test_with_drafts_a_batch_returns_and_verifies_more_tokens() -> None:
     tpot_s = MODEL.seconds(BatchWork(2 * 4, 18 + 100, 0.0, 3)) / tokens_expected(0.5, 3)
     assert started(tpot_s * 1.0001, [job("p", 100)], drafts=3) == {"p"}
     assert started(tpot_s * 0.9999, [job("p", 100)], drafts=3) == set()

@@ -38,11 +38,11 @@ def test_share_and_excess_of_slow_steps_are_learned(chance: float, factor: float
     assert tail.excess == pytest.approx(factor - 1)
 
 
-def test_an_engine_of_constant_speed_has_none() -> None:
+def test_an_engine_of_constant_speed_has_no_slow_steps() -> None:
     assert after([SLOW, 1.0, 0.2] * 100) == StepTail()
 
 
-def test_one_slow_step_among_the_first_hundred_is_reason_enough_for_care() -> None:
+def test_one_slow_step_among_the_first_hundred_counts() -> None:
     assert after([*100 * [1.0], 4.0]).chance > LEAST_CHANCE
     assert after([4.0], observed=5000).chance < LEAST_CHANCE
 
@@ -58,7 +58,7 @@ def test_an_engine_that_has_become_slower_has_no_more_slow_steps_than_the_first_
     assert after([1.0, 2.0], slower, 500).chance > slower.chance
 
 
-def test_a_stall_of_minutes_teaches_no_more_than_the_largest_excess() -> None:
+def test_a_stall_of_minutes_counts_as_the_largest_excess() -> None:
     assert after([1e6]).excess == MOST_EXCESS
 
 

@@ -68,7 +68,7 @@ def test_a_request_without_a_ticket_is_refused() -> None:
     assert checking().accept(None, "e-1", 100.0) is TicketFault.MISSING
 
 
-def test_a_ticket_that_is_too_long_is_not_even_read() -> None:
+def test_a_ticket_that_is_too_long_is_not_parsed() -> None:
     ticket = EngineTicket({"penstock_id": "r" * LONGEST_TICKET}, 100.0)
     assert checking().accept(sealed(ticket, KEY), "e-1", 100.0) is TicketFault.FORGED
 
@@ -85,7 +85,7 @@ def test_an_expired_ticket_is_never_accepted(at_s: float, later_s: float) -> Non
     assert checking().accept(issued(at_s=at_s), "e-1", at_s + VALID_S + later_s) is TicketFault.EXPIRED
 
 
-def test_a_ticket_of_the_future_is_not_accepted() -> None:
+def test_a_ticket_issued_in_the_future_is_not_accepted() -> None:
     assert checking().accept(issued(at_s=100.0), "e-1", 99.9) is TicketFault.EXPIRED
 
 
@@ -97,7 +97,7 @@ def test_a_ticket_is_never_accepted_for_more_answers_than_it_is_for(uses: int, t
     assert len(accepted) == min(uses, sum(now_s <= VALID_S for now_s in times_s))
 
 
-def test_a_used_ticket_says_so_until_it_has_expired() -> None:
+def test_a_used_ticket_is_refused_as_used_until_it_expires() -> None:
     check, text = checking(), issued(at_s=100.0)
     check.accept(text, "e-1", 100.0)
     assert check.accept(text, "e-2", 100.0 + VALID_S) is TicketFault.USED

@@ -73,13 +73,13 @@ def test_decodes_prefill_and_both_have_a_scale_of_their_own(work: BatchWork, fac
 
 
 @pytest.mark.parametrize("context_tokens", [0, 1000])
-def test_tokens_within_are_those_of_an_iteration_with_prefill(context_tokens: int) -> None:
+def test_tokens_within_uses_the_scale_of_iterations_with_prefill(context_tokens: int) -> None:
     time_s = KINDS.seconds(BatchWork(500, context_tokens, 1e6))
     assert KINDS.tokens_within(time_s, context_tokens, 1e6) == 500
 
 
 @given(MODELS, SCALES, st.floats(0, 2), BESIDE)
-def test_tokens_within_is_the_most_that_fits(
+def test_tokens_within_is_the_largest_number_that_fits(
     model: TimeModel, scale: float, time_s: float, beside: BatchWork
 ) -> None:
     model = scaled(model, scale)
@@ -100,7 +100,7 @@ def test_a_time_without_bound_has_room_for_any_batch() -> None:
     assert ROOFLINE.tokens_within(inf) == UNBOUNDED_TOKENS
 
 
-def test_a_flat_line_bounds_only_by_where_it_lies() -> None:
+def test_a_flat_line_bounds_only_by_its_height() -> None:
     model = TimeModel("flat", (Term(1e-4, 0.0), Term(0.0, 0.010)))
     assert model.tokens_within(0.009) == 0
     assert model.tokens_within(0.020) == 200

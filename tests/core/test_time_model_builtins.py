@@ -26,7 +26,7 @@ NAMES = {
 }
 
 
-def test_there_are_thirteen_by_name() -> None:
+def test_thirteen_engines_are_built_in_by_name() -> None:
     assert set(BUILTINS) == NAMES
     assert {time_model(name).name for name in NAMES} == NAMES
 
@@ -69,7 +69,9 @@ FIGURES = [
 
 
 @pytest.mark.parametrize(("name", "ms", "kv_tokens"), FIGURES)
-def test_plans_rest_on_these_figures(name: str, ms: tuple[float, ...], kv_tokens: int) -> None:
+def test_builtin_engines_have_the_figures_that_plans_use(
+    name: str, ms: tuple[float, ...], kv_tokens: int
+) -> None:
     model = time_model(name)
     decodes, *drafted = [
         model.seconds(work)
@@ -99,7 +101,7 @@ def test_the_papers_small_opt_has_the_memory_it_states() -> None:
     assert kv_cache_tokens("slos-serve-opt-6.7b-a100") == 43_296
 
 
-def test_an_unknown_name_is_answered_with_those_there_are() -> None:
+def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownTimeModel) as caught:
         time_model("llama-4")
     assert str(caught.value).startswith(

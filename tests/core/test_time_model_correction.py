@@ -43,7 +43,7 @@ SPEEDS = [(1.0, 0.03, 50), (1.3, 0.03, 50), (0.7, 0.03, 50), (2.0, 0.05, 60), (0
 
 
 @pytest.mark.parametrize(("level", "spread", "count"), SPEEDS)
-def test_an_engine_of_any_speed_is_known_soon(level: float, spread: float, count: int) -> None:
+def test_an_engines_speed_is_learned_quickly(level: float, spread: float, count: int) -> None:
     correction = after(noisy(level, spread, count))
     assert correction.ratio == pytest.approx(level, rel=0.03)
     assert expected(MODEL, correction).seconds(WORK) == pytest.approx(level * PREDICTED_S, rel=0.03)
@@ -56,18 +56,18 @@ def test_the_first_iterations_are_averaged() -> None:
     assert (Correction(), after([1.0]).observed) == (Correction(1.0, 0.05, 1.1, 0), 1)
 
 
-def test_an_iteration_that_takes_just_as_long_as_planned_is_not_longer() -> None:
+def test_an_iteration_of_exactly_the_planned_time_is_not_slow() -> None:
     known = Correction(margin=1.0, observed=100)
     assert after([1.0], known).margin == 1.0
     assert after([1.001], known).margin > 1.0
 
 
-def test_a_change_of_speed_is_followed() -> None:
+def test_a_change_of_speed_is_learned() -> None:
     before = after(noisy(1.0, 0.02, 300))
     assert after(noisy(1.5, 0.02, 80), before).ratio == pytest.approx(1.5, rel=0.03)
 
 
-def test_slow_steps_are_planned_for_and_the_speed_is_as_before() -> None:
+def test_slow_steps_are_planned_for_without_changing_the_speed() -> None:
     before = after(noisy(1.0, 0.02, 300))
     rough = after(
         [ratio * (4.0 if number % 50 == 0 else 1.0) for number, ratio in enumerate(noisy(1.0, 0.02, 600))]
@@ -90,7 +90,7 @@ def test_slow_steps_that_the_margin_covers_need_no_more_time() -> None:
 
 
 @pytest.mark.parametrize("stall", [2.0, 10.0, 1000.0])
-def test_one_stall_teaches_little(stall: float) -> None:
+def test_one_stall_changes_the_model_little(stall: float) -> None:
     before = after(noisy(1.0, 0.02, 300))
     assert after([stall], before).ratio == pytest.approx(before.ratio, rel=0.01)
 
@@ -115,18 +115,18 @@ def test_a_steadier_engine_is_planned_with_less_margin() -> None:
     assert rough > 1.05
 
 
-def test_the_margin_of_a_bad_time_does_not_outlive_it() -> None:
+def test_a_margin_ends_with_the_disturbance_that_caused_it() -> None:
     rough = after(noisy(1.0, 0.3, 500))
     assert rough.margin > 1.2
     assert after(noisy(1.0, 0.02, 120), rough).margin < 1.1
 
 
-def test_error_is_the_mean_relative_distance() -> None:
+def test_error_is_the_mean_relative_error() -> None:
     assert after([0.9, 1.1] * 500).error == pytest.approx(0.1, rel=0.1)
 
 
 @given(st.lists(st.floats(1e-6, 1e6), max_size=60))
-def test_no_history_makes_a_model_that_cannot_plan(ratios: list[float]) -> None:
+def test_every_history_gives_a_usable_model(ratios: list[float]) -> None:
     correction = after(ratios)
     planned = corrected(MODEL, correction)
     assert 0 < planned.scale < inf
@@ -140,7 +140,7 @@ def test_a_stall_counts_as_an_error_of_its_whole_time() -> None:
     assert after([1.6]).error == pytest.approx(0.05 + 0.05 * (0.6 - 0.05))
 
 
-def test_an_empty_iteration_teaches_nothing() -> None:
+def test_an_empty_iteration_is_not_learned() -> None:
     assert observe(Correction(), MODEL, BatchWork(0), 0.5) == Correction()
 
 
@@ -158,7 +158,7 @@ def test_a_correction_multiplies_an_earlier_scale_of_the_model(
     assert apply(twice, Correction(ratio=1.5)) == apply(MODEL, Correction(ratio=3.0))
 
 
-def test_a_bad_time_is_forgotten_while_the_engine_rests() -> None:
+def test_a_disturbance_is_forgotten_while_the_engine_is_idle() -> None:
     slow = Correction(ratio=4.0, margin=1.5, observed=100, tail=StepTail(0.02, 3.0))
     rested_once = rested(slow, REST_HALF_LIFE_S)
     assert rested_once.ratio == pytest.approx(2.0)
@@ -168,7 +168,7 @@ def test_a_bad_time_is_forgotten_while_the_engine_rests() -> None:
 
 
 @given(ratio=st.floats(0.1, 10), first_s=st.floats(0, 100), second_s=st.floats(0, 100))
-def test_resting_twice_is_resting_longer(ratio: float, first_s: float, second_s: float) -> None:
+def test_two_idle_times_count_as_one_of_their_sum(ratio: float, first_s: float, second_s: float) -> None:
     correction = Correction(ratio=ratio)
     twice = rested(rested(correction, first_s), second_s)
     assert twice.ratio == pytest.approx(rested(correction, first_s + second_s).ratio)

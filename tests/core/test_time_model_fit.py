@@ -38,7 +38,7 @@ def test_times_made_by_a_model_are_predicted_by_the_fit(name: str) -> None:
     assert found.seen.r_squared > 0.999
 
 
-def test_two_lines_are_found_where_there_are_two() -> None:
+def test_two_lines_are_fitted_to_two_slopes() -> None:
     true = TimeModel("true", (Term(0.0, 0.010), Term(0.0001, 0.002)))
     found = closest("found", points(true))
     assert len(found.terms) == 2
@@ -46,7 +46,7 @@ def test_two_lines_are_found_where_there_are_two() -> None:
     assert found.seconds(BatchWork(3000)) == pytest.approx(0.302, rel=0.02)
 
 
-def test_one_line_is_enough_where_there_is_one() -> None:
+def test_one_line_is_fitted_to_one_slope() -> None:
     found = closest("found", points(TimeModel("true", (Term(0.0001, 0.005),)), noise=0.03))
     assert len(found.terms) == 1
 
@@ -66,7 +66,7 @@ def test_noise_is_reported_as_error_and_not_fitted() -> None:
     assert found.held_out.worst_error >= found.held_out.mean_error
 
 
-def test_readings_that_were_disturbed_move_next_to_nothing() -> None:
+def test_disturbed_readings_hardly_change_the_fit() -> None:
     true = BUILTINS["llama-3-8b-a100"].model
     disturbed = [
         Point(work, took_s * (2.5 if at % 6 == 3 else 1.0)) for at, (work, took_s) in enumerate(points(true))
@@ -91,7 +91,7 @@ def test_six_different_iterations_are_enough() -> None:
         fit("found", [Point(BatchWork(tokens), 0.01) for tokens in (1, 2, 3, 4, 5, 5)])
 
 
-def test_two_lines_rest_on_three_points_each() -> None:
+def test_two_lines_need_three_points_each() -> None:
     true = TimeModel("true", (Term(0.0, 0.010), Term(0.001, -0.010)))
     measured = [
         Point(BatchWork(tokens), true.seconds(BatchWork(tokens))) for tokens in (1, 8, 16, 24, 32, 40)
@@ -118,7 +118,7 @@ def test_a_point_is_predicted_by_models_that_have_not_seen_it() -> None:
     assert found.held_out.mean_error < 0.05
 
 
-def test_times_that_never_change_are_explained_wholly_or_not_at_all() -> None:
+def test_constant_times_are_explained_fully_or_not_at_all() -> None:
     flat = [Point(BatchWork(tokens), 0.01) for tokens in range(1, 9)]
     assert of_model(TimeModel("exact", (Term(0.0, 0.01),)), flat).r_squared == 1.0
     assert of_model(TimeModel("off", (Term(0.0, 0.02),)), flat).r_squared == 0.0

@@ -24,7 +24,7 @@ def workload_of(*waiting: Job, running: tuple[Job, ...] = ()) -> Workload:
     return Workload.of(view, 30.0)
 
 
-def test_decodes_prompts_by_deadline_and_best_effort_are_apart() -> None:
+def test_decodes_prompts_by_deadline_and_best_effort_are_separate() -> None:
     late, soon, offline = job("late", at_s=9.0), job("soon", at_s=8.0), job("o", best_effort=True, at_s=9.0)
     begun, running = advance(job("begun", at_s=8.5), 50, 0, 9.0), decoding(job("d"))
     here = workload_of(late, offline, soon, running=(begun, running))
@@ -42,7 +42,7 @@ def test_rejected_requests_count_running_or_not_and_offline_work_does_not() -> N
     assert workload_of(*offline, *rejected[:2]).admitted.rejected == 2
 
 
-def test_the_protected_request_is_among_the_admitted_ones_and_no_best_effort_any_more() -> None:
+def test_the_protected_request_counts_as_admitted_and_not_as_best_effort() -> None:
     old, young = job("old", best_effort=True), job("young", best_effort=True, at_s=9.0)
     prompt, decode = job("p", at_s=9.0), decoding(job("d"))
     here = workload_of(old, young, prompt, running=(decode,))
@@ -57,7 +57,7 @@ def test_the_protected_request_is_among_the_admitted_ones_and_no_best_effort_any
     assert [one.request.id for one in running.admitted.decodes] == ["d", "old"]
 
 
-def test_usual_costs_are_known_from_a_few_requests_on() -> None:
+def test_usual_costs_need_a_few_requests() -> None:
     few = [job(f"{i}") for i in range(FEW_REQUESTS)]
     assert workload_of(*few[1:]).admitted.usual == UsualCosts(float("inf"), float("inf"))
     assert workload_of(*few).admitted.usual == usual_costs(few) == UsualCosts(50 * 125.0, 150.0)
