@@ -16,14 +16,27 @@ from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_wo
 from penstock_vllm.answer_names import MOST_REMEMBERED, AnswerNames
 from penstock_vllm.drafts import cut_drafts, drafted
 from penstock_vllm.engine_facts import bounds_of, can_be_steered, generates_one_token_per_step, memory_of
-from penstock_vllm.learned import MOST_NOTED, EngineEstimates
-from penstock_vllm.ledger import Held
+from penstock_vllm.estimates import MOST_NOTED, EngineEstimates
+from penstock_vllm.ledger import HeldRequest
 from penstock_vllm.pipeline import MeasuredStep, Pipeline
 from penstock_vllm.plan import with_a_lora_in_use, within_loras
-from penstock_vllm.repeated_plan import RepeatedPlan, further, steps_to_first_end
+from penstock_vllm.repeated_plan import RepeatedPlan, next_work, steps_to_first_end
 from penstock_vllm.settings import PluginSettings
-from penstock_vllm.under_way import UnderWay, brought_one_each, computes_one_each, decoded, under_way
-from penstock_vllm.view import Ahead, KvMemory, StepBounds, foreseen, may_continue, view_of
+from penstock_vllm.step_in_progress import (
+    StepInProgress,
+    computes_one_each,
+    decoded,
+    generated_one_each,
+    step_in_progress,
+)
+from penstock_vllm.view import (
+    KvMemory,
+    StepBounds,
+    StepsInProgress,
+    after_steps_in_progress,
+    may_continue,
+    view_of,
+)
 
 MODEL = TimeModel("round", (Term(1e-3, 0.010),), 1e-5, 1e-8)
 
@@ -39,9 +52,9 @@ def job(name: str = "a", prompt: int = 100, computed: int = 0, generated: int = 
     return made._replace(computed_tokens=computed)
 
 
-def held(name: str = "a", *, lora: int = 0, of: Job | None = None, **fields: Any) -> Held:
+def held(name: str = "a", *, lora: int = 0, of: Job | None = None, **fields: Any) -> HeldRequest:
     adapter = anything(lora_int_id=lora) if lora else None
-    return Held(anything(request_id=f"engine-{name}", lora_request=adapter, **fields), of or job(name))
+    return HeldRequest(anything(request_id=f"engine-{name}", lora_request=adapter, **fields), of or job(name))
 
 
 # What vLLM's configuration says.
@@ -125,7 +138,7 @@ def test_a_plain_engine_generates_one_token_per_step() -> None:
 
 def repeated(**other: int) -> RepeatedPlan:
     fields = {"membership": 5, "least_blocks": 3, "steps_left": 1} | other
-    return RepeatedPlan(**fields, running=2, work=BatchWork(2, 50), seconds=0.5, further_s=0.25)
+    return RepeatedPlan(**fields, running=2, work=BatchWork(2, 50), seconds=0.5, increase_s=0.25)
 
 
 def test_a_plan_is_repeated_while_the_same_requests_have_blocks_and_steps_left() -> None:
@@ -141,7 +154,7 @@ def test_each_step_of_a_repeated_plan_reads_one_more_token_of_each_request() -> 
     plan = repeated(steps_left=9)
     plan.advance()
     assert (plan.steps_left, plan.work, plan.seconds) == (8, BatchWork(2, 52), 0.75)
-    assert further(BatchWork(3, 10, 5.0, 1), 3) == BatchWork(3, 13)
+    assert next_work(BatchWork(3, 10, 5.0, 1), 3) == BatchWork(3, 13)
 
 
 def test_it_is_repeated_until_the_first_request_must_stop() -> None:
@@ -157,9 +170,9 @@ def test_it_is_repeated_until_the_first_request_must_stop() -> None:
 # Steps under way.
 
 
-def step(asked_s: float = 0.0, foreseen_s: float = 0.5, tokens: int = 1) -> UnderWay:
+def step(requested_s: float = 0.0, predicted_s: float = 0.5, tokens: int = 1) -> StepInProgress:
     output: Any = anything(num_scheduled_tokens={"a": tokens} if tokens else {})
-    return UnderWay(output, asked_s, BatchWork(tokens), foreseen_s, {})
+    return StepInProgress(output, requested_s, BatchWork(tokens), predicted_s, {})
 
 
 def test_the_next_step_begins_when_those_before_it_end() -> None:
@@ -219,20 +232,20 @@ def test_a_step_is_decode_behind_all_that_had_to_be_prefilled() -> None:
 
 
 def test_the_work_of_a_step_is_tokens_context_and_attention() -> None:
-    there = {"d": Held(request(computed=101), job()), "p": Held(request(500, 0, 140), job())}
+    there = {"d": HeldRequest(request(computed=101), job()), "p": HeldRequest(request(500, 0, 140), job())}
     output: Any = anything(
         num_scheduled_tokens={"d": 1, "p": 40},
         scheduled_spec_decode_tokens={"d": [1, 2]},
         total_num_scheduled_tokens=41,
     )
-    made = under_way(output, there, 2.0, MODEL, None)
+    made = step_in_progress(output, there, 2.0, MODEL, None)
     work = BatchWork(41, 101, chunk_work(40, 100), 2)
-    assert made == UnderWay(output, 2.0, work, MODEL.seconds(work), {"p": 40})
+    assert made == StepInProgress(output, 2.0, work, MODEL.seconds(work), {"p": 40})
     both: Any = anything(
         num_scheduled_tokens={"d": 1, "e": 1}, scheduled_spec_decode_tokens={}, total_num_scheduled_tokens=2
     )
-    known = under_way(both, {}, 2.0, MODEL, [job(computed=100), job(computed=50)])
-    assert known == UnderWay(both, 2.0, BatchWork(2, 152), MODEL.seconds(BatchWork(2, 152)), {})
+    known = step_in_progress(both, {}, 2.0, MODEL, [job(computed=100), job(computed=50)])
+    assert known == StepInProgress(both, 2.0, BatchWork(2, 152), MODEL.seconds(BatchWork(2, 152)), {})
 
 
 def test_a_step_computes_one_each_only_if_it_has_every_running_request_and_no_second_token() -> None:
@@ -251,7 +264,7 @@ def test_a_step_brought_one_each_or_it_did_not() -> None:
 
     def brought(*tokens: list[int]) -> bool:
         reported: Any = anything(sampled_token_ids=tokens)
-        return brought_one_each(output, reported)
+        return generated_one_each(output, reported)
 
     assert brought([1], [2])
     assert not brought([1], [2], [3])
@@ -287,13 +300,18 @@ def test_a_request_goes_on_unless_its_last_token_is_under_way_or_it_waits_for_it
 
 def test_a_running_job_is_foreseen_with_every_draft_refused() -> None:
     decodes = job(computed=100, generated=1)
-    still = Held(asked(), decodes)
-    assert foreseen(still, 9.0) is decodes
-    drafting = Held(asked(num_computed_tokens=104, num_output_placeholders=4), decodes, drafts_under_way=3)
-    ahead = foreseen(drafting, 9.0)
+    still = HeldRequest(asked(), decodes)
+    assert after_steps_in_progress(still, 9.0) is decodes
+    drafting = HeldRequest(
+        asked(num_computed_tokens=104, num_output_placeholders=4), decodes, drafts_in_progress=3
+    )
+    ahead = after_steps_in_progress(drafting, 9.0)
     assert (ahead.computed_tokens, ahead.generated_tokens) == (101, 2)
-    prefilling = Held(asked(num_computed_tokens=60), job(computed=20))
-    assert (foreseen(prefilling, 9.0).computed_tokens, foreseen(prefilling, 9.0).generated_tokens) == (60, 0)
+    prefilling = HeldRequest(asked(num_computed_tokens=60), job(computed=20))
+    assert (
+        after_steps_in_progress(prefilling, 9.0).computed_tokens,
+        after_steps_in_progress(prefilling, 9.0).generated_tokens,
+    ) == (60, 0)
 
 
 def test_requests_that_vllm_will_not_compute_keep_their_slots() -> None:
@@ -302,7 +320,7 @@ def test_requests_that_vllm_will_not_compute_keep_their_slots() -> None:
     others = held("c", of=job("c"), **vars(asked()))
     others.planned = False
 
-    def seen(ahead: Ahead, running: int = 8) -> Any:
+    def seen(in_progress: StepsInProgress, running: int = 8) -> Any:
         return view_of(
             [going, ending, others],
             (job("w"),),
@@ -311,19 +329,19 @@ def test_requests_that_vllm_will_not_compute_keep_their_slots() -> None:
             model=MODEL,
             speculation=Speculation(2, 0.5),
             step=3,
-            begins_s=7.0,
-            ahead=ahead,
+            start_s=7.0,
+            in_progress=in_progress,
         )
 
-    idle = seen(Ahead.OF_NOTHING)
+    idle = seen(StepsInProgress.NONE)
     assert ([one.request.id for one in idle.running], idle.limits) == (["a", "b"], Limits(512, 7))
     assert (idle.now_s, idle.busy_until_s, idle.kv) == (7.0, 7.0, KvCache(50, 20, 16))
     assert [one.request.id for one in idle.waiting] == ["w"]
-    each = seen(Ahead.OF_ONE_EACH)
+    each = seen(StepsInProgress.ONE_TOKEN_EACH)
     assert ([one.generated_tokens for one in each.running], each.limits) == ([2], Limits(512, 6))
-    more = seen(Ahead.OF_MORE)
+    more = seen(StepsInProgress.OTHER)
     assert ([one.generated_tokens for one in more.running], more.limits) == ([1], Limits(512, 6))
-    assert seen(Ahead.OF_MORE, running=1).limits.running == 0
+    assert seen(StepsInProgress.OTHER, running=1).limits.running == 0
 
 
 # Drafts and what was learned.

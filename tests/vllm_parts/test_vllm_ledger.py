@@ -7,7 +7,7 @@ import pytest
 from penstock_core.domain.engine_fields import to_fields
 from penstock_core.domain.request import Job, Request, advance, new_job, preempted, promoted
 from penstock_core.domain.slo import Targets
-from penstock_vllm.ledger import EngineLedger, Held
+from penstock_vllm.ledger import EngineLedger, HeldRequest
 
 
 def asked(name: str = "a", prompt: int = 100, **other: Any) -> Any:
@@ -33,7 +33,7 @@ def fields(name: str, *, best_effort: bool = False, spent_s: float = 0.0) -> Any
     return SimpleNamespace(extra_args=to_fields(job, spent_s))
 
 
-def names(held: list[Held]) -> list[str]:
+def names(held: list[HeldRequest]) -> list[str]:
     return [one.job.request.id for one in held]
 
 
@@ -41,7 +41,7 @@ def of_jobs(jobs: tuple[Job, ...]) -> list[str]:
     return [job.request.id for job in jobs]
 
 
-def has_come_out(held: Held, tokens: int) -> None:
+def has_come_out(held: HeldRequest, tokens: int) -> None:
     request: Any = held.request
     request.num_output_tokens = tokens
 
@@ -53,9 +53,15 @@ def test_a_request_is_recorded_by_the_fields_that_it_carries() -> None:
     assert (job.request.id, job.request.tier, job.request.arrival_s) == ("r", "chat", 9.75)
     assert (job.request.prompt_tokens, job.request.max_output_tokens, job.output_tokens) == (100, 50, 30)
     assert ledger.by_id == {"cmpl-1": held} and ledger.by_name == {"r": held}
-    assert (held.planned, held.running, held.blocked, held.drafts_under_way) == (True, False, False, 0)
+    assert (held.planned, held.running, held.blocked, held.drafts_in_progress) == (True, False, False, 0)
     assert ledger.waiting == [held] == ledger.startable
-    assert (ledger.turns, ledger.membership, ledger.moves, ledger.preemptions, ledger.unplanned) == (
+    assert (
+        ledger.changes,
+        ledger.membership,
+        ledger.uniform_steps,
+        ledger.preemptions,
+        ledger.unplanned,
+    ) == (
         1,
         1,
         0,
@@ -63,7 +69,7 @@ def test_a_request_is_recorded_by_the_fields_that_it_carries() -> None:
         0,
     )
     assert ledger.add(held.request, 11.0, blocked=True) is held
-    assert (ledger.turns, held.blocked) == (1, False)
+    assert (ledger.changes, held.blocked) == (1, False)
 
 
 def test_unreadable_fields_mean_best_effort_and_pooling_has_one_result() -> None:
@@ -104,7 +110,7 @@ def test_a_starting_request_holds_its_cached_blocks() -> None:
     ledger.start(held)
     assert (held.running, held.blocked, held.job.computed_tokens) == (True, False, 40)
     assert ledger.waiting == [] and not ledger.blocked
-    assert (ledger.turns, ledger.membership) == (2, 2)
+    assert (ledger.changes, ledger.membership) == (2, 2)
     held.request.num_computed_tokens = 80
     ledger.start(held)
     assert held.job.computed_tokens == 40
@@ -133,7 +139,7 @@ def test_requests_that_may_start_are_known_after_every_change() -> None:
     assert ready() == ["a"]
 
 
-def started(ledger: EngineLedger, *requests: Any) -> list[Held]:
+def started(ledger: EngineLedger, *requests: Any) -> list[HeldRequest]:
     held = [ledger.add(one, 1.0, blocked=False) for one in requests]
     for one in held:
         ledger.start(one)
@@ -148,11 +154,11 @@ def test_a_preempted_request_waits_and_is_blocked_while_its_tokens_are_in_progre
 ) -> None:
     ledger = EngineLedger()
     (held,) = started(ledger, asked(num_computed_tokens=100))
-    held.drafts_under_way = 3
+    held.drafts_in_progress = 3
     held.request.num_stale_output_tokens, held.request.drop_stale_output = stale, dropped
     before = ledger.membership
     ledger.preempt(held)
-    assert (held.running, held.blocked, held.drafts_under_way) == (False, blocked, 0)
+    assert (held.running, held.blocked, held.drafts_in_progress) == (False, blocked, 0)
     assert (held.job.computed_tokens, ledger.preemptions, ledger.membership) == (0, 1, before + 1)
     assert ledger.waiting == [held] and ledger.blocked == ({held} if blocked else set())
     assert of_jobs(ledger.ready) == ([] if blocked else ["a"])
@@ -164,11 +170,11 @@ def test_a_request_that_ends_is_removed_once_whether_it_ran_or_waited() -> None:
     waited = ledger.add(asked("waited"), 1.0, blocked=True)
     other = ledger.add(asked("session", resumable=True), 1.0, blocked=False)
     assert (ledger.unplanned, of_jobs(ledger.ready)) == (1, [])
-    turns = ledger.turns
+    changes = ledger.changes
     for held in (ran, waited, other, other):
         ledger.drop(held)
     assert not (ledger.by_id or ledger.by_name or ledger.waiting or ledger.blocked)
-    assert (ledger.unplanned, ledger.turns) == (0, turns + 3)
+    assert (ledger.unplanned, ledger.changes) == (0, changes + 3)
 
 
 def test_a_request_that_loads_its_kv_is_not_planned_until_it_runs() -> None:
@@ -198,7 +204,7 @@ def test_a_promoted_request_is_admitted_and_nothing_else_changes() -> None:
 def test_after_a_step_jobs_have_the_state_of_vllms_requests() -> None:
     ledger = EngineLedger()
     (held, other) = started(ledger, asked("a"), asked("b"))
-    before = ledger.turns
+    before = ledger.changes
     held.request.num_computed_tokens, held.request.num_in_flight_tokens = 70, 10
     ledger.advance(["a", "gone"], 2.0)
     assert (held.job.computed_tokens, held.job.generated_tokens) == (60, 0)
@@ -206,7 +212,7 @@ def test_after_a_step_jobs_have_the_state_of_vllms_requests() -> None:
     has_come_out(held, 1)
     ledger.advance(["a"], 2.5)
     assert (held.job.computed_tokens, held.job.generated_tokens, held.job.anchor) == (100, 1, (2.5, 1))
-    assert (other.job.computed_tokens, ledger.turns, ledger.membership) == (0, before + 2, 4)
+    assert (other.job.computed_tokens, ledger.changes, ledger.membership) == (0, before + 2, 4)
     held.request.num_computed_tokens, held.request.num_in_flight_tokens = 110, 6
     held.request.num_stale_output_tokens = 2
     ledger.advance(["a"], 3.0)
@@ -240,21 +246,21 @@ def test_a_request_that_loads_its_kv_holds_no_blocks_until_it_runs() -> None:
 def test_steps_of_one_token_each_are_written_down_and_settled_together() -> None:
     ledger = EngineLedger()
     running = started(ledger, asked("a", num_computed_tokens=100), asked("b", num_computed_tokens=100))
-    turns = ledger.turns
+    changes = ledger.changes
     for one in running:
         one.job = advance(one.job, 0, 1, 1.0)
-    ledger.all_move(running, 2.0)
-    ledger.all_move(running, 2.5)
-    assert (ledger.moves, ledger.turns) == (2, turns)
+    ledger.advance_all(running, 2.0)
+    ledger.advance_all(running, 2.5)
+    assert (ledger.uniform_steps, ledger.changes) == (2, changes)
     assert [one.job.generated_tokens for one in running] == [1, 1]
     ledger.settle()
     assert [(one.job.generated_tokens, one.job.computed_tokens) for one in running] == [(3, 102)] * 2
     ledger.settle()
     assert [one.job.generated_tokens for one in running] == [3, 3]
-    ledger.all_move(running, 3.0)
+    ledger.advance_all(running, 3.0)
     ledger.drop(running[0])
     assert running[1].job.generated_tokens == 4
-    ledger.all_move(running[1:], 3.5)
+    ledger.advance_all(running[1:], 3.5)
     ledger.advance(["other"], 4.0)
     assert running[1].job.generated_tokens == 5
 
@@ -264,10 +270,10 @@ def test_draft_tokens_count_while_their_step_is_in_progress() -> None:
     held, preempted = started(ledger, asked("a"), asked("b"))
     ledger.begin_drafts({"a": [1, 2], "b": [3]})
     ledger.begin_drafts({"a": [4]})
-    assert (held.drafts_under_way, preempted.drafts_under_way) == (3, 1)
+    assert (held.drafts_in_progress, preempted.drafts_in_progress) == (3, 1)
     ledger.preempt(preempted)
     ledger.end_drafts({"a": [1, 2], "b": [3], "ended meanwhile": [5]})
-    assert (held.drafts_under_way, preempted.drafts_under_way) == (1, 0)
+    assert (held.drafts_in_progress, preempted.drafts_in_progress) == (1, 0)
 
 
 def test_the_ledger_is_restored_from_vllms_own_requests() -> None:
@@ -277,7 +283,7 @@ def test_the_ledger_is_restored_from_vllms_own_requests() -> None:
     known.request.num_computed_tokens = 101
     has_come_out(known, 1)
     back = asked("back", num_computed_tokens=50, num_output_tokens=0)
-    turns = ledger.turns
+    changes = ledger.changes
     ledger.restore(
         [known.request, asked("new", num_computed_tokens=40), asked("s", resumable=True)],
         [back, asked("stuck")],
@@ -295,12 +301,12 @@ def test_the_ledger_is_restored_from_vllms_own_requests() -> None:
     assert (by_id["known"].planned, by_id["s"].planned, ledger.unplanned) == (True, False, 1)
     assert (by_id["known"].job.request.arrival_s, by_id["known"].job.generated_tokens) == (1.0, 1)
     assert by_id["known"].job.computed_tokens == 101
-    assert (by_id["new"].drafts_under_way, by_id["known"].drafts_under_way) == (3, 0)
+    assert (by_id["new"].drafts_in_progress, by_id["known"].drafts_in_progress) == (3, 0)
     assert (by_id["new"].job.computed_tokens, by_id["new"].job.request.arrival_s) == (40, 9.0)
     assert by_id["back"].job.computed_tokens == 0
     assert names(ledger.waiting) == ["back", "stuck"] and names(list(ledger.blocked)) == ["stuck"]
     assert of_jobs(ledger.ready) == ["back"]
-    assert (ledger.turns, ledger.membership) == (turns + 1, 4)
+    assert (ledger.changes, ledger.membership) == (changes + 1, 4)
 
 
 def test_a_job_recorded_again_may_be_behind_its_predicted_state() -> None:

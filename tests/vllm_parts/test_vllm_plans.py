@@ -10,7 +10,7 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.timing.builtin_models import time_model
-from penstock_vllm.ledger import Held
+from penstock_vllm.ledger import HeldRequest
 from penstock_vllm.plan import ImpossibleStep, plan_of
 
 
@@ -27,10 +27,10 @@ VIEW = ReplicaView(
 ALL_RUNNING = {"a": 1, "b": 1}
 
 
-def held() -> dict[str, Held]:
-    def of(one: Job) -> Held:
+def held() -> dict[str, HeldRequest]:
+    def of(one: Job) -> HeldRequest:
         request: Any = SimpleNamespace(request_id=f"engine-{one.request.id}")
-        return Held(request, one)
+        return HeldRequest(request, one)
 
     return {one.request.id: of(one) for one in (*RUNNING, *WAITING)}
 
@@ -135,7 +135,7 @@ def test_draft_tokens_of_all_requests_need_no_reordering() -> None:
 def test_a_prompt_in_progress_is_no_step_of_decodes_alone() -> None:
     begun = job("p", decodes=False)._replace(computed_tokens=40)
     view = replace(VIEW, running=(*RUNNING, begun))
-    here = held() | {"p": Held(SimpleNamespace(request_id="engine-p"), begun)}
+    here = held() | {"p": HeldRequest(SimpleNamespace(request_id="engine-p"), begun)}
     plan = plan_of(Step({**ALL_RUNNING, "p": 60}), view, here)
     assert plan.caps == {"engine-a": 1, "engine-b": 1, "engine-p": 60}
     with pytest.raises(ImpossibleStep, match="p cannot draft 1 tokens"):

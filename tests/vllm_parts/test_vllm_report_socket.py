@@ -20,9 +20,9 @@ from penstock_vllm.reports import (
     WHOLE_EVERY_S,
     Boundary,
     BoundaryRecorder,
-    Further,
     ReportRows,
     Reports,
+    UniformBoundary,
 )
 from penstock_vllm.view import KvMemory, StepBounds
 
@@ -183,12 +183,12 @@ def test_an_idle_engine_reports_repeatedly_and_a_working_one_does_not(
 
 def test_the_thread_sends_all_queued_reports_before_it_ends() -> None:
     wire = Wire()
-    reports, queue = Reports(wire), SimpleQueue[Boundary | Further | None]()
+    reports, queue = Reports(wire), SimpleQueue[Boundary | UniformBoundary | None]()
     teller = BoundaryRecorder(reports, queue)
     thread = ReportThread(reports, queue, teller)
     assert "penstock-reports" in {one.name for one in threading.enumerate()}
-    for moves in range(20):
-        teller.record(MOVING._replace(moves=moves), 0.0)
+    for uniform_steps in range(20):
+        teller.record(MOVING._replace(uniform_steps=uniform_steps), 0.0)
     thread.stop()
     assert "penstock-reports" not in {one.name for one in threading.enumerate()}
     assert wire.numbers == list(range(1, 21))
@@ -196,12 +196,12 @@ def test_the_thread_sends_all_queued_reports_before_it_ends() -> None:
 
 def test_reports_lost_by_a_full_queue_leave_a_gap_in_the_numbers() -> None:
     wire = Wire()
-    reports, queue = Reports(wire), SimpleQueue[Boundary | Further | None]()
+    reports, queue = Reports(wire), SimpleQueue[Boundary | UniformBoundary | None]()
     teller = BoundaryRecorder(reports, queue)
-    for moves in range(MOST_QUEUED + 10):
-        teller.record(MOVING._replace(moves=moves), 0.0)
+    for uniform_steps in range(MOST_QUEUED + 10):
+        teller.record(MOVING._replace(uniform_steps=uniform_steps), 0.0)
     assert teller.skipped == 10
-    assert not teller.knows(MOVING.turns, (), 0.0), "the next one has all requests again"
+    assert not teller.knows(MOVING.changes, (), 0.0), "the next one has all requests again"
     ReportThread(reports, queue, teller).stop()
     assert wire.numbers == list(range(11, MOST_QUEUED + 11))
 
@@ -209,11 +209,11 @@ def test_reports_lost_by_a_full_queue_leave_a_gap_in_the_numbers() -> None:
 def test_a_report_that_cannot_be_made_is_a_gap_and_the_next_has_all_requests(
     path: Path, reader: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | Further | None]()
+    reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | UniformBoundary | None]()
     teller = BoundaryRecorder(reports, queue)
     unsendable = ReportRows([JOB._replace(computed_tokens=-1)], {})
-    for moves, rows in enumerate([MOVING.rows, unsendable, unsendable, MOVING.rows]):
-        teller.record(MOVING._replace(moves=moves, rows=rows), 0.0)
+    for uniform_steps, rows in enumerate([MOVING.rows, unsendable, unsendable, MOVING.rows]):
+        teller.record(MOVING._replace(uniform_steps=uniform_steps, rows=rows), 0.0)
     with caplog.at_level("ERROR", "vllm.penstock"):
         ReportThread(reports, queue, teller).stop()
     assert [(report.sequence, len(report.request_ids)) for report in (heard(reader), heard(reader))] == [
@@ -230,10 +230,10 @@ def test_after_a_report_that_could_not_be_made_all_requests_are_reported_again(
 ) -> None:
     reports = Reports(ReportSocket(path, WARN))
     reports.send(MOVING)
-    reports.lose()
+    reports.record_loss()
     assert reports.broken
-    reports.send(MOVING._replace(moves=1, rows=None))  # what it builds on may be wrong
-    reports.send(MOVING._replace(moves=2))
+    reports.send(MOVING._replace(uniform_steps=1, rows=None))  # what it builds on may be wrong
+    reports.send(MOVING._replace(uniform_steps=2))
     assert [heard(reader).sequence for _ in range(2)] == [1, 4]
     reports.close()
 
@@ -250,7 +250,7 @@ def test_a_heartbeat_that_cannot_be_sent_ends_no_thread(monkeypatch: pytest.Monk
             return super().send(report)
 
     wire = Broken()
-    reports, queue = Reports(wire), SimpleQueue[Boundary | Further | None]()
+    reports, queue = Reports(wire), SimpleQueue[Boundary | UniformBoundary | None]()
     thread = ReportThread(reports, queue, BoundaryRecorder(reports, queue))
     queue.put(IDLE._replace(ended=MeasuredStep(BatchWork(7), 0.5)))
     assert failed.wait(10)
@@ -281,7 +281,7 @@ def test_requests_are_reported_again_only_when_more_than_tokens_has_changed(path
     reports = Reports(ReportSocket(path, WARN))
     teller = BoundaryRecorder(reports, SimpleQueue())
     assert not teller.knows(3, (), 0.0)
-    teller.record(MOVING._replace(turns=3), 0.0)
+    teller.record(MOVING._replace(changes=3), 0.0)
     assert teller.knows(3, (), WHOLE_EVERY_S / 2)
     assert not teller.knows(4, (), WHOLE_EVERY_S / 2)
     assert not teller.knows(3, (), WHOLE_EVERY_S)
@@ -294,7 +294,7 @@ def test_an_incremental_boundary_is_the_one_before_with_its_changes(
 ) -> None:
     reports = Reports(ReportSocket(path, WARN))
     reports.send(MOVING._replace(preemptions=3, waiting=2))
-    reports.send(Further(MeasuredStep(BatchWork(7), 0.5), KvMemory(100, 60, 16), 0.04, 5))
+    reports.send(UniformBoundary(MeasuredStep(BatchWork(7), 0.5), KvMemory(100, 60, 16), 0.04, 5))
     heard(reader)
     further = heard(reader)
     assert (further.preemptions, further.waiting, further.running) == (3, 2, 1)
@@ -304,18 +304,18 @@ def test_an_incremental_boundary_is_the_one_before_with_its_changes(
 
 
 def test_a_boundary_is_incremental_only_while_nothing_else_has_changed(path: Path) -> None:
-    reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | Further | None]()
-    teller, further = BoundaryRecorder(reports, queue), Further(None, KvMemory(100, 60, 16), 0.04, 5)
-    assert not teller.repeat(MOVING.turns, further, 0.0), "nothing was reported before"
+    reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | UniformBoundary | None]()
+    teller, further = BoundaryRecorder(reports, queue), UniformBoundary(None, KvMemory(100, 60, 16), 0.04, 5)
+    assert not teller.repeat(MOVING.changes, further, 0.0), "nothing was reported before"
     teller.record(MOVING, 0.0)
-    assert teller.repeat(MOVING.turns, further, WHOLE_EVERY_S / 2)
-    assert not teller.repeat(MOVING.turns + 1, further, WHOLE_EVERY_S / 2)
-    assert not teller.repeat(MOVING.turns, further, WHOLE_EVERY_S)
+    assert teller.repeat(MOVING.changes, further, WHOLE_EVERY_S / 2)
+    assert not teller.repeat(MOVING.changes + 1, further, WHOLE_EVERY_S / 2)
+    assert not teller.repeat(MOVING.changes, further, WHOLE_EVERY_S)
     for _ in range(MOST_QUEUED):
-        teller.repeat(MOVING.turns, further, WHOLE_EVERY_S / 2)
+        teller.repeat(MOVING.changes, further, WHOLE_EVERY_S / 2)
     assert queue.qsize() == MOST_QUEUED
     reports.broken = True
-    assert not teller.repeat(MOVING.turns, further, WHOLE_EVERY_S / 2)
+    assert not teller.repeat(MOVING.changes, further, WHOLE_EVERY_S / 2)
 
 
 def test_further_tokens_are_reported_only_after_a_report_that_was_received(path: Path) -> None:
@@ -323,9 +323,9 @@ def test_further_tokens_are_reported_only_after_a_report_that_was_received(path:
     reports.send(MOVING)
     assert reports.broken
     with closing(bound(path)) as reader:
-        reports.send(MOVING._replace(moves=1, rows=None))  # no reader could use it
-        reports.send(MOVING._replace(moves=2))
-        reports.send(MOVING._replace(moves=5, rows=None))
+        reports.send(MOVING._replace(uniform_steps=1, rows=None))  # no reader could use it
+        reports.send(MOVING._replace(uniform_steps=2))
+        reports.send(MOVING._replace(uniform_steps=5, rows=None))
         whole, further = heard(reader), heard(reader)
     assert (whole.sequence, list(whole.request_ids)) == (3, ["r1"])
     assert (further.sequence, further.since, further.further_tokens) == (4, 3, 3)

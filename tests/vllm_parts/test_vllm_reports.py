@@ -13,7 +13,7 @@ from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto.report_socket import ReportSocket
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_vllm.ledger import EngineLedger, Held
+from penstock_vllm.ledger import EngineLedger, HeldRequest
 from penstock_vllm.pipeline import MeasuredStep
 from penstock_vllm.report_thread import ReportThread
 from penstock_vllm.reports import (
@@ -22,13 +22,13 @@ from penstock_vllm.reports import (
     Boundary,
     BoundaryRecorder,
     CacheReport,
-    Further,
     ReportRows,
     Reports,
+    UniformBoundary,
     report_of,
     rows_of,
 )
-from penstock_vllm.under_way import UnderWay
+from penstock_vllm.step_in_progress import StepInProgress
 from penstock_vllm.view import KvMemory, StepBounds
 
 
@@ -40,7 +40,7 @@ def job(name: str, computed: int = 0, generated: int = 0, *, best_effort: bool =
 
 ROWS = ReportRows([job("a", 12, 3, best_effort=False), job("b", 4)], {1: 4})
 MEMORY = KvMemory(100, 41, 16)
-NOW = Boundary(None, 1, 1, 0, MEMORY, 0.25, None, {}, turns=5, moves=7, rows=ROWS)
+NOW = Boundary(None, 1, 1, 0, MEMORY, 0.25, None, {}, changes=5, uniform_steps=7, rows=ROWS)
 
 
 class Wire(ReportSocket):
@@ -63,7 +63,7 @@ def test_a_report_without_changes_of_the_cache_still_says_that_there_is_one() ->
     wire = Wire()
     reports = Reports(wire)
     reports.send(NOW._replace(cache=CacheReport(2, [], [])))
-    reports.send(Further(None, MEMORY, 0.125, 8))
+    reports.send(UniformBoundary(None, MEMORY, 0.125, 8))
     assert [(report.caches_prefixes, report.cache_resets) for report in wire.sent] == [(True, 2)] * 2
 
 
@@ -104,8 +104,8 @@ def test_a_short_report_names_the_last_that_had_all_requests() -> None:
     wire = Wire()
     reports = Reports(wire)
     reports.send(NOW)
-    reports.send(NOW._replace(moves=9, rows=None))
-    reports.send(Further(None, KvMemory(100, 40, 16), 0.125, 10))
+    reports.send(NOW._replace(uniform_steps=9, rows=None))
+    reports.send(UniformBoundary(None, KvMemory(100, 40, 16), 0.125, 10))
     first, second, third = wire.sent
     assert (second.since, second.further_tokens, list(second.request_ids)) == (first.sequence, 2, [])
     assert (third.since, third.further_tokens, third.kv_blocks_free) == (first.sequence, 3, 40)
@@ -123,7 +123,7 @@ def test_without_a_base_nothing_is_sent_and_all_requests_are_due() -> None:
     reports.send(NOW, skipped=3)
     assert wire.sent[0].sequence == 5
     reports.broken = False
-    reports.send(NOW._replace(turns=6, rows=None))
+    reports.send(NOW._replace(changes=6, rows=None))
     assert (len(wire.sent), reports.broken) == (1, True)
     reports.send(NOW)
     assert wire.sent[1].sequence == 7
@@ -136,7 +136,7 @@ def test_after_an_unreceived_report_all_requests_are_due() -> None:
     reports.send(NOW)
     assert reports.broken
     wire.takes, reports.broken = True, False
-    reports.send(NOW._replace(moves=8, rows=None))
+    reports.send(NOW._replace(uniform_steps=8, rows=None))
     assert (len(wire.sent), reports.broken) == (1, True)
 
 
@@ -150,7 +150,7 @@ def test_an_idle_engine_is_reported_again_and_no_increment_builds_on_it() -> Non
     first, again = wire.sent
     assert (again.sequence, again.duration_s, first.duration_s) == (2, 0.0, 0.5)
     assert list(again.request_ids) == ["a", "b"]
-    reports.send(NOW._replace(moves=8, rows=None))
+    reports.send(NOW._replace(uniform_steps=8, rows=None))
     assert (len(wire.sent), reports.broken) == (2, True)
     reports.send(NOW)
     reports.repeat()
@@ -182,14 +182,14 @@ def test_an_idle_engine_reports_no_prompt_again_that_may_be_gone(cause: str) -> 
     idle = NOW._replace(left_s=0.0)
     reports.send(idle._replace(cache=CacheReport(0, [CachedPrompt("p", 40, 32)], [])))
     if cause == "lost":
-        reports.lose()
+        reports.record_loss()
     reports.send(idle._replace(cache=CacheReport(int(cause == "reset"), [], [])), int(cause == "skipped"))
     reports.repeat()
     assert prompts_of(wire.sent[-1]) == {}
 
 
 def test_a_thread_that_is_stopped_has_closed_the_socket_and_never_holds_a_process_up() -> None:
-    wire, queue = Wire(), SimpleQueue[Boundary | Further | None]()
+    wire, queue = Wire(), SimpleQueue[Boundary | UniformBoundary | None]()
     reports = Reports(wire)
     thread = ReportThread(reports, queue, BoundaryRecorder(reports, queue))
     assert thread._thread.daemon
@@ -197,19 +197,19 @@ def test_a_thread_that_is_stopped_has_closed_the_socket_and_never_holds_a_proces
     assert wire.closed
 
 
-def teller(turns: int = 5, now_s: float = 1000.0) -> tuple[BoundaryRecorder, Reports, Any]:
-    queue = SimpleQueue[Boundary | Further | None]()
+def teller(changes: int = 5, now_s: float = 1000.0) -> tuple[BoundaryRecorder, Reports, Any]:
+    queue = SimpleQueue[Boundary | UniformBoundary | None]()
     reports = Reports(Wire())
     reported = BoundaryRecorder(reports, queue)
-    reported.record(NOW._replace(turns=turns), now_s)
+    reported.record(NOW._replace(changes=changes), now_s)
     return reported, reports, queue
 
 
-GOES_ON = Further(None, MEMORY, 0.25, 8)
+GOES_ON = UniformBoundary(None, MEMORY, 0.25, 8)
 
 
 @pytest.mark.parametrize(
-    ("turns", "later_s", "broken", "goes_on"),
+    ("changes", "later_s", "broken", "goes_on"),
     [
         (5, WHOLE_EVERY_S - 0.001, False, True),
         (5, WHOLE_EVERY_S, False, False),
@@ -218,12 +218,12 @@ GOES_ON = Further(None, MEMORY, 0.25, 8)
     ],
 )
 def test_a_report_of_all_requests_suffices_for_seconds_while_only_tokens_are_added(
-    turns: int, later_s: float, broken: bool, goes_on: bool
+    changes: int, later_s: float, broken: bool, goes_on: bool
 ) -> None:
     reported, reports, queue = teller()
     reports.broken = broken
-    assert reported.knows(turns, (), 1000.0 + later_s) is goes_on
-    assert reported.repeat(turns, GOES_ON, 1000.0 + later_s) is goes_on
+    assert reported.knows(changes, (), 1000.0 + later_s) is goes_on
+    assert reported.repeat(changes, GOES_ON, 1000.0 + later_s) is goes_on
     assert queue.qsize() == (2 if goes_on else 1)
     chunk: Any = SimpleNamespace(chunks={"a": 5})
     assert not reported.knows(5, (chunk,), 1000.0)
@@ -261,12 +261,12 @@ def test_rows_are_running_then_waiting_requests_with_their_prefilled_tokens() ->
         request_id="w", num_prompt_tokens=5, max_tokens=9, resumable=False, sampling_params=None
     )
     ledger.add(waiting, 1.0, blocked=False)
-    running = [Held(SimpleNamespace(request_id=f"engine-{name}"), job(name)) for name in "ab"]
+    running = [HeldRequest(SimpleNamespace(request_id=f"engine-{name}"), job(name)) for name in "ab"]
 
-    def step(**chunks: int) -> UnderWay:
+    def step(**chunks: int) -> StepInProgress:
         output: Any = None
         named = {name.replace("_", "-"): tokens for name, tokens in chunks.items()}
-        return UnderWay(output, 0.0, BatchWork(1), 0.0, named)
+        return StepInProgress(output, 0.0, BatchWork(1), 0.0, named)
 
     rows = rows_of(running, ledger, [step(engine_b=5), step(engine_b=7, engine_gone=3)])
     assert [one.request.id for one in rows.jobs] == ["a", "b", "w"]

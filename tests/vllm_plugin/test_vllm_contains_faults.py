@@ -19,15 +19,15 @@ KINDS = {"in turn": KIND, "ahead": replace(KIND, ahead=True), "drafting": replac
 
 HERE = "penstock_vllm.scheduler."
 OURS = [
-    *[f"{HERE}{name}" for name in ("under_way", "steps_to_first_end", "brought_one_each")],
+    *[f"{HERE}{name}" for name in ("step_in_progress", "steps_to_first_end", "generated_one_each")],
     *[
         f"{HERE}EngineLedger.{name}"
-        for name in ("add", "start", "drop", "preempt", "advance", "all_move", "unblock")
+        for name in ("add", "start", "drop", "preempt", "advance", "advance_all", "unblock")
     ],
     *[f"{HERE}{name}" for name in ("Pipeline.begin", "Pipeline.take", "Pipeline.end", "Pipeline.free_s")],
     *[f"{HERE}{name}" for name in ("RepeatedPlan.advance", "RepeatedPlan.holds")],
     "penstock_vllm.boundaries.rows_of",
-    "penstock_vllm.learned.EngineEstimates.step",
+    "penstock_vllm.estimates.EngineEstimates.step",
     "penstock_vllm.step_planning.view_of",
     "penstock_vllm.step_planning.Planning.plan",
     "penstock_vllm.plan_execution.cut_drafts",

@@ -8,7 +8,7 @@ from penstock_core.domain.shared_prefixes import SharedPrefixes, common_with, sh
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_sidecar.mirror.report_rows import shared_of
 from penstock_sidecar.telemetry.whole_reports import WholeReports
-from penstock_vllm.reports import BoundaryRecorder, Further
+from penstock_vllm.reports import BoundaryRecorder, UniformBoundary
 from virtual.engine import Engine, Kind
 from virtual.life import watched
 from virtual.sessions import COUNTS, Started, cached_life
@@ -272,7 +272,7 @@ def in_common(shared: SharedPrefixes) -> dict[tuple[str, str], int]:
 class AlwaysWhole(BoundaryRecorder):
     """Asks for a complete boundary in place of every repeated step."""
 
-    def repeat(self, turns: int, now: Further, now_s: float) -> bool:
+    def repeat(self, changes: int, now: UniformBoundary, now_s: float) -> bool:
         return False
 
 

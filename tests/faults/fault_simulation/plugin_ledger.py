@@ -15,8 +15,8 @@ from penstock_core.domain.request import Job, Request
 from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.engine.engine_state import EngineState
 from penstock_simulator.engine.iteration import Iteration
-from penstock_vllm.ledger import EngineLedger, Held
-from penstock_vllm.under_way import UnderWay, under_way
+from penstock_vllm.ledger import EngineLedger, HeldRequest
+from penstock_vllm.step_in_progress import StepInProgress, step_in_progress
 
 MODEL = time_model("llama-3-8b-a100")
 """Of durations, which nothing here depends on."""
@@ -55,7 +55,7 @@ class PluginLedger:
 
     def __init__(self) -> None:
         self.ledger = EngineLedger()
-        self.steps: list[UnderWay] = []
+        self.steps: list[StepInProgress] = []
         self.misses = 0
         self._requests: dict[str, Any] = {}
         self._running: list[str] = []
@@ -63,7 +63,7 @@ class PluginLedger:
         self._trusts = True
 
     @property
-    def running(self) -> list[Held]:
+    def running(self) -> list[HeldRequest]:
         """Return the requests that run, in the order in which they were started."""
         return [self.ledger.by_id[id] for id in self._running]
 
@@ -141,7 +141,7 @@ class PluginLedger:
             ledger.add(request, now_s, blocked=False)
         for step in self.steps:
             if step.membership == ledger.membership:
-                ledger.all_move(self.running, now_s)
+                ledger.advance_all(self.running, now_s)
             else:
                 ledger.advance(step.output.num_scheduled_tokens, now_s)
 
@@ -167,7 +167,7 @@ class PluginLedger:
         for held in self.running:
             if not held.running:
                 ledger.start(held)
-        step = under_way(_output(tokens), ledger.by_id, now_s, MODEL, None)
+        step = step_in_progress(_output(tokens), ledger.by_id, now_s, MODEL, None)
         of_all = not step.chunks and len(tokens) == len(self._running) == sum(tokens.values())
         self.steps = [step._replace(membership=ledger.membership if of_all else None)] if tokens else []
 

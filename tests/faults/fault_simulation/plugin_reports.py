@@ -16,9 +16,9 @@ from penstock_runtime.clock import monotonic
 from penstock_simulator.engine.engine_state import EngineState
 from penstock_simulator.engine.iteration import Iteration
 from penstock_simulator.serving.step_reports import MeasuredIteration, ReportSink
-from penstock_vllm.ledger import Held
+from penstock_vllm.ledger import HeldRequest
 from penstock_vllm.pipeline import MeasuredStep
-from penstock_vllm.reports import Boundary, BoundaryRecorder, CacheReport, Further, Reports, rows_of
+from penstock_vllm.reports import Boundary, BoundaryRecorder, CacheReport, Reports, UniformBoundary, rows_of
 from penstock_vllm.view import KvMemory
 
 
@@ -30,7 +30,7 @@ class PluginReports:
 
     def __init__(self, sink: ReportSink, *, checks_tickets: bool, differs: Callable[[str], None]) -> None:
         self._reports = Reports(cast(ReportSocket, sink), checks_tickets=checks_tickets)
-        self._queue: SimpleQueue[Boundary | Further] = SimpleQueue()
+        self._queue: SimpleQueue[Boundary | UniformBoundary] = SimpleQueue()
         self._recorder = BoundaryRecorder(self._reports, self._queue)
         self._plugin, self._differs = PluginLedger(), differs
         self._skipped = 0
@@ -62,10 +62,10 @@ class PluginReports:
         memory = KvMemory(state.total_blocks, state.free_blocks, state.block_tokens)
         measured = None if ended is None else MeasuredStep(*ended)
         cache = _cache(state, ledger.waiting)
-        further = Further(measured, memory, next_duration_s, ledger.moves, cache)
+        further = UniformBoundary(measured, memory, next_duration_s, ledger.uniform_steps, cache)
         repeats = plugin.running and not ledger.waiting and not started.chunks()
-        if not repeats or not self._recorder.repeat(ledger.turns, further, now_s):
-            known = plugin.running and self._recorder.knows(ledger.turns, plugin.steps, now_s)
+        if not repeats or not self._recorder.repeat(ledger.changes, further, now_s):
+            known = plugin.running and self._recorder.knows(ledger.changes, plugin.steps, now_s)
             now = Boundary(
                 measured,
                 len(plugin.running),
@@ -75,8 +75,8 @@ class PluginReports:
                 next_duration_s,
                 speculation,
                 {},
-                ledger.turns,
-                ledger.moves,
+                ledger.changes,
+                ledger.uniform_steps,
                 None if known else rows_of(plugin.running, ledger, plugin.steps),
                 cache,
             )
@@ -87,7 +87,7 @@ class PluginReports:
             self._skipped = skipped
 
 
-def _cache(state: EngineState, waiting: list[Held]) -> CacheReport | None:
+def _cache(state: EngineState, waiting: list[HeldRequest]) -> CacheReport | None:
     cached = state.cached
     if cached is None:
         return None

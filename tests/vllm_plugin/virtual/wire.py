@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_vllm.reports import Boundary, BoundaryRecorder, Further, Reports
+from penstock_vllm.reports import Boundary, BoundaryRecorder, Reports, UniformBoundary
 from virtual.engine import Engine
 
 
@@ -32,7 +32,7 @@ class AtOnce:
     def qsize(self) -> int:
         return 0
 
-    def put(self, item: Boundary | Further) -> None:
+    def put(self, item: Boundary | UniformBoundary) -> None:
         self._reports.send(item)
 
 

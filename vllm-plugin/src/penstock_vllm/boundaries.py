@@ -13,11 +13,11 @@ from penstock_core.timing.speculation import Speculation
 from penstock_proto.report_socket import ReportSocket
 
 from penstock_vllm.faults import PolicyFaultLog
-from penstock_vllm.ledger import EngineLedger, Held
+from penstock_vllm.ledger import EngineLedger, HeldRequest
 from penstock_vllm.pipeline import MeasuredStep, Pipeline
 from penstock_vllm.prefix_cache import CacheLookup
 from penstock_vllm.report_thread import ReportThread
-from penstock_vllm.reports import Boundary, BoundaryRecorder, CacheReport, Further, Reports, rows_of
+from penstock_vllm.reports import Boundary, BoundaryRecorder, CacheReport, Reports, UniformBoundary, rows_of
 from penstock_vllm.settings import PluginSettings
 from penstock_vllm.view import KvMemory, StepBounds
 
@@ -37,7 +37,7 @@ class BoundaryReports:
         pipeline: Pipeline,
         faults: PolicyFaultLog,
         prefixes: CacheLookup | None,
-        held_running: Callable[[], Sequence[Held]],
+        held_running: Callable[[], Sequence[HeldRequest]],
     ) -> None:
         self._ledger, self._pipeline, self._faults, self._prefixes = ledger, pipeline, faults, prefixes
         self._held_running = held_running
@@ -68,8 +68,8 @@ class BoundaryReports:
             return
         ledger, left_s = self._ledger, self._pipeline.left_s(now_s)
         cache = self._of_cache() if memory_changed else None
-        further = Further(self.ended, memory, left_s, ledger.moves, cache)
-        if self.recorder.repeat(ledger.turns, further, now_s):
+        further = UniformBoundary(self.ended, memory, left_s, ledger.uniform_steps, cache)
+        if self.recorder.repeat(ledger.changes, further, now_s):
             self.ended = None
         else:
             self.record(memory, speculation, now_s, cache)
@@ -87,7 +87,7 @@ class BoundaryReports:
             return
         ledger, pipeline, faults = self._ledger, self._pipeline, self._faults.counted
         running, rows = self._held_running(), None
-        if not running or not recorder.knows(ledger.turns, pipeline.steps, now_s):
+        if not running or not recorder.knows(ledger.changes, pipeline.steps, now_s):
             rows = rows_of(running, ledger, pipeline.steps)
         ended, self.ended = self.ended, None
         now = Boundary(
@@ -99,8 +99,8 @@ class BoundaryReports:
             pipeline.left_s(now_s),
             speculation,
             faults.copy() if faults else faults,
-            ledger.turns,
-            ledger.moves,
+            ledger.changes,
+            ledger.uniform_steps,
             rows,
             self._of_cache() if cache is None else cache,
         )

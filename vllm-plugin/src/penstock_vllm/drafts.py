@@ -6,13 +6,13 @@ from penstock_core.domain.request import RequestId
 from penstock_core.timing.acceptance_rate import Drafted
 
 from penstock_vllm.engine import EngineRequest, RunnerOutput, StepOutput
-from penstock_vllm.ledger import Held
+from penstock_vllm.ledger import HeldRequest
 
 
 def cut_drafts(
     computing: Sequence[EngineRequest],
     planned: Mapping[RequestId, int],
-    by_id: Mapping[str, Held],
+    by_id: Mapping[str, HeldRequest],
     kept: Mapping[str, int] | None,
 ) -> None:
     """Limit the draft tokens of each request to the planned number.
@@ -30,7 +30,7 @@ def cut_drafts(
 
 
 def drafted(
-    output: StepOutput, brought: RunnerOutput, by_id: Mapping[str, Held], *, with_worker: bool
+    output: StepOutput, result: RunnerOutput, by_id: Mapping[str, HeldRequest], *, with_worker: bool
 ) -> list[Drafted]:
     """Return the accepted draft tokens of every decode whose draft tokens were verified.
 
@@ -38,10 +38,10 @@ def drafted(
     """
     found = []
     for engine_id, drafts in output.scheduled_spec_decode_tokens.items():
-        held, row = by_id.get(engine_id), brought.req_id_to_index.get(engine_id)
+        held, row = by_id.get(engine_id), result.req_id_to_index.get(engine_id)
         padding = drafts[0] < 0 and not with_worker
-        if held is None or row is None or padding or not brought.sampled_token_ids:
+        if held is None or row is None or padding or not result.sampled_token_ids:
             continue
-        if tokens := len(brought.sampled_token_ids[row]):
+        if tokens := len(result.sampled_token_ids[row]):
             found.append(Drafted(held.job.request.tier, len(drafts), min(tokens - 1, len(drafts))))
     return found

@@ -35,14 +35,14 @@ POOLED_TOKENS = 1
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldRequest:
     """One request in the engine.
 
     job: as of the last step whose end is known.
     planned: whether the policy plans it.
     running: whether it holds KV.
     blocked: whether it waits and cannot be started yet.
-    drafts_under_way: draft tokens that steps in progress verify.
+    drafts_in_progress: draft tokens that steps in progress verify.
     counts_on_cache: whether it was admitted because of what is cached of its prompt.
     """
 
@@ -51,7 +51,7 @@ class Held:
     planned: bool = True
     running: bool = False
     blocked: bool = False
-    drafts_under_way: int = 0
+    drafts_in_progress: int = 0
     counts_on_cache: bool = False
 
     @property
@@ -70,26 +70,26 @@ class EngineLedger:
     blocked: waiting requests that cannot be started yet.
     unplanned: number of requests that the policy does not plan.
     preemptions: since the engine started.
-    moves: counts steps that generated one token of every running request.
-    turns: counts all other changes, including other steps.
+    uniform_steps: counts steps that generated one token of every running request.
+    changes: counts all other changes, including other steps.
     membership: of those, changes of the set of requests, of running ones, and of admitted ones.
     """
 
     def __init__(self, read_fields: ReadFields = unchecked) -> None:
         self._read_fields = read_fields
-        self.by_id: dict[str, Held] = {}
-        self.by_name: dict[RequestId, Held] = {}
-        self.blocked: set[Held] = set()
+        self.by_id: dict[str, HeldRequest] = {}
+        self.by_name: dict[RequestId, HeldRequest] = {}
+        self.blocked: set[HeldRequest] = set()
         self.unplanned = 0
-        self.preemptions = self.moves = self.turns = self.membership = 0
-        self._moving: Sequence[Held] = ()
+        self.preemptions = self.uniform_steps = self.changes = self.membership = 0
+        self._moving: Sequence[HeldRequest] = ()
         self._ends_s: list[float] = []
-        self._waiting: list[Held] = []
+        self._waiting: list[HeldRequest] = []
         self._ready: tuple[Job, ...] | None = None
         self._names = AnswerNames()
 
     @property
-    def waiting(self) -> list[Held]:
+    def waiting(self) -> list[HeldRequest]:
         """Return the requests without KV, in order of arrival."""
         return self._waiting
 
@@ -101,18 +101,18 @@ class EngineLedger:
         return self._ready
 
     @property
-    def startable(self) -> list[Held]:
+    def startable(self) -> list[HeldRequest]:
         """Return the requests that the policy may start, in order of arrival."""
         return [held for held in self._waiting if held.planned and not held.blocked]
 
-    def add(self, request: EngineRequest, now_s: float, *, blocked: bool) -> Held:
+    def add(self, request: EngineRequest, now_s: float, *, blocked: bool) -> HeldRequest:
         """Add a new request. Its fields are read; if they are invalid, it is best effort."""
         known = self.by_id.get(request.request_id)
         if known is not None:  # the next part of a session's input
             return known
         self._change()
         job, counts = self._job(request, now_s)
-        held = Held(request, job, not request.resumable, blocked=blocked, counts_on_cache=counts)
+        held = HeldRequest(request, job, not request.resumable, blocked=blocked, counts_on_cache=counts)
         self._keep(held)
         self._wait(held)
         return held
@@ -137,7 +137,7 @@ class EngineLedger:
         for request, runs in (*((one, True) for one in running), *((one, False) for one in waiting)):
             before = known.get(request.request_id)
             job = before.job if before is not None else self._job(request, now_s)[0]
-            held = Held(request, job, drafts_under_way=drafts.get(request.request_id, 0))
+            held = HeldRequest(request, job, drafts_in_progress=drafts.get(request.request_id, 0))
             held.running, held.blocked = runs, not runs and not can_start(request)
             held.planned = not request.resumable and (runs or before is None or before.planned)
             held.job = _current(held, now_s)
@@ -145,7 +145,7 @@ class EngineLedger:
             if not runs:
                 self._wait(held)
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: HeldRequest) -> None:
         """Remove a request that has ended, for any reason."""
         if self.by_id.pop(held.request.request_id, None) is None:
             return
@@ -154,7 +154,7 @@ class EngineLedger:
         self.unplanned -= not held.planned
         self._unwait(held)
 
-    def start(self, held: Held) -> None:
+    def start(self, held: HeldRequest) -> None:
         """Record that a request holds KV; a part of it may have been cached already."""
         self._change()
         self._unwait(held)
@@ -163,39 +163,39 @@ class EngineLedger:
             held.job = held.job._replace(computed_tokens=held.known_computed_tokens)
         self._plan(held, planned=not held.request.resumable)
 
-    def preempt(self, held: Held) -> None:
+    def preempt(self, held: HeldRequest) -> None:
         """Record that a request has lost its KV."""
         self._change()
         self.preemptions += 1
         held.job = preempted(held.job)
-        held.drafts_under_way = 0
+        held.drafts_in_progress = 0
         held.running = False
         held.blocked = held.request.num_stale_output_tokens > 0 and not held.request.drop_stale_output
         self._wait(held)
 
-    def leave_to_vllm(self, held: Held) -> None:
+    def leave_to_vllm(self, held: HeldRequest) -> None:
         """Leave a request whose KV a connector is loading to vLLM until it runs."""
         self._plan(held, planned=False)
 
     def begin_drafts(self, drafts: DraftTokens) -> None:
         """Record that a step has begun that verifies these draft tokens."""
         for engine_id, ids in drafts.items():
-            self.by_id[engine_id].drafts_under_way += len(ids)
+            self.by_id[engine_id].drafts_in_progress += len(ids)
 
     def end_drafts(self, drafts: DraftTokens) -> None:
         """Record that the step that verifies these draft tokens has ended."""
         for engine_id, ids in drafts.items():
             if held := self.by_id.get(engine_id):
-                held.drafts_under_way = max(held.drafts_under_way - len(ids), 0)
+                held.drafts_in_progress = max(held.drafts_in_progress - len(ids), 0)
 
-    def unblock(self, can_start: Callable[[Held], bool]) -> None:
+    def unblock(self, can_start: Callable[[HeldRequest], bool]) -> None:
         """Check blocked requests again."""
         for held in [held for held in self.blocked if can_start(held)]:
             held.blocked = False
             self.blocked.discard(held)
             self._ready = None
 
-    def promote(self, held: Held, job: Job) -> None:
+    def promote(self, held: HeldRequest, job: Job) -> None:
         """Record that a best-effort request is admitted."""
         self._change()
         held.job = held.job._replace(best_effort=job.best_effort)
@@ -204,7 +204,7 @@ class EngineLedger:
     def advance(self, computed: Iterable[str], now_s: float) -> None:
         """Record the end of a step that computed these requests: update their jobs from vLLM's requests."""
         self.settle()
-        self.turns += 1
+        self.changes += 1
         by_id = self.by_id
         for engine_id in computed:
             held = by_id.get(engine_id)
@@ -221,11 +221,11 @@ class EngineLedger:
                 _advance_other(held, now_s)
                 self._ready = None
 
-    def all_move(self, running: Sequence[Held], now_s: float) -> None:
+    def advance_all(self, running: Sequence[HeldRequest], now_s: float) -> None:
         """Record the end of a step that generated one token of every running request."""
         self._moving = running
         self._ends_s.append(now_s)
-        self.moves += 1
+        self.uniform_steps += 1
 
     def settle(self) -> None:
         """Update jobs for the steps that have ended."""
@@ -237,10 +237,10 @@ class EngineLedger:
 
     def _change(self) -> None:
         self.settle()
-        self.turns += 1
+        self.changes += 1
         self.membership += 1
 
-    def _keep(self, held: Held) -> None:
+    def _keep(self, held: HeldRequest) -> None:
         self.by_id[held.request.request_id] = self.by_name[held.job.request.id] = held
         self.unplanned += not held.planned
 
@@ -268,20 +268,20 @@ class EngineLedger:
             job = job._replace(request=replace(job.request, id=name))
         return job, counts
 
-    def _plan(self, held: Held, planned: bool) -> None:
+    def _plan(self, held: HeldRequest, planned: bool) -> None:
         if held.planned != planned:
             self._change()
             held.planned = planned
             self.unplanned += 1 if not planned else -1
             self._ready = None
 
-    def _wait(self, held: Held) -> None:
+    def _wait(self, held: HeldRequest) -> None:
         insort(self._waiting, held, key=_arrival)
         if held.blocked:
             self.blocked.add(held)
         self._ready = None
 
-    def _unwait(self, held: Held) -> None:
+    def _unwait(self, held: HeldRequest) -> None:
         if not held.running and held in self._waiting:
             self._waiting.remove(held)
             self.blocked.discard(held)
@@ -289,11 +289,11 @@ class EngineLedger:
             self._ready = None
 
 
-def _arrival(held: Held) -> tuple[float, str]:
+def _arrival(held: HeldRequest) -> tuple[float, str]:
     return held.job.request.arrival_s, held.request.request_id
 
 
-def _current(held: Held, now_s: float) -> Job:
+def _current(held: HeldRequest, now_s: float) -> Job:
     """Return a job updated to vLLM's request, whatever its progress was."""
     request, job = held.request, held.job
     computed = held.known_computed_tokens if held.running else 0
@@ -303,7 +303,7 @@ def _current(held: Held, now_s: float) -> Job:
     return advance(job, computed - job.computed_tokens, new_tokens, now_s)
 
 
-def _advance_other(held: Held, now_s: float) -> None:
+def _advance_other(held: HeldRequest, now_s: float) -> None:
     """Update a request that vLLM plans, or that was preempted while it was computed: it holds no KV then."""
     job, request = held.job, held.request
     if held.planned:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
 from penstock_vllm.engine import StepOutput
-from penstock_vllm.under_way import UnderWay
-from penstock_vllm.view import Ahead
+from penstock_vllm.step_in_progress import StepInProgress
+from penstock_vllm.view import StepsInProgress
 
 
 class MeasuredStep(NamedTuple):
@@ -25,7 +25,7 @@ class Pipeline:
     """Steps in progress, oldest first."""
 
     def __init__(self) -> None:
-        self.steps: deque[UnderWay] = deque()
+        self.steps: deque[StepInProgress] = deque()
         self._began_s, self._ended_s, self._busy = 0.0, 0.0, False
 
     def free_s(self, now_s: float, model: TimeModel) -> float:
@@ -34,20 +34,20 @@ class Pipeline:
 
     def left_s(self, now_s: float) -> float:
         """Return the seconds until all steps have ended, as predicted when they were planned."""
-        return max(self._began_s + sum([step.foreseen_s for step in self.steps]) - now_s, 0.0)
+        return max(self._began_s + sum([step.predicted_s for step in self.steps]) - now_s, 0.0)
 
-    def begin(self, step: UnderWay) -> None:
+    def begin(self, step: StepInProgress) -> None:
         """Record a planned step."""
         if not self.steps:
-            self._began_s = step.asked_s
+            self._began_s = step.requested_s
         self.steps.append(step)
 
-    def ahead(self, membership: int) -> Ahead:
+    def in_progress(self, membership: int) -> StepsInProgress:
         """Return what is still being computed. membership: the ledger's count now."""
         if not self.steps:
-            return Ahead.OF_NOTHING
+            return StepsInProgress.NONE
         one_each = len(self.steps) == 1 and self.steps[0].membership == membership
-        return Ahead.OF_ONE_EACH if one_each else Ahead.OF_MORE
+        return StepsInProgress.ONE_TOKEN_EACH if one_each else StepsInProgress.OTHER
 
     def drafts(self) -> Counter[str]:
         """Return the draft tokens that are being verified, by vLLM's ids."""
@@ -61,7 +61,7 @@ class Pipeline:
         """Record that there was nothing to compute."""
         self._busy = False
 
-    def take(self, output: StepOutput) -> UnderWay | None:
+    def take(self, output: StepOutput) -> StepInProgress | None:
         """Remove and return the step of this output; None if it computed nothing."""
         while self.steps and output.num_scheduled_tokens:
             step = self.steps.popleft()
@@ -69,9 +69,9 @@ class Pipeline:
                 return step
         return None
 
-    def end(self, step: UnderWay, now_s: float, *, works_on: bool) -> MeasuredStep | None:
+    def end(self, step: StepInProgress, now_s: float, *, works_on: bool) -> MeasuredStep | None:
         """Record the end of a step. Returns its measurement, if it took time."""
-        duration_s = now_s - (self._ended_s if self._busy else step.asked_s)
+        duration_s = now_s - (self._ended_s if self._busy else step.requested_s)
         self._began_s = self._ended_s = now_s
         self._busy = works_on
         return MeasuredStep(step.work, duration_s) if duration_s > 0 else None

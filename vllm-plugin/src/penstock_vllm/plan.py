@@ -14,7 +14,7 @@ from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId
 
-from penstock_vllm.ledger import Held
+from penstock_vllm.ledger import HeldRequest
 
 Caps = Mapping[str, int]
 """Most tokens of each request in a step, including draft tokens, by vLLM's ids. Others have no cap."""
@@ -36,12 +36,12 @@ class StepInstructions(NamedTuple):
     repeatable_blocks: as in the policy's step.
     """
 
-    preempt: tuple[Held, ...]
-    order: tuple[Held, ...] | None
-    start: tuple[Held, ...]
+    preempt: tuple[HeldRequest, ...]
+    order: tuple[HeldRequest, ...] | None
+    start: tuple[HeldRequest, ...]
     caps: Caps | None
     drafts: Mapping[RequestId, int]
-    promote: tuple[Held, ...]
+    promote: tuple[HeldRequest, ...]
     repeatable_blocks: int | None = None
 
 
@@ -52,7 +52,7 @@ class PlannedStep(NamedTuple):
     view: ReplicaView
 
 
-def plan_of(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> StepInstructions:
+def plan_of(step: Step, view: ReplicaView, held: Mapping[RequestId, HeldRequest]) -> StepInstructions:
     """Return the instructions for this step. Raises ImpossibleStep."""
     if _is_all_decodes(step, view.running):
         return _of_all_decodes(step, view, held)
@@ -89,7 +89,7 @@ def _is_all_decodes(step: Step, running: Sequence[Job]) -> bool:
     return first == [(job_id, 1) for job_id in decodes]
 
 
-def _of_all_decodes(step: Step, view: ReplicaView, held: Mapping[RequestId, Held]) -> StepInstructions:
+def _of_all_decodes(step: Step, view: ReplicaView, held: Mapping[RequestId, HeldRequest]) -> StepInstructions:
     """Return a plan without instructions for running requests. Raises ImpossibleStep for new ones."""
     if len(step.tokens) == len(view.running):
         return StepInstructions((), None, (), None, step.drafts, (), step.repeatable_blocks)
@@ -138,7 +138,9 @@ def _check_batch(step: Step, view: ReplicaView) -> None:
         raise ImpossibleStep(f"{batch_tokens} tokens in a batch of at most {view.limits.batch_tokens}")
 
 
-def within_loras(start: Sequence[Held], running: Sequence[Held], most: int) -> tuple[Held, ...]:
+def within_loras(
+    start: Sequence[HeldRequest], running: Sequence[HeldRequest], most: int
+) -> tuple[HeldRequest, ...]:
     """Return the requests up to the first with which more adapters would be in use than the engine allows.
 
     All running requests count, including those outside this step, because they are computed later beside the
@@ -154,7 +156,9 @@ def within_loras(start: Sequence[Held], running: Sequence[Held], most: int) -> t
     return tuple(start)
 
 
-def with_a_lora_in_use(waiting: Sequence[Held], running: Sequence[Held], most: int) -> Sequence[Held]:
+def with_a_lora_in_use(
+    waiting: Sequence[HeldRequest], running: Sequence[HeldRequest], most: int
+) -> Sequence[HeldRequest]:
     """Return the requests that could start by their adapters; all of them while another adapter fits.
 
     Policies do not see the others: a policy that insists on such a request would wait without end.
@@ -165,6 +169,6 @@ def with_a_lora_in_use(waiting: Sequence[Held], running: Sequence[Held], most: i
     return [held for held in waiting if _lora(held) in used or not _lora(held)]
 
 
-def _lora(held: Held) -> int:
+def _lora(held: HeldRequest) -> int:
     lora = held.request.lora_request
     return int(lora.lora_int_id) if lora is not None else 0

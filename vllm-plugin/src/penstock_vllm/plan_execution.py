@@ -12,7 +12,7 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from penstock_vllm.caps import Capped
 from penstock_vllm.drafts import cut_drafts
 from penstock_vllm.engine import EngineRequest, Queue
-from penstock_vllm.ledger import EngineLedger, Held
+from penstock_vllm.ledger import EngineLedger, HeldRequest
 from penstock_vllm.plan import StepInstructions, within_loras
 
 
@@ -21,9 +21,9 @@ class PlanExecution(Capped):
 
     ledger: EngineLedger
     _running_seen: Sequence[EngineRequest] = ()
-    _running_held: Sequence[Held] = ()
+    _running_held: Sequence[HeldRequest] = ()
 
-    def _held_running(self) -> Sequence[Held]:
+    def _held_running(self) -> Sequence[HeldRequest]:
         """Return the requests that hold KV. Computed only after changes, which most steps do not have."""
         if self.running != self._running_seen:
             by_id = self.ledger.by_id
@@ -102,7 +102,7 @@ def _put_back(waiting: Queue, offered: Sequence[EngineRequest], left: Queue) -> 
 
 
 def _in_order(
-    first: Sequence[Held], started: Sequence[EngineRequest], by_id: Mapping[str, Held]
+    first: Sequence[HeldRequest], started: Sequence[EngineRequest], by_id: Mapping[str, HeldRequest]
 ) -> list[EngineRequest]:
     """Return running requests in the order in which vLLM visits them. It preempts from the end."""
     computing = {held.request.request_id for held in first}

@@ -14,7 +14,7 @@ from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import RequestId
 
 from penstock_vllm.faults import Fault, PolicyFaultLog
-from penstock_vllm.ledger import Held
+from penstock_vllm.ledger import HeldRequest
 from penstock_vllm.plan import ImpossibleStep, StepInstructions, plan_of
 
 MOST_STEPS_OFF = 1000
@@ -35,7 +35,7 @@ class Planning:
         self._planning_s, self._clock = planning_s, clock
         self._steps_off, self._faults = 0, faults
 
-    def plan(self, view: ReplicaView, held: Mapping[RequestId, Held]) -> StepInstructions | None:
+    def plan(self, view: ReplicaView, held: Mapping[RequestId, HeldRequest]) -> StepInstructions | None:
         """Return the plan of the next step; None if that step is vLLM's own."""
         if self._steps_off:
             self._steps_off -= 1

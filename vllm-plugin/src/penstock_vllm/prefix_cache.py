@@ -24,7 +24,7 @@ from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from penstock_vllm.engine import EngineRequest, EngineScheduler
-from penstock_vllm.ledger import EngineLedger, Held
+from penstock_vllm.ledger import EngineLedger, HeldRequest
 from penstock_vllm.reports import CacheReport
 from penstock_vllm.shared_blocks import SharedBlocks
 
@@ -52,7 +52,7 @@ class CacheLookup:
         self._served = ServedPrompts(self._cached_of, self._block_tokens)
         self.resets = 0
 
-    def seen(self, waiting: Sequence[Held]) -> list[Job]:
+    def with_cached_prefixes(self, waiting: Sequence[HeldRequest]) -> list[Job]:
         """Return the jobs of waiting requests with what is cached of them, for the first of them."""
         first = [with_cached_prefix(held.job, *self._look_up(held.request)) for held in waiting[:LOOKED_UP]]
         return [*first, *[held.job for held in waiting[LOOKED_UP:]]]
@@ -71,7 +71,7 @@ class CacheLookup:
         found = [self._look_up(held.request) for held in ledger.waiting[:REPORTED]]
         return CacheReport(self.resets, self._served.changes(), found, self.shared_prefixes(ledger))
 
-    def pin(self, waiting: Iterable[Held]) -> None:
+    def pin(self, waiting: Iterable[HeldRequest]) -> None:
         """Let waiting requests hold what is cached of them."""
         for held in waiting:
             request = held.request
@@ -109,7 +109,7 @@ class CacheLookup:
             self.unpin_all()
         return short
 
-    def offered(self, offered: Iterable[Held], *, can_move: bool) -> None:
+    def release_offered(self, offered: Iterable[HeldRequest], *, can_move: bool) -> None:
         """Release what requests held for one step only, and everything if nothing can move.
 
         offered: those that were to be started in it.
@@ -122,7 +122,7 @@ class CacheLookup:
         if not can_move:
             self.unpin_all()
 
-    def started(self, held: Held) -> None:
+    def started(self, held: HeldRequest) -> None:
         """Note that vLLM has started a request, which now holds its own blocks."""
         request = held.request
         self.unpin(request.request_id)
@@ -135,7 +135,7 @@ class CacheLookup:
             held.job.computed_tokens // self._block_tokens,
         )
 
-    def ended(self, held: Held) -> None:
+    def ended(self, held: HeldRequest) -> None:
         """Note that a request has ended or was preempted."""
         self.unpin(held.request.request_id)
         self._served.ended(held.job.request.id)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
 from penstock_vllm.engine import EngineRequest, StepOutput
-from penstock_vllm.under_way import UnderWay
+from penstock_vllm.step_in_progress import StepInProgress
 from penstock_vllm.view import KvMemory
 
 NO_CHUNKS: Mapping[str, int] = {}
@@ -25,7 +25,7 @@ class RepeatedPlan:
     membership: the ledger's count when it was made. least_blocks: blocks that must be free.
     steps_left: until the first request reaches its planned end, which ends only after that step.
     running: number of requests. work: of the last step. seconds: its predicted duration.
-    further_s: increase of the duration per step, since all contexts grow.
+    increase_s: increase of the duration per step, since all contexts grow.
     """
 
     membership: int
@@ -34,7 +34,7 @@ class RepeatedPlan:
     running: int
     work: BatchWork
     seconds: float
-    further_s: float
+    increase_s: float
 
     def holds(self, membership: int, memory: KvMemory) -> bool:
         """Return whether it applies to the next step. memory: after the last step, or a lower bound of it."""
@@ -44,24 +44,26 @@ class RepeatedPlan:
     def advance(self) -> None:
         """Advance by one step."""
         self.steps_left -= 1
-        self.work = further(self.work, self.running)
-        self.seconds += self.further_s
+        self.work = next_work(self.work, self.running)
+        self.seconds += self.increase_s
 
-    def last_step(self, output: StepOutput, asked_s: float) -> UnderWay:
+    def last_step(self, output: StepOutput, requested_s: float) -> StepInProgress:
         """Return the last step, which vLLM has made like this."""
-        return UnderWay(output, asked_s, self.work, self.seconds, NO_CHUNKS, self.membership)
+        return StepInProgress(output, requested_s, self.work, self.seconds, NO_CHUNKS, self.membership)
 
 
 def repeated_from(
-    step: UnderWay, membership: int, least_blocks: int, steps_left: int, model: TimeModel
+    step: StepInProgress, membership: int, least_blocks: int, steps_left: int, model: TimeModel
 ) -> RepeatedPlan:
     """Return the plan that this step of one token of every running request began."""
     running = len(step.output.num_scheduled_tokens)
-    further_s = model.seconds(further(step.work, running)) - step.foreseen_s
-    return RepeatedPlan(membership, least_blocks, steps_left, running, step.work, step.foreseen_s, further_s)
+    increase_s = model.seconds(next_work(step.work, running)) - step.predicted_s
+    return RepeatedPlan(
+        membership, least_blocks, steps_left, running, step.work, step.predicted_s, increase_s
+    )
 
 
-def further(work: BatchWork, running: int) -> BatchWork:
+def next_work(work: BatchWork, running: int) -> BatchWork:
     """Return the work of the next step after a step of one token of every running request."""
     tokens, context_tokens, *_ = work
     return BatchWork(tokens, context_tokens + running)

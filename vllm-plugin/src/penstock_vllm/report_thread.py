@@ -15,7 +15,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from penstock_vllm.reports import Boundary, BoundaryRecorder, Further, Reports
+from penstock_vllm.reports import Boundary, BoundaryRecorder, Reports, UniformBoundary
 
 log = logging.getLogger("vllm.penstock")
 
@@ -27,7 +27,10 @@ class ReportThread:
     """Sends the boundaries that a `BoundaryRecorder` puts into its queue, until it is stopped."""
 
     def __init__(
-        self, reports: Reports, queue: "SimpleQueue[Boundary | Further | None]", recorder: BoundaryRecorder
+        self,
+        reports: Reports,
+        queue: "SimpleQueue[Boundary | UniformBoundary | None]",
+        recorder: BoundaryRecorder,
     ) -> None:
         self._reports, self._queue, self._recorder = reports, queue, recorder
         self._skipped_reported, self._logged = 0, set[str]()
@@ -57,7 +60,7 @@ class ReportThread:
         try:
             call(*args)
         except Exception as error:
-            self._reports.lose()
+            self._reports.record_loss()
             kind = type(error).__name__
             if kind not in self._logged:
                 self._logged.add(kind)

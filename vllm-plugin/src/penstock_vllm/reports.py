@@ -25,10 +25,10 @@ from penstock_core.timing.time_model import BatchWork
 from penstock_proto.report_socket import ReportSocket
 from penstock_proto.telemetry import Drafting, PolicyFaults, StepReport
 
-from penstock_vllm.ledger import EngineLedger, Held
+from penstock_vllm.ledger import EngineLedger, HeldRequest
 from penstock_vllm.pipeline import MeasuredStep
 from penstock_vllm.reported_prompts import ReportedPrompts
-from penstock_vllm.under_way import UnderWay
+from penstock_vllm.step_in_progress import StepInProgress
 from penstock_vllm.view import KvMemory, StepBounds
 
 WHOLE_EVERY_S = 5.0
@@ -40,7 +40,7 @@ MOST_QUEUED = 64
 """Boundaries that wait to be reported: two seconds of steps."""
 
 NEVER = -1
-"""No count of turns."""
+"""No count of changes."""
 
 NOTHING = MeasuredStep(BatchWork(0), 0.0)
 
@@ -77,7 +77,8 @@ class Boundary(NamedTuple):
     running, waiting: how many. preemptions: since the engine started.
     left_s: predicted time until the steps in progress have ended.
     faults: steps in which the policy failed, by kind, since the engine started.
-    turns, moves: the ledger's counts. rows: None if only `moves` has grown since they were last reported.
+    changes, uniform_steps: the ledger's counts. rows: None if only `uniform_steps` has grown since they were
+        last reported.
     cache: of prefixes; None where none is looked up.
     """
 
@@ -89,19 +90,19 @@ class Boundary(NamedTuple):
     left_s: float
     speculation: Speculation | None
     faults: Mapping[str, int]
-    turns: int
-    moves: int
+    changes: int
+    uniform_steps: int
     rows: ReportRows | None
     cache: CacheReport | None = None
 
 
-class Further(NamedTuple):
+class UniformBoundary(NamedTuple):
     """A boundary that differs from the previous one only in these fields; the most frequent case."""
 
     ended: MeasuredStep | None
     memory: KvMemory
     left_s: float
-    moves: int
+    uniform_steps: int
     cache: CacheReport | None = None
 
 
@@ -109,8 +110,8 @@ class Base(NamedTuple):
     """A received report with all requests: its number, and the ledger's counts then."""
 
     sequence: int
-    turns: int
-    moves: int
+    changes: int
+    uniform_steps: int
 
 
 NO_REPORT = Boundary(None, 0, 0, 0, KvMemory(0, 0, 1), 0.0, None, {}, NEVER, 0, None)
@@ -141,7 +142,7 @@ class Reports:
         """Return the number of reports that were not received."""
         return self._socket.lost
 
-    def send(self, boundary: Boundary | Further, skipped: int = 0) -> None:
+    def send(self, boundary: Boundary | UniformBoundary, skipped: int = 0) -> None:
         """Report a step boundary. skipped: earlier boundaries without a report."""
         now = self._boundary_of(boundary)
         sequence, base = self._last.sequence + skipped + 1, self._base
@@ -163,8 +164,8 @@ class Reports:
             _add_requests(report, now.rows)
             _add_waiting(report, now)
             _add_shared(report, now)
-        elif base is not None and base.turns == now.turns:
-            report.since, report.further_tokens = base.sequence, now.moves - base.moves
+        elif base is not None and base.changes == now.changes:
+            report.since, report.further_tokens = base.sequence, now.uniform_steps - base.uniform_steps
         else:
             self._last.sequence = sequence
             self.broken = True
@@ -174,18 +175,18 @@ class Reports:
         if not taken:
             self._base, self.broken = None, True
         elif now.rows is not None:
-            self._base = Base(sequence, now.turns, now.moves)
+            self._base = Base(sequence, now.changes, now.uniform_steps)
 
-    def _boundary_of(self, boundary: Boundary | Further) -> Boundary:
-        if isinstance(boundary, Further):
-            ended, memory, left_s, moves, cache = boundary
+    def _boundary_of(self, boundary: Boundary | UniformBoundary) -> Boundary:
+        if isinstance(boundary, UniformBoundary):
+            ended, memory, left_s, uniform_steps, cache = boundary
             boundary = self._reported._replace(
-                ended=ended, memory=memory, left_s=left_s, moves=moves, rows=None, cache=cache
+                ended=ended, memory=memory, left_s=left_s, uniform_steps=uniform_steps, rows=None, cache=cache
             )
         self._reported = boundary
         return boundary
 
-    def lose(self) -> None:
+    def record_loss(self) -> None:
         """Count a report that could not be made or sent; the next one has all requests."""
         self._last.sequence += 1
         self._prompts.forget()
@@ -210,7 +211,7 @@ class BoundaryQueue(Protocol):
     """A queue shared by threads."""
 
     def qsize(self) -> int: ...  # noqa: D102
-    def put(self, item: Boundary | Further) -> None: ...  # noqa: D102
+    def put(self, item: Boundary | UniformBoundary) -> None: ...  # noqa: D102
 
 
 class BoundaryRecorder:
@@ -221,21 +222,21 @@ class BoundaryRecorder:
 
     def __init__(self, reports: Reports, queue: BoundaryQueue) -> None:
         self._reports, self._queue = reports, queue
-        self._turns, self._reported_s = NEVER, -inf
+        self._changes, self._reported_s = NEVER, -inf
         self.skipped = 0
 
-    def knows(self, turns: int, steps: Iterable[UnderWay], now_s: float) -> bool:
+    def knows(self, changes: int, steps: Iterable[StepInProgress], now_s: float) -> bool:
         """Return whether the last reported requests are still correct, apart from one token each per step.
 
-        turns: the ledger's count. steps: in progress.
+        changes: the ledger's count. steps: in progress.
         """
-        if turns != self._turns or now_s - self._reported_s >= WHOLE_EVERY_S or self._reports.broken:
+        if changes != self._changes or now_s - self._reported_s >= WHOLE_EVERY_S or self._reports.broken:
             return False
         return not any([step.chunks for step in steps])
 
-    def repeat(self, turns: int, now: Further, now_s: float) -> bool:
+    def repeat(self, changes: int, now: UniformBoundary, now_s: float) -> bool:
         """Queue such a boundary. Returns False if a complete one is needed."""
-        due = turns != self._turns or now_s - self._reported_s >= WHOLE_EVERY_S or self._reports.broken
+        due = changes != self._changes or now_s - self._reported_s >= WHOLE_EVERY_S or self._reports.broken
         if due or self._queue.qsize() >= MOST_QUEUED:
             return False
         self._queue.put(now)
@@ -244,15 +245,17 @@ class BoundaryRecorder:
     def record(self, now: Boundary, now_s: float) -> None:
         """Queue a complete boundary."""
         if now.rows is not None:
-            self._turns, self._reported_s, self._reports.broken = now.turns, now_s, False
+            self._changes, self._reported_s, self._reports.broken = now.changes, now_s, False
         if self._queue.qsize() < MOST_QUEUED:
             self._queue.put(now)
         else:
-            self._turns = NEVER
+            self._changes = NEVER
             self.skipped += 1
 
 
-def rows_of(running: Sequence[Held], ledger: EngineLedger, steps: Iterable[UnderWay]) -> ReportRows:
+def rows_of(
+    running: Sequence[HeldRequest], ledger: EngineLedger, steps: Iterable[StepInProgress]
+) -> ReportRows:
     """Return all requests as known, and what the steps in progress prefill."""
     ledger.settle()
     chunks: dict[str, int] = {}

@@ -42,8 +42,13 @@ from penstock_vllm.prefix_cache import prefix_cache_of
 from penstock_vllm.repeated_plan import RepeatedPlan, repeated_from, steps_to_first_end
 from penstock_vllm.settings import check_one_engine, read_settings
 from penstock_vllm.start import additional_config, fields_reader
+from penstock_vllm.step_in_progress import (
+    StepInProgress,
+    computes_one_each,
+    generated_one_each,
+    step_in_progress,
+)
 from penstock_vllm.step_planning import StepPlanning, can_start
-from penstock_vllm.under_way import UnderWay, brought_one_each, computes_one_each, under_way
 from penstock_vllm.versions import check_version
 from penstock_vllm.view import KvMemory
 
@@ -194,13 +199,13 @@ class Steering(StepPlanning):
     def _release_pins_if_short(self) -> None:
         prefixes, most = self._prefixes, self._bounds.batch_tokens
         if prefixes is not None and prefixes.release_if_short(self.running, most, self.num_spec_tokens):
-            self.ledger.turns += 1  # reported rows say what is shared
+            self.ledger.changes += 1  # reported rows say what is shared
 
     @contained
     def _release_pins(self) -> None:
         if self._prefixes is not None:
             self._prefixes.unpin_all()
-            self.ledger.turns += 1
+            self.ledger.changes += 1
 
     # Planning a step.
 
@@ -239,7 +244,7 @@ class Steering(StepPlanning):
         self._computes(repeated.last_step(output, now_s))
         memory, before = self._memory_now(), self._memory
         self._memory, changed = memory, memory.free_blocks != before.free_blocks
-        self._boundaries.repeat(memory, self.learned.speculation, now_s, memory_changed=changed)
+        self._boundaries.repeat(memory, self.estimates.speculation, now_s, memory_changed=changed)
 
     @contained
     def _begin(self, output: StepOutput, planned: PlannedStep | None, now_s: float) -> None:
@@ -253,23 +258,25 @@ class Steering(StepPlanning):
         ledger.begin_drafts(output.scheduled_spec_decode_tokens)
         offered = planned.instructions.start if planned is not None else ()
         if self._prefixes is not None:
-            self._prefixes.offered(offered, can_move=bool(self.running))
+            self._prefixes.release_offered(offered, can_move=bool(self.running))
         for held in offered:
             if held.request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
                 ledger.leave_to_vllm(held)
         if output.num_scheduled_tokens:
-            self._computes(self._under_way(output, planned, now_s))
+            self._computes(self._step_in_progress(output, planned, now_s))
         else:
             self._pipeline.pause()
         self._report(now_s)
 
-    def _under_way(self, output: StepOutput, planned: PlannedStep | None, now_s: float) -> UnderWay:
+    def _step_in_progress(
+        self, output: StepOutput, planned: PlannedStep | None, now_s: float
+    ) -> StepInProgress:
         """Return the step in progress. With one token of each running request, its plan may be repeated."""
-        ledger, model = self.ledger, self.learned.model
+        ledger, model = self.ledger, self.estimates.model
         if planned is None or planned.instructions.order is not None:
-            return under_way(output, ledger.by_id, now_s, model, None)
+            return step_in_progress(output, ledger.by_id, now_s, model, None)
         plan, view = planned
-        step = under_way(output, ledger.by_id, now_s, model, view.running)
+        step = step_in_progress(output, ledger.by_id, now_s, model, view.running)
         if len(view.running) != len(self.running) or not computes_one_each(output, len(view.running)):
             return step
         if plan.repeatable_blocks is not None and self._plans_repeat and not ledger.waiting:
@@ -277,14 +284,14 @@ class Steering(StepPlanning):
             self._repeated = repeated_from(step, ledger.membership, plan.repeatable_blocks, left, model)
         return step._replace(membership=ledger.membership)
 
-    def _computes(self, step: UnderWay) -> None:
+    def _computes(self, step: StepInProgress) -> None:
         self._pipeline.begin(step)
         self._last_computed = step.output.num_scheduled_tokens
 
     def _report(self, now_s: float) -> None:
         """Report this boundary."""
         self._memory = self._memory_now()
-        self._boundaries.record(self._memory, self.learned.speculation, now_s)
+        self._boundaries.record(self._memory, self.estimates.speculation, now_s)
 
     @contained
     def _stop_reports(self) -> None:
@@ -293,23 +300,23 @@ class Steering(StepPlanning):
     # Ending a step.
 
     @contained
-    def _verified(self, output: StepOutput, brought: RunnerOutput) -> Sequence[Drafted]:
+    def _verified(self, output: StepOutput, result: RunnerOutput) -> Sequence[Drafted]:
         if not output.scheduled_spec_decode_tokens:
             return ()
-        return drafted(output, brought, self.ledger.by_id, with_worker=self._drafts_stay_with_worker)
+        return drafted(output, result, self.ledger.by_id, with_worker=self._drafts_stay_with_worker)
 
     @contained
     def _end(
-        self, output: StepOutput, brought: RunnerOutput, verified: Sequence[Drafted] | None, now_s: float
+        self, output: StepOutput, result: RunnerOutput, verified: Sequence[Drafted] | None, now_s: float
     ) -> None:
         """Update requests at the end of a step, and learn from its duration."""
         if verified:
-            self.learned.drafts(verified)
+            self.estimates.drafts(verified)
         ledger, step = self.ledger, self._pipeline.take(output)
         ledger.end_drafts(output.scheduled_spec_decode_tokens)
         of_all = step is not None and step.membership == ledger.membership
-        if of_all and brought_one_each(output, brought):
-            ledger.all_move(self._held_running(), now_s)
+        if of_all and generated_one_each(output, result):
+            ledger.advance_all(self._held_running(), now_s)
         else:
             ledger.advance(output.num_scheduled_tokens, now_s)
             self._repeated = None if of_all else self._repeated
@@ -320,7 +327,7 @@ class Steering(StepPlanning):
         ended = self._pipeline.end(step, now_s, works_on=works_on)
         if ended is not None:
             self._boundaries.ended = ended
-            self.learned.step(ended)
+            self.estimates.step(ended)
 
 
 class PenstockScheduler(Steering, Scheduler):  # type: ignore[misc]  # vLLM has no types to check by

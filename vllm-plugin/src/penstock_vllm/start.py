@@ -9,7 +9,7 @@ from penstock_core.policies import build
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 
-from penstock_vllm.learned import EngineEstimates
+from penstock_vllm.estimates import EngineEstimates
 from penstock_vllm.pending_model import PendingModel
 from penstock_vllm.settings import PluginSettings
 from penstock_vllm.tickets import ReadFields, TicketFields, unchecked

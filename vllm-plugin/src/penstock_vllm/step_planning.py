@@ -11,9 +11,9 @@ from vllm.v1.request import RequestStatus
 
 from penstock_vllm.engine import EngineRequest
 from penstock_vllm.engine_facts import bounds_of, can_be_steered, memory_of
+from penstock_vllm.estimates import EngineEstimates
 from penstock_vllm.faults import PolicyFaultLog
-from penstock_vllm.learned import EngineEstimates
-from penstock_vllm.ledger import Held
+from penstock_vllm.ledger import HeldRequest
 from penstock_vllm.pipeline import Pipeline
 from penstock_vllm.plan import PlannedStep
 from penstock_vllm.plan_execution import PlanExecution
@@ -28,7 +28,7 @@ from penstock_vllm.view import view_of
 class StepPlanning(PlanExecution):
     """A scheduler with a policy and what it plans by.
 
-    learned: estimates of the engine. planning: calls the policy. faults: counts its failures.
+    estimates: of the engine. planning: calls the policy. faults: counts its failures.
     """
 
     faults: PolicyFaultLog
@@ -39,8 +39,8 @@ class StepPlanning(PlanExecution):
         """Make the policy ready for the first step."""
         self._bounds, self._memory_now = bounds_of(self, settings), memory_of(self)
         self._steers, self._pending_model = can_be_steered(self), pending_model(settings)
-        self.learned = first_estimates(settings, self.num_spec_tokens)
-        policy = warm_policy(settings, self._bounds, self.learned)
+        self.estimates = first_estimates(settings, self.num_spec_tokens)
+        policy = warm_policy(settings, self._bounds, self.estimates)
         self.planning = Planning(policy, settings.planning_s, time.perf_counter, self.faults)
 
     def _policy_plan(self, now_s: float) -> PlannedStep | None:
@@ -62,11 +62,11 @@ class StepPlanning(PlanExecution):
             model = self._pending_model.check(now_s)
             if model is None:
                 return False
-            self.learned, self._pending_model = EngineEstimates(model, self.learned.speculation), None
+            self.estimates, self._pending_model = EngineEstimates(model, self.estimates.speculation), None
         return True
 
     def _view(self, now_s: float) -> ReplicaView:
-        running, prefixes, model = self._held_running(), self._prefixes, self.learned.model
+        running, prefixes, model = self._held_running(), self._prefixes, self.estimates.model
         loras = self.lora_config.max_loras if self.lora_config else None
         slots = self.max_num_active_reqs - self.num_waiting_for_streaming_input
         return view_of(
@@ -75,14 +75,14 @@ class StepPlanning(PlanExecution):
             memory=self._memory_now(),
             bounds=self._bounds._replace(running=min(self._bounds.running, slots)),
             model=model,
-            speculation=self.learned.speculation,
+            speculation=self.estimates.speculation,
             step=self.current_step + 1,
-            begins_s=self._pipeline.free_s(now_s, model),
-            ahead=self._pipeline.ahead(self.ledger.membership),
+            start_s=self._pipeline.free_s(now_s, model),
+            in_progress=self._pipeline.in_progress(self.ledger.membership),
             shared=None if prefixes is None else prefixes.shared_prefixes(self.ledger),
         )
 
-    def _is_ready(self, held: Held) -> bool:
+    def _is_ready(self, held: HeldRequest) -> bool:
         request = held.request
         if request.num_stale_output_tokens and not request.drop_stale_output:
             return False

@@ -20,7 +20,7 @@ from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 
 from penstock_vllm.engine import EngineRequest
-from penstock_vllm.ledger import Held
+from penstock_vllm.ledger import HeldRequest
 
 
 class StepBounds(NamedTuple):
@@ -51,16 +51,16 @@ class KvMemory(NamedTuple):
         return KvCache(self.total_blocks // self.groups, self.free_blocks // self.groups, self.block_tokens)
 
 
-class Ahead(Enum):
+class StepsInProgress(Enum):
     """Work that is still being computed while the next step is planned."""
 
-    OF_NOTHING = auto()
-    OF_ONE_EACH = auto()  # one step, of one token of every running request
-    OF_MORE = auto()
+    NONE = auto()
+    ONE_TOKEN_EACH = auto()  # one step, of one token of every running request
+    OTHER = auto()
 
 
 def view_of(
-    running: Sequence[Held],
+    running: Sequence[HeldRequest],
     waiting: tuple[Job, ...],
     *,
     memory: KvMemory,
@@ -68,33 +68,37 @@ def view_of(
     model: TimeModel,
     speculation: Speculation | None,
     step: int,
-    begins_s: float,
-    ahead: Ahead,
+    start_s: float,
+    in_progress: StepsInProgress,
     shared: SharedPrefixes | None = None,
 ) -> ReplicaView:
-    """Return the view for step number `step`, which begins at `begins_s`.
+    """Return the view for step number `step`, which begins at `start_s`.
 
     shared: which requests hold the same leading blocks; None if that is not known.
     """
-    jobs = _running_jobs(running, bounds, step, begins_s, ahead)
+    jobs = _running_jobs(running, bounds, step, start_s, in_progress)
     hidden = len(running) - len(jobs)
     limits = Limits(bounds.batch_tokens, max(bounds.running - hidden, 0))
     kv = memory.kv if shared is None else memory.kv.with_shared_prefixes(shared)
-    return ReplicaView(begins_s, begins_s, jobs, waiting, kv, limits, model, speculation)
+    return ReplicaView(start_s, start_s, jobs, waiting, kv, limits, model, speculation)
 
 
 def _running_jobs(
-    running: Sequence[Held], bounds: StepBounds, step: int, begins_s: float, ahead: Ahead
+    running: Sequence[HeldRequest],
+    bounds: StepBounds,
+    step: int,
+    start_s: float,
+    in_progress: StepsInProgress,
 ) -> tuple[Job, ...]:
     """Return the jobs that can be computed in this step."""
-    if ahead is Ahead.OF_NOTHING:
+    if in_progress is StepsInProgress.NONE:
         return tuple([held.job for held in running if held.planned])
     going = [
         held for held in running if held.planned and may_continue(held.request, bounds.longest_tokens, step)
     ]
-    if ahead is Ahead.OF_ONE_EACH:
-        return tuple(after_each([held.job for held in going], [begins_s]))
-    seen = [foreseen(held, begins_s) for held in going]
+    if in_progress is StepsInProgress.ONE_TOKEN_EACH:
+        return tuple(after_each([held.job for held in going], [start_s]))
+    seen = [after_steps_in_progress(held, start_s) for held in going]
     return tuple([job for job in seen if job.pending_tokens > 0])
 
 
@@ -105,9 +109,9 @@ def may_continue(request: EngineRequest, longest_tokens: int, step: int) -> bool
     return not ends and computed < longest_tokens and step >= request.next_decode_eligible_step
 
 
-def foreseen(held: Held, end_s: float) -> Job:
+def after_steps_in_progress(held: HeldRequest, end_s: float) -> Job:
     """Return a running job as it will be after the steps in progress, with all draft tokens rejected."""
-    request, job, drafts = held.request, held.job, held.drafts_under_way
+    request, job, drafts = held.request, held.job, held.drafts_in_progress
     new_tokens = max(request.num_output_placeholders - drafts, 0)
     computed = request.num_computed_tokens - drafts - job.computed_tokens
     if not computed and not new_tokens:

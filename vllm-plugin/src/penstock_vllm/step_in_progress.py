@@ -7,33 +7,33 @@ from penstock_core.domain.request import Job
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 
 from penstock_vllm.engine import EngineRequest, RunnerOutput, StepOutput
-from penstock_vllm.ledger import Held
+from penstock_vllm.ledger import HeldRequest
 
 
-class UnderWay(NamedTuple):
+class StepInProgress(NamedTuple):
     """One step of vLLM's.
 
-    output: vLLM's SchedulerOutput. asked_s: when it was planned.
-    work: its work. foreseen_s: its duration predicted by the time model.
+    output: vLLM's SchedulerOutput. requested_s: when it was planned.
+    work: its work. predicted_s: its duration predicted by the time model.
     chunks: tokens that it prefills of each request, by vLLM's ids.
     membership: the ledger's count if it computes one token of every running request; else None.
     """
 
     output: StepOutput
-    asked_s: float
+    requested_s: float
     work: BatchWork
-    foreseen_s: float
+    predicted_s: float
     chunks: Mapping[str, int]
     membership: int | None = None
 
 
-def under_way(
+def step_in_progress(
     output: StepOutput,
-    held: Mapping[str, Held],
-    asked_s: float,
+    held: Mapping[str, HeldRequest],
+    requested_s: float,
     model: TimeModel,
     decodes: Sequence[Job] | None,
-) -> UnderWay:
+) -> StepInProgress:
     """Return the step that vLLM has just planned.
 
     decodes: its requests, if it is known to have only decodes.
@@ -43,7 +43,7 @@ def under_way(
     if decodes is not None and len(decodes) == len(tokens):
         context_tokens = sum([job.computed_tokens for job in decodes]) + len(decodes)
         work = BatchWork(output.total_num_scheduled_tokens, context_tokens, 0.0, spec_steps)
-        return UnderWay(output, asked_s, work, model.seconds(work), {})
+        return StepInProgress(output, requested_s, work, model.seconds(work), {})
     context_tokens, prefill_work, chunks = 0, 0.0, {}
     for engine_id, count in tokens.items():
         request = held[engine_id].request
@@ -54,7 +54,7 @@ def under_way(
             chunks[engine_id] = count
             prefill_work += chunk_work(count, before_tokens)
     work = BatchWork(output.total_num_scheduled_tokens, context_tokens, prefill_work, spec_steps)
-    return UnderWay(output, asked_s, work, model.seconds(work), chunks)
+    return StepInProgress(output, requested_s, work, model.seconds(work), chunks)
 
 
 def computes_one_each(output: StepOutput, running: int) -> bool:
@@ -68,7 +68,7 @@ def decoded(request: EngineRequest, before_tokens: int) -> bool:
     return before_tokens >= tokens or (before_tokens == tokens - 1 and request.num_output_tokens > 0)
 
 
-def brought_one_each(output: StepOutput, brought: RunnerOutput) -> bool:
+def generated_one_each(output: StepOutput, result: RunnerOutput) -> bool:
     """Return whether a step of one token each generated one token of each. `output` has no draft tokens."""
-    tokens = brought.sampled_token_ids
+    tokens = result.sampled_token_ids
     return len(tokens) == len(output.num_scheduled_tokens) == sum(map(len, tokens))
