@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.timing.acceptance_rate import LEAN_TRIALS, Acceptance, Drafted, observe
+from penstock_core.timing.acceptance_rate import PRIOR_TRIALS, Acceptance, Drafted, observe
 from penstock_core.timing.learned_tiers import MOST_TIERS
 from penstock_core.timing.speculation import Speculation
 
@@ -28,7 +28,7 @@ def test_drafts_after_the_first_wrong_one_are_not_counted() -> None:
 
 
 def test_the_prior_fades_as_trials_come() -> None:
-    seen = observe(Acceptance(1.0), [Drafted("chat", 1, 0)] * int(LEAN_TRIALS))
+    seen = observe(Acceptance(1.0), [Drafted("chat", 1, 0)] * int(PRIOR_TRIALS))
     assert seen.measured(CONFIGURED).acceptance == pytest.approx(0.5)
 
 

@@ -22,7 +22,7 @@ from penstock_core.timing.kind_correction import (
     STALE_STEPS,
     KindCorrection,
     Kinds,
-    counted,
+    applied_ratio,
 )
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
@@ -118,13 +118,13 @@ def test_kinds_that_differ_little_have_one_correction() -> None:
 
 @pytest.mark.parametrize(("ratio", "used"), [(1.0, 1.0), (1.09, 1.0), (0.92, 1.0), (1.3, 1.3), (0.8, 0.8)])
 def test_a_difference_counts_from_a_tenth_and_fully_from_a_fifth(ratio: float, used: float) -> None:
-    assert counted(ratio) == used
+    assert applied_ratio(ratio) == used
 
 
 @given(st.floats(0.1, 10.0), st.floats(1.0, 1.001))
 def test_the_counted_difference_is_continuous_and_at_most_the_real_one(ratio: float, growth: float) -> None:
-    assert 0.0 <= counted(ratio * growth) / counted(ratio) - 1.0 <= 0.01
-    assert min(ratio, 1.0) <= counted(ratio) <= max(ratio, 1.0)
+    assert 0.0 <= applied_ratio(ratio * growth) / applied_ratio(ratio) - 1.0 <= 0.01
+    assert min(ratio, 1.0) <= applied_ratio(ratio) <= max(ratio, 1.0)
 
 
 def test_a_kind_that_does_not_occur_fades() -> None:

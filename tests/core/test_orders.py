@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_core.routing.orders import ORDERS
 from penstock_core.routing.orders.turns import MOST_COMPARED
-from penstock_core.routing.replica_load import Order, ReplicaLoad, RoutingRequest, tokens_about
+from penstock_core.routing.replica_load import Order, ReplicaLoad, RoutingRequest, estimated_tokens
 
 ASKED = RoutingRequest("chat", 4000, 0, ttft_s=1.0, tpot_s=0.1)
 IDLE = Snapshot(
@@ -218,7 +218,7 @@ def test_a_prompt_never_finishes_if_decodes_leave_no_tokens() -> None:
 
 
 def test_a_prompt_is_about_a_quarter_of_its_bytes() -> None:
-    assert (tokens_about(0), tokens_about(4000), ASKED.prompt_tokens) == (1, 1000, 1000)
+    assert (estimated_tokens(0), estimated_tokens(4000), ASKED.prompt_tokens) == (1, 1000, 1000)
 
 
 def cached(**tokens: int) -> RoutingRequest:

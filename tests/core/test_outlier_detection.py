@@ -12,8 +12,8 @@ from penstock_core.routing.outlier_detection import (
     answered,
     failed,
     panics,
+    probe_cancelled,
     sent,
-    taken_back,
 )
 
 
@@ -47,7 +47,7 @@ def test_an_answer_between_failures_resets_the_count() -> None:
 
 def test_a_healthy_replicas_answers_leave_the_state_unchanged() -> None:
     health = ReplicaHealth()
-    assert answered(health, 1.0) is sent(health, 1.0) is taken_back(health) is health
+    assert answered(health, 1.0) is sent(health, 1.0) is probe_cancelled(health) is health
 
 
 def test_a_half_open_replica_gets_one_request() -> None:
@@ -74,7 +74,7 @@ def test_an_unanswered_probe_doubles_the_ejection_up_to_a_bound() -> None:
 
 
 def test_a_probe_whose_client_left_is_followed_by_another() -> None:
-    assert taken_back(sent(ejected(), FIRST_S)).takes(FIRST_S)
+    assert probe_cancelled(sent(ejected(), FIRST_S)).takes(FIRST_S)
 
 
 def test_requests_sent_before_the_ejection_do_not_lengthen_it() -> None:
@@ -121,7 +121,7 @@ def test_every_ejection_ends_and_at_most_one_request_probes(
         elif event == "failed":
             health = failed(health, now_s, draw)
         else:
-            health = taken_back(health)
+            health = probe_cancelled(health)
         assert health.failures < CONSECUTIVE
         if health.until_s is not None:
             assert health.until_s <= now_s + LONGEST_S * (1 + SPREAD)

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from gateway.picking import chat, ext_authz_address, picker_of
 from gateway.replica import HttpReplica
-from penstock_core.routing.replica_load import RoutingRequest, tokens_about
+from penstock_core.routing.replica_load import RoutingRequest, estimated_tokens
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import to_json
 from penstock_picker.pick import Picked
@@ -53,7 +53,7 @@ async def test_a_request_gets_the_order_and_two_backups_and_is_counted_at_the_fi
     r0, r1 = replicas()
     placed: list[tuple[str, int]] = []
     async with picker_of((r0, r1), placed=lambda *of: placed.append(of)) as picker:
-        tokens = tokens_about(len(BODY))
+        tokens = estimated_tokens(len(BODY))
         endpoints = (r0.endpoint, r1.endpoint) * 2
         picked = picker.pick(call())
         assert picked == Picked("chat", "r0", endpoints, max_hops=2, uncached_tokens=tokens)
@@ -82,7 +82,7 @@ async def test_a_replica_with_the_prefix_is_first_and_counts_uncached_tokens_onl
         picked = picker.pick(call())
         assert (picked.first, picked.uncached_tokens) == (
             "r1",
-            tokens_about(len(BODY)) - tokens_about(mark.size),
+            estimated_tokens(len(BODY)) - estimated_tokens(mark.size),
         )
 
 
@@ -176,7 +176,7 @@ async def test_orders_see_the_requests_targets_by_the_replicas_own_time_model() 
         seen.append(requested)
         return found.order(loads, requested)
 
-    tokens = tokens_about(len(BODY))
+    tokens = estimated_tokens(len(BODY))
     r0 = HttpReplica("r0")
     for own, name in (("", "llama-3-8b-a100"), ("llama-3-8b-h100", "llama-3-8b-h100")):
         r0.time_model_json = orjson.dumps(to_json(time_model(own))).decode() if own else ""
@@ -195,7 +195,7 @@ def limited(**limits: int) -> tuple[Pool, dict[str, Application]]:
 
 @pytest.mark.parametrize("shares", [False, True], ids=["pick", "pick_with_shared_limits"])
 async def test_limits_count_a_requests_estimate_and_no_end(shares: bool) -> None:
-    each = tokens_about(len(BODY)) + 7
+    each = estimated_tokens(len(BODY)) + 7
     pool, keys = limited(concurrentRequests=1, tokensPerMinute=3 * each)
     async with picker_of(replicas(), pool, keys) as picker:
 
@@ -238,7 +238,7 @@ class PoolOfPickers:
 
 
 async def test_shared_limits_are_checked_once_and_not_settled() -> None:
-    each = tokens_about(len(BODY)) + 7
+    each = estimated_tokens(len(BODY)) + 7
     over = OverLimit(Limit.REQUESTS_PER_MINUTE, 2.0)
     shared = PoolOfPickers(Ticket(5, each), over, None)
     pool, keys = limited(requestsPerMinute=9)

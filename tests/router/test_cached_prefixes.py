@@ -3,7 +3,7 @@
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_core.routing.replica_load import tokens_about
+from penstock_core.routing.replica_load import estimated_tokens
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas import cached_prefixes
 from penstock_routing.replicas.cached_prefixes import CachedPrefixes
@@ -25,7 +25,10 @@ def test_each_replica_counts_with_its_longest_beginning() -> None:
     prefixes.holder("r0").update(added(1, 2))
     prefixes.holder("r1").update(added(1, 9))
     prefixes.holder("r2").update(added(8))
-    assert prefixes.cached_tokens(marks(1, 2, 3)) == {"r0": tokens_about(800), "r1": tokens_about(400)}
+    assert prefixes.cached_tokens(marks(1, 2, 3)) == {
+        "r0": estimated_tokens(800),
+        "r1": estimated_tokens(400),
+    }
     assert prefixes.cached_tokens(marks(1, 2, token_ids=True)) == {"r0": 800, "r1": 400}
 
 
@@ -34,10 +37,10 @@ def test_removed_and_replaced_prefixes_are_no_longer_held() -> None:
     holder = prefixes.holder("r0")
     holder.update(added(1, 2))
     holder.update(wire.CachedPrefixes(removed=[2, 7]))
-    assert prefixes.cached_tokens(marks(1, 2)) == {"r0": tokens_about(400)}
+    assert prefixes.cached_tokens(marks(1, 2)) == {"r0": estimated_tokens(400)}
     holder.update(added(5, complete=True))
     assert prefixes.cached_tokens(marks(1, 2)) == {}
-    assert prefixes.cached_tokens(marks(5)) == {"r0": tokens_about(400)}
+    assert prefixes.cached_tokens(marks(5)) == {"r0": estimated_tokens(400)}
 
 
 def test_removing_a_replaced_replica_leaves_the_prefixes_of_its_successor() -> None:
@@ -46,7 +49,7 @@ def test_removing_a_replaced_replica_leaves_the_prefixes_of_its_successor() -> N
     old.update(added(1))
     new.update(added(1))
     old.forget()
-    assert prefixes.cached_tokens(marks(1)) == {"r0": tokens_about(400)}
+    assert prefixes.cached_tokens(marks(1)) == {"r0": estimated_tokens(400)}
     new.forget()
     assert len(prefixes) == 0
 
@@ -68,7 +71,7 @@ def test_the_prefixes_of_one_replica_are_bounded(monkeypatch: MonkeyPatch) -> No
     holder.update(added(6))
     assert len(prefixes) == 3
     holder.update(wire.CachedPrefixes(added=[6], removed=[1]))
-    assert prefixes.cached_tokens(marks(6)) == {"r0": tokens_about(400)}
+    assert prefixes.cached_tokens(marks(6)) == {"r0": estimated_tokens(400)}
 
 
 def test_a_turn_is_found_by_the_marks_of_the_turn_before() -> None:
@@ -76,7 +79,7 @@ def test_a_turn_is_found_by_the_marks_of_the_turn_before() -> None:
     turns = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
     before, after = (prompt_marks(orjson.dumps({"messages": turns[:count]})) for count in (1, 2))
     prefixes.holder("r1").update(added(before.marks[-1].key))
-    assert prefixes.cached_tokens(after) == {"r1": tokens_about(before.size)}
+    assert prefixes.cached_tokens(after) == {"r1": estimated_tokens(before.size)}
 
 
 names = st.sampled_from(["r0", "r1", "r2"])

@@ -69,7 +69,7 @@ def test_a_probe_that_fails_ejects_for_twice_as_long(clock: Clock) -> None:
     assert output == [
         {"event": "replica ejected", "log_level": "warning", "replica": "r0", "for_s": 2 * FIRST_S}
     ]
-    made.taken_back(1)  # it is the probe no more
+    made.probe_cancelled(1)  # it is the probe no more
     assert not made.takes(clock.now_s + 2 * FIRST_S - 0.01)
 
 
@@ -92,9 +92,9 @@ def test_only_a_cancelled_probe_allows_another(clock: Clock) -> None:
     made.sent(2)
     made.sent(3)
     for other in (1, 3):
-        made.taken_back(other)
+        made.probe_cancelled(other)
         assert not made.takes(clock.now_s)
-    made.taken_back(2)
+    made.probe_cancelled(2)
     assert made.takes(clock.now_s)
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 from penstock_core.domain.slo import Tier
-from penstock_core.routing.replica_load import tokens_about
+from penstock_core.routing.replica_load import estimated_tokens
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.connections.backoff import Backoff
 from penstock_routing.connections.replica_channel import connect_by
@@ -82,7 +82,7 @@ async def test_placements_of_this_router_are_published() -> None:
     await until(lambda: replica_set.ready)
     request = GenerationRequest("id", wire.ENDPOINT_CHAT_COMPLETIONS, b"x" * 400, Tier("chat"), 0.0)
     replica_set["r0"].submit(Attempt(request, 1, False), None, lambda: None)
-    assert reported == [("r0", tokens_about(400))]
+    assert reported == [("r0", estimated_tokens(400))]
     following.cancel()
     await asyncio.wait([following])
     await replica.die()

@@ -2,7 +2,7 @@
 
 import pytest
 from penstock_core.domain.slo import Targets, Tier
-from penstock_core.routing.replica_load import tokens_about
+from penstock_core.routing.replica_load import estimated_tokens
 from penstock_pool import Application
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.applications.token_usage import FIRST_ANSWER_TOKENS, Usage, UsageMetrics
@@ -57,7 +57,7 @@ def test_a_request_is_expected_to_use_its_prompt_and_its_longest_answers(
     max_tokens: int | None, sequences: int, answer_tokens: int
 ) -> None:
     expected = Counted().usage.expected(IDE, BODY_BYTES, asking(max_tokens, sequences))
-    assert expected == tokens_about(BODY_BYTES) + answer_tokens
+    assert expected == estimated_tokens(BODY_BYTES) + answer_tokens
 
 
 def test_without_limits_no_usage_is_expected_or_counted() -> None:
@@ -76,8 +76,8 @@ def test_a_requests_usage_is_its_replicas_figures() -> None:
 
 def test_the_usage_of_a_request_that_was_cut_off_is_its_written_tokens() -> None:
     counted = Counted()
-    assert counted.usage.ended(IDE, outcome(written=3), BODY_BYTES) == tokens_about(BODY_BYTES) + 3
-    assert counted.tokens("ide", "prompt") == tokens_about(BODY_BYTES)
+    assert counted.usage.ended(IDE, outcome(written=3), BODY_BYTES) == estimated_tokens(BODY_BYTES) + 3
+    assert counted.tokens("ide", "prompt") == estimated_tokens(BODY_BYTES)
     assert counted.tokens("ide", "completion") == 3
 
 
@@ -91,5 +91,5 @@ def test_each_answer_moves_the_expected_length_by_a_tenth() -> None:
     counted = Counted()
     for expected in (231, 209):  # from 256 towards 10
         counted.usage.ended(IDE, outcome(wire.Finished(completion_tokens=10)), BODY_BYTES)
-        assert counted.usage.expected(IDE, 0, asking()) - tokens_about(0) == expected
-    assert counted.usage.expected(WEB, 0, asking()) - tokens_about(0) == FIRST_ANSWER_TOKENS
+        assert counted.usage.expected(IDE, 0, asking()) - estimated_tokens(0) == expected
+    assert counted.usage.expected(WEB, 0, asking()) - estimated_tokens(0) == FIRST_ANSWER_TOKENS

@@ -49,11 +49,11 @@ class ReportSocket:
             taken = self._deliver(report)
         except OSError as error:
             self.close()
-            self._not_taken(error)
+            self._note_failure(error)
             taken = False
         else:
             if self._failing_s is not None:
-                self._found()
+                self._note_recovery()
         self.lost += not taken
         return taken
 
@@ -63,7 +63,7 @@ class ReportSocket:
             self._socket.close()
             self._socket = None
 
-    def _not_taken(self, error: OSError) -> None:
+    def _note_failure(self, error: OSError) -> None:
         now_s = time.monotonic()
         if self._failing_s is None:
             self._failing_s = now_s
@@ -77,7 +77,7 @@ class ReportSocket:
                 self._path,
             )
 
-    def _found(self) -> None:
+    def _note_recovery(self) -> None:
         if self._warned:
             self._warn("penstock: step reports are taken again at %s; %d were lost", self._path, self.lost)
         self._failing_s, self._warned = None, False

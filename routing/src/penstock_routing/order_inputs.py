@@ -4,7 +4,7 @@ from collections.abc import Callable
 from math import inf
 
 from penstock_core.routing.attempts import spread_retry_s
-from penstock_core.routing.replica_load import RoutingRequest, tokens_about
+from penstock_core.routing.replica_load import RoutingRequest, estimated_tokens
 from penstock_core.timing.time_model import TimeModel
 from penstock_runtime.clock import monotonic
 from penstock_runtime.openai_errors import ApiError
@@ -25,7 +25,7 @@ def routing_request(
     slo, body_bytes = slo_with(request.tier.slo, request.targets), len(request.body)
     ttft_s = slo.ttft_s
     if slo.ttft_slowdown is not None and (model := time_model()) is not None:
-        ttft_s = slo.ttft_slowdown * model.prefill_seconds(tokens_about(body_bytes))
+        ttft_s = slo.ttft_slowdown * model.prefill_seconds(estimated_tokens(body_bytes))
     return RoutingRequest(
         request.tier.name,
         body_bytes,

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from fault_simulation.clients import Answer
 from fault_simulation.processes import EngineProcess, PickerProcess, RouterProcess, SidecarProcess
-from penstock_core.routing.replica_load import tokens_about
+from penstock_core.routing.replica_load import estimated_tokens
 from penstock_pool import Pool
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.settings import settings_of
@@ -140,7 +140,7 @@ def broken_tokens(answers: Iterable[Answer], most: int | None, counted: int) -> 
         answer.plan for answer in answers if answer.whole and answer.status == 200 and not error_of(answer)
     ]
     used = sum(plan.prompt_tokens + plan.body["max_tokens"] for plan in whole)
-    more = sum(max(plan.prompt_tokens - tokens_about(plan.body_bytes), 0) for plan in whole)
+    more = sum(max(plan.prompt_tokens - estimated_tokens(plan.body_bytes), 0) for plan in whole)
     if most is not None and used > most + more:
         yield f"12 {used} tokens of an application in a minute, of {most}"
     if used > counted:

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from penstock_core.domain.request import Job, with_cached_prefix
-from penstock_core.domain.served_prompts import NOTHING, CachedBlocks, ServedPrompts
+from penstock_core.domain.served_prompts import NONE_CACHED, CachedBlocks, ServedPrompts
 from penstock_core.domain.shared_prefixes import SharedPrefixes
 from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
@@ -168,7 +168,7 @@ class CacheLookup:
     def _cached_of(self, keys: Sequence[Hashable], own: Sequence[Any] = (), known: int = 0) -> CachedBlocks:
         blocks = self._found(keys, len(keys))
         if not blocks:
-            return NOTHING
+            return NONE_CACHED
         while known < min(blocks, len(own)) and self._block(keys[known]) is own[known]:
             known += 1  # each block once, because a block that is held is not evicted
         return CachedBlocks(blocks, self._block(keys[blocks - 1]).ref_cnt > 0, known)

@@ -42,7 +42,7 @@ MOST_QUEUED = 64
 NEVER = -1
 """No count of changes."""
 
-NOTHING = MeasuredStep(BatchWork(0), 0.0)
+NO_STEP = MeasuredStep(BatchWork(0), 0.0)
 
 
 class ReportRows(NamedTuple):
@@ -271,7 +271,7 @@ def rows_of(
 
 def report_of(now: Boundary) -> StepReport:
     """Return the report of a step boundary, without its number and without the requests."""
-    work, duration_s = now.ended or NOTHING
+    work, duration_s = now.ended or NO_STEP
     memory = now.memory
     report = StepReport(
         duration_s=duration_s,

@@ -93,12 +93,12 @@ def from_fields(
         _budget_s(fields, "penstock_ttft_s"),
         _budget_s(fields, "penstock_tpot_s"),
         _budget_s(fields, "penstock_e2e_s"),
-        Judge(_word(fields, "penstock_judge", Judge.MEAN.value)),
+        Judge(_string(fields, "penstock_judge", Judge.MEAN.value)),
         _budget_s(fields, "penstock_answer_tpot_s"),
     )
     request = Request(
-        id=_word(fields, "penstock_id", engine_id),
-        tier=_word(fields, "penstock_tier", "direct"),
+        id=_string(fields, "penstock_id", engine_id),
+        tier=_string(fields, "penstock_tier", "direct"),
         arrival_s=now_s - _number(fields, "penstock_spent_s", 0.0),
         prompt_tokens=prompt_tokens,
         max_output_tokens=max_output_tokens,
@@ -113,7 +113,7 @@ def from_fields(
     )
 
 
-def _word(fields: Mapping[str, Scalar], name: str, default: str) -> str:
+def _string(fields: Mapping[str, Scalar], name: str, default: str) -> str:
     if name not in fields:
         return default
     value = fields[name]

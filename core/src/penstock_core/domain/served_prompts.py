@@ -48,7 +48,7 @@ class CachedBlocks(NamedTuple):
     own: int = 0
 
 
-NOTHING = CachedBlocks(0, False)
+NONE_CACHED = CachedBlocks(0, False)
 
 
 class CachedPrompt(NamedTuple):
@@ -69,7 +69,7 @@ class _Served:
     prompt_tokens: int
     keys: Sequence[Hashable]
     own: Sequence[Any]  # blocks of its request, which grow with it
-    cached: CachedBlocks = NOTHING
+    cached: CachedBlocks = NONE_CACHED
 
 
 class ServedPrompts:
@@ -172,7 +172,7 @@ class ServedPrompts:
         served, runs = self._served[name], name in self._running
         before, now = served.cached, self._find(served.keys, served.own, served.cached.own)
         lost = now.blocks < before.blocks and not runs
-        served.cached = NOTHING if lost else now
+        served.cached = NONE_CACHED if lost else now
         if now.blocks == len(served.keys) or not runs:
             self._growing.pop(name, None)
         tokens = [blocks * self._block_tokens for blocks in (served.cached.blocks, served.cached.own)]

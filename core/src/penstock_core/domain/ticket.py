@@ -73,7 +73,7 @@ def sealed(ticket: EngineTicket, key: bytes) -> str:
     """Return the ticket as the request carries it."""
     payload = json.dumps([ticket.issued_s, ticket.uses, ticket.fields], separators=(",", ":"))
     signed = f"{_VERSION}.{_encoded(payload.encode())}"
-    return f"{signed}.{_encoded(_code(signed, key))}"
+    return f"{signed}.{_encoded(_hmac(signed, key))}"
 
 
 def opened(text: object, key: bytes) -> EngineTicket | None:
@@ -81,7 +81,7 @@ def opened(text: object, key: bytes) -> EngineTicket | None:
     if not key or not isinstance(text, str) or len(text) > LONGEST_TICKET or not text.isascii():
         return None
     signed, _, code = text.rpartition(".")
-    if not hmac.compare_digest(code, _encoded(_code(signed, key))):
+    if not hmac.compare_digest(code, _encoded(_hmac(signed, key))):
         return None
     issued_s, uses, fields = json.loads(_decoded(signed.rpartition(".")[2]))
     return EngineTicket(fields, issued_s, uses)
@@ -148,7 +148,7 @@ class TicketCheck:
             self._holders.popitem(last=False)
 
 
-def _code(signed: str, key: bytes) -> bytes:
+def _hmac(signed: str, key: bytes) -> bytes:
     return hmac.digest(key, signed.encode(), "sha256")
 
 

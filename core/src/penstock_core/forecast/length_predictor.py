@@ -33,7 +33,7 @@ SURE_QUANTILE = 0.02
 """Quantile of lengths that an answer almost surely reaches: one in fifty is shorter."""
 
 PRIOR_MEDIAN_TOKENS, PRIOR_SIGMA = 128.0, 1.0
-LEAN_ANSWERS = 20.0
+PRIOR_ANSWERS = 20.0
 """Answers of its own with which a level weighs as much as the level above it."""
 
 MEMORY_ANSWERS = 2000.0
@@ -123,20 +123,20 @@ class _Counts:
         self.bins *= factor
         self.total *= factor
 
-    def leaning_on(self, shares: Floats, answer: float) -> Floats:
+    def with_prior(self, shares: Floats, answer: float) -> Floats:
         """Return the shares by bin, with the level above as prior. answer: weight of one new answer."""
-        lean = LEAN_ANSWERS * answer
-        return (self.bins + lean * shares) / (self.total + lean)
+        prior = PRIOR_ANSWERS * answer
+        return (self.bins + prior * shares) / (self.total + prior)
 
 
 @dataclass(slots=True)
 class _Tier:
-    """Counts of one tier. `believed` is computed from them on demand, until they change."""
+    """Counts of one tier. `posterior` is computed from them on demand, until they change."""
 
     counts: _Counts = field(default_factory=_Counts)
     buckets: dict[int, _Counts] = field(default_factory=dict)
     answer: float = 1.0
-    believed: dict[int, Lengths] = field(default_factory=dict)
+    posterior: dict[int, Lengths] = field(default_factory=dict)
 
 
 class LengthPredictor:
@@ -161,7 +161,7 @@ class LengthPredictor:
         known.counts.add(index, shares, known.answer)
         counts.add(index, shares, known.answer)
         known.answer *= exp(1 / MEMORY_ANSWERS)
-        known.believed.clear()
+        known.posterior.clear()
         if known.answer > HEAVIEST_ANSWER:
             _bring_to_scale(known)
 
@@ -197,10 +197,10 @@ class LengthPredictor:
         if known is None:
             return PRIOR_LENGTHS
         bucket = _prompt_bucket(prompt_tokens)
-        lengths = known.believed.get(bucket)
+        lengths = known.posterior.get(bucket)
         if lengths is None:
-            lengths = _believe(known, bucket)
-            known.believed[bucket] = lengths
+            lengths = _posterior(known, bucket)
+            known.posterior[bucket] = lengths
         return lengths
 
     def _beyond(self, tier: str, prompt_tokens: int, index: int) -> Floats:
@@ -217,10 +217,10 @@ def _prompt_bucket(prompt_tokens: int) -> int:
     return min(prompt_tokens.bit_length(), 17)
 
 
-def _believe(known: _Tier, bucket: int) -> Lengths:
-    shares = known.counts.leaning_on(PRIOR, known.answer)
+def _posterior(known: _Tier, bucket: int) -> Lengths:
+    shares = known.counts.with_prior(PRIOR, known.answer)
     counts = known.buckets.get(bucket)
-    return _lengths(shares if counts is None else counts.leaning_on(shares, known.answer))
+    return _lengths(shares if counts is None else counts.with_prior(shares, known.answer))
 
 
 def _bring_to_scale(known: _Tier) -> None:

@@ -85,7 +85,7 @@ def failed(health: ReplicaHealth, now_s: float, draw: float) -> ReplicaHealth:
     return ReplicaHealth(ejections=ejections + 1, until_s=now_s + ejected_s * (1 + SPREAD * draw))
 
 
-def taken_back(health: ReplicaHealth) -> ReplicaHealth:
+def probe_cancelled(health: ReplicaHealth) -> ReplicaHealth:
     """Return the health after the probe's client disconnected: the next request is the probe."""
     return replace(health, probing=False) if health.probing else health
 

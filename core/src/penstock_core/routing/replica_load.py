@@ -108,7 +108,7 @@ class RoutingRequest(NamedTuple):
     @property
     def prompt_tokens(self) -> int:
         """Return the estimated tokens of its prompt."""
-        return tokens_about(self.body_bytes)
+        return estimated_tokens(self.body_bytes)
 
     def uncached_tokens(self, replica: str) -> int:
         """Return the tokens of its prompt that this replica is expected to compute; the last one always."""
@@ -119,7 +119,7 @@ class RoutingRequest(NamedTuple):
         return max(self.cached_tokens.get(replica, 0), 0)
 
 
-def tokens_about(body_bytes: int) -> int:
+def estimated_tokens(body_bytes: int) -> int:
     """Return the estimated tokens of a request's body, because routers have no tokenizer."""
     return max(int(body_bytes / BYTES_PER_TOKEN), 1)
 

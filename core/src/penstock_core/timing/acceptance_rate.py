@@ -17,7 +17,7 @@ from typing import NamedTuple
 from penstock_core.timing.learned_tiers import with_latest
 from penstock_core.timing.speculation import Speculation
 
-LEAN_TRIALS = 100.0
+PRIOR_TRIALS = 100.0
 """Trials of its own with which a level weighs as much as the one above it."""
 
 MEMORY_TRIALS = 5000.0
@@ -43,9 +43,9 @@ class Trials(NamedTuple):
         kept = max(1.0 - trials / MEMORY_TRIALS, 0.0)
         return Trials(self.trials * kept + trials, self.successes * kept + successes)
 
-    def chance(self, lean: float) -> float:
+    def chance(self, prior: float) -> float:
         """Return successes over trials, with the level above as prior."""
-        return (self.successes + LEAN_TRIALS * lean) / (self.trials + LEAN_TRIALS)
+        return (self.successes + PRIOR_TRIALS * prior) / (self.trials + PRIOR_TRIALS)
 
 
 NONE_YET = Trials()

@@ -26,7 +26,7 @@ The state is a value: `observe` and `rested` return the next one.
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from penstock_core.timing.kind_correction import NEW_KINDS, Kinds, counted
+from penstock_core.timing.kind_correction import NEW_KINDS, Kinds, applied_ratio
 from penstock_core.timing.quantile_margin import clipped, error_after, margin_after
 from penstock_core.timing.step_tail import LEAST_CHANCE, NO_TAIL, StepTail
 from penstock_core.timing.time_model import BatchWork, TimeModel
@@ -69,7 +69,7 @@ def observe(correction: Correction, model: TimeModel, work: BatchWork, seconds: 
     if predicted_s <= 0:
         return correction
     kind, observed, tail = correction.kinds.of(work), correction.observed, correction.tail
-    relative = seconds / predicted_s / correction.ratio / counted(kind.ratio)
+    relative = seconds / predicted_s / correction.ratio / applied_ratio(kind.ratio)
     rate = max(LEARNING_RATE, 1 / (observed + 1))
     ratio = correction.ratio * (1 + rate * (clipped(relative, correction.error) - 1))
     error = error_after(correction.error, relative)
@@ -93,14 +93,14 @@ def rested(correction: Correction, seconds: float) -> Correction:
 
 def expected(model: TimeModel, correction: Correction) -> TimeModel:
     """Return the model at the engine's mean speed."""
-    means = [counted(kind.ratio) for kind in correction.kinds]
+    means = [applied_ratio(kind.ratio) for kind in correction.kinds]
     return _by_kind(replace(model, scale=model.scale * correction.ratio), *means)
 
 
 def corrected(model: TimeModel, correction: Correction) -> TimeModel:
     """Return the model for planning: a speed that all but one iteration in forty reach, and the slow ones."""
     margin = correction.margin
-    quantiles = [counted(kind.ratio * kind.margin / margin) for kind in correction.kinds]
+    quantiles = [applied_ratio(kind.ratio * kind.margin / margin) for kind in correction.kinds]
     planned = _by_kind(replace(model, scale=model.scale * correction.ratio * margin), *quantiles)
     chance, excess = correction.tail.chance, (1.0 + correction.tail.excess) / margin - 1.0
     if chance < LEAST_CHANCE or excess <= 0.0:

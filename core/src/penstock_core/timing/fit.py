@@ -30,15 +30,15 @@ FEWEST_POINTS = 6
 FEWEST_ON_A_LINE = 3
 """Fewest points of a line of the roofline."""
 
-BETTER = 0.9
+TWO_LINES_ERROR = 0.9
 """Largest error of two lines, as a share of one line's, at which they are used."""
 
 HELD_OUT_EVERY = 4
 
-REWEIGHTED = 15
+REWEIGHTINGS = 15
 """Iterations of weighted least squares that approximate least absolute errors."""
 
-LEAST_OFF = 1e-3
+LEAST_ERROR = 1e-3
 """Smallest error that is distinguished, relative."""
 
 Floats = NDArray[np.float64]
@@ -110,7 +110,7 @@ def closest(name: str, points: Sequence[Point]) -> TimeModel:
     one = _one_line(name, points)
     tried = [_two_lines(name, points, tokens) for tokens in _meeting_points(points)]
     two = min(tried, key=lambda model: _error(model, points), default=one)
-    better = _error(two, points) <= BETTER * _error(one, points)
+    better = _error(two, points) <= TWO_LINES_ERROR * _error(one, points)
     return two if better else one
 
 
@@ -174,9 +174,9 @@ def _solved(table: Floats, seconds: Floats, free: tuple[int, ...]) -> list[float
     relative = table / seconds[:, None]
     scale = np.maximum(np.abs(relative).max(axis=0), np.finfo(np.float64).tiny)
     relative, weights = relative / scale, np.ones_like(seconds)
-    for _ in range(REWEIGHTED):
+    for _ in range(REWEIGHTINGS):
         found = _least_squares(relative * weights[:, None], weights, free)
-        weights = np.maximum(np.abs(relative @ found - 1), LEAST_OFF) ** -0.5
+        weights = np.maximum(np.abs(relative @ found - 1), LEAST_ERROR) ** -0.5
     return [float(value) for value in found / scale]
 
 

@@ -10,8 +10,8 @@ that were not seen since. So kinds learn slowly, and the less the larger a kind'
 while an engine computes decodes alone, nothing tells its speed from theirs. What a kind has learned fades
 with iterations of other kinds, and while the engine is idle.
 
-A kind counts only where it is clearly off (`counted`). The built-in models are up to 4 % off by kind, within
-the common margin, and correcting that would make plans depend on noise.
+A kind is corrected only where it is clearly off (`applied_ratio`). The built-in models are up to 4 % off by
+kind, within the common margin, and correcting that would make plans depend on noise.
 
 The state is a value: `after` and `fading` return the next one.
 """
@@ -35,7 +35,7 @@ that is one iteration in twenty is thereby predicted a thirtieth wrong."""
 SHARE_RATE = 0.01
 """Weight of one iteration in the shares of the kinds."""
 
-UNCOUNTED, COUNTED = log(1.1), log(1.2)
+IGNORED, CORRECTED = log(1.1), log(1.2)
 """A kind that is off by less than a tenth is not corrected, by more than a fifth wholly."""
 
 KNOWN_STEPS = 10
@@ -116,9 +116,9 @@ class Kinds(NamedTuple):
 NEW_KINDS = Kinds()
 
 
-def counted(ratio: float) -> float:
+def applied_ratio(ratio: float) -> float:
     """Return how much of a kind's ratio is used: none of a small one, all of a large one, without a jump."""
-    share = (abs(log(ratio)) - UNCOUNTED) / (COUNTED - UNCOUNTED)
+    share = (abs(log(ratio)) - IGNORED) / (CORRECTED - IGNORED)
     return 1.0 if share <= 0.0 else float(ratio ** min(share, 1.0))
 
 

@@ -26,7 +26,7 @@ CHANGED_STEPS = 3
 MEMORY_STEPS = 1000.0
 """Steps after which one has decayed to a third: less than a minute."""
 
-LEAN_STEPS = 60.0
+PRIOR_STEPS = 60.0
 """Weight of the prior, that no step is slow, in steps."""
 
 LEAST_CHANCE = 1 / 200
@@ -78,7 +78,7 @@ NO_TAIL = StepTail()
 
 def _weight(observed: int) -> float:
     """Weight of one step beside those before it."""
-    return 1.0 / min(observed + LEAN_STEPS, MEMORY_STEPS)
+    return 1.0 / min(observed + PRIOR_STEPS, MEMORY_STEPS)
 
 
 def spare_steps(chance: float, steps: float, risk: float) -> float:

@@ -6,7 +6,7 @@ estimated from bytes, and answer tokens are `max_tokens`, or without it the mean
 
 from collections.abc import Iterable
 
-from penstock_core.routing.replica_load import tokens_about
+from penstock_core.routing.replica_load import estimated_tokens
 from penstock_pool import Application
 from prometheus_client import CollectorRegistry, Counter
 
@@ -51,7 +51,7 @@ class Usage:
             return 0
         answer = self._answer_tokens[application.name] if fields.max_tokens is None else fields.max_tokens
         answer_tokens = min(max(int(answer), 0), self._context_tokens)
-        return tokens_about(body_bytes) + fields.sequences * answer_tokens
+        return estimated_tokens(body_bytes) + fields.sequences * answer_tokens
 
     def ended(self, application: Application | None, outcome: Outcome, body_bytes: int) -> int:
         """Count what a request used, and return it. One that was cut off used what it had brought."""
@@ -64,7 +64,7 @@ class Usage:
             self._answer_tokens[name] += WEIGHT * (completion - self._answer_tokens[name])
         else:
             completion = len(outcome.token_times_s)
-            prompt = tokens_about(body_bytes) if completion else 0
+            prompt = estimated_tokens(body_bytes) if completion else 0
         self._tokens.labels(name, "prompt").inc(prompt)
         self._tokens.labels(name, "completion").inc(completion)
         return prompt + completion

@@ -10,7 +10,7 @@ what it has when a request reaches it, so a prefix that is gone meanwhile costs 
 
 from collections.abc import Iterable, Mapping
 
-from penstock_core.routing.replica_load import NOTHING_CACHED, tokens_about
+from penstock_core.routing.replica_load import NOTHING_CACHED, estimated_tokens
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.prompt_marks import PromptMarks
 
@@ -87,5 +87,5 @@ class CachedPrefixes:
         for mark in reversed(marks.marks):
             for holder in self._holders.get(mark.key, ()):
                 if holder.name not in found:
-                    found[holder.name] = mark.size if marks.token_ids else tokens_about(mark.size)
+                    found[holder.name] = mark.size if marks.token_ids else estimated_tokens(mark.size)
         return found

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import structlog
-from penstock_core.routing.outlier_detection import ReplicaHealth, answered, failed, sent, taken_back
+from penstock_core.routing.outlier_detection import ReplicaHealth, answered, failed, probe_cancelled, sent
 from penstock_runtime.clock import monotonic
 
 log = structlog.get_logger()
@@ -51,7 +51,7 @@ class Ejection:
             self.total, self._probe, self.ejected = self.total + 1, None, True
             log.warning("replica ejected", replica=self._replica, for_s=round(until_s - now_s, 1))
 
-    def taken_back(self, id: int) -> None:
+    def probe_cancelled(self, id: int) -> None:
         """Record that the request was cancelled before its verdict."""
         if id == self._probe:
-            self._health, self._probe = taken_back(self._health), None
+            self._health, self._probe = probe_cancelled(self._health), None

@@ -23,7 +23,7 @@ import structlog
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_core.forecast.snapshot import is_valid
 from penstock_core.routing.progress import longest_silence_s
-from penstock_core.routing.replica_load import ReplicaLoad, tokens_about
+from penstock_core.routing.replica_load import ReplicaLoad, estimated_tokens
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.replica_pb2_grpc import ReplicaStub
 from penstock_runtime.clock import monotonic
@@ -146,7 +146,7 @@ class ReplicaLink:
             upstream.finish(Lost(self.name, "no connection", reached=False))
             return upstream
         self._upstreams[upstream.id] = upstream
-        tokens = max(tokens_about(len(attempt.request.body)) - attempt.cached_tokens, 1)
+        tokens = max(estimated_tokens(len(attempt.request.body)) - attempt.cached_tokens, 1)
         self._known_load.sent(upstream.id, tokens)
         self._placed(self.name, tokens)
         self._idle.clear()
@@ -164,7 +164,7 @@ class ReplicaLink:
         if self._upstreams.get(upstream.id) is upstream:
             self._forget(upstream.id)
             self._writer.cancel(upstream.id)
-            self.ejection.taken_back(upstream.id)
+            self.ejection.probe_cancelled(upstream.id)
 
     def answered(self, upstream: UpstreamRequest, answer: wire.EngineAnswer) -> None:
         """Tell the replica about a request's answer, which is read at its engine."""

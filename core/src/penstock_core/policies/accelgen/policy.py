@@ -86,11 +86,11 @@ class AccelGen:
         """Return the jobs to serve, with the oldest best-effort job once it is overdue, and the rest."""
         oldest = oldest_waiting_too_long(view, self.aging_s)
         all_jobs = (*view.running, *view.waiting)
-        best_effort = [job for job in all_jobs if job.best_effort and not _is(job, oldest)]
-        return [job for job in all_jobs if not job.best_effort or _is(job, oldest)], best_effort
+        best_effort = [job for job in all_jobs if job.best_effort and not _is_same(job, oldest)]
+        return [job for job in all_jobs if not job.best_effort or _is_same(job, oldest)], best_effort
 
 
-def _is(job: Job, other: Job | None) -> bool:
+def _is_same(job: Job, other: Job | None) -> bool:
     return other is not None and job.request.id == other.request.id
 
 
