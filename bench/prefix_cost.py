@@ -47,12 +47,12 @@ def serve(index: PrefixIndex, name: str, marks: PromptMarks) -> None:
     index.take(report, 0)
 
 
-def learn(learned: LearnedPrefixes, name: str, marks: PromptMarks) -> None:
+def learn(estimates: LearnedPrefixes, name: str, marks: PromptMarks) -> None:
     """A prompt is planned, sent and answered by an engine that reports nothing but its cached tokens."""
-    learned.cached_tokens(marks)
-    learned.sent(name, marks)
-    learned.answered(name, EngineUsage(PROMPT_TOKENS, 100, PROMPT_TOKENS - 16))
-    learned.ended(name)
+    estimates.cached_tokens(marks)
+    estimates.sent(name, marks)
+    estimates.answered(name, EngineUsage(PROMPT_TOKENS, 100, PROMPT_TOKENS - 16))
+    estimates.ended(name)
 
 
 RUNNING, COMMON_TOKENS = 20, 96_000
@@ -126,8 +126,8 @@ def main() -> None:
         total += middle
         print(f"{name:32} {middle:7.3f} ms  p99 {high:7.3f} ms")
     print(f"{'all':32} {total:7.3f} ms")
-    learned = LearnedPrefixes(PrefixIndex(), lambda: 4 * PROMPT_TOKENS)
-    middle, high = measured(lambda number: learn(learned, str(number), marks))
+    estimates = LearnedPrefixes(PrefixIndex(), lambda: 4 * PROMPT_TOKENS)
+    middle, high = measured(lambda number: learn(estimates, str(number), marks))
     print(f"{'more, engine of type openai':32} {middle:7.3f} ms  p99 {high:7.3f} ms")
     mirror, policy = mirror_of(prompt_marks(body(1, 200))), SlosServe()
     middle, high = measured(lambda _: admission(mirror, policy, raw))

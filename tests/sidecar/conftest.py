@@ -30,7 +30,7 @@ from penstock_sidecar.options import Address
 from penstock_sidecar.release.gate import ReleaseGate
 from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.replica.serving import Serving
-from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.tickets import Tickets
 from penstock_sidecar.service.grpc_server import grpc_serving
 from penstock_sidecar.service.health import Health
@@ -302,14 +302,14 @@ class Rig:
         self.policy = AdmitsAll()
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
-        self.learned = Learned(MODEL)
-        self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), self.learned.longer)
+        self.estimates = Estimates(MODEL)
+        self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), self.estimates.longer)
         self.gate: ReleaseGate | None = None
         if held_by is not None:
             self.mirror = holding = HoldingMirror(
-                KvCache(1000, 1000, 16), Limits(running=SLOTS), self.learned.longer
+                KvCache(1000, 1000, 16), Limits(running=SLOTS), self.estimates.longer
             )
-            self.gate = ReleaseGate(held_by, holding, self.learned, bounds=bounds, metrics=self.metrics)
+            self.gate = ReleaseGate(held_by, holding, self.estimates, bounds=bounds, metrics=self.metrics)
         self.address = ""
         self.replica: Replica
         self.client: EngineClient
@@ -333,7 +333,7 @@ class Rig:
             self.replica = Replica(
                 serving,
                 self.mirror,
-                self.learned,
+                self.estimates,
                 client,
                 metrics=self.metrics,
                 bounds=self.bounds,
@@ -344,16 +344,16 @@ class Rig:
             )
             self.reports = StepReports(
                 self.mirror,
-                self.learned,
+                self.estimates,
                 self.metrics,
                 self.replica.accepted.prompt_known,
-                applied=self.replica.reported,
+                applied=self.replica.send_progress,
             )
             service = ReplicaService(
                 Identity("r0", "m", "everybody"),
                 self.replica,
                 self.mirror,
-                self.learned,
+                self.estimates,
                 self.metrics,
                 detokenize=client.detokenize,
             )

@@ -22,9 +22,9 @@ from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.replica import accepted_requests
 from penstock_sidecar.replica.accepted_requests import AcceptedRequests
 from penstock_sidecar.requests.client_body import ClientBody, read_body
+from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.gate import OpenGate
-from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 from prometheus_client import CollectorRegistry
 
@@ -41,7 +41,7 @@ class Mirror(ReplicaMirror):
         super().accept(job, now_s, prompt_known, timed)
 
 
-class Taught(Learned):
+class Taught(Estimates):
     """One that says what it was taught: prompts' tokens, and answers' with those of their prompts."""
 
     def __init__(self) -> None:
@@ -76,10 +76,10 @@ class Desk:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         metrics = Metrics(self.registry)
-        self.learned, self.gate = Taught(), Keeper()
-        self.mirror = Mirror(self.learned.longer)
+        self.estimates, self.gate = Taught(), Keeper()
+        self.mirror = Mirror(self.estimates.longer)
         self.accepted = AcceptedRequests(
-            self.mirror, self.learned, self.gate, metrics=metrics, faults=Faults(metrics.faults)
+            self.mirror, self.estimates, self.gate, metrics=metrics, faults=Faults(metrics.faults)
         )
         self.outbox = cast(Outbox, self)
         self.discarded: list[bool] = []
@@ -113,7 +113,7 @@ class Desk:
 
     @property
     def in_mirror(self) -> list[str]:
-        view = self.mirror.view(101.0, self.learned.model)
+        view = self.mirror.view(101.0, self.estimates.model)
         return [job.request.id for job in (*view.running, *view.waiting)]
 
 
@@ -180,7 +180,7 @@ def test_a_whole_answer_teaches_how_long_and_how_fast_answers_are() -> None:
     request.output(b"x", 1, 0, 101.0)
     request.output(b"x", 1, 0, 101.5)
     request.finished(EngineUsage(3, 2), (), 0)
-    assert (desk.learned.prompts, desk.learned.answers) == ([3], [(3, 2)])
+    assert (desk.estimates.prompts, desk.estimates.answers) == ([3], [(3, 2)])
     assert (desk.metric("ttft_seconds_sum", tier="chat"), desk.metric("tpot_seconds_sum", tier="chat")) == (
         1,
         0.5,
@@ -206,7 +206,7 @@ def test_an_admitted_request_that_missed_its_slo_makes_admission_more_careful(
     request.output(b"x", 1, 0, 101.0)
     request.output(b"x", 1, 0, 101.5)
     request.finished(EngineUsage(3, 2), (), 0)
-    assert (desk.learned.admission_model(101.5) == desk.learned.model) is met
+    assert (desk.estimates.admission_model(101.5) == desk.estimates.model) is met
 
 
 def test_best_effort_that_misses_changes_nothing() -> None:
@@ -214,7 +214,7 @@ def test_best_effort_that_misses_changes_nothing() -> None:
     request = desk.accept("a", best_effort=True, targets=Targets(ttft_s=0.1))
     request.output(b"x", 1, 0, 101.0)
     request.finished(EngineUsage(3, 1), (), 0)
-    assert desk.learned.admission_model(101.0) == desk.learned.model
+    assert desk.estimates.admission_model(101.0) == desk.estimates.model
 
 
 def test_an_answer_of_one_token_has_no_tpot() -> None:
@@ -231,7 +231,7 @@ def test_of_several_answers_to_several_prompts_one_is_learned_and_no_prompt() ->
     request = desk.accept("a", prompt=[[1], [2, 3]], n=2)
     request.output(b"x", 8, 0, 101.0)
     request.finished(EngineUsage(6, 8), (), 0)
-    assert (desk.learned.prompts, desk.learned.answers) == ([], [(3, 2)])
+    assert (desk.estimates.prompts, desk.estimates.answers) == ([], [(3, 2)])
 
 
 def test_planned_and_found_cached_tokens_are_counted_where_the_engine_says_them() -> None:
@@ -252,7 +252,7 @@ def test_one_that_ended_otherwise_teaches_nothing() -> None:
     request = desk.accept("a")
     request.output(b"x", 1, 0, 101.0)
     request.engine_lost()
-    assert (desk.learned.prompts, desk.learned.answers) == ([], [])
+    assert (desk.estimates.prompts, desk.estimates.answers) == ([], [])
     assert not desk.metric("ttft_seconds_count", tier="chat")
 
 
@@ -264,7 +264,7 @@ def test_a_prompt_that_the_engine_has_reported_is_learned_once() -> None:
     assert (request.prompt_reported, several.prompt_reported) == (True, False)
     request.output(b"x", 1, 0, 101.0)
     request.finished(EngineUsage(31, 1), (), 0)
-    assert desk.learned.prompts == [30]
+    assert desk.estimates.prompts == [30]
 
 
 def held(*rows: tuple[str, int]) -> StepReport:

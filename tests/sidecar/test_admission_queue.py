@@ -8,7 +8,7 @@ from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.replica.admission_queue import AdmissionQueue
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 
-BOUNDS = replace(Bounds(), admitted_together=2, deciding_s=1.0, requests=7)
+BOUNDS = replace(Bounds(), decided_together=2, decision_burst_s=1.0, requests=7)
 
 
 @dataclass

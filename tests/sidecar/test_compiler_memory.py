@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from penstock_sidecar.compiler_memory import unchanged
+from penstock_sidecar.compiler_memory import clean_mappings
 
 SMAPS = """\
 1000-2000 r--p 00000000 08:01 7    /site-packages/llvmlite/binding/libllvmlite.so
@@ -29,7 +29,7 @@ Anonymous:             0 kB
 
 
 def test_only_unchanged_read_only_pages_of_the_library_are_given_back() -> None:
-    assert list(unchanged(SMAPS, "libllvmlite.so")) == [(0x1000, 0x2000), (0x2000, 0x5000)]
+    assert list(clean_mappings(SMAPS, "libllvmlite.so")) == [(0x1000, 0x2000), (0x2000, 0x5000)]
 
 
 def test_the_compiler_works_as_before_and_most_of_it_is_not_resident() -> None:
@@ -37,7 +37,7 @@ def test_the_compiler_works_as_before_and_most_of_it_is_not_resident() -> None:
     program = """
 from pathlib import Path
 from numba import njit
-from penstock_sidecar.compiler_memory import MAPPINGS, give_back_compiler
+from penstock_sidecar.compiler_memory import MAPPINGS, release_compiler_memory
 
 def resident():
     sizes = [text.split("Rss:")[1].split()[0] for text in MAPPINGS.read_text().split("VmFlags:")
@@ -46,7 +46,7 @@ def resident():
 
 assert njit(lambda x: x + 1)(1) == 2
 before = resident()
-give_back_compiler()
+release_compiler_memory()
 after = resident()
 assert after < before / 4, (before, after)
 assert njit(lambda x: x + 2)(1) == 3

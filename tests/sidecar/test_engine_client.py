@@ -11,7 +11,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_runtime.engine.connection import EngineGone
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine import client as engine_client
-from penstock_sidecar.engine.client import EngineClient, Probe, other_model
+from penstock_sidecar.engine.client import EngineClient, Probe, model_mismatch
 
 MODELS = orjson.dumps({"data": [{"id": "m", "max_model_len": 4096}]})
 LOAD = b"vllm:num_requests_running 3\nvllm:num_requests_waiting 4\n"
@@ -268,4 +268,4 @@ async def test_a_broken_or_refused_connection_counts_as_a_lost_engine() -> None:
 def test_where_no_other_model_is_served_there_is_nothing_to_say(
     cards: list[dict[str, str]], served: str
 ) -> None:
-    assert other_model(cards, served) == ""
+    assert model_mismatch(cards, served) == ""

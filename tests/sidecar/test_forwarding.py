@@ -80,9 +80,9 @@ class Mirror(ReplicaMirror):
     def passed(self, request_id: str, tokens: int, now_s: float) -> None:
         self.went.append((request_id, tokens))
 
-    def thinking_over(self, request_id: str, thinking_tokens: int, now_s: float) -> None:
+    def thinking_ended(self, request_id: str, thinking_tokens: int, now_s: float) -> None:
         self.thought.append((request_id, thinking_tokens))
-        super().thinking_over(request_id, thinking_tokens, now_s)
+        super().thinking_ended(request_id, thinking_tokens, now_s)
 
 
 class Turns(OpenGate):
@@ -97,7 +97,7 @@ class Turns(OpenGate):
     def hold(self, keys: tuple[str, ...]) -> None:
         self.came.append(keys)
 
-    async def turn(self, key: str) -> None:
+    async def wait_for_turn(self, key: str) -> None:
         await self.open.wait()
 
     def passed(self, key: str, tokens: int, now_s: float) -> None:

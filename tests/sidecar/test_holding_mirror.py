@@ -12,7 +12,7 @@ from penstock_core.timing.time_model import Term, TimeModel
 from penstock_runtime.engine.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks, prompt_marks
 from penstock_sidecar.engine.metrics import EngineLoad
-from penstock_sidecar.mirror.holding_mirror import Count, HoldingMirror
+from penstock_sidecar.mirror.holding_mirror import EngineCount, HoldingMirror
 
 MODEL = TimeModel("round", (Term(1e-4, 0.010),))
 NOW_S = 100.0
@@ -30,7 +30,7 @@ def accept(held: HoldingMirror, name: str, random: Random) -> None:
 
 def happen(held: HoldingMirror, names: list[str], random: Random) -> None:
     """Let something happen. names: requests held or released."""
-    inside = [job.request.id for job in (*held.inside.decodes, *held.inside.prefills)]
+    inside = [job.request.id for job in (*held.in_engine.decodes, *held.in_engine.prefills)]
     outside = [name for name in names if name not in inside]
     match random.choice(("accept", "released", "passed", "forget", "promote", "full", "load", "no load")):
         case "released" if outside:
@@ -64,15 +64,15 @@ def test_the_snapshot_is_of_now_whatever_has_happened(seed: int) -> None:
 def test_requests_past_this_replica_take_slots_and_blocks_and_one_slot_is_left() -> None:
     held = mirror(slots=6)
     accept(held, "a", Random(1))
-    held.engine_load(EngineLoad(4, 0, 0.25, None), Count(1, 10), Count(2, 20))
-    view = held.held(NOW_S, MODEL)
+    held.engine_load(EngineLoad(4, 0, 0.25, None), EngineCount(1, 10), EngineCount(2, 20))
+    view = held.held_view(NOW_S, MODEL)
     assert (view.limits.running, view.kv.total_blocks, view.kv.free_blocks) == (4, 170, 170)
     assert [job.request.id for job in view.waiting] == ["a"]
-    held.engine_load(EngineLoad(40, 0, 1.0, None), Count(0, 0), Count(0, 0))
-    view = held.held(NOW_S, MODEL)
+    held.engine_load(EngineLoad(40, 0, 1.0, None), EngineCount(0, 0), EngineCount(0, 0))
+    view = held.held_view(NOW_S, MODEL)
     assert (view.limits.running, view.kv.total_blocks) == (1, 0)
-    held.engine_load(None, Count(0, 0), Count(0, 0))
-    assert held.held(NOW_S, MODEL).kv.total_blocks == 200
+    held.engine_load(None, EngineCount(0, 0), EngineCount(0, 0))
+    assert held.held_view(NOW_S, MODEL).kv.total_blocks == 200
 
 
 def chat(turns: int) -> PromptMarks:
@@ -91,7 +91,7 @@ def test_tokens_shown_to_be_cached_count_as_computed_until_the_engine_is_lost() 
     assert 250 <= seen.computed_tokens <= 288
     held.accept(seen, NOW_S)
     held.released("d", NOW_S)
-    [inside] = held.inside.prefills
+    [inside] = held.in_engine.prefills
     assert (inside.computed_tokens, inside.unheld_blocks) == (seen.computed_tokens, None)
     held.lose_reports()
     assert held.candidate(job, chat(4)).computed_tokens == 0
@@ -99,8 +99,8 @@ def test_tokens_shown_to_be_cached_count_as_computed_until_the_engine_is_lost() 
 
 def test_whether_prompts_are_compared_is_the_pools_to_say() -> None:
     held = mirror()
-    held.caches(maybe=False)
+    held.set_prefix_caching(possible=False)
     assert not held.prefixes.wanted
-    held.caches(maybe=True)
+    held.set_prefix_caching(possible=True)
     assert held.prefixes.wanted
     assert not held.prefixes.used, "until an answer shows it"

@@ -15,7 +15,7 @@ from penstock_sidecar.http.app import HttpApp
 from penstock_sidecar.http.attempt_head import AttemptHead, attempt_head
 from penstock_sidecar.http.http_owner import HttpOwner
 from penstock_sidecar.http.http_serving import http_listener
-from penstock_sidecar.http.rejection import WORDS, out_of_service, rejection
+from penstock_sidecar.http.rejection import REASON_TEXTS, out_of_service, rejection
 from penstock_sidecar.options import Address
 
 FIRST = AttemptHead(picked=False, hop=1, backup=False, final=False, application=None, spent_s=0.0)
@@ -57,7 +57,7 @@ def head_of(**headers: str) -> dict[bytes, bytes]:
 def test_an_attempt_is_read_from_headers_and_is_the_first_without_them(
     headers: dict[str, str], attempt: AttemptHead
 ) -> None:
-    assert attempt_head(head_of(**headers), usual_hops=2) == attempt
+    assert attempt_head(head_of(**headers), default_hops=2) == attempt
 
 
 OUT = (Reason.DRAINING, Reason.ENGINE_DOWN)
@@ -76,7 +76,7 @@ OUT = (Reason.DRAINING, Reason.ENGINE_DOWN)
 def test_another_replica_follows_one_of_the_order_and_a_backup_out_of_service(
     attempt: AttemptHead, passed_on: set[Reason]
 ) -> None:
-    assert {reason for reason in Reason if attempt.passes_on(reason)} == passed_on
+    assert {reason for reason in Reason if attempt.tries_next(reason)} == passed_on
 
 
 @pytest.mark.parametrize("hops", [True, False])
@@ -88,7 +88,7 @@ def test_every_rejection_has_its_reason_and_hops_where_another_replica_follows(
     headers = dict(error.headers)
     assert (headers.get("x-penstock-rejected") == "1") == ("x-penstock-rejected" in headers) == hops
     assert headers["x-penstock-reason"] == reason.value
-    assert WORDS[reason] in error.message and "replica r0" in error.message
+    assert REASON_TEXTS[reason] in error.message and "replica r0" in error.message
     assert error.status == (503 if reason in OUT else 429)
     assert error.code == ("no_replicas" if reason in OUT else "slo_unattainable")
     assert (

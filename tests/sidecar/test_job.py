@@ -8,48 +8,48 @@ from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.requests.client_body import read_body
-from penstock_sidecar.requests.job import job_of, less
-from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.estimates import Estimates
+from penstock_sidecar.requests.job import job_of, less_delivery
 
 MODEL = time_model("llama-3-8b-a100")
 
 
-def new_job(tier: Tier, learned: Learned, delivery_s: float = 0.0) -> Job:
+def new_job(tier: Tier, estimates: Estimates, delivery_s: float = 0.0) -> Job:
     raw = orjson.dumps({"prompt": [1] * 1000, "max_tokens": 20})
     submit = wire.Submit(id=1, tier=tier.name, spent_s=0.2, endpoint=wire.ENDPOINT_COMPLETIONS, body=raw)
     body = read_body(wire.ENDPOINT_COMPLETIONS, raw)
     return job_of(
-        submit, body, tier, learned, key="a", context_tokens=8192, delivery_s=delivery_s, now_s=10.0
+        submit, body, tier, estimates, key="a", context_tokens=8192, delivery_s=delivery_s, now_s=10.0
     )
 
 
 def test_the_transit_time_is_subtracted_from_first_token_and_end() -> None:
     tier = Tier("chat", Slo(ttft_s=1.0, tpot_s=0.1, e2e_s=5.0))
-    assert new_job(tier, Learned(MODEL), 0.01).request.targets == Targets(0.99, 0.1, 4.99)
+    assert new_job(tier, Estimates(MODEL), 0.01).request.targets == Targets(0.99, 0.1, 4.99)
 
 
 def test_absent_targets_stay_absent() -> None:
-    assert less(Targets(tpot_s=0.1), 0.01) == Targets(tpot_s=0.1)
+    assert less_delivery(Targets(tpot_s=0.1), 0.01) == Targets(tpot_s=0.1)
 
 
 def test_the_certain_length_of_an_answer_is_less_than_the_planned_one() -> None:
-    learned = Learned(MODEL)
+    estimates = Estimates(MODEL)
     for tokens in range(10, 20):
-        learned.answer(new_job(Tier("chat"), learned).request, 1000, tokens)
-    job = new_job(Tier("chat"), learned)
+        estimates.answer(new_job(Tier("chat"), estimates).request, 1000, tokens)
+    job = new_job(Tier("chat"), estimates)
     assert 0 <= job.sure_tokens < job.output_tokens <= 20
 
 
 def test_time_spent_before_the_sidecar_counts_against_the_deadline() -> None:
-    job = new_job(Tier("chat", Slo(ttft_s=1.0)), Learned(MODEL))
+    job = new_job(Tier("chat", Slo(ttft_s=1.0)), Estimates(MODEL))
     assert (job.request.arrival_s, job.due_s) == (9.8, 10.8)
 
 
 def test_a_slowdown_does_not_loosen_when_the_engine_gets_slow() -> None:
-    learned = Learned(MODEL)
+    estimates = Estimates(MODEL)
     work = BatchWork(500)
     for _ in range(100):
-        learned.step(work, 2 * MODEL.seconds(work))
-    job = new_job(Tier("chat", Slo(ttft_slowdown=5)), learned)
-    assert learned.model.scale > 1.8
+        estimates.step(work, 2 * MODEL.seconds(work))
+    job = new_job(Tier("chat", Slo(ttft_slowdown=5)), estimates)
+    assert estimates.model.scale > 1.8
     assert job.request.targets.ttft_s == pytest.approx(5 * MODEL.prefill_seconds(1000))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from penstock_runtime.engine.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks, prompt_marks
-from penstock_sidecar.mirror.learned_prefixes import MOST_SILENT, LearnedPrefixes
+from penstock_sidecar.mirror.learned_prefixes import MOST_UNINFORMATIVE, LearnedPrefixes
 from penstock_sidecar.mirror.prefix_index import PrefixIndex
 from penstock_simulator.prefix_cache.block_keys import token_keys
 from penstock_simulator.prefix_cache.prefix_cache import PrefixCache, RequestBlocks
@@ -65,23 +65,23 @@ class Desk:
 
     def __init__(self, blocks: int, knows_size: bool = True) -> None:
         self.index, self.engine, self.number = PrefixIndex(), Engine(blocks), 0
-        self.learned = LearnedPrefixes(self.index, lambda: blocks * BLOCK * knows_size)
+        self.estimates = LearnedPrefixes(self.index, lambda: blocks * BLOCK * knows_size)
 
     def planned(self, session: Session) -> int:
-        return min(self.learned.cached_tokens(session.marks), len(session.tokens) - 1) // BLOCK * BLOCK
+        return min(self.estimates.cached_tokens(session.marks), len(session.tokens) - 1) // BLOCK * BLOCK
 
     def send(self, session: Session) -> tuple[str, int, Session]:
         self.number += 1
         name, copy = str(self.number), Session(session.texts, session.tokens)
         planned = self.planned(copy)
-        self.learned.sent(name, copy.marks)
+        self.estimates.sent(name, copy.marks)
         self.index.add(name, copy.marks)
         return name, planned, copy
 
     def answer(self, name: str, planned: int, session: Session, output_tokens: int = 30) -> Outcome:
         found = self.engine.serves(name, session.tokens, output_tokens)
-        self.learned.answered(name, EngineUsage(len(session.tokens), output_tokens, found))
-        self.learned.ended(name)
+        self.estimates.answered(name, EngineUsage(len(session.tokens), output_tokens, found))
+        self.estimates.ended(name)
         return Outcome(len(session.tokens), planned, found)
 
     def ask(self, session: Session) -> Outcome:
@@ -163,7 +163,7 @@ def test_a_cache_that_keeps_less_than_before_is_learned() -> None:
     traffic(desk, 12, 400, 2, seed=2)
     desk.engine = Engine(1200)  # something past this sidecar takes half of it
     traffic(desk, 12, 400, 2, seed=3)
-    assert 0.5 * 1200 * BLOCK <= desk.learned.keeps_tokens <= 1.1 * 1200 * BLOCK
+    assert 0.5 * 1200 * BLOCK <= desk.estimates.keeps_tokens <= 1.1 * 1200 * BLOCK
 
 
 def test_no_token_counts_as_cached_until_an_answer_has_shown_a_cache() -> None:
@@ -176,10 +176,10 @@ def test_no_token_counts_as_cached_until_an_answer_has_shown_a_cache() -> None:
 def test_an_engine_that_never_says_is_not_asked_further() -> None:
     index = PrefixIndex()
     index.wanted = True
-    learned = LearnedPrefixes(index, lambda: 1000)
-    for number in range(MOST_SILENT):
+    estimates = LearnedPrefixes(index, lambda: 1000)
+    for number in range(MOST_UNINFORMATIVE):
         assert index.wanted
-        learned.answered(str(number), EngineUsage(100, 10))
+        estimates.answered(str(number), EngineUsage(100, 10))
     assert not index.wanted
     assert not index.used
 
@@ -192,12 +192,12 @@ def test_a_reset_cache_is_noticed_with_its_first_prompt() -> None:
         session.turn(chance)
         desk.ask(session)
     desk.engine = Engine(20_000)
-    kept = desk.learned.keeps_tokens
+    kept = desk.estimates.keeps_tokens
     one.turn(chance)
     assert desk.ask(one).planned > 0
     other.turn(chance)
     assert desk.ask(other).planned == 0
-    assert desk.learned.keeps_tokens == kept
+    assert desk.estimates.keeps_tokens == kept
     one.turn(chance)
     assert desk.ask(one).planned > 0
 
@@ -207,7 +207,7 @@ def test_a_lost_engine_has_nothing() -> None:
     for _ in range(3):
         session.turn(chance)
         desk.ask(session)
-    desk.learned.lose()
+    desk.estimates.lose()
     session.turn(chance)
     assert desk.ask(session).planned == 0
 
@@ -218,11 +218,11 @@ def test_an_answer_that_was_under_way_when_the_engine_was_lost_teaches_nothing()
         session.turn(chance)
         desk.ask(session)
     session.turn(chance)
-    sent, kept = desk.send(session), desk.learned.keeps_tokens
-    desk.learned.lose()
+    sent, kept = desk.send(session), desk.estimates.keeps_tokens
+    desk.estimates.lose()
     desk.engine = Engine(5000)
     desk.answer(*sent)
-    assert desk.learned.keeps_tokens == kept
+    assert desk.estimates.keeps_tokens == kept
 
 
 def test_routers_hear_of_what_is_evicted() -> None:

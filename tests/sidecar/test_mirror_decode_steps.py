@@ -86,7 +86,7 @@ def test_many_steps_without_a_look_are_taken_in_at_last() -> None:
     unwatched = mirror()
     for number in range(3 * MOST_STEPS):
         unwatched.apply(report({"a": (20 + number, 1 + number)}, next_duration_s=0.05), 0.05 * number)
-        assert len(unwatched._ends_s) <= MOST_STEPS
+        assert len(unwatched._decode_ends_s) <= MOST_STEPS
     (job,) = unwatched.view(9.6, MODEL).running
     assert job.generated_tokens == 3 * MOST_STEPS
 

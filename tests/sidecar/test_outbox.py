@@ -8,16 +8,16 @@ from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.frames.outbox import Outbox, Urgency
 
-BOUNDS = replace(Bounds(), outbox_bytes=10_000, frame_bytes=2_000, alone=1, not_urgent_s=1e6)
+BOUNDS = replace(Bounds(), outbox_bytes=10_000, frame_bytes=2_000, unbatched_requests=1, not_urgent_s=1e6)
 
 
 class Desk:
     """An outbox with a state that a test can change."""
 
-    def __init__(self, sharing: int = 5, **bounds: Any) -> None:
+    def __init__(self, open_requests: int = 5, **bounds: Any) -> None:
         self.state = wire.Snapshot(running=1)
-        self.sharing = sharing
-        self.box = Outbox(replace(BOUNDS, **bounds), lambda: self.state, lambda: self.sharing)
+        self.open_requests = open_requests
+        self.box = Outbox(replace(BOUNDS, **bounds), lambda: self.state, lambda: self.open_requests)
 
     def put(self, id: int, size: int = 10, urgency: Urgency = Urgency.STEP) -> None:
         output = wire.Output(data=b"x" * size, tokens=1)
@@ -33,9 +33,9 @@ class Desk:
         return [event.id for event in (await self.frame()).events]
 
 
-async def opened(sharing: int = 5, **bounds: Any) -> Desk:
+async def opened(open_requests: int = 5, **bounds: Any) -> Desk:
     """After the first frame, which has only the replica's state."""
-    desk = Desk(sharing, **bounds)
+    desk = Desk(open_requests, **bounds)
     assert await desk.ids() == []
     return desk
 
@@ -88,9 +88,9 @@ async def test_a_frame_includes_events_of_the_same_turn_of_the_loop() -> None:
     assert await taking == [1, 2]
 
 
-@pytest.mark.parametrize("sharing", [1, 5])
-async def test_events_without_urgency_wait_for_output(sharing: int) -> None:
-    desk = await opened(sharing)
+@pytest.mark.parametrize("open_requests", [1, 5])
+async def test_events_without_urgency_wait_for_output(open_requests: int) -> None:
+    desk = await opened(open_requests)
     desk.put(1, urgency=Urgency.NONE)
     taking = asyncio.ensure_future(desk.ids())
     await skip(0.9e6)
@@ -117,7 +117,7 @@ async def test_events_without_urgency_are_sent_alone_in_the_end() -> None:
 
 
 async def test_an_event_alone_does_not_wait() -> None:
-    desk = await opened(sharing=1, step_s=1e6)
+    desk = await opened(open_requests=1, step_s=1e6)
     desk.put(1)
     assert await desk.ids() == [1]
 
@@ -202,7 +202,7 @@ async def test_output_joins_a_frame_that_waits_whatever_was_added_to_it_since() 
     desk = await opened(step_s=1e6, not_urgent_s=1e9)
     desk.put(1)
     desk.put(2, urgency=Urgency.NONE)
-    desk.sharing = 1
+    desk.open_requests = 1
     desk.put(3)  # alone in its session it would go by itself
     taking = asyncio.ensure_future(desk.box.frame())
     await skip(0.9e6)

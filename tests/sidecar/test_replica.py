@@ -20,7 +20,7 @@ from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.replica.serving import Serving
 from penstock_sidecar.replica.session import Session
-from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 from prometheus_client import CollectorRegistry
 
@@ -48,16 +48,16 @@ class Engine:
         yield EngineResponse(200, True, each)
 
 
-class Rest(Learned):
+class Rest(Estimates):
     """What is learned, and for how long there was nothing to learn from."""
 
     def __init__(self) -> None:
         super().__init__(MODEL)
         self.rested: list[float] = []
 
-    def rest(self, seconds: float) -> None:
+    def age(self, seconds: float) -> None:
         self.rested.append(seconds)
-        super().rest(seconds)
+        super().age(seconds)
 
 
 class Desk:
@@ -65,15 +65,15 @@ class Desk:
 
     def __init__(self, **serving: Any) -> None:
         self.registry = CollectorRegistry()
-        self.policy, self.engine, self.learned = AdmitsAll(), Engine(), Rest()
-        self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), self.learned.longer)
+        self.policy, self.engine, self.estimates = AdmitsAll(), Engine(), Rest()
+        self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), self.estimates.longer)
         self.heard: list[bool] = []
         self.lost = 0
         self.now_s = monotonic()
         self.replica = Replica(
             Serving(self.policy, TIERS, True, 8192, **serving),
             self.mirror,
-            self.learned,
+            self.estimates,
             cast(EngineClient, self.engine),
             metrics=Metrics(self.registry),
             bounds=Bounds(),
@@ -224,17 +224,17 @@ async def test_learned_step_times_age_while_the_engine_is_idle() -> None:
         for pause_s in (2.0, 3.0):
             desk.now_s += pause_s
             desk.replica.tick()
-        assert desk.learned.rested == [2.0, 3.0]
+        assert desk.estimates.rested == [2.0, 3.0]
         await desk.submitted()
         desk.now_s += 4.0
         desk.replica.tick()
-        assert desk.learned.rested == [2.0, 3.0]
+        assert desk.estimates.rested == [2.0, 3.0]
         desk.engine.may_end.set()
         await turns()
         desk.now_s += 5.0
         desk.replica.tick()
-        assert desk.learned.rested == [2.0, 3.0, 5.0]
-        assert desk.metric("time_model_scale") == desk.learned.model.scale
+        assert desk.estimates.rested == [2.0, 3.0, 5.0]
+        assert desk.metric("time_model_scale") == desk.estimates.model.scale
 
 
 async def test_a_tick_sends_a_snapshot() -> None:
@@ -265,7 +265,7 @@ async def test_a_request_of_one_router_is_in_the_snapshots_of_all(monkeypatch: p
         for session in desk.sessions:
             monkeypatch.setattr(session.outbox, "send_within", reported.append)
         await desk.submitted()
-        assert reported == [3 * Bounds().spread_s] * 3
+        assert reported == [3 * Bounds().burst_snapshot_s] * 3
         desk.policy.answers = lambda job: Rejected(Reason.KV_MEMORY)
         reported.clear()
         await desk.submitted()

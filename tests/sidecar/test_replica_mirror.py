@@ -388,8 +388,8 @@ def test_without_reports_thinking_ends_where_the_tokens_that_pass_say() -> None:
     m = mirror()
     m.accept(thinker("a"), 0.0)
     m.passed("a", 4, 3.0)
-    m.thinking_over("a", 3, 3.0)
-    m.thinking_over("unknown", 3, 3.0)
+    m.thinking_ended("a", 3, 3.0)
+    m.thinking_ended("unknown", 3, 3.0)
     (a,) = m.view(3.0, MODEL).running
     assert a.tpot_s == 0.2
     assert a.due_s == pytest.approx(3.2)
@@ -401,9 +401,9 @@ def test_an_engines_report_on_thinking_precedes_the_forwarded_output() -> None:
     m.accept(thinker("a"), 0.0)
     ended = report([("a", 104, 5)])
     ended.thinking_tokens.extend([5])
-    m.thinking_over("a", 3, 3.0)
+    m.thinking_ended("a", 3, 3.0)
     m.apply(ended, 3.1)
-    m.thinking_over("a", 3, 3.2)
+    m.thinking_ended("a", 3, 3.2)
     assert m.thinking_tokens("a") == 5
     assert m.view(3.2, MODEL).running[0].tpot_s == 0.2
 

@@ -2,7 +2,7 @@
 
 import pytest
 from penstock_proto.telemetry_pb2 import Drafting, StepReport
-from penstock_sidecar.mirror.report_rows import is_sound, shared_of
+from penstock_sidecar.mirror.report_rows import is_valid, shared_of
 
 NAN, INFINITE = float("nan"), float("inf")
 
@@ -19,22 +19,22 @@ NAN, INFINITE = float("nan"), float("inf")
     ids=str,
 )
 def test_a_report_of_times_and_blocks_is_sound(report: StepReport) -> None:
-    assert is_sound(report)
+    assert is_valid(report)
 
 
 @pytest.mark.parametrize("wrong", [NAN, INFINITE, -INFINITE, -0.001])
 def test_one_whose_times_are_none_is_not(wrong: float) -> None:
-    assert not is_sound(StepReport(next_duration_s=wrong))
-    assert not is_sound(StepReport(prefill_work=wrong))
-    assert not is_sound(StepReport(drafting=Drafting(acceptance=wrong)))
+    assert not is_valid(StepReport(next_duration_s=wrong))
+    assert not is_valid(StepReport(prefill_work=wrong))
+    assert not is_valid(StepReport(drafting=Drafting(acceptance=wrong)))
 
 
 @pytest.mark.parametrize(("free", "block_tokens"), [(0, 0), (11, 16), (11, 0)])
 def test_one_whose_memory_is_none_is_not(free: int, block_tokens: int) -> None:
     memory = StepReport(kv_blocks_total=10, kv_blocks_free=free, block_tokens=block_tokens)
-    assert not is_sound(memory)
+    assert not is_valid(memory)
     memory.next_duration_s = 0.02
-    assert not is_sound(memory)
+    assert not is_valid(memory)
 
 
 def test_what_rows_share_that_did_not_fit_the_datagram_is_left_to_their_neighbours() -> None:

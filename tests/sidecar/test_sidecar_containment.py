@@ -62,12 +62,12 @@ async def test_a_fault_while_a_request_is_read_ends_that_request(
     engine: Engine, rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange = await streaming(engine, router, 1)
-    estimate = rig.learned.prompt_tokens
+    estimate = rig.estimates.prompt_tokens
 
     def breaks_at_fours(body: Any, *_: Any) -> int:
         return 1 // 0 if body.text_bytes == 4 else estimate(body)
 
-    monkeypatch.setattr(rig.learned, "prompt_tokens", breaks_at_fours)
+    monkeypatch.setattr(rig.estimates, "prompt_tokens", breaks_at_fours)
     await router.send(wire.RouterFrame(submits=[submit(2, {"prompt": "four"}), submit(3)]))
     assert (await router.ended(2)).failed.failure == wire.FAILURE_INTERNAL
     assert (await router.first(3)).HasField("admitted")
@@ -137,7 +137,7 @@ async def test_an_error_at_the_end_of_a_request_leaves_the_replica_empty(
     engine: Engine, rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange = await streaming(engine, router, 1)
-    monkeypatch.setattr(rig.learned, "answer", lambda *answer: 1 // 0)
+    monkeypatch.setattr(rig.estimates, "answer", lambda *answer: 1 // 0)
     await ends_whole(router, 1, exchange)
     assert rig.metric("faults_total", where="end") == 1
     assert (await router.stub.Drain(wire.DrainRequest(deadline_s=60))).unfinished == 0

@@ -13,11 +13,11 @@ from penstock_proto.telemetry_pb2 import StepReport
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.metrics import EngineLoad
 from penstock_sidecar.metrics import Metrics
-from penstock_sidecar.mirror.holding_mirror import Count, HoldingMirror
+from penstock_sidecar.mirror.holding_mirror import EngineCount, HoldingMirror
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.release import gate as gate_module
 from penstock_sidecar.release.gate import ReleaseGate
-from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.estimates import Estimates
 from prometheus_client import CollectorRegistry
 
 from tests.sidecar.conftest import MODEL, Engine, Rig, Router, submit, until
@@ -84,10 +84,10 @@ async def test_an_answer_ends_where_the_client_or_the_context_says(
 
 
 def test_requests_that_came_or_ended_during_a_probe_are_not_foreign() -> None:
-    for before, after in ((Count(3, 30), Count(1, 10)), (Count(1, 10), Count(3, 30))):
+    for before, after in ((EngineCount(3, 30), EngineCount(1, 10)), (EngineCount(1, 10), EngineCount(3, 30))):
         mirror = HoldingMirror(KvCache(100, 100, 16), Limits(running=8), lambda _: 400)
         mirror.engine_load(EngineLoad(running=3, waiting=1, kv_used=0.4), before, after)
-        view = mirror.held(0.0, MODEL)
+        view = mirror.held_view(0.0, MODEL)
         assert mirror.slots.most - view.limits.running == 1
         assert view.kv.total_blocks == 90
 
@@ -97,35 +97,35 @@ def test_a_job_in_the_engine_takes_the_blocks_of_its_prompt_and_its_answer() -> 
     mirror.accept(new_job(Request("a", "chat", 0.0, 100, 500), 400, False), 0.0)
     mirror.released("a", 0.0)
     mirror.passed("a", 13, 1.0)
-    assert mirror.count == Count(1, 8)
+    assert mirror.count == EngineCount(1, 8)
 
 
 def test_each_kind_of_iteration_is_predicted_from_measurements_of_its_kind() -> None:
-    learned = Learned(MODEL)
+    estimates = Estimates(MODEL)
     decodes, both = BatchWork(30, 30_000), BatchWork(400, 30_000, 70_000.0)
     for _ in range(200):
-        decode_error = learned.step(decodes, 0.7 * MODEL.seconds(decodes))
-        mixed_error = learned.step(both, 1.4 * MODEL.seconds(both))
+        decode_error = estimates.step(decodes, 0.7 * MODEL.seconds(decodes))
+        mixed_error = estimates.step(both, 1.4 * MODEL.seconds(both))
     assert max(decode_error, mixed_error) < 0.05
-    planned = learned.admission_model(0.0)
+    planned = estimates.admission_model(0.0)
     assert planned.seconds(decodes) < 0.8 * MODEL.seconds(decodes)
     assert planned.seconds(both) > 1.4 * MODEL.seconds(both)
 
 
 def gate_before(bounds: Bounds) -> tuple[ReleaseGate, HoldingMirror]:
     """Before an engine with one slot."""
-    learned = Learned(MODEL)
-    mirror = HoldingMirror(KvCache(1000, 1000, 16), Limits(running=1), learned.longer)
-    gate = ReleaseGate(build("fcfs"), mirror, learned, bounds=bounds, metrics=Metrics(CollectorRegistry()))
+    estimates = Estimates(MODEL)
+    mirror = HoldingMirror(KvCache(1000, 1000, 16), Limits(running=1), estimates.longer)
+    gate = ReleaseGate(build("fcfs"), mirror, estimates, bounds=bounds, metrics=Metrics(CollectorRegistry()))
     return gate, mirror
 
 
 async def test_a_slot_that_becomes_free_is_used_immediately() -> None:
-    gate, mirror = gate_before(replace(Bounds(), ask_again_s=1e6))
+    gate, mirror = gate_before(replace(Bounds(), longest_release_interval_s=1e6))
     for key in "ab":
         mirror.accept(job(key), 0.0)
         gate.hold((key,))
-    await until(lambda: not gate.holds("a") and gate._asking_at_s > monotonic() + 1e5)
+    await until(lambda: not gate.holds("a") and gate._scheduled_at_s > monotonic() + 1e5)
     assert gate.holds("b")
     mirror.forget("a")
     gate.ended("a", engine_full=False)
@@ -135,16 +135,16 @@ async def test_a_slot_that_becomes_free_is_used_immediately() -> None:
 async def test_a_slow_policy_is_called_only_within_its_share_of_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gate, mirror = gate_before(replace(Bounds(), ask_share=0.2))
+    gate, mirror = gate_before(replace(Bounds(), release_share=0.2))
     now_s = [0.0]
-    give_turns = gate._give_turns
+    give_turns = gate._release_held
 
     def slow(began_s: float) -> None:  # a decision of 100 s
         give_turns(began_s)
         now_s[0] += 100.0
 
     monkeypatch.setattr(gate_module, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(gate, "_give_turns", slow)
+    monkeypatch.setattr(gate, "_release_held", slow)
     for key in "ab":
         mirror.accept(job(key), 0.0)
         gate.hold((key,))

@@ -9,12 +9,12 @@ from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine.client import EngineClient, other_model
+from penstock_sidecar.engine.client import EngineClient, model_mismatch
 from penstock_sidecar.engine.metrics import EngineLoad, load_of
 from penstock_sidecar.metrics import Metrics
-from penstock_sidecar.mirror.holding_mirror import Count, HoldingMirror
+from penstock_sidecar.mirror.holding_mirror import EngineCount, HoldingMirror
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
-from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.telemetry import step_reports
 from penstock_sidecar.telemetry.socket import TelemetrySocket
 from penstock_sidecar.telemetry.step_reports import SILENT_S, StepReports
@@ -26,7 +26,7 @@ from tests.sidecar.conftest import Engine, until
 MODEL = TimeModel("test", (Term(0.0001, 0.01),))
 ALLOWED = Limits(2048, 64)
 BLOCKS: dict[str, Any] = {"kv_blocks_total": 100, "kv_blocks_free": 100, "block_tokens": 16}
-NOBODY = Count(0, 0)
+NOBODY = EngineCount(0, 0)
 
 PAGE = b"""\
 vllm:num_requests_running{engine="0"} 2.0
@@ -41,7 +41,7 @@ def mirror() -> ReplicaMirror:
 
 
 def step_reports_of(seen: ReplicaMirror) -> StepReports:
-    return StepReports(seen, Learned(MODEL), Metrics(CollectorRegistry()), lambda *_: None, "/run/t.sock")
+    return StepReports(seen, Estimates(MODEL), Metrics(CollectorRegistry()), lambda *_: None, "/run/t.sock")
 
 
 def removed(path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_cache_size_that_is_no_number_is_ignored(blocks: bytes) -> None:
     ],
 )
 def test_vllm_with_another_model_is_not_this_pool_s(cards: list[dict[str, str]], wrong: bool) -> None:
-    output = other_model(cards, "tiny")
+    output = model_mismatch(cards, "tiny")
     assert bool(output) is wrong
     assert not wrong or output.startswith(
         'the engine serves "other", this pool "tiny": start it with --served'

@@ -51,7 +51,7 @@ async def test_a_cancel_closes_the_engines_stream(engine: Engine, rig: Rig, rout
     await started.closed.wait()
     await until(lambda: rig.replica.unfinished == 0)
     assert rig.metric("ends_total", tier="chat", end="cancelled") == 2
-    assert not rig.mirror.view(0.0, rig.learned.model).waiting
+    assert not rig.mirror.view(0.0, rig.estimates.model).waiting
 
 
 async def test_cancels_after_the_end_or_of_unknown_requests_are_harmless(

@@ -117,7 +117,7 @@ async def test_held_requests_are_planned_for(engine: Engine, rig: Rig, router: R
     await fills_slots(engine, router)
     await router.submit(3)
     await until(lambda: rig.metric("held") == 1)
-    view = rig.mirror.view(0.0, rig.learned.model)
+    view = rig.mirror.view(0.0, rig.estimates.model)
     assert (len(view.running), len(view.waiting)) == (2, 1)
 
 
@@ -192,11 +192,11 @@ async def test_requests_of_other_clients_at_the_engine_take_slots(
     )
     assert rig.gate is not None
     await rig.gate.refresh_load(rig.client.load)
-    view = rig.mirror.view(0.0, rig.learned.model)
+    view = rig.mirror.view(0.0, rig.estimates.model)
     assert (view.limits.running, view.kv.total_blocks) == (1, 750)
     engine.metrics_page = None
     await rig.gate.refresh_load(rig.client.load)
-    view = rig.mirror.view(0.0, rig.learned.model)
+    view = rig.mirror.view(0.0, rig.estimates.model)
     assert (view.limits.running, view.kv.total_blocks) == (2, 1000)
 
 

@@ -93,7 +93,9 @@ def pool() -> Pool:
 async def gateway(rig: Rig, pool: Pool) -> AsyncIterator[Gateway]:
     faults = Faults(rig.metrics.faults)
     demand = Demand(pool.tiers())
-    app = http_app("r0", pool, rig.replica, rig.learned, demand=demand, registry=rig.registry, faults=faults)
+    app = http_app(
+        "r0", pool, rig.replica, rig.estimates, demand=demand, registry=rig.registry, faults=faults
+    )
     listener = listen("127.0.0.1", 0)
     url = f"http://{address_of(listener)}"
     async with (

@@ -9,9 +9,9 @@ from penstock_pool import load_pool
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_runtime.serving import StartError
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.engine.facts import named
+from penstock_sidecar.engine.facts import builtin_facts
 from penstock_sidecar.options import parse
-from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.sidecar import bounds_of, identity_of, mirror_of, root_port, tickets_of
 from penstock_sidecar.warm_up import warm_up
 
@@ -44,7 +44,7 @@ def test_drafts_are_expected_as_the_pool_says(
     file.write_text(POOL.format(more=more))
     model = time_model("llama-3-8b-h100")
     pool = load_pool(file)
-    view = mirror_of(pool, named(pool).kv, Learned(model), Bounds()).view(0.0, model)
+    view = mirror_of(pool, builtin_facts(pool).kv, Estimates(model), Bounds()).view(0.0, model)
     assert view.speculation == speculation
 
 
@@ -62,7 +62,7 @@ def test_a_policy_is_warmed_up_with_every_tier(tmp_path: Path) -> None:
     file.write_text(POOL.format(more=""))
     model = time_model("llama-3-8b-h100")
     pool = load_pool(file)
-    mirror, policy = mirror_of(pool, named(pool).kv, Learned(model), Bounds()), AdmitsAll()
+    mirror, policy = mirror_of(pool, builtin_facts(pool).kv, Estimates(model), Bounds()), AdmitsAll()
     warm_up(policy, mirror.view(0.0, model), TIERS.values())
     ((chat, slow, batch),) = policy.asked
     assert (chat.request.targets.tpot_s, batch.best_effort) == (0.1, True)
@@ -100,7 +100,7 @@ def test_engines_are_reached_with_tickets_only(
     listens = ["--listen", "127.0.0.1:0", "--engine", "http://127.0.0.1:8000"]
     reports = ["--telemetry", str(steps)] if telemetry else []
     options = parse(["-f", str(file), "--name", "r0", *listens, *reports])
-    mirror = mirror_of(pool, named(pool).kv, Learned(model), Bounds())
+    mirror = mirror_of(pool, builtin_facts(pool).kv, Estimates(model), Bounds())
     tickets = tickets_of(pool, options, mirror)
     assert identity_of(options, pool, None, None).engine_port == (8000 if reached else 0)
     assert Path(f"{steps}.ticket-key").exists() is reached
@@ -117,6 +117,6 @@ def test_a_key_that_cannot_be_written_is_said_at_start(tmp_path: Path) -> None:
     pool, model = load_pool(file), time_model("llama-3-8b-h100")
     flags = ["--engine", "http://127.0.0.1:8000", "--telemetry", str(tmp_path / "none" / "steps.sock")]
     options = parse(["-f", str(file), "--name", "r0", "--listen", "127.0.0.1:0", *flags])
-    mirror = mirror_of(pool, named(pool).kv, Learned(model), Bounds())
+    mirror = mirror_of(pool, builtin_facts(pool).kv, Estimates(model), Bounds())
     with pytest.raises(StartError, match="cannot write the key of tickets"):
         tickets_of(pool, options, mirror)

@@ -26,7 +26,7 @@ from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.release.gate import ReleaseGate
 from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.replica.serving import Serving
-from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.estimates import Estimates
 from prometheus_client import CollectorRegistry
 
 from examples import examples
@@ -146,16 +146,18 @@ MOVES = st.lists(st.tuples(st.sampled_from(("come", "token", "end")), st.integer
 
 
 async def _through_the_gate(moves: list[tuple[str, int]]) -> None:
-    bounds = replace(Bounds(), ask_s=0.0, ask_share=1.0, ask_again_s=0.001)
-    learned = Learned(MODEL)
-    mirror = HoldingMirror(KvCache(1000, 1000, 16), Limits(running=2), learned.longer)
+    bounds = replace(
+        Bounds(), shortest_release_interval_s=0.0, release_share=1.0, longest_release_interval_s=0.001
+    )
+    estimates = Estimates(MODEL)
+    mirror = HoldingMirror(KvCache(1000, 1000, 16), Limits(running=2), estimates.longer)
     metrics = Metrics(CollectorRegistry())
-    gate = ReleaseGate(build("fcfs"), mirror, learned, bounds=bounds, metrics=metrics)
+    gate = ReleaseGate(build("fcfs"), mirror, estimates, bounds=bounds, metrics=metrics)
     came: list[str] = []
     inside: list[str] = []
 
     async def awaits(key: str) -> None:
-        await gate.turn(key)
+        await gate.wait_for_turn(key)
         assert key not in inside, "no request enters twice"
         inside.append(key)
 
@@ -188,7 +190,7 @@ async def _through_the_gate(moves: list[tuple[str, int]]) -> None:
         ends(first)
     await asyncio.gather(*waiting.values(), return_exceptions=True)
     assert not any(gate.holds(key) for key in came)
-    assert not mirror.inside.jobs and not mirror.held(0.0, MODEL).waiting
+    assert not mirror.in_engine.jobs and not mirror.held_view(0.0, MODEL).waiting
     assert metrics.faults.labels("gate")._value.get() == 0
 
 
@@ -231,13 +233,13 @@ class Interleaving:
     def __init__(self) -> None:
         self.client = ScriptedClient()
         self.policy = AdmitsAll()
-        learned = Learned(MODEL)
-        self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), learned.longer)
+        estimates = Estimates(MODEL)
+        self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), estimates.longer)
         self.metrics = Metrics(CollectorRegistry())
         self.replica = Replica(
             Serving(self.policy, TIERS, True, 8192),
             self.mirror,
-            learned,
+            estimates,
             cast(EngineClient, self.client),
             metrics=self.metrics,
             bounds=Bounds(),

@@ -29,10 +29,10 @@ async def test_each_answer_is_a_job(engine: Engine, rig: Rig, router: Router) ->
     assert first.request.max_output_tokens == 40
     key = (await engine.asked()).key
     assert [job.request.id for job in (first, second, third)] == list(sequence_ids(key, 3))
-    assert len(rig.mirror.view(0.0, rig.learned.model).waiting) == 3
+    assert len(rig.mirror.view(0.0, rig.estimates.model).waiting) == 3
     await router.cancel(1)
     await until(lambda: rig.replica.unfinished == 0)
-    assert not rig.mirror.view(0.0, rig.learned.model).waiting
+    assert not rig.mirror.view(0.0, rig.estimates.model).waiting
 
 
 async def test_prompts_of_a_list_are_jobs_too_each_as_long_as_the_longest(rig: Rig, router: Router) -> None:
@@ -80,7 +80,7 @@ async def test_reports_tell_of_each_answer(engine: Engine, rig: Rig, router: Rou
     rig.reports.receive(
         [StepReport(sequence=1, running=2, request_ids=keys, best_effort=[False] * 2, **row, **memory)]
     )
-    view = rig.mirror.view(0.0, rig.learned.model)
+    view = rig.mirror.view(0.0, rig.estimates.model)
     assert [(job.request.tier, job.generated_tokens) for job in view.running] == [("chat", 2), ("chat", 1)]
     assert not view.waiting
 
@@ -96,7 +96,7 @@ async def test_reports_reveal_how_long_each_prompt_of_a_list_is(
     rig.reports.receive(
         [StepReport(sequence=1, running=2, request_ids=keys, best_effort=[False] * 2, **row, **memory)]
     )
-    view = rig.mirror.view(0.0, rig.learned.model)
+    view = rig.mirror.view(0.0, rig.estimates.model)
     assert [job.request.prompt_tokens for job in view.running] == [4, 1]
     assert all(job.decoding for job in view.running)
 
@@ -109,7 +109,7 @@ async def test_tokens_that_pass_are_shared_among_the_answers(
     await exchange.begin()
     await exchange.send(TOKEN * 7)
     await until(lambda: "output" in router.kinds(1))
-    running = rig.mirror.view(0.0, rig.learned.model).running
+    running = rig.mirror.view(0.0, rig.estimates.model).running
     assert [job.generated_tokens for job in running] == [3, 2, 2]
     await exchange.send(DONE)
     await exchange.end()

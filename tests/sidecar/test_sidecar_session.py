@@ -10,7 +10,7 @@ from penstock_core.timing.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.mirror.prefix_index import PrefixIndex
-from penstock_sidecar.replica.session import BadRouter, Session
+from penstock_sidecar.replica.session import ProtocolError, Session
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 
 from tests.sidecar.conftest import DONE, MODEL, TOKEN, Engine, Exchange, Rig, Router, submit, until
@@ -98,7 +98,7 @@ async def test_a_slowdown_is_resolved_by_the_time_model(rig: Rig, router: Router
     await router.submit(1, {"prompt": [1] * 1000}, tier="slow")
     await router.first(1)
     ((job,),) = rig.policy.asked
-    assert job.request.targets.ttft_s == pytest.approx(5 * rig.learned.fitted.prefill_seconds(1000))
+    assert job.request.targets.ttft_s == pytest.approx(5 * rig.estimates.fitted.prefill_seconds(1000))
 
 
 async def test_new_requests_of_one_frame_are_decided_together(rig: Rig, router: Router) -> None:
@@ -247,7 +247,7 @@ async def test_an_unmodified_engine_gets_the_body_unchanged(engine: Engine, boun
         await exchange.begin()
         await exchange.send(TOKEN * 2)
         await until(lambda: len(router.data(1)) == 2 * len(TOKEN))
-        (job,) = rig.mirror.view(0.0, rig.learned.model).running
+        (job,) = rig.mirror.view(0.0, rig.estimates.model).running
         assert (job.generated_tokens, job.decoding) == (2, True)
 
 
@@ -287,18 +287,18 @@ async def test_a_rejection_sends_nothing_to_other_sessions(rig: Rig) -> None:
 
 async def test_a_learned_slow_down_expires_only_while_idle(rig: Rig) -> None:
     for _ in range(50):
-        rig.learned.step(BatchWork(100), 10 * MODEL.seconds(BatchWork(100)))
+        rig.estimates.step(BatchWork(100), 10 * MODEL.seconds(BatchWork(100)))
     async with rig.router() as router:
         await router.submit(1)
         await rig.engine.asked()
-        learned = rig.learned.model.scale
+        estimates = rig.estimates.model.scale
         rig.replica.tick()
         rig.replica.tick()
-        assert rig.learned.model.scale == learned
+        assert rig.estimates.model.scale == estimates
 
         def rests() -> bool:
             rig.replica.tick()
-            return rig.metric("time_model_scale") < learned
+            return rig.metric("time_model_scale") < estimates
 
         await router.cancel(1)
         await until(rests)
@@ -341,7 +341,7 @@ async def test_a_frame_that_is_being_written_goes_before_the_session_ends() -> N
         await writes.wait()
         yield wire.RouterFrame(submits=[wire.Submit(id=1), wire.Submit(id=1)])
 
-    with pytest.raises(BadRouter, match="in use"):
+    with pytest.raises(ProtocolError, match="in use"):
         await session.run(frames(), write)
     assert written == [wire.ReplicaFrame(snapshot=wire.Snapshot())]
 

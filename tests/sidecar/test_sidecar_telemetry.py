@@ -92,7 +92,7 @@ async def test_admission_plans_with_what_the_engine_reports(rig: Rig, engine: En
     assert (job.request.prompt_tokens, job.generated_tokens) == (120, 1)
     assert (view.kv.total_blocks, view.kv.free_blocks) == (500, 400)
     assert view.busy_until_s > view.now_s
-    assert rig.learned.prompt_tokens(exchange_body()) > 100  # fewer bytes a token than four
+    assert rig.estimates.prompt_tokens(exchange_body()) > 100  # fewer bytes a token than four
 
 
 def exchange_body() -> ClientBody:
@@ -100,10 +100,10 @@ def exchange_body() -> ClientBody:
 
 
 async def test_iterations_correct_the_time_model(rig: Rig) -> None:
-    before_s = rig.learned.model.seconds(BatchWork(100))
+    before_s = rig.estimates.model.seconds(BatchWork(100))
     for n in range(1, 80):
         rig.reports.receive([report(n, duration_s=0.04, tokens=100)])
-    assert rig.learned.model.seconds(BatchWork(100)) > 1.5 * before_s
+    assert rig.estimates.model.seconds(BatchWork(100)) > 1.5 * before_s
     assert rig.metric("time_model_error_ratio_count") == 79
     assert rig.metric("telemetry_reports_total") == 79
 
@@ -112,7 +112,7 @@ async def test_of_several_reports_each_teaches_and_the_last_is_the_picture(rig: 
     rig.reports.receive(
         [held("x", 10, 0, 1, duration_s=0.02, tokens=100), held("y", 20, 0, 2, duration_s=0.02, tokens=100)]
     )
-    (job,) = rig.mirror.view(0.0, rig.learned.model).running
+    (job,) = rig.mirror.view(0.0, rig.estimates.model).running
     assert job.request.id == "y"
     assert rig.metric("time_model_error_ratio_count") == 2
 
@@ -135,9 +135,9 @@ async def test_a_report_that_comes_after_a_later_one_changes_nothing(rig: Rig) -
     rig.reports.receive([report(1, **memory), report(3, kv_blocks_free=300, **memory)])
     lost = rig.metric("telemetry_lost_total")
     rig.reports.receive([report(2, kv_blocks_free=200, **memory)])
-    assert rig.mirror.view(0.0, rig.learned.model).kv.free_blocks == 300
+    assert rig.mirror.view(0.0, rig.estimates.model).kv.free_blocks == 300
     rig.reports.receive([report(4, kv_blocks_free=100, **memory)])
-    assert rig.mirror.view(0.0, rig.learned.model).kv.free_blocks == 100
+    assert rig.mirror.view(0.0, rig.estimates.model).kv.free_blocks == 100
     assert rig.metric("telemetry_lost_total") == lost == 1
 
 
@@ -157,7 +157,7 @@ async def test_a_report_may_be_incremental(rig: Rig) -> None:
             report(3, since=1, further_tokens=2, kv_blocks_free=200, **rows),
         ]
     )
-    view = rig.mirror.view(0.0, rig.learned.model)
+    view = rig.mirror.view(0.0, rig.estimates.model)
     (running,), (waiting,) = view.running, view.waiting
     assert (running.request.id, running.computed_tokens, running.generated_tokens) == ("x", 12, 5)
     assert running.best_effort
@@ -173,11 +173,11 @@ async def test_an_increment_of_a_missing_report_is_ignored(rig: Rig, named: Step
     rig.reports.receive([held("x", 10, 3)])
     before = rig.metric("telemetry_lost_total")
     rig.reports.receive([named])
-    (job,) = rig.mirror.view(0.0, rig.learned.model).running
+    (job,) = rig.mirror.view(0.0, rig.estimates.model).running
     assert (job.request.id, job.computed_tokens) == ("x", 10)
     assert rig.metric("telemetry_lost_total") > before
     rig.reports.receive([held("x", 14, 7, 4)])
-    (job,) = rig.mirror.view(0.0, rig.learned.model).running
+    (job,) = rig.mirror.view(0.0, rig.estimates.model).running
     assert job.computed_tokens == 14
 
 
@@ -256,7 +256,7 @@ async def test_a_whole_answers_tokens_are_timed_by_the_engines_reports(
     times_s = iter([100.0, 100.5, 101.0])
     await router.submit(1, {"prompt": [1, 2, 3]}, spent_s=0.25)
     exchange = await engine.asked()
-    asked_s = rig.mirror.view(0.0, rig.learned.model).waiting[0].request.arrival_s
+    asked_s = rig.mirror.view(0.0, rig.estimates.model).waiting[0].request.arrival_s
     monkeypatch.setattr(rig.reports, "_now_s", lambda: asked_s + next(times_s))
     rig.reports.receive([held(exchange.key, 3, 1)])
     await answered_whole(exchange, 3)

@@ -18,13 +18,13 @@ class Bounds:
     """Best-effort requests accepted and not yet ended. Four engines' worth of surplus; past it a request
     would wait for minutes and is rejected instead."""
 
-    admitted_together: int = DECIDED_TOGETHER
+    decided_together: int = DECIDED_TOGETHER
     """Requests decided by one call of the planner."""
 
-    deciding_s: float = 0.01
+    decision_burst_s: float = 0.01
     """Longest time that a burst is decided before open streams get their turn: a third of an engine step."""
 
-    read_at_once_bytes: int = 64 << 10
+    inline_body_bytes: int = 64 << 10
     """Longest body that is read on the event loop: in 5 ms at worst, usually 0.1 ms. Longer ones, which take
     up to 0.1 s, are read by a thread, one after another."""
 
@@ -41,7 +41,7 @@ class Bounds:
     step_s: float = 0.001
     """Longest that output waits for others of its step, to share a frame."""
 
-    alone: int = 8
+    unbatched_requests: int = 8
     """Most requests of a session whose output does not wait: too few would share its frame."""
 
     not_urgent_s: float = 0.005
@@ -57,7 +57,7 @@ class Bounds:
     direct_snapshot_s: float = 0.25
     """The same for a router that reads answers at the engine. A frame costs 0.1 ms on each side."""
 
-    spread_s: float = 0.005
+    burst_snapshot_s: float = 0.005
     """The same, times the connected routers, once another router has sent a request: all see a burst through
     one of them, at a cost of at most 200 frames a second, however many routers there are."""
 
@@ -85,14 +85,14 @@ class Bounds:
     """An engine that schedules by itself gets the next request this long before its work is done: ten times
     the time to reach it, since a busy machine is late. More would only fill a queue that knows no policy."""
 
-    ask_s: float = 0.002
+    shortest_release_interval_s: float = 0.002
     """Shortest interval between two release decisions. A step takes more than this."""
 
-    ask_share: float = 0.2
+    release_share: float = 0.2
     """Largest share of the time that release decisions take: the same event loop forwards open streams, and a
     policy takes milliseconds where hundreds of requests are held."""
 
-    ask_again_s: float = 0.02
+    longest_release_interval_s: float = 0.02
     """Longest interval between them while requests are held: less than a step of most engines."""
 
     telemetry_silence_s: float = 2.0

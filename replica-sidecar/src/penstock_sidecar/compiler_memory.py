@@ -22,16 +22,16 @@ class Mapping(NamedTuple):
     end: int
 
 
-def give_back_compiler(mappings: Path = MAPPINGS) -> None:
+def release_compiler_memory(mappings: Path = MAPPINGS) -> None:
     """Drop the resident pages of LLVM that can be read again from its file. Does nothing unless on Linux."""
     if not mappings.exists():
         return
     madvise = ctypes.CDLL(None).madvise
-    for start, end in unchanged(mappings.read_text(), LIBRARY):
+    for start, end in clean_mappings(mappings.read_text(), LIBRARY):
         madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
-def unchanged(smaps: str, library: str) -> Iterator[Mapping]:
+def clean_mappings(smaps: str, library: str) -> Iterator[Mapping]:
     """Yield a library's mappings that are not writable and have no page unlike the file's (smaps).
 
     Others are left alone: relocated pointers are read-only too, and would be lost.

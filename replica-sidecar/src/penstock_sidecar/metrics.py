@@ -16,27 +16,29 @@ _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 """Buckets of errors of predictions."""
 
 
-class _Makers:
+class _MetricFactory:
     """Makes metrics with the replica's prefix, in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
-    def counter(self, name: str, says: str, *labels: str) -> Counter:
-        return Counter(f"penstock_replica_{name}", says, labels, registry=self._registry)
+    def counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(f"penstock_replica_{name}", documentation, labels, registry=self._registry)
 
-    def gauge(self, name: str, says: str) -> Gauge:
-        return Gauge(f"penstock_replica_{name}", says, registry=self._registry)
+    def gauge(self, name: str, documentation: str) -> Gauge:
+        return Gauge(f"penstock_replica_{name}", documentation, registry=self._registry)
 
-    def histogram(self, name: str, says: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(f"penstock_replica_{name}", says, labels, buckets=buckets, registry=self._registry)
+    def histogram(self, name: str, documentation: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(
+            f"penstock_replica_{name}", documentation, labels, buckets=buckets, registry=self._registry
+        )
 
 
 class Metrics:
     """The metrics of one sidecar, in a registry of its own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        make = _Makers(registry)
+        make = _MetricFactory(registry)
         self._add_requests(make)
         self._add_planning(make)
         self._add_cached_tokens(make)
@@ -45,7 +47,7 @@ class Metrics:
         self._add_release(make)
         self._planned_max_s = 0.0
 
-    def _add_requests(self, make: _Makers) -> None:
+    def _add_requests(self, make: _MetricFactory) -> None:
         """Add the metrics of requests: functions of the labels' values, which look a series up once."""
         self.verdicts = cache(
             make.counter("verdicts_total", "Verdicts given.", "tier", "verdict", "reason").labels
@@ -67,7 +69,7 @@ class Metrics:
             "faults_total", "Faults of the sidecar itself, by where they occurred.", "where"
         )
 
-    def _add_planning(self, make: _Makers) -> None:
+    def _add_planning(self, make: _MetricFactory) -> None:
         self.planner = make.histogram("planner_seconds", "One call of the planner.", _PLANNING)
         self.planner_max = make.gauge("planner_seconds_max", "Longest call of the planner since the start.")
         self.time_error = make.histogram(
@@ -78,7 +80,7 @@ class Metrics:
             "draft_acceptance_ratio", "Acceptance rate of draft tokens, as the engine measures it."
         )
 
-    def _add_cached_tokens(self, make: _Makers) -> None:
+    def _add_cached_tokens(self, make: _MetricFactory) -> None:
         self._prompt_tokens = make.counter(
             "prompt_tokens_total", "Tokens of prompts that were answered whole."
         )
@@ -95,7 +97,7 @@ class Metrics:
             "cached_tokens", "Tokens that the engine has cached of the prompts that this sidecar knows."
         )
 
-    def _add_load(self, make: _Makers) -> None:
+    def _add_load(self, make: _MetricFactory) -> None:
         self.running = make.gauge("running", "Requests that hold KV memory.")
         self.waiting = make.gauge("waiting", "Requests that wait for KV memory.")
         self.best_effort = make.gauge("best_effort", "Best-effort requests held.")
@@ -111,7 +113,7 @@ class Metrics:
         self.draining = make.gauge("draining", "1 while the replica drains.")
         self.drains = make.counter("drains_total", "Drains requested.")
 
-    def _add_engine(self, make: _Makers) -> None:
+    def _add_engine(self, make: _MetricFactory) -> None:
         self.engine_ready = make.gauge("engine_ready", "1 while the engine serves.")
         self.engine_restarts = make.counter("engine_restarts_total", "Restarts of the engine.")
         self.stalled = make.counter(
@@ -126,7 +128,7 @@ class Metrics:
         self.telemetry_live = make.gauge("telemetry_live", "1 while planning uses the engine's reports.")
         self.policy_faults = make.counter("policy_faults_total", "Steps in which the policy failed.", "fault")
 
-    def _add_release(self, make: _Makers) -> None:
+    def _add_release(self, make: _MetricFactory) -> None:
         """Add the metrics of an engine of type `openai`."""
         self.held = make.gauge("held", "Accepted requests held before an engine of type openai.")
         self.engine_slots = make.gauge("engine_slots", "Most requests in such an engine at once.")

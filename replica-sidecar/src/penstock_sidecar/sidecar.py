@@ -25,7 +25,7 @@ from penstock_runtime.serving import Server, StartError, address_of, listen, ser
 from prometheus_client import CollectorRegistry
 
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.compiler_memory import give_back_compiler
+from penstock_sidecar.compiler_memory import release_compiler_memory
 from penstock_sidecar.engine.client import EngineClient
 from penstock_sidecar.engine.facts import Facts
 from penstock_sidecar.engine.facts_at_start import facts_of
@@ -39,8 +39,8 @@ from penstock_sidecar.pages import inspection_app
 from penstock_sidecar.release.gate import ReleaseGate
 from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.replica.serving import Serving
+from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.faults import Faults
-from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.requests.tickets import Tickets
 from penstock_sidecar.service.grpc_server import grpc_serving
 from penstock_sidecar.service.health import Health
@@ -58,7 +58,7 @@ class Parts:
 
     replica: Replica
     mirror: ReplicaMirror
-    learned: Learned
+    estimates: Estimates
     gate: ReleaseGate | None
     watch: EngineWatch
     health: Health
@@ -72,7 +72,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
     replicas: list[Replica] = []  # none, until the engine is known
     async with contextlib.AsyncExitStack() as stack:
         demand = None if options.http is None else Demand(pool.tiers())
-        metrics_address = await stack.enter_async_context(_pages(options, registry, replicas, demand))
+        metrics_address = await stack.enter_async_context(_serve_pages(options, registry, replicas, demand))
         tls = engine_tls(options)
         client = EngineClient(options.engine, bounds, pool.spec.model.name, options.engine_key, tls)
         engine = await stack.enter_async_context(client)
@@ -81,8 +81,8 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         if facts is None:
             return
         tickets = partial(tickets_of, pool, options)
-        parts = assembled(pool, facts, engine, tickets, metrics=metrics, bounds=bounds)
-        give_back_compiler()
+        parts = assemble_parts(pool, facts, engine, tickets, metrics=metrics, bounds=bounds)
+        release_compiler_memory()
         replicas.append(parts.replica)
         ticks = [parts.replica.tick, *stack.enter_context(_receiving(options.telemetry, parts, metrics))]
         listener = http_listener(options.http)
@@ -92,7 +92,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
                 options.name,
                 pool,
                 parts.replica,
-                parts.learned,
+                parts.estimates,
                 demand=demand,
                 registry=registry,
                 faults=Faults(metrics.faults),
@@ -102,7 +102,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
             identity_of(options, pool, metrics_address, listener),
             parts.replica,
             parts.mirror,
-            parts.learned,
+            parts.estimates,
             metrics,
             detokenize=engine.detokenize,
         )
@@ -125,7 +125,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         await stop_serving(parts.replica, http, drain_s)
 
 
-def assembled(
+def assemble_parts(
     pool: Pool,
     facts: Facts,
     engine: EngineClient,
@@ -135,10 +135,10 @@ def assembled(
     bounds: Bounds,
 ) -> Parts:
     """Return the parts of a replica, whose policy is warm. Raises what `tickets` raises."""
-    learned = Learned(facts.model)
-    mirror, serves = mirror_of(pool, facts.kv, learned, bounds), serving_of(pool)
-    warm_up(serves.policy, mirror.view(0.0, learned.model), serves.tiers.values())
-    gate = gate_of(serves, mirror, learned, bounds, metrics)
+    estimates = Estimates(facts.model)
+    mirror, serves = mirror_of(pool, facts.kv, estimates, bounds), serving_of(pool)
+    warm_up(serves.policy, mirror.view(0.0, estimates.model), serves.tiers.values())
+    gate = gate_of(serves, mirror, estimates, bounds, metrics)
     watch, health = (
         EngineWatch(engine.probe, last_received_s=lambda: mirror.last_received_s, bounds=bounds),
         Health(),
@@ -146,7 +146,7 @@ def assembled(
     replica = Replica(
         serves,
         mirror,
-        learned,
+        estimates,
         engine,
         metrics=metrics,
         bounds=bounds,
@@ -155,7 +155,7 @@ def assembled(
         engine_lost=watch.suspect,
         serves_changed=health.set_serving,
     )
-    return Parts(replica, mirror, learned, gate, watch, health)
+    return Parts(replica, mirror, estimates, gate, watch, health)
 
 
 @contextlib.contextmanager
@@ -174,12 +174,12 @@ def step_reports(parts: Parts, metrics: Metrics, source: str) -> StepReports:
     """Return the receiver of the engine's step reports. source: for logs."""
     return StepReports(
         parts.mirror,
-        parts.learned,
+        parts.estimates,
         metrics,
         parts.replica.accepted.prompt_known,
         source,
         prefixes_changed=parts.replica.report_prefixes,
-        applied=parts.replica.reported,
+        applied=parts.replica.send_progress,
     )
 
 
@@ -263,16 +263,16 @@ def serving_of(pool: Pool) -> Serving:
     )
 
 
-def mirror_of(pool: Pool, kv: KvCache, learned: Learned, bounds: Bounds) -> ReplicaMirror:
+def mirror_of(pool: Pool, kv: KvCache, estimates: Estimates, bounds: Bounds) -> ReplicaMirror:
     """Return an empty mirror, with the pool's KV cache and drafter until the engine reports its own."""
     limits = Limits(pool.spec.scheduling.max_batch_tokens, pool.spec.scheduling.max_running)
     drafter = pool.spec.engine.speculation
     prior = Speculation(drafter.max_tokens, drafter.acceptance) if drafter else None
     if pool.spec.engine.type == "openai":
-        mirror = HoldingMirror(kv, limits, learned.longer, prior)
-        mirror.caches(maybe=pool.spec.engine.prefix_caching is not False)
+        mirror = HoldingMirror(kv, limits, estimates.longer, prior)
+        mirror.set_prefix_caching(possible=pool.spec.engine.prefix_caching is not False)
         return mirror
-    return ReplicaMirror(kv, limits, learned.longer, bounds.telemetry_silence_s, prior)
+    return ReplicaMirror(kv, limits, estimates.longer, bounds.telemetry_silence_s, prior)
 
 
 def tickets_of(pool: Pool, options: Options, mirror: ReplicaMirror) -> Tickets:
@@ -290,16 +290,16 @@ def tickets_of(pool: Pool, options: Options, mirror: ReplicaMirror) -> Tickets:
 
 
 def gate_of(
-    serves: Serving, mirror: ReplicaMirror, learned: Learned, bounds: Bounds, metrics: Metrics
+    serves: Serving, mirror: ReplicaMirror, estimates: Estimates, bounds: Bounds, metrics: Metrics
 ) -> ReleaseGate | None:
     """Return the gate before an engine that schedules by itself; None before any other."""
     if not isinstance(mirror, HoldingMirror):
         return None
-    return ReleaseGate(serves.policy, mirror, learned, bounds=bounds, metrics=metrics)
+    return ReleaseGate(serves.policy, mirror, estimates, bounds=bounds, metrics=metrics)
 
 
 @contextlib.asynccontextmanager
-async def _pages(
+async def _serve_pages(
     options: Options, registry: CollectorRegistry, replicas: Sequence[Replica], demand: Demand | None
 ) -> AsyncIterator[str | None]:
     """Serve the pages within the block. replicas: this one, once it is known."""

@@ -163,7 +163,7 @@ def broken_caches(
                     yield f"13 {front.host.name} and {link.name} differ in {differing} cached prefixes"
     for name, sidecar in sidecars.items():
         index, cached = sidecar.replica._mirror.prefixes, engines[name].loop.state.cached
-        instance, _ = index._as_of
+        instance, _ = index._cache_version
         if not instance or cached is None:
             continue
         for id, known in index._known.items():

@@ -187,22 +187,22 @@ class Network:
         if host is None or not host.alive:
             return False
         weather, random = self.weather, self.random
-        if self._happens(weather.lost, "datagram lost"):
+        if self._transition(weather.lost, "datagram lost"):
             return random.random() < 0.5
-        if self._happens(weather.torn, "datagram torn"):
+        if self._transition(weather.torn, "datagram torn"):
             data = data[: random.randrange(len(data))]
         self._deliver_later(address, data)
-        if self._happens(weather.doubled, "datagram doubled"):
+        if self._transition(weather.doubled, "datagram doubled"):
             self._deliver_later(address, data)
         return True
 
-    def _happens(self, share: float, fault: str) -> bool:
+    def _transition(self, share: float, fault: str) -> bool:
         happens = share > 0 and self.random.random() < share
         self.faults[fault] += happens
         return happens
 
     def _deliver_later(self, address: str, data: bytes) -> None:
-        late = self._happens(self.weather.late, "datagram late")
+        late = self._transition(self.weather.late, "datagram late")
         delay_s = self.random.random() * (self.weather.slow_s if late else self.weather.delay_s)
         host, receive = self._receivers[address]
 
@@ -319,7 +319,7 @@ class StreamEnd(asyncio.Transport):
         if self._closing or self._lost or self._severed or self._eof_sent or not data:
             return
         data, random = bytes(data), self.network.random
-        if len(data) > 1 and self.network._happens(self.network.weather.cut_share, "cut"):
+        if len(data) > 1 and self.network._transition(self.network.weather.cut_share, "cut"):
             at = random.randrange(1, len(data))
             self._out.put(data[:at], at)
             data = data[at:]

@@ -43,7 +43,7 @@ from penstock_routing.settings import settings_of
 from penstock_runtime.http_connection.bounds import HttpBounds
 from penstock_runtime.serving import Server
 from penstock_sidecar.engine.client import EngineClient
-from penstock_sidecar.engine.facts import named
+from penstock_sidecar.engine.facts import builtin_facts
 from penstock_sidecar.http.http_serving import http_app
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
@@ -51,7 +51,7 @@ from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.tickets import Tickets
 from penstock_sidecar.service.replica_service import Identity, ReplicaService
-from penstock_sidecar.sidecar import assembled, background, bounds_of, step_reports
+from penstock_sidecar.sidecar import assemble_parts, background, bounds_of, step_reports
 from penstock_sidecar.telemetry.step_reports import StepReports
 from penstock_simulator.engine.drafter import Drafter
 from penstock_simulator.engine.engine_state import EngineState
@@ -245,7 +245,7 @@ def start_sidecar(
         metrics = Metrics(CollectorRegistry())
         client = EngineClient(f"http://{engine_of(replica)}", bounds, pool.spec.model.name, "")
         tickets = partial(_tickets, network, replica, pool)
-        parts = assembled(pool, named(pool), client, tickets, metrics=metrics, bounds=bounds)
+        parts = assemble_parts(pool, builtin_facts(pool), client, tickets, metrics=metrics, bounds=bounds)
         served = parts.replica
         ticks = [served.tick]
         if parts.gate is None:
@@ -260,14 +260,14 @@ def start_sidecar(
             engine_port=_port(directly_of(replica)) if pool.spec.engine.direct else 0,
         )
         service = ReplicaService(
-            identity, served, parts.mirror, parts.learned, metrics, detokenize=client.detokenize
+            identity, served, parts.mirror, parts.estimates, metrics, detokenize=client.detokenize
         )
         network.listen(host, sidecar_of(replica), Servicer(service, FORMATS, skew=skew))
         app = http_app(
             replica,
             pool,
             served,
-            parts.learned,
+            parts.estimates,
             demand=Demand(pool.tiers()),
             registry=CollectorRegistry(),
             faults=Faults(metrics.faults),
@@ -310,7 +310,10 @@ def _receiver(
             reports.receive([report])
             mirrored, continuity = reports._mirror._shared, reports._continuity
             last = continuity.instance, continuity.sequence
-            applied = last == (report.engine_instance, report.sequence) and reports._wholes.restored(report)
+            applied = last == (
+                report.engine_instance,
+                report.sequence,
+            ) and reports._complete_reports.restored(report)
             truth = network.shared_prefixes.get(datagram) if applied else None
             if truth is None or mirrored is None or not mirrored.ids:
                 return  # all requests are counted whole

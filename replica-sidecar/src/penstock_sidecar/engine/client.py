@@ -109,14 +109,14 @@ class EngineClient:
             if status != 200:
                 return Probe(ready=False, cause=f"/health answers {status}")
             async with asyncio.timeout(self._bounds.probe_timeout_s):
-                return self._judged(*await self._http.page("/v1/models", MOST_BYTES))
+                return self._check_models(*await self._http.page("/v1/models", MOST_BYTES))
         except UNANSWERED as error:
             cause = error.__cause__
             refused = isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED
             message = str(error) if isinstance(error, EngineGone) else str(EngineGone(error))
             return Probe(ready=False, refused=refused, late=not refused, cause=message)
 
-    def _judged(self, status: int, models: bytes | None) -> Probe:
+    def _check_models(self, status: int, models: bytes | None) -> Probe:
         """Return the probe's result by the engine's list of models; None is one over the bound."""
         if status == 401:
             return Probe(ready=False, cause=f"it requires another API key: set {VARIABLE}")
@@ -125,12 +125,12 @@ class EngineClient:
         if models is None:
             return Probe(ready=False, cause=f"/v1/models is over {MOST_BYTES} bytes")
         cards = _cards(models)
-        if other := other_model(cards, self._served):
-            return Probe(ready=False, cause=other)
+        if mismatch := model_mismatch(cards, self._served):
+            return Probe(ready=False, cause=mismatch)
         return Probe(ready=True, max_model_len=_max_model_len(cards))
 
 
-def other_model(cards: Sequence[Mapping[str, Any]], served: str) -> str:
+def model_mismatch(cards: Sequence[Mapping[str, Any]], served: str) -> str:
     """Return what is wrong where vLLM does not serve this model and would answer 404; else an empty string.
 
     Other engines are not checked: some serve what they do not list, or list what they could load.

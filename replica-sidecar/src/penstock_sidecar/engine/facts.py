@@ -18,7 +18,7 @@ class Facts(NamedTuple):
     kv: KvCache
 
 
-def named(pool: Pool) -> Facts:
+def builtin_facts(pool: Pool) -> Facts:
     """Return the facts of the built-in model that the pool names."""
     spec = pool.spec.engine
     model = time_model(spec.time_model)

@@ -15,7 +15,7 @@ from penstock_pool import Pool
 from penstock_runtime.client_tls import Contexts
 
 from penstock_sidecar.engine.client import Probe
-from penstock_sidecar.engine.facts import Facts, named
+from penstock_sidecar.engine.facts import Facts, builtin_facts
 
 ASK_AGAIN_S = 1.0
 """Interval between probes of an engine that is not ready yet."""
@@ -40,7 +40,7 @@ async def facts_of(
         the pool nor the engine has a fact.
     """
     if pool.spec.engine.time_model in BUILTINS:
-        return named(pool)
+        return builtin_facts(pool)
     stopping = asyncio.create_task(stop.wait())
     measuring = asyncio.create_task(_measured(pool, url, probe, model_file, api_key=api_key, tls=tls))
     try:

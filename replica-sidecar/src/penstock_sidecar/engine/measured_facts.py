@@ -40,9 +40,9 @@ async def facts_from(
     """
     spec, scheduling = pool.spec.engine, pool.spec.scheduling
     try:
-        kv, written = await _kv_of(pool, engine), named_time_model(spec.time_model)
-        if written is not None:
-            return Facts(written, kv)
+        kv, named_model = await _kv_of(pool, engine), named_time_model(spec.time_model)
+        if named_model is not None:
+            return Facts(named_model, kv)
         limits = ProfileLimits(
             min(scheduling.max_batch_tokens, ProfileLimits().prompt_tokens),
             min(scheduling.max_running, ProfileLimits().requests),
@@ -54,7 +54,7 @@ async def facts_from(
     except (EngineError, TooFewProbes) as error:
         raise StartError(f"spec.engine.timeModel: auto: {error}") from None
     if model_file is not None:
-        _leave(measured.fit.model, model_file)
+        _write_model(measured.fit.model, model_file)
     log.info(
         "measured",
         probes=len(measured.readings),
@@ -64,7 +64,7 @@ async def facts_from(
     return Facts(measured.fit.model, kv)
 
 
-def _leave(model: TimeModel, path: Path) -> None:
+def _write_model(model: TimeModel, path: Path) -> None:
     """Write the model whole or not at all: the engine may read it at any moment. Raises StartError."""
     unfinished = path.with_suffix(".unfinished")
     try:

@@ -30,10 +30,10 @@ class UsageStrip:
     def feed(self, data: bytes) -> bytes:
         """Return the events that are whole with `data`, the next bytes of the stream, without usage."""
         passed = self._events.feed(data)
-        return passed if _USAGE not in passed else b"".join(map(_without_usage, _each(passed)))
+        return passed if _USAGE not in passed else b"".join(map(_without_usage, _split_events(passed)))
 
 
-def _each(data: bytes) -> list[bytes]:
+def _split_events(data: bytes) -> list[bytes]:
     """Return the events, each with the blank line that ends it."""
     ends = [0, *(found.end() for found in _END.finditer(data))]
     if ends[-1] < len(data):

@@ -43,16 +43,16 @@ class EngineWatch:
         """Probe now: a request has lost the engine."""
         self._suspected.set()
 
-    async def run(self, up: Callable[[Probe], None], down: Callable[[bool], None]) -> None:
+    async def run(self, on_up: Callable[[Probe], None], on_down: Callable[[bool], None]) -> None:
         """Probe until cancelled, and call these when the engine comes up and goes down.
 
-        up: gets the probe that found it. down: gets whether requests at the engine are lost.
+        on_up: gets the probe that found it. on_down: gets whether requests at the engine are lost.
         """
         while True:
             asked_s = monotonic()
             probe = await self._probe()
             if not (probe.late and self._last_received_s() > asked_s):
-                self._judge(probe, up, down)
+                self._judge(probe, on_up, on_down)
             try:
                 async with asyncio.timeout(self._bounds.probe_s):
                     await self._suspected.wait()
@@ -60,7 +60,7 @@ class EngineWatch:
                 continue
             self._suspected.clear()
 
-    def _judge(self, probe: Probe, up: Callable[[Probe], None], down: Callable[[bool], None]) -> None:
+    def _judge(self, probe: Probe, on_up: Callable[[Probe], None], on_down: Callable[[bool], None]) -> None:
         self._failed = 0 if probe.ready else self._failed + 1
         if self._serves and not probe.ready:
             log.warning("probe failed", cause=probe.cause, in_a_row=self._failed)
@@ -69,7 +69,7 @@ class EngineWatch:
         self._cause = probe.cause
         if probe.ready and not self._serves:
             self._serves = True
-            up(probe)
+            on_up(probe)
         elif self._serves and (probe.refused or self._failed >= self._bounds.probes_failed):
             self._serves = False
-            down(not probe.refused)
+            on_down(not probe.refused)

@@ -72,7 +72,7 @@ def prefixes_message(changes: Sequence[tuple[int, bool]], complete: bool) -> wir
     )
 
 
-def verdict_words(verdict: Verdict) -> tuple[str, str]:
+def verdict_labels(verdict: Verdict) -> tuple[str, str]:
     """Return a verdict and its reason as metrics and logs name them."""
     if isinstance(verdict, Rejected):
         return "rejected", verdict.reason.value

@@ -38,7 +38,7 @@ class Outbox:
 
     snapshot: makes the snapshot for a frame that has one. prefixes: returns how the cached prefixes have
     changed since it was last called, where they have.
-    sharing: how many requests the session has; with one, waiting gains nothing.
+    open_requests: how many requests the session has; with one, waiting gains nothing.
     behind: set once the bound has been reached; what was held is gone, and nothing more is taken.
     """
 
@@ -46,10 +46,10 @@ class Outbox:
         self,
         bounds: Bounds,
         snapshot: Callable[[], wire.Snapshot],
-        sharing: Callable[[], int],
+        open_requests: Callable[[], int],
         prefixes: Callable[[], wire.CachedPrefixes | None] = lambda: None,
     ) -> None:
-        self._bounds, self._snapshot, self._sharing = bounds, snapshot, sharing
+        self._bounds, self._snapshot, self._open_requests = bounds, snapshot, open_requests
         self._prefixes = prefixes
         self._loop = asyncio.get_running_loop()
         self._full: deque[tuple[wire.ReplicaFrame, int]] = deque()  # with their bytes
@@ -60,7 +60,7 @@ class Outbox:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = self._timer_at_s = inf  # that the timer was set for, and when it goes off
         self._sent: bytes | None = None
-        self._asked = True  # a new session begins with a snapshot
+        self._snapshot_due = True  # a new session begins with a snapshot
         self._closed = False
         self._due.set()
 
@@ -75,26 +75,26 @@ class Outbox:
             event = self._open.events.add(id=id)
             event.output.data = data
             event.output.tokens = tokens
-            self._added(len(data), urgency)
+            self._account(len(data), urgency)
 
     def put(self, event: wire.Event, data_bytes: int = 0, urgency: Urgency = Urgency.STEP) -> None:
         """Add a verdict or an end, which changes the load. data_bytes: size of what it carries."""
         if not self._closed:
             self._open.events.append(event)
-            self._asked = True
-            self._added(data_bytes, urgency)
+            self._snapshot_due = True
+            self._account(data_bytes, urgency)
 
     def send_changes(self) -> None:
         """Send the replica's snapshot, with or without events, if it has changed since the last one."""
         if self._snapshot().SerializeToString(deterministic=True) != self._sent:
-            self._asked = True
+            self._snapshot_due = True
             self._due.set()
 
     def send_within(self, within_s: float) -> None:
         """Send the replica's snapshot within this time, by a frame of its own if no other goes."""
         if not self._due.is_set():
-            self._asked = True
-            self._go_within(within_s)
+            self._snapshot_due = True
+            self._schedule_within(within_s)
 
     def close(self) -> None:
         """Take no more events. The reader gets what is held, then None."""
@@ -106,7 +106,7 @@ class Outbox:
         self._full.clear()
         self._full_bytes = 0
         self._open, self._open_bytes = wire.ReplicaFrame(), 0
-        self._asked = False
+        self._snapshot_due = False
         self.close()
 
     async def frame(self) -> wire.ReplicaFrame | None:
@@ -114,10 +114,10 @@ class Outbox:
         await self._due.wait()
         await asyncio.sleep(0)  # one turn of the loop: what else is ready travels along
         self._disarm()
-        if self.empty and self._closed and not self._asked:
+        if self.empty and self._closed and not self._snapshot_due:
             return None
         frame = self._next()
-        with_snapshot, self._asked = self._asked or self._bounds.fresh_snapshots, False
+        with_snapshot, self._snapshot_due = self._snapshot_due or self._bounds.fresh_snapshots, False
         if self.empty and not self._closed:
             self._due.clear()
         if with_snapshot:
@@ -130,18 +130,18 @@ class Outbox:
 
     def _next(self) -> wire.ReplicaFrame:
         if not self._full:
-            self._fill()
+            self._close_open_frame()
         frame, size = self._full.popleft()
         self._full_bytes -= size
         return frame
 
-    def _fill(self) -> None:
+    def _close_open_frame(self) -> None:
         """Close the open frame, and open another."""
         self._full.append((self._open, self._open_bytes))
         self._full_bytes += self._open_bytes
         self._open, self._open_bytes = wire.ReplicaFrame(), 0
 
-    def _added(self, data_bytes: int, urgency: Urgency) -> None:
+    def _account(self, data_bytes: int, urgency: Urgency) -> None:
         """Account for an event that was added to the open frame, and schedule the frame."""
         self._open_bytes += EVENT_BYTES + data_bytes
         if self._full_bytes + self._open_bytes > self._bounds.outbox_bytes:
@@ -149,22 +149,22 @@ class Outbox:
             self.behind.set()
             return
         if self._open_bytes >= self._bounds.frame_bytes:
-            self._fill()
+            self._close_open_frame()
             self._due.set()
         elif not self._due.is_set():
             self._schedule(urgency)
 
     def _schedule(self, urgency: Urgency) -> None:
         if urgency is Urgency.NONE:
-            self._go_within(self._bounds.not_urgent_s)
+            self._schedule_within(self._bounds.not_urgent_s)
         elif urgency is Urgency.STEP and (
-            self._timer_s <= self._bounds.step_s or self._sharing() > self._bounds.alone
+            self._timer_s <= self._bounds.step_s or self._open_requests() > self._bounds.unbatched_requests
         ):
-            self._go_within(self._bounds.step_s)
+            self._schedule_within(self._bounds.step_s)
         else:
             self._due.set()
 
-    def _go_within(self, wait_s: float) -> None:
+    def _schedule_within(self, wait_s: float) -> None:
         if wait_s >= self._timer_s:  # a timer set earlier, and for no longer, goes off first
             return
         at_s = min(self._loop.time() + wait_s, self._timer_at_s)

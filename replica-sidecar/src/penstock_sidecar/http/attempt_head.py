@@ -12,7 +12,7 @@ _MAX_HOPS, _ATTEMPT = names.MAX_HOPS.encode(), names.ATTEMPT.encode()
 _TIMEOUT_MS, _LEFT_MS = names.TIMEOUT_MS.encode(), names.TIMEOUT_LEFT_MS.encode()
 _DESTINATION, _APPLICATION = names.DESTINATION.encode(), names.APPLICATION.encode()
 
-_LONGEST = 9
+_MOST_DIGITS = 9
 """Digits of a number that is read."""
 
 
@@ -34,7 +34,7 @@ class AttemptHead(NamedTuple):
     application: str | None
     spent_s: float
 
-    def passes_on(self, reason: Reason) -> bool:
+    def tries_next(self, reason: Reason) -> bool:
         """Return whether the gateway is to take a rejection for this reason to the next endpoint.
 
         A backup without capacity has decided, as for a router. One that is out of service has not.
@@ -42,14 +42,14 @@ class AttemptHead(NamedTuple):
         return not self.final and (not self.backup or reason in OUT_OF_SERVICE)
 
 
-def attempt_head(head: Head, usual_hops: int) -> AttemptHead:
-    """Return the attempt. usual_hops: endpoints after the first if no picker has set them."""
+def attempt_head(head: Head, default_hops: int) -> AttemptHead:
+    """Return the attempt. default_hops: endpoints after the first if no picker has set them."""
     hop, max_hops = _number(head, _ATTEMPT) or 1, _number(head, _MAX_HOPS)
     application = head.get(_APPLICATION)
     return AttemptHead(
         picked=max_hops is not None,
         hop=hop,
-        backup=hop > (usual_hops if max_hops is None else max_hops),
+        backup=hop > (default_hops if max_hops is None else max_hops),
         final=hop >= _endpoints(head),
         application=None if application is None else application.decode("latin-1"),
         spent_s=_spent_s(head),
@@ -70,4 +70,4 @@ def _spent_s(head: Head) -> float:
 def _number(head: Head, name: bytes) -> int | None:
     """Return a whole number; None where there is none."""
     given = head.get(name, b"")
-    return int(given) if given.isdigit() and len(given) <= _LONGEST else None
+    return int(given) if given.isdigit() and len(given) <= _MOST_DIGITS else None

@@ -19,8 +19,8 @@ from penstock_sidecar.http.metrics import HttpMetrics
 from penstock_sidecar.http.request_path import HttpRequestPath
 from penstock_sidecar.options import Address, SidecarTls
 from penstock_sidecar.replica.replica import Replica
+from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.faults import Faults
-from penstock_sidecar.requests.learned import Learned
 
 LAST_BYTES_S = 1.0
 """Time for responses to be written after the replica has drained."""
@@ -35,7 +35,7 @@ def http_app(
     name: str,
     pool: Pool,
     replica: Replica,
-    learned: Learned,
+    estimates: Estimates,
     *,
     demand: Demand,
     registry: CollectorRegistry,
@@ -47,7 +47,7 @@ def http_app(
     request_path = HttpRequestPath(
         name,
         replica,
-        learned,
+        estimates,
         intake=HttpIntake(pool, settings),
         metrics=HttpMetrics(settings.tiers, demand, budget, registry),
         faults=faults,

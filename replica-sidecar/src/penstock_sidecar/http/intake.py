@@ -35,7 +35,7 @@ class HttpAttempt(NamedTuple):
     request_id: str
 
 
-class Taken(NamedTuple):
+class IncomingAttempt(NamedTuple):
     """A request that may be submitted. head: what the gateway has said of this attempt."""
 
     attempt: Attempt
@@ -50,7 +50,7 @@ class HttpIntake:
         self._applications = {each.name: each for each in pool.spec.applications}
         self._reader = BodyReader(settings.max_sequences, pool.spec.requests)
 
-    async def read(self, call: HttpAttempt, body_bytes: BodyBytes) -> Taken:
+    async def read(self, call: HttpAttempt, body_bytes: BodyBytes) -> IncomingAttempt:
         """Read one request. Raises ApiError if it is invalid, ClientGone."""
         attempt = attempt_head(call.head, self._settings.max_hops)
         body = await bounded_body(call.http, call.head, self._settings, body_bytes)
@@ -64,7 +64,7 @@ class HttpIntake:
         request = GenerationRequest(
             call.request_id, call.endpoint, body, tier, arrival_s, targets, fields.stream
         )
-        return Taken(Attempt(request, attempt.hop, self._best_effort(attempt, tier)), attempt)
+        return IncomingAttempt(Attempt(request, attempt.hop, self._best_effort(attempt, tier)), attempt)
 
     def _tier(self, attempt: AttemptHead, head: request_head.Head, service_tier: str | None) -> Tier:
         if attempt.picked:

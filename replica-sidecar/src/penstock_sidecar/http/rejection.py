@@ -18,7 +18,7 @@ HOP = (REJECTED, "1")
 
 Headers = tuple[tuple[str, str], ...]
 
-WORDS = {
+REASON_TEXTS = {
     Reason.PREFILL_BUDGET: "its first token would be late",
     Reason.DECODE_BUDGET: "its tokens would be late",
     Reason.KV_MEMORY: "it would not fit into memory",
@@ -32,9 +32,11 @@ WORDS = {
 def rejection(tier: str, replica: str, why: Rejected, draw: float, *, hops: bool) -> ApiError:
     """Return the response to a rejected request. draw: in [0, 1), spreads retries."""
     if why.reason in OUT_OF_SERVICE:
-        message = f"replica {replica} takes no requests: {WORDS[why.reason]}"
+        message = f"replica {replica} takes no requests: {REASON_TEXTS[why.reason]}"
         return out_of_service(message, why.reason, draw, hops=hops)
-    message = f"tier '{tier}' cannot be kept for this request on replica {replica}: {WORDS[why.reason]}"
+    message = (
+        f"tier '{tier}' cannot be kept for this request on replica {replica}: {REASON_TEXTS[why.reason]}"
+    )
     if why.reason is Reason.NEVER:
         return _unattainable(message, _headers(why.reason, ("x-should-retry", "false"), hops))
     retry_s = spread_retry_s(retry_after_s([why]), draw)

@@ -23,12 +23,12 @@ from penstock_runtime.openai_errors import ApiError
 
 from penstock_sidecar.http.attempt_head import AttemptHead
 from penstock_sidecar.http.http_owner import HttpOwner
-from penstock_sidecar.http.intake import HttpAttempt, HttpIntake, Taken
+from penstock_sidecar.http.intake import HttpAttempt, HttpIntake, IncomingAttempt
 from penstock_sidecar.http.metrics import HttpMetrics
 from penstock_sidecar.http.rejection import out_of_service, rejection
 from penstock_sidecar.replica.replica import Replica
+from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.faults import Faults
-from penstock_sidecar.requests.learned import Learned
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ class HttpRequestPath:
         self,
         name: str,
         replica: Replica,
-        learned: Learned,
+        estimates: Estimates,
         *,
         intake: HttpIntake,
         metrics: HttpMetrics,
@@ -51,7 +51,7 @@ class HttpRequestPath:
         stream_bytes: int,
         budget: ByteBudget,
     ) -> None:
-        self._name, self._replica, self._learned, self._intake = name, replica, learned, intake
+        self._name, self._replica, self._estimates, self._intake = name, replica, estimates, intake
         self._metrics, self._faults = metrics, faults
         self._stream_bytes, self._budget = stream_bytes, budget
         self._random = Random()
@@ -60,55 +60,57 @@ class HttpRequestPath:
         """Serve one request. Raises ApiError, UpstreamError and ClientGone, before the first byte only."""
         with BodyBytes(self._budget) as body_bytes, self._metrics.open.track_inprogress():
             try:
-                taken = await self._intake.read(call, body_bytes)
+                incoming = await self._intake.read(call, body_bytes)
             except ApiError as error:
                 self._metrics.refused(error.status)
                 raise
-            await self._answer(call, taken)
+            await self._answer(call, incoming)
 
-    async def _answer(self, call: HttpAttempt, taken: Taken) -> None:
+    async def _answer(self, call: HttpAttempt, incoming: IncomingAttempt) -> None:
         """Submit it, answer it and count it."""
-        request, http = taken.attempt.request, call.http
+        request, http = incoming.attempt.request, call.http
         outcome = Outcome(request.tier, request.targets, request.arrival_s, request.stream)
-        outcome.hops = taken.attempt.hop
+        outcome.hops = incoming.attempt.hop
         if outcome.hops == 1:  # other replicas count its verdict if this one rejects it
             self._metrics.demand.arrived(request.tier.name)
         try:
             with client_ending(http, outcome):
                 async with ClientScope(http) as client:
-                    await self._submit(call, taken, outcome, client)
+                    await self._submit(call, incoming, outcome, client)
         finally:
             with self._faults.within("http"):
-                self._count(outcome, taken.head)
+                self._count(outcome, incoming.head)
 
-    async def _submit(self, call: HttpAttempt, taken: Taken, outcome: Outcome, client: ClientScope) -> None:
+    async def _submit(
+        self, call: HttpAttempt, incoming: IncomingAttempt, outcome: Outcome, client: ClientScope
+    ) -> None:
         bound_bytes = self._stream_bytes if outcome.stream else None
         upstream = UpstreamRequest(1, bound_bytes, call.http.break_slow)
         upstream.use_budget(self._budget)
-        submit = wire.Submit(**submit_fields(1, taken.attempt, monotonic()))
+        submit = wire.Submit(**submit_fields(1, incoming.attempt, monotonic()))
         owner = HttpOwner(upstream, lambda verdict: self._note_accepted(verdict, outcome))
         request = self._replica.submit(submit, owner)
         try:
-            await self._begun(upstream, outcome, taken.head)
+            await self._wait_begun(upstream, outcome, incoming.head)
             headers = answer_headers(call.request_id, outcome, self._name)
             await write_answer(upstream, self._name, outcome, client, headers)
         finally:
             request.cancelled()  # unless it has ended
             upstream.release()
 
-    async def _begun(self, upstream: UpstreamRequest, outcome: Outcome, head: AttemptHead) -> None:
+    async def _wait_begun(self, upstream: UpstreamRequest, outcome: Outcome, head: AttemptHead) -> None:
         """Wait for something to write: a stream's first bytes, or the whole answer. Raises its refusal."""
         while upstream.end is None and not (outcome.stream and upstream.has_output):
             await upstream.changed()
         if isinstance(end := upstream.end, Rejected):
             outcome.verdict, outcome.reason, outcome.ending = "rejected", end.reason.value, Ending.REJECTED
-            hops = head.passes_on(end.reason)
+            hops = head.tries_next(end.reason)
             raise rejection(outcome.tier.name, self._name, end, self._random.random(), hops=hops)
         if isinstance(end, wire.Failed):
             if end.failure == wire.FAILURE_RETURNED:
                 outcome.reason, outcome.ending = Reason.DRAINING.value, Ending.REJECTED
                 message = f"replica {self._name} is draining and has not begun the request"
-                hops = head.passes_on(Reason.DRAINING)
+                hops = head.tries_next(Reason.DRAINING)
                 raise out_of_service(message, Reason.DRAINING, self._random.random(), hops=hops)
             raise upstream_error(end)
 
@@ -120,9 +122,9 @@ class HttpRequestPath:
     def _count(self, outcome: Outcome, head: AttemptHead) -> None:
         """Count it, unless another replica decides on it."""
         if outcome.ending is not Ending.REJECTED:
-            self._metrics.ended(outcome, self._learned.fitted)
-        elif head.passes_on(Reason(outcome.reason)):
+            self._metrics.ended(outcome, self._estimates.fitted)
+        elif head.tries_next(Reason(outcome.reason)):
             self._metrics.passed_on.labels(outcome.tier.name).inc()
         else:
             self._metrics.demand.decided(outcome, outcome.reason == Reason.NEVER.value)
-            self._metrics.ended(outcome, self._learned.fitted)
+            self._metrics.ended(outcome, self._estimates.fitted)

@@ -30,7 +30,7 @@ from penstock_sidecar.mirror.prefix_index import SharedPrefix
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 
 
-class Count(NamedTuple):
+class EngineCount(NamedTuple):
     """Requests, and blocks of the KV cache."""
 
     requests: int
@@ -52,13 +52,13 @@ class HoldingMirror(ReplicaMirror):
     ) -> None:
         super().__init__(kv, limits, longer, speculation=speculation)
         self.slots = EngineSlots(limits.running, limits.running)
-        self._learned = LearnedPrefixes(self.prefixes, lambda: self.kv_tokens_total)
+        self._estimates = LearnedPrefixes(self.prefixes, lambda: self.kv_tokens_total)
         self._released: dict[RequestId, MirroredJob] = {}
         self._since_s = 0.0
-        self._others = Count(0, 0)
+        self._others = EngineCount(0, 0)
 
     @property
-    def inside(self) -> EngineJobs:
+    def in_engine(self) -> EngineJobs:
         """Requests that the engine has, and that have not ended."""
         jobs = [found.job for found in self._released.values()]
         return EngineJobs(
@@ -68,15 +68,15 @@ class HoldingMirror(ReplicaMirror):
         )
 
     @property
-    def drafts(self) -> bool:
+    def speculates(self) -> bool:
         """Whether the engine speculates, by the pool."""
         return self._speculation is not None
 
     @property
-    def count(self) -> Count:
+    def count(self) -> EngineCount:
         """How many requests the engine has, and blocks that they hold at most."""
-        sizes = [job.request.prompt_tokens + job.generated_tokens for job in self.inside.jobs]
-        return Count(len(sizes), sum(map(self._kv.blocks_for, sizes)))
+        sizes = [job.request.prompt_tokens + job.generated_tokens for job in self.in_engine.jobs]
+        return EngineCount(len(sizes), sum(map(self._kv.blocks_for, sizes)))
 
     def released(self, request_id: RequestId, now_s: float) -> None:
         """Note that a job goes to the engine."""
@@ -91,31 +91,31 @@ class HoldingMirror(ReplicaMirror):
     def _knows_cache(self) -> bool:
         return True
 
-    def caches(self, maybe: bool) -> None:
+    def set_prefix_caching(self, possible: bool) -> None:
         """Note whether the engine may have a prefix cache: then what it has is learned."""
-        self.prefixes.wanted = maybe
+        self.prefixes.wanted = possible
 
     def _cached_tokens(self, found: SharedPrefix, marks: PromptMarks) -> int:
-        return self._learned.cached_tokens(marks)
+        return self._estimates.cached_tokens(marks)
 
     def prompt_sent(self, request_id: RequestId, marks: PromptMarks) -> None:
         """Add an accepted request's prompt."""
-        self._learned.sent(request_id, marks)
+        self._estimates.sent(request_id, marks)
         super().prompt_sent(request_id, marks)
 
     def answered(self, request_id: RequestId, usage: EngineUsage) -> None:
         """Learn from the engine's counts of a whole answer."""
-        self._learned.answered(request_id, usage)
+        self._estimates.answered(request_id, usage)
 
     def lose_reports(self) -> None:
         """Forget what the engine had: it is gone."""
         super().lose_reports()
-        self._learned.lose()
+        self._estimates.lose()
 
     def forget(self, request_id: RequestId) -> Job | None:
         """Drop a job that has ended. Returns it as last known."""
         self._released.pop(request_id, None)
-        self._learned.ended(request_id)
+        self._estimates.ended(request_id)
         return super().forget(request_id)
 
     def promote(self, request_ids: Collection[RequestId]) -> None:
@@ -137,28 +137,28 @@ class HoldingMirror(ReplicaMirror):
         """Note that the engine had no room for one more request beside those it has."""
         self.slots = self.slots.refused(len(self._released))
 
-    def engine_load(self, load: EngineLoad | None, before: Count, after: Count) -> None:
+    def engine_load(self, load: EngineLoad | None, before: EngineCount, after: EngineCount) -> None:
         """Take in the engine's load, and how many requests it had from here before and after it was asked."""
         if load is None:
-            self.slots, self._others = self.slots.relaxed(), Count(0, 0)
+            self.slots, self._others = self.slots.relaxed(), EngineCount(0, 0)
         else:
             self._kv = load.kv or self._kv  # another size after a restart
             self.slots = self.slots.reported(load.running, load.waiting)
             blocks = ceil(load.kv_used * self._kv.total_blocks)
-            self._others = Count(
+            self._others = EngineCount(
                 max(load.running + load.waiting - max(before.requests, after.requests), 0),
                 max(blocks - max(before.blocks, after.blocks), 0),
             )
         self._snapshot = None
 
-    def held(self, now_s: float, model: TimeModel) -> ReplicaView:
-        """Return the held requests as waiting, before an engine whose own requests are `inside`."""
+    def held_view(self, now_s: float, model: TimeModel) -> ReplicaView:
+        """Return the held requests as waiting, before an engine whose own requests are `in_engine`."""
         others, blocks = self._others
         total = max(self._kv.total_blocks - blocks, 0)
         waiting = tuple(found.job for key, found in self._accepted.items() if key not in self._released)
         return ReplicaView(
             now_s=now_s,
-            busy_until_s=self._busy_until(now_s, self.inside.decodes, model),
+            busy_until_s=self._busy_until(now_s, self.in_engine.decodes, model),
             running=(),
             waiting=waiting,
             kv=KvCache(total, total, self._kv.block_tokens),
@@ -169,4 +169,4 @@ class HoldingMirror(ReplicaMirror):
 
     def view(self, now_s: float, model: TimeModel) -> ReplicaView:
         """Return the replica as admission plans with it."""
-        return planning_view(self.held(now_s, model), self.inside)
+        return planning_view(self.held_view(now_s, model), self.in_engine)

@@ -29,10 +29,10 @@ from penstock_runtime.prompt_marks import PromptMarks
 from penstock_sidecar.mirror.prefix_index import PrefixIndex
 from penstock_sidecar.mirror.prompt_uses import KnownPrefix, PromptUses
 
-KEPT_AT_FIRST = 0.9
+INITIAL_KEPT_SHARE = 0.9
 """Share of the KV cache that is taken to be kept until more is known: running answers have the rest."""
 
-RESET = 0.25
+RESET_SHARE = 0.25
 """Share of `keeps_tokens` below which a missing prompt means a reset."""
 
 GROWTH = 2
@@ -43,10 +43,10 @@ LEARNING_RATE = 0.1
 FULL_WEIGHT_TOKENS = 1024
 """Tokens of a prefix from which its share has full weight: blocks are small beside it."""
 
-FOUND = 0.9
+FOUND_SHARE = 0.9
 """Share of a prefix from which it counts as found: tokens of its parts are estimates."""
 
-MOST_SILENT = 64
+MOST_UNINFORMATIVE = 64
 """Answers that say nothing of cached tokens, after which prompts are not compared any more."""
 
 
@@ -91,8 +91,8 @@ class LearnedPrefixes:
         self._index, self._kv_tokens = index, kv_tokens
         self.keeps_tokens = 0
         self._uses, self._share = PromptUses(), _Share()
-        self._silent = self._block_tokens = 0
-        self._has_missed = False
+        self._uninformative = self._block_tokens = 0
+        self._missed_before = False
         self._sent: dict[RequestId, _Sent] = {}
         self._counted: dict[RequestId, _Counted] = {}
 
@@ -117,8 +117,8 @@ class LearnedPrefixes:
     def answered(self, request_id: RequestId, usage: EngineUsage) -> None:
         """Learn from a whole answer."""
         if usage.cached_tokens is None:
-            self._silent += 1
-            self._index.wanted = self._index.used or self._silent < MOST_SILENT
+            self._uninformative += 1
+            self._index.wanted = self._index.used or self._uninformative < MOST_UNINFORMATIVE
             return
         self._index.used = True
         self._block_tokens = gcd(self._block_tokens, usage.cached_tokens)
@@ -141,23 +141,23 @@ class LearnedPrefixes:
         """Correct what the cache keeps by what was found of a prompt, and by what was not."""
         next_tokens = cached_tokens + max(self._block_tokens, 1)  # a block more was not found
         found = bisect_left(known.tokens, next_tokens)
-        missing = bisect_left(known.tokens, next_tokens / FOUND)
+        missing = bisect_left(known.tokens, next_tokens / FOUND_SHARE)
         if cached_tokens and found:
-            self._raise(known.depths[found - 1])
+            self._raise_kept(known.depths[found - 1])
         if missing == len(known.tokens):
             tokens = known.tokens[-1]
             self._share.observe(min(cached_tokens / max(tokens, 1), 1.0), tokens)
-        elif not found and known.depths[missing] <= self.keeps_tokens * RESET:
+        elif not found and known.depths[missing] <= self.keeps_tokens * RESET_SHARE:
             self.lose()
         else:
-            self._has_missed = True
+            self._missed_before = True
             self.keeps_tokens = min(self.keeps_tokens, known.depths[missing] - 1)
 
-    def _raise(self, depth: int) -> None:
+    def _raise_kept(self, depth: int) -> None:
         """Learn that the cache keeps so many tokens."""
-        if not self._kv_tokens() and not self._has_missed:
+        if not self._kv_tokens() and not self._missed_before:
             depth *= GROWTH
-        first_tokens = int(self._kv_tokens() * KEPT_AT_FIRST)
+        first_tokens = int(self._kv_tokens() * INITIAL_KEPT_SHARE)
         self.keeps_tokens = max(self.keeps_tokens or first_tokens, depth)
 
     def _whole_blocks(self, tokens: int) -> int:

@@ -8,11 +8,11 @@ from penstock_core.forecast.overdue import Where
 
 from penstock_sidecar.mirror.report_rows import Row
 from penstock_sidecar.mirror.reported_job import (
-    computed_whole,
-    moved,
+    advanced,
     with_cached,
+    with_longer_prediction,
     with_prompt,
-    within_prediction,
+    without_cached_prefix,
 )
 
 
@@ -20,29 +20,29 @@ from penstock_sidecar.mirror.reported_job import (
 class MirroredJob:
     """A job of this replica, as the last reports show it.
 
-    seen: number of the last report that has it, 0 for none.
+    last_report: number of the last report that has it, 0 for none.
     thinking_tokens: length of its thinking, once the answer proper has begun.
     times_s: when each of its tokens was reported; None where these times are not needed.
-    ran: number of the last report in which it held memory, 0 for none.
+    last_running_report: number of the last report in which it held memory, 0 for none.
     progressed_s: when it was sent, or last made progress.
     """
 
     job: Job
-    seen: int = 0
+    last_report: int = 0
     passed_tokens: int = 0
     prompt_known: bool = False
     thinking_tokens: int = 0
     times_s: list[float] | None = None
-    ran: int = 0
+    last_running_report: int = 0
     progressed_s: float = 0.0
 
     def report(self, row: Row, number: int, now_s: float, longer: Callable[[Job], int]) -> None:
         """Take in its row of the report of this number."""
-        self.seen = number
-        job = self.job = computed_whole(self.job)  # what was cached of it was then
+        self.last_report = number
+        job = self.job = without_cached_prefix(self.job)  # what was cached of it was then
         known = job.computed_tokens, job.generated_tokens, job.best_effort
         if known != (row.computed_tokens, row.generated_tokens, row.best_effort):
-            self.job = within_prediction(moved(job, row, now_s), longer)
+            self.job = with_longer_prediction(advanced(job, row, now_s), longer)
             self.progressed_s = now_s
             if self.times_s is not None:
                 self.times_s += [now_s] * (row.generated_tokens - len(self.times_s))
@@ -64,15 +64,15 @@ class MirroredJob:
         self.job = with_prompt(self.job, prompt_tokens)
         return prompt_tokens
 
-    def where_reported(self, last: int, *, named_all: bool) -> Where:
+    def where_reported(self, last: int, *, lists_all_waiting: bool) -> Where:
         """Return where it is by reports.
 
-        last: number of the last one. named_all: whether that had room for all that wait.
+        last: number of the last one. lists_all_waiting: whether that had room for all that wait.
         """
-        if not self.seen:
-            return Where.COMING if named_all else Where.QUEUED
-        reported, decodes = self.seen == last, self.job.generated_tokens > 0
-        queued = reported and not (self.ran == last and decodes)
+        if not self.last_report:
+            return Where.COMING if lists_all_waiting else Where.QUEUED
+        reported, decodes = self.last_report == last, self.job.generated_tokens > 0
+        queued = reported and not (self.last_running_report == last and decodes)
         return Where.QUEUED if queued else Where.RUNNING  # one that reports have no more is about to end
 
     def where_inferred(self, *, shows_output: bool) -> Where:

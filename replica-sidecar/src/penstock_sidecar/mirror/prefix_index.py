@@ -63,7 +63,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self.used = self.wanted = False
         self.reported = ReportedPrefixes()
-        self._as_of, self._block_tokens = ("", 0), 0
+        self._cache_version, self._block_tokens = ("", 0), 0
         self._known: OrderedDict[RequestId, _Known] = OrderedDict()  # the least recently served first
         self._by_key: dict[int, RequestId] = {}
         self._marks = 0
@@ -86,11 +86,11 @@ class PrefixIndex:
 
     def take(self, report: StepReport, lost: int) -> None:
         """Take in a report. lost: reports before it that did not come: what they said is not known."""
-        as_of = report.engine_instance, report.cache_resets
-        if lost or as_of != self._as_of:
+        cache_version = report.engine_instance, report.cache_resets
+        if lost or cache_version != self._cache_version:
             self.forget_cached()
         self.used = self.wanted = report.caches_prefixes
-        self._as_of = as_of
+        self._cache_version = cache_version
         self._block_tokens = report.block_tokens
         for prompt in report.cached_prompts:
             self._reported(prompt.request_id, prompt.prompt_tokens, prompt.cached_tokens, prompt.held_tokens)
@@ -106,7 +106,7 @@ class PrefixIndex:
         if (prompt_tokens, cached_tokens) == (known.prompt_tokens, known.cached_tokens):
             return
         if cached_tokens and not known.cached_tokens:
-            self._find_by_marks(request_id, known)
+            self._index_marks(request_id, known)
         known.prompt_tokens, known.cached_tokens = prompt_tokens, cached_tokens
         self._report(request_id, known)
 
@@ -114,13 +114,13 @@ class PrefixIndex:
         """Note what is likely cached of a served prompt. It is found although nothing of it is."""
         known = self._known.get(request_id)
         if known is not None and (not known.prompt_tokens or (cached_tokens and not known.cached_tokens)):
-            self._find_by_marks(request_id, known)
+            self._index_marks(request_id, known)
         if known is not None:
             known.prompt_tokens, known.cached_tokens = prompt_tokens, min(cached_tokens, prompt_tokens)
             known.held_tokens = known.cached_tokens
             self._report(request_id, known)
 
-    def _find_by_marks(self, request_id: RequestId, known: _Known) -> None:
+    def _index_marks(self, request_id: RequestId, known: _Known) -> None:
         self._by_key.update({mark.key: request_id for mark in known.marks.marks})
         self._known.move_to_end(request_id)
 
@@ -132,10 +132,10 @@ class PrefixIndex:
 
     def _report(self, request_id: RequestId, known: _Known) -> None:
         """Report to routers what is cached of a prompt; all of it, if less than one block is missing."""
-        there_tokens = known.cached_tokens + max(self._block_tokens, 1) if known.cached_tokens else 0
+        reported_tokens = known.cached_tokens + max(self._block_tokens, 1) if known.cached_tokens else 0
         marks = known.marks.marks
         sized = [(marks[at].key, _tokens_within(known, marks[at].size)) for at in reported_marks(known.marks)]
-        self.reported.report(request_id, tuple([key for key, tokens in sized if tokens <= there_tokens]))
+        self.reported.report(request_id, tuple([key for key, tokens in sized if tokens <= reported_tokens]))
 
     def longest(self, marks: PromptMarks) -> SharedPrefix | None:
         """Return the longest prefix that an earlier prompt shares; None without any."""

@@ -47,7 +47,7 @@ from penstock_sidecar.mirror.decode_steps import MOST_STEPS, DecodeRows
 from penstock_sidecar.mirror.mirrored_job import MirroredJob
 from penstock_sidecar.mirror.prefix_index import PrefixIndex, SharedPrefix
 from penstock_sidecar.mirror.report_rows import Row, chunks_of, rows_of, shared_of, speculation_of
-from penstock_sidecar.mirror.reported_job import computed_whole, foreign, within_prediction
+from penstock_sidecar.mirror.reported_job import foreign_job, with_longer_prediction, without_cached_prefix
 
 
 class ReplicaMirror:
@@ -72,7 +72,7 @@ class ReplicaMirror:
         speculation: Speculation | None = None,
     ) -> None:
         self._kv, self._longer, self._silence_s = kv, longer, silence_s
-        self._allowed = self._limits = limits
+        self._pool_limits = self._limits = limits
         self._speculation = speculation
         self.prefixes = PrefixIndex()
         self._accepted: dict[RequestId, MirroredJob] = {}
@@ -82,11 +82,11 @@ class ReplicaMirror:
         self._chunks: dict[RequestId, int] = {}
         self._shared: SharedPrefixes | None = None  # of the last report
         self._decodes: DecodeRows | None = None  # of the last report, if the next may only continue it
-        self._ends_s: list[float] = []  # of steps that only decoded, not yet in the jobs
+        self._decode_ends_s: list[float] = []  # of steps that only decoded, not yet in the jobs
         self.last_received_s = float("-inf")
-        self._in_step_s = float("-inf")  # when the engine was last known to be in step with us
+        self._synced_s = float("-inf")  # when the engine was last known to be in step with us
         self._busy_until_s, self._step_s = float("-inf"), 0.0  # end and duration of the step in progress
-        self._live, self._named_all = False, True
+        self._live, self._lists_all_waiting = False, True
         self.checks_tickets = False
         self._snapshot: Snapshot | None = None
 
@@ -106,7 +106,7 @@ class ReplicaMirror:
         prompt_known: its prompt was counted, not estimated. timed: `token_times_s` will be called.
         """
         if not self._accepted:
-            self._in_step_s = max(self._in_step_s, now_s)  # an idle engine sends no report
+            self._synced_s = max(self._synced_s, now_s)  # an idle engine sends no report
         times_s: list[float] | None = [] if timed else None
         self._accepted[job.request.id] = MirroredJob(
             job, prompt_known=prompt_known, times_s=times_s, progressed_s=now_s
@@ -120,19 +120,19 @@ class ReplicaMirror:
 
     def candidate(self, job: Job, marks: PromptMarks) -> Job:
         """Return a new job as admission plans it: what the engine has cached of its prompt is computed."""
-        job, found = computed_whole(job), self.prefixes.longest(marks) if self._knows_cache else None
+        job, found = without_cached_prefix(job), self.prefixes.longest(marks) if self._knows_cache else None
         if found is None:
             return job
         cached_tokens = min(self._cached_tokens(found, marks), job.request.prompt_tokens - 1)
         blocks = cached_tokens // self._kv.block_tokens
-        held = found.held_tokens // self._kv.block_tokens if self._runs(found.request_id) else 0
+        held = found.held_tokens // self._kv.block_tokens if self._is_running(found.request_id) else 0
         holder = found.request_id if held else None
         return with_cached_prefix(job, blocks * self._kv.block_tokens, max(blocks - held, 0), holder)
 
-    def _runs(self, request_id: RequestId) -> bool:
+    def _is_running(self, request_id: RequestId) -> bool:
         """Return whether a request holds its blocks, as of the last report."""
         found = self._accepted.get(request_id)
-        return found is not None and found.ran == self._reports
+        return found is not None and found.last_running_report == self._reports
 
     def _cached_tokens(self, found: SharedPrefix, marks: PromptMarks) -> int:
         """Return the tokens of a prompt that are cached, of which `found` is known."""
@@ -147,7 +147,7 @@ class ReplicaMirror:
 
     def forget(self, request_id: RequestId) -> Job | None:
         """Drop a job that has ended. Returns it as last known."""
-        self._settle()
+        self._apply_decode_steps()
         self._decodes = None
         found = self._accepted.pop(request_id, None)
         self._snapshot = None
@@ -163,7 +163,7 @@ class ReplicaMirror:
         if found is None:
             return False
         if self._live:
-            return self._runs(request_id) or found.job.generated_tokens > 0
+            return self._is_running(request_id) or found.job.generated_tokens > 0
         return not shows_output or found.job.generated_tokens > 0
 
     def signs(self, request_id: RequestId, shows_output: bool) -> Signs | None:
@@ -171,12 +171,12 @@ class ReplicaMirror:
 
         shows_output: whether its answer is seen as it is generated.
         """
-        self._settle()
+        self._apply_decode_steps()
         found = self._accepted.get(request_id)
         if found is None:
             return None
         if self._live:
-            where = found.where_reported(self._reports, named_all=self._named_all)
+            where = found.where_reported(self._reports, lists_all_waiting=self._lists_all_waiting)
         else:
             where = found.where_inferred(shows_output=shows_output)
         return Signs(where, found.progressed_s, self.last_received_s)
@@ -195,7 +195,7 @@ class ReplicaMirror:
         new_tokens = found.passed_tokens - job.generated_tokens
         if new_tokens > 0:
             job = advance(job, job.pending_tokens + new_tokens - 1, new_tokens, now_s)
-            found.job = within_prediction(job, self._longer)
+            found.job = with_longer_prediction(job, self._longer)
             self._snapshot = None
 
     def tokens_out(self, request_id: RequestId) -> int:
@@ -203,7 +203,7 @@ class ReplicaMirror:
         found = self._accepted.get(request_id)
         reported = found is not None and self._live and self._speculation is not None
         if reported:
-            self._settle()
+            self._apply_decode_steps()
         return found.job.generated_tokens if found is not None and reported else 0
 
     def token_times_s(self, request_id: RequestId, tokens: int, ended_s: float) -> list[float]:
@@ -211,7 +211,7 @@ class ReplicaMirror:
 
         The tokens of its last iteration are in no report: it has ended by then.
         """
-        self._settle()
+        self._apply_decode_steps()
         found = self._accepted.get(request_id)
         if found is None or found.times_s is None or not self._live:
             return []
@@ -220,9 +220,9 @@ class ReplicaMirror:
         seen_s = found.times_s[:tokens]
         return seen_s + [ended_s] * (tokens - len(seen_s))
 
-    def thinking_over(self, request_id: RequestId, thinking_tokens: int, now_s: float) -> None:
+    def thinking_ended(self, request_id: RequestId, thinking_tokens: int, now_s: float) -> None:
         """Note that a job's thinking has ended by the tokens that passed, unless a report has shown it."""
-        self._settle()
+        self._apply_decode_steps()
         found = self._accepted.get(request_id)
         if found is not None and not found.thinking_tokens:
             found.end_thinking(thinking_tokens, now_s)
@@ -237,57 +237,57 @@ class ReplicaMirror:
         """Take in a report. Returns jobs whose true prompt length it shows."""
         self._live, self._snapshot = True, None
         self.checks_tickets = report.checks_tickets
-        self.last_received_s = self._in_step_s = now_s
+        self.last_received_s = self._synced_s = now_s
         self._step_s = report.next_duration_s
         self._busy_until_s = now_s + self._step_s
         if report.kv_blocks_total:
             self._kv = KvCache(report.kv_blocks_total, report.kv_blocks_free, report.block_tokens)
         if report.most_running:
-            self._limits = _within(self._allowed, report)
+            self._limits = _within(self._pool_limits, report)
         if report.HasField("drafting"):
             self._speculation = speculation_of(report.drafting)
         decodes = DecodeRows.of(report)
         if self._only_decoded(decodes):
             self._decodes = decodes
-            self._ends_s.append(now_s)
+            self._decode_ends_s.append(now_s)
             return []
-        self._settle()
+        self._apply_decode_steps()
         self._reports += 1
         rows = [self._row(row, now_s) for row in rows_of(report)]
         self._running, self._waiting = rows[: report.running], rows[report.running :]
         for found in self._running:
-            found.ran = self._reports
+            found.last_running_report = self._reports
         self._chunks, self._shared = chunks_of(report), shared_of(report)
         own = all([row.prompt_known and row.job.request.id in self._accepted for row in rows])
         self._decodes = decodes if own else None
-        self._named_all = report.waiting <= len(self._waiting)
-        if not self._named_all:
-            self._keep_unnamed()
+        self._lists_all_waiting = report.waiting <= len(self._waiting)
+        if not self._lists_all_waiting:
+            self._assume_unlisted_wait()
         return list(self._revealed())
 
     def check(self, now_s: float) -> bool:
         """Return whether reports are current. Where a working engine has fallen silent they are dropped."""
-        due_s = max(self._in_step_s, self._busy_until_s) + self._silence_s
-        if self._live and now_s > due_s and any(map(self._placed, self._accepted.values())):
+        due_s = max(self._synced_s, self._busy_until_s) + self._silence_s
+        if self._live and now_s > due_s and any(map(self._is_in_engine, self._accepted.values())):
             self.lose_reports()
         return self._live
 
     def lose_reports(self) -> None:
         """Drop the last report: the engine is gone, or silent."""
-        self._settle()
+        self._apply_decode_steps()
         self._decodes = None
         self._live, self._snapshot, self._shared = False, None, None
         self._running, self._waiting, self._chunks = [], [], {}
         self._busy_until_s, self._step_s = float("-inf"), 0.0
         self.prefixes.forget_cached()
         for found in self._accepted.values():
-            found.job = computed_whole(found.job)
+            found.job = without_cached_prefix(found.job)
 
     def view(self, now_s: float, model: TimeModel) -> ReplicaView:
         """Return the replica as admission plans with it."""
         self.check(now_s)
-        self._settle()
-        running, waiting = self._places()
+        self._apply_decode_steps()
+        running, waiting = self._running_and_waiting()
         free = self._kv.free_blocks if self._live else self._blocks_left(running)
         kv = KvCache(self._kv.total_blocks, free, self._kv.block_tokens)
         view = ReplicaView(
@@ -311,23 +311,23 @@ class ReplicaMirror:
     def _only_decoded(self, decodes: DecodeRows | None) -> bool:
         """Return whether a report's rows are those of the last one, after a step that only decoded."""
         last = self._decodes
-        if last is None or decodes is None or len(self._ends_s) >= MOST_STEPS:
+        if last is None or decodes is None or len(self._decode_ends_s) >= MOST_STEPS:
             return False
         return decodes == last.after_one_step()
 
-    def _settle(self) -> None:
+    def _apply_decode_steps(self) -> None:
         """Advance jobs by the steps that only decoded."""
-        ends_s = self._ends_s
+        ends_s = self._decode_ends_s
         if not ends_s:
             return
-        running, self._ends_s = self._running, []
+        running, self._decode_ends_s = self._running, []
         for found, job in zip(running, after_each([one.job for one in running], ends_s), strict=True):
-            found.job = within_prediction(job, self._longer)
+            found.job = with_longer_prediction(job, self._longer)
             found.progressed_s = max(found.progressed_s, ends_s[-1])
             if found.times_s is not None:
                 found.times_s += ends_s
 
-    def _places(self) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
+    def _running_and_waiting(self) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
         accepted = self._accepted.values()
         if not self._live:
             jobs = [found.job for found in accepted]
@@ -335,23 +335,23 @@ class ReplicaMirror:
                 tuple(job for job in jobs if job.generated_tokens),
                 tuple(job for job in jobs if not job.generated_tokens),
             )
-        coming = [found.job for found in accepted if not found.seen]
+        unreported = [found.job for found in accepted if not found.last_report]
         running, waiting = ([row.job for row in rows] for rows in (self._running, self._waiting))
-        return tuple(running), (*waiting, *coming)
+        return tuple(running), (*waiting, *unreported)
 
-    def _placed(self, found: MirroredJob) -> bool:
-        return not self._live or found.seen in (0, self._reports)
+    def _is_in_engine(self, found: MirroredJob) -> bool:
+        return not self._live or found.last_report in (0, self._reports)
 
-    def _keep_unnamed(self) -> None:
+    def _assume_unlisted_wait(self) -> None:
         """Treat jobs that the report does not name as waiting: it has no room for all that wait."""
         for found in self._accepted.values():
-            if found.seen < self._reports:
-                found.seen = 0
+            if found.last_report < self._reports:
+                found.last_report = 0
 
     def _row(self, row: Row, now_s: float) -> MirroredJob:
         found = self._accepted.get(row.request_id)
         if found is None:
-            return MirroredJob(foreign(row, now_s), seen=self._reports, prompt_known=True)
+            return MirroredJob(foreign_job(row, now_s), last_report=self._reports, prompt_known=True)
         found.report(row, self._reports, now_s, self._longer)
         return found
 

@@ -27,7 +27,7 @@ class Row(NamedTuple):
     unheld_blocks: int = 0
 
 
-def is_sound(report: StepReport) -> bool:
+def is_valid(report: StepReport) -> bool:
     """Return whether planning can use it: durations are finite and not negative, blocks have a size."""
     times_s = (report.next_duration_s, report.prefill_work, report.drafting.acceptance)
     memory = report.block_tokens > 0 and report.kv_blocks_free <= report.kv_blocks_total
@@ -38,13 +38,13 @@ def rows_of(report: StepReport) -> Iterator[Row]:
     """Return its requests, in the engine's order."""
     columns = (report.request_ids, report.computed_tokens, report.generated_tokens, report.best_effort)
     cached = (
-        _of_waiting(report.cached_tokens, report.running),
-        _of_waiting(report.unheld_blocks, report.running),
+        _waiting_column(report.cached_tokens, report.running),
+        _waiting_column(report.unheld_blocks, report.running),
     )
     return map(Row, *columns, report.thinking_tokens or repeat(0), *cached)
 
 
-def _of_waiting(column: Sequence[int], running: int) -> Iterator[int]:
+def _waiting_column(column: Sequence[int], running: int) -> Iterator[int]:
     """Return a column that only waiting rows have, for all rows."""
     return chain(repeat(0, running), column, repeat(0))
 

@@ -15,7 +15,7 @@ FOREIGN_TIER = "direct"
 """Tier of requests that reached the engine past this sidecar."""
 
 
-def moved(job: Job, row: Row, now_s: float) -> Job:
+def advanced(job: Job, row: Row, now_s: float) -> Job:
     """Return the job with the progress that a report shows."""
     new_tokens = max(row.generated_tokens - job.generated_tokens, 0)
     changed = advance(job, row.computed_tokens - job.computed_tokens, new_tokens, now_s)
@@ -26,7 +26,7 @@ def moved(job: Job, row: Row, now_s: float) -> Job:
     return changed
 
 
-def within_prediction(job: Job, longer: Callable[[Job], int]) -> Job:
+def with_longer_prediction(job: Job, longer: Callable[[Job], int]) -> Job:
     """Return the job with a longer predicted length if it has outrun its prediction."""
     if job.output_tokens > job.generated_tokens + 1:
         return job
@@ -34,7 +34,7 @@ def within_prediction(job: Job, longer: Callable[[Job], int]) -> Job:
     return job._replace(output_tokens=min(max(longer(job), job.generated_tokens + 1), bound))
 
 
-def computed_whole(job: Job) -> Job:
+def without_cached_prefix(job: Job) -> Job:
     """Return the job with nothing of it cached."""
     if job.unheld_blocks is None:
         return job
@@ -54,7 +54,7 @@ def with_prompt(job: Job, prompt_tokens: int) -> Job:
     return job._replace(request=replace(job.request, prompt_tokens=prompt_tokens))
 
 
-def foreign(row: Row, now_s: float) -> Job:
+def foreign_job(row: Row, now_s: float) -> Job:
     """Return a job for a request sent past this sidecar, as far as the report shows it."""
     prompt_tokens = max(row.computed_tokens + 1 - row.generated_tokens, 1)
     left_tokens = row.generated_tokens + 1

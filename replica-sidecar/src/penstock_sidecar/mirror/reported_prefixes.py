@@ -91,5 +91,5 @@ class ReportedPrefixes:
 def reported_marks(marks: PromptMarks) -> list[int]:
     """Return the indices of a prompt's marks that are reported where they are cached, in ascending order."""
     last = len(marks.marks) - 1
-    doubled = [(1 << power) - 1 for power in range(max(last, 0).bit_length() + 1)]
-    return [*[at for at in doubled if at < last], *([last] if last >= 0 else [])]
+    powers = [(1 << power) - 1 for power in range(max(last, 0).bit_length() + 1)]
+    return [*[at for at in powers if at < last], *([last] if last >= 0 else [])]

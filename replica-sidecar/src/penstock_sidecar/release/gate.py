@@ -22,9 +22,9 @@ from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.metrics import EngineLoad
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.holding_mirror import HoldingMirror
-from penstock_sidecar.release.pacemaker import Pacemaker
+from penstock_sidecar.release.step_timer import StepTimer
+from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.faults import Faults
-from penstock_sidecar.requests.learned import Learned
 
 log = structlog.get_logger()
 
@@ -36,55 +36,55 @@ class ReleaseGate:
         self,
         policy: Policy[Any],
         mirror: HoldingMirror,
-        learned: Learned,
+        estimates: Estimates,
         *,
         bounds: Bounds,
         metrics: Metrics,
     ) -> None:
-        self._policy, self._mirror, self._learned = policy, mirror, learned
+        self._policy, self._mirror, self._estimates = policy, mirror, estimates
         self._bounds, self._metrics = bounds, metrics
         metrics.engine_slots.set(mirror.slots.most)
         self._faults = Faults(metrics.faults)
-        self._pacemaker = Pacemaker(mirror, learned, metrics)
+        self._step_timer = StepTimer(mirror, estimates, metrics)
         self._memory = policy.start()
         self._window = ReleaseWindow(lead_s=bounds.lead_s)
-        self._turns: dict[str, asyncio.Future[None]] = {}
-        self._together: dict[str, tuple[str, ...]] = {}  # all keys of a held request, by each of them
-        self._asking: asyncio.Handle | None = None
-        self._asking_at_s = 0.0
+        self._held: dict[str, asyncio.Future[None]] = {}
+        self._sequence_keys: dict[str, tuple[str, ...]] = {}  # all keys of a held request, by each of them
+        self._scheduled: asyncio.Handle | None = None
+        self._scheduled_at_s = 0.0
         self._next_s = float("-inf")
         self._failed = False
 
     def holds(self, key: str) -> bool:
         """Return whether a request is held."""
-        return key in self._turns
+        return key in self._held
 
     def hold(self, keys: tuple[str, ...]) -> None:
         """Hold a request that the mirror has accepted.
 
         Its answers enter together, with the first whose turn comes: they are one request at the engine.
         """
-        self._turns[keys[0]] = asyncio.get_running_loop().create_future()
-        self._together.update(dict.fromkeys(keys, keys))
-        self.ask()
+        self._held[keys[0]] = asyncio.get_running_loop().create_future()
+        self._sequence_keys.update(dict.fromkeys(keys, keys))
+        self.schedule_decision()
 
-    async def turn(self, key: str) -> None:
+    async def wait_for_turn(self, key: str) -> None:
         """Wait until a held request may enter the engine."""
-        if (turn := self._turns.get(key)) is not None:
-            await turn
+        if (released := self._held.get(key)) is not None:
+            await released
 
     def passed(self, key: str, tokens: int, now_s: float) -> None:
         """Note tokens of a request that have passed towards its client."""
-        self._pacemaker.passed(key, tokens, now_s)
-        self.ask()
+        self._step_timer.passed(key, tokens, now_s)
+        self.schedule_decision()
 
     def ended(self, key: str, engine_full: bool) -> None:
         """Note that a request has ended, held or not. engine_full: the engine had no room for it."""
-        for one in self._together.get(key, ()):
-            del self._together[one]
-        if self._turns.pop(key, None) is None and engine_full:
+        for sequence_key in self._sequence_keys.get(key, ()):
+            del self._sequence_keys[sequence_key]
+        if self._held.pop(key, None) is None and engine_full:
             self._mirror.engine_full()
-        self.ask()
+        self.schedule_decision()
 
     async def refresh_load(self, load: Callable[[], Awaitable[EngineLoad | None]]) -> None:
         """Take the engine's own load into account, if it has one."""
@@ -92,52 +92,55 @@ class ReleaseGate:
         self._mirror.engine_load(await load(), before, self._mirror.count)
         self._metrics.engine_slots.set(self._mirror.slots.most)
 
-    def ask(self) -> None:
+    def schedule_decision(self) -> None:
         """Decide again: something has changed that may release a request."""
-        if self._turns:
-            self._ask_at(max(self._next_s, monotonic()))
+        if self._held:
+            self._schedule_at(max(self._next_s, monotonic()))
 
-    def _ask_at(self, at_s: float) -> None:
-        if self._asking is not None:
-            if self._asking_at_s <= at_s:
+    def _schedule_at(self, at_s: float) -> None:
+        if self._scheduled is not None:
+            if self._scheduled_at_s <= at_s:
                 return
-            self._asking.cancel()
-        self._asking_at_s = at_s
-        self._asking = asyncio.get_running_loop().call_later(max(at_s - monotonic(), 0.0), self._decide)
+            self._scheduled.cancel()
+        self._scheduled_at_s = at_s
+        self._scheduled = asyncio.get_running_loop().call_later(max(at_s - monotonic(), 0.0), self._decide)
 
     def _decide(self) -> None:
-        self._asking = None
-        if not self._turns:
+        self._scheduled = None
+        if not self._held:
             return
         now_s = monotonic()
         with self._faults.within("gate"):
-            self._give_turns(now_s)
+            self._release_held(now_s)
         took_s = monotonic() - now_s
-        self._next_s = now_s + max(self._bounds.ask_s, took_s / self._bounds.ask_share)
+        self._next_s = now_s + max(
+            self._bounds.shortest_release_interval_s, took_s / self._bounds.release_share
+        )
         self._metrics.release.observe(took_s)
-        self._metrics.held.set(len(self._turns))
-        if self._turns:
-            self._ask_at(max(self._next_s, now_s + self._bounds.ask_again_s))
+        self._metrics.held.set(len(self._held))
+        if self._held:
+            self._schedule_at(max(self._next_s, now_s + self._bounds.longest_release_interval_s))
 
-    def _give_turns(self, now_s: float) -> None:
+    def _release_held(self, now_s: float) -> None:
         decided = self._decided(now_s)
         self._memory = decided.memory
         self._mirror.promote(decided.promote)
         for key in decided.released:
-            if (keys := self._together.get(key)) is None:  # it entered with another answer of its request
+            keys = self._sequence_keys.get(key)
+            if keys is None:  # already released with another answer of the same request
                 continue
-            for one in keys:
-                del self._together[one]
-                self._mirror.released(one, now_s)
-            self._turns.pop(keys[0]).set_result(None)
+            for sequence_key in keys:
+                del self._sequence_keys[sequence_key]
+                self._mirror.released(sequence_key, now_s)
+            self._held.pop(keys[0]).set_result(None)
 
     def _decided(self, now_s: float) -> Release[Any]:
-        view, inside = self._mirror.held(now_s, self._learned.model), self._mirror.inside
+        view, in_engine = self._mirror.held_view(now_s, self._estimates.model), self._mirror.in_engine
         try:
-            return release(self._policy.step, view, inside, self._memory, self._window)
+            return release(self._policy.step, view, in_engine, self._memory, self._window)
         except Exception:
             self._metrics.release_failures.inc()
             if not self._failed:
                 log.exception("release decision failed; where it does, requests enter in order of arrival")
             self._failed = True
-            return release(in_order_of_arrival, view, inside, self._policy.start(), self._window)
+            return release(in_order_of_arrival, view, in_engine, self._policy.start(), self._window)

@@ -11,9 +11,9 @@ from penstock_core.forecast.snapshot import Snapshot
 
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
+from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.gate import Gate
-from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 
 UNUSED_S = VALID_S + 2.0
@@ -32,13 +32,13 @@ class AcceptedRequests:
     def __init__(
         self,
         mirror: ReplicaMirror,
-        learned: Learned,
+        estimates: Estimates,
         gate: Gate,
         *,
         metrics: Metrics,
         faults: Faults,
     ) -> None:
-        self._mirror, self._learned, self._gate = mirror, learned, gate
+        self._mirror, self._estimates, self._gate = mirror, estimates, gate
         self._metrics, self._faults = metrics, faults
         self._requests: dict[str, ReplicaRequest] = {}
         self._best_effort: set[str] = set()
@@ -82,13 +82,13 @@ class AcceptedRequests:
         """Learn how long a request's prompt is, as the engine reports it."""
         request = self._requests.get(key)
         if request is not None and request.body is not None and request.body.prompts == 1:
-            self._learned.prompt(request.body, prompt_tokens)
+            self._estimates.prompt(request.body, prompt_tokens)
             request.prompt_reported = True
 
     def return_waiting(self) -> None:
         """Return requests that the engine has not begun: another replica serves them sooner than a drain."""
         for request in list(self._requests.values()):
-            if request.state is State.WAITING and not self._begun(request):
+            if request.state is State.WAITING and not self._is_begun(request):
                 self._metrics.returned.inc()
                 with self._faults.of(request, "drain"):
                     request.returned()
@@ -138,7 +138,7 @@ class AcceptedRequests:
         for request in list(self._requests.values()):
             request.cancelled()
 
-    def _begun(self, request: ReplicaRequest) -> bool:
+    def _is_begun(self, request: ReplicaRequest) -> bool:
         """Return whether the engine computes a request, as far as is known."""
         if self._gate.holds(request.key):
             return False
@@ -184,11 +184,11 @@ class AcceptedRequests:
         usage, body, job = request.usage, request.body, request.job
         assert usage is not None and body is not None and job is not None
         if not request.prompt_reported and body.prompts == 1:
-            self._learned.prompt(body, usage.prompt_tokens)
+            self._estimates.prompt(body, usage.prompt_tokens)
         answer_tokens = usage.completion_tokens // request.sequences
-        self._learned.answer(job.request, usage.prompt_tokens // body.prompts, answer_tokens)
+        self._estimates.answer(job.request, usage.prompt_tokens // body.prompts, answer_tokens)
         if isinstance(request.verdict, Admitted):
-            self._learned.judged(_met_slo(request, job.request.targets), request.last_s)
+            self._estimates.judged(_met_slo(request, job.request.targets), request.last_s)
 
 
 def _met_slo(request: ReplicaRequest, targets: Targets) -> bool:

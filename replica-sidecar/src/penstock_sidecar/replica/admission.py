@@ -10,15 +10,15 @@ from penstock_core.domain.verdict import BestEffort, Rejected, Verdict
 from penstock_runtime.clock import monotonic
 
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.frames.messages import verdict_words
+from penstock_sidecar.frames.messages import verdict_labels
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.replica.accepted_requests import AcceptedRequests
 from penstock_sidecar.replica.admission_queue import AdmissionQueue
 from penstock_sidecar.replica.serving import ServiceState
+from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.forwarding import Forwarder
-from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 from penstock_sidecar.requests.tickets import Tickets
 
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 class AdmissionController:
     """Decides requests in groups, and hands those that are accepted to the forwarder.
 
-    accepted_some: called after a turn in which requests were accepted.
+    on_accepted: called after a turn in which requests were accepted.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class AdmissionController:
         forwarder: Forwarder,
         *,
         tickets: Tickets,
-        learned: Learned,
+        estimates: Estimates,
         state: ServiceState,
         metrics: Metrics,
         faults: Faults,
         bounds: Bounds,
-        accepted_some: Callable[[], None],
+        on_accepted: Callable[[], None],
     ) -> None:
-        self._policy, self._state, self._mirror, self._learned = policy, state, mirror, learned
+        self._policy, self._state, self._mirror, self._estimates = policy, state, mirror, estimates
         self._accepted, self._forwarder, self._tickets = accepted, forwarder, tickets
         self._metrics, self._faults, self._bounds = metrics, faults, bounds
-        self._accepted_some = accepted_some
+        self._on_accepted = on_accepted
         self._queue = AdmissionQueue(self._decide, bounds)
 
     @property
@@ -66,9 +66,9 @@ class AdmissionController:
 
         It is forwarded, unless its router gets a ticket and sends it to the engine itself.
         """
-        word, reason = verdict_words(verdict)
-        self._metrics.verdicts(request.tier, word, reason).inc()
-        log.debug(word, request=request.request_id, tier=request.tier, reason=reason)
+        label, reason = verdict_labels(verdict)
+        self._metrics.verdicts(request.tier, label, reason).inc()
+        log.debug(label, request=request.request_id, tier=request.tier, reason=reason)
         if isinstance(verdict, Rejected):
             request.decided(verdict)
             return
@@ -89,7 +89,7 @@ class AdmissionController:
             if request.sequences > 1:
                 self._decide_together([request])
         if len(self._accepted) > before:
-            self._accepted_some()
+            self._on_accepted()
 
     def _decide_together(self, candidates: Sequence[ReplicaRequest]) -> None:
         """Decide by one plan. Where planning fails, each is planned alone, and those that fail alone end."""
@@ -108,7 +108,7 @@ class AdmissionController:
             with self._faults.of(request, "verdict"):
                 self.give_verdict(request, verdict)
 
-    def _see_cached(self, request: ReplicaRequest) -> None:
+    def _update_cached(self, request: ReplicaRequest) -> None:
         """Count what the engine has cached of a prompt, which may have changed since it was read."""
         if request.job is not None and request.body is not None:
             request.job = self._mirror.candidate(request.job, request.body.marks)
@@ -116,12 +116,12 @@ class AdmissionController:
     def _verdicts(self, candidates: Sequence[ReplicaRequest]) -> Sequence[Verdict]:
         """Return a verdict for each of several requests for one answer, or for one request for several."""
         for request in candidates:
-            self._see_cached(request)
+            self._update_cached(request)
         jobs = [job for request in candidates for job in request.jobs]
         state, held = self._state, self._accepted
         admitted_state = AdmissionState(state.draining, state.engine_ready, held.sequences, held.best_effort)
         began_s = monotonic()
-        view = self._mirror.view(began_s, self._learned.admission_model(began_s))
+        view = self._mirror.view(began_s, self._estimates.admission_model(began_s))
         verdicts = decide(self._policy, view, jobs, admitted_state, self._bounds.in_flight_limits)
         self._metrics.planned(monotonic() - began_s)
         if len(verdicts) != len(jobs):

@@ -37,20 +37,20 @@ class AdmissionQueue:
     def add(self, request: ReplicaRequest) -> None:
         """Queue a request, which gets its verdict when the loop turns."""
         if not self._waiting:
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._decide_waiting)
         self._waiting.append(request)
 
-    def _turn(self) -> None:
-        until_s = self._clock_s() + self._bounds.deciding_s
+    def _decide_waiting(self) -> None:
+        until_s = self._clock_s() + self._bounds.decision_burst_s
         try:
             while self._waiting and self._clock_s() < until_s:
-                self._group()
+                self._decide_group()
         finally:
             if self._waiting:
-                self._loop.call_soon(self._turn)
+                self._loop.call_soon(self._decide_waiting)
 
-    def _group(self) -> None:
-        size = min(len(self._waiting), self._bounds.admitted_together)
+    def _decide_group(self) -> None:
+        size = min(len(self._waiting), self._bounds.decided_together)
         group = [self._waiting.popleft() for _ in range(size)]
         candidates = [request for request in group if request.state is State.DECIDING]
         if candidates:

@@ -14,9 +14,9 @@ from penstock_sidecar.mirror.prefix_index import PrefixIndex
 from penstock_sidecar.replica.admission import AdmissionController
 from penstock_sidecar.replica.serving import ServiceState, Serving
 from penstock_sidecar.requests.client_body import ClientBody, check_context, read_body
+from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.job import check_times, job_of
-from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 
 
@@ -27,14 +27,14 @@ class SubmitIntake:
         self,
         serving: Serving,
         state: ServiceState,
-        learned: Learned,
+        estimates: Estimates,
         admission: AdmissionController,
         prefixes: PrefixIndex,
         *,
         faults: Faults,
         bounds: Bounds,
     ) -> None:
-        self._serving, self._state, self._learned = serving, state, learned
+        self._serving, self._state, self._estimates = serving, state, estimates
         self._admission, self._faults, self._bounds = admission, faults, bounds
         self._prefixes = prefixes
         self._reader = ThreadPoolExecutor(1, "bodies")
@@ -45,7 +45,7 @@ class SubmitIntake:
         with self._faults.of(request, "submit"):
             if self._admission.waiting + len(self._reading) >= self._bounds.requests:
                 self._admission.give_verdict(request, Rejected(Reason.QUEUE_FULL))
-            elif len(submit.body) > self._bounds.read_at_once_bytes:
+            elif len(submit.body) > self._bounds.inline_body_bytes:
                 task = asyncio.create_task(self._take_long(request, submit))
                 self._reading.add(task)
                 task.add_done_callback(self._reading.discard)
@@ -93,7 +93,7 @@ class SubmitIntake:
             submit,
             body,
             tier,
-            self._learned,
+            self._estimates,
             self._prefixes.longest(body.marks),
             key=request.key,
             context_tokens=self._state.max_model_len,

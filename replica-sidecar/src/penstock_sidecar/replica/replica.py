@@ -27,17 +27,17 @@ from penstock_sidecar.replica.intake import SubmitIntake
 from penstock_sidecar.replica.router_answers import RouterAnswers
 from penstock_sidecar.replica.serving import ServiceState, Serving
 from penstock_sidecar.replica.session import Session
+from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.forwarding import Forwarder
 from penstock_sidecar.requests.gate import Gate, OpenGate
-from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.requests.replica_request import Owner, ReplicaRequest
 from penstock_sidecar.requests.tickets import Tickets
 
 log = structlog.get_logger()
 
 
-def _nothing(*_: object) -> None:
+def _ignore(*_: object) -> None:
     """Do nothing."""
 
 
@@ -54,33 +54,33 @@ class Replica:
         self,
         serving: Serving,
         mirror: ReplicaMirror,
-        learned: Learned,
+        estimates: Estimates,
         engine: EngineClient,
         *,
         metrics: Metrics,
         bounds: Bounds,
         gate: Gate | None = None,
         tickets: Tickets | None = None,
-        engine_lost: Callable[[], None] = _nothing,
-        serves_changed: Callable[[bool], None] = _nothing,
+        engine_lost: Callable[[], None] = _ignore,
+        serves_changed: Callable[[bool], None] = _ignore,
     ) -> None:
         self._tiers = serving.tiers
-        self._mirror, self._learned = mirror, learned
+        self._mirror, self._estimates = mirror, estimates
         self._metrics, self._bounds = metrics, bounds
         self._engine_lost, self._serves_changed = engine_lost, serves_changed
         self._now_s = monotonic  # the loop's own clock counts milliseconds and stops within a turn
         self._ticked_s = self._now_s()
-        self._boot, self._numbers = os.urandom(3).hex(), count(1)
+        self._key_prefix, self._numbers = os.urandom(3).hex(), count(1)
         self._last_snapshot = wire.Snapshot()
         self._sessions: dict[Session, None] = {}  # in the order in which they came
         metrics.cached_tokens.set_function(mirror.prefixes.cached_tokens)
-        self._reported = 0  # changes of cached prefixes, at the last tick
+        self._reported_changes = 0  # changes of cached prefixes, at the last tick
         self._drained = asyncio.Event()
         self.state = ServiceState(serving.max_model_len)
         self._faults = Faults(metrics.faults)
         gate = OpenGate() if gate is None else gate
         tickets = Tickets() if tickets is None else tickets
-        self.accepted = AcceptedRequests(mirror, learned, gate, metrics=metrics, faults=self._faults)
+        self.accepted = AcceptedRequests(mirror, estimates, gate, metrics=metrics, faults=self._faults)
         self._forwarder = Forwarder(
             engine,
             mirror,
@@ -97,18 +97,18 @@ class Replica:
             self.accepted,
             self._forwarder,
             tickets=tickets,
-            learned=learned,
+            estimates=estimates,
             state=self.state,
             metrics=metrics,
             faults=self._faults,
             bounds=bounds,
-            accepted_some=self._spread,
+            on_accepted=self._send_burst_snapshots,
         )
         self._router_answers = RouterAnswers(
             mirror, self._forwarder, metrics=metrics, faults=self._faults, engine_lost=engine_lost
         )
         self._intake = SubmitIntake(
-            serving, self.state, learned, admission, mirror.prefixes, faults=self._faults, bounds=bounds
+            serving, self.state, estimates, admission, mirror.prefixes, faults=self._faults, bounds=bounds
         )
 
     @property
@@ -132,7 +132,7 @@ class Replica:
 
     def submit(self, submit: wire.Submit, owner: Owner) -> ReplicaRequest:
         """Take a request in. It has ended on return where it cannot be served at all."""
-        key = f"{self._boot}-{next(self._numbers)}"
+        key = f"{self._key_prefix}-{next(self._numbers)}"
         request = ReplicaRequest(submit, key, owner, self._ended, self._now_s())
         self._intake.take(request, submit)
         return request
@@ -203,11 +203,11 @@ class Replica:
             if self.accepted.end_overdue(self._load(now_s), now_s, self._bounds.silence_s):
                 self._engine_lost()
         else:  # an idle engine teaches nothing, and what was learned ages
-            self._learned.rest(now_s - self._ticked_s)
-            self._metrics.time_scale.set(self._learned.model.scale)
+            self._estimates.age(now_s - self._ticked_s)
+            self._metrics.time_scale.set(self._estimates.model.scale)
         self._ticked_s = now_s
-        if self._mirror.prefixes.reported.count != self._reported:
-            self._reported = self._mirror.prefixes.reported.count
+        if self._mirror.prefixes.reported.count != self._reported_changes:
+            self._reported_changes = self._mirror.prefixes.reported.count
             self.report_prefixes()
         self._metrics.load(self._load(now_s), self.unfinished, self.state.engine_ready, self.state.draining)
         for session in self._sessions:
@@ -218,7 +218,7 @@ class Replica:
         for session in self._sessions:
             session.outbox.send_within(self._bounds.prefixes_s)
 
-    def reported(self) -> None:
+    def send_progress(self) -> None:
         """Send progress to routers that read answers at the engine, which get no frames with output."""
         for session in self._sessions:
             if session.direct:
@@ -237,11 +237,11 @@ class Replica:
         return self._load(self._now_s())
 
     def _load(self, now_s: float) -> Snapshot:
-        return self._mirror.snapshot(now_s, self._learned.admission_model(now_s))
+        return self._mirror.snapshot(now_s, self._estimates.admission_model(now_s))
 
-    def _spread(self) -> None:
+    def _send_burst_snapshots(self) -> None:
         """Send all routers a snapshot with the new requests, before they decide by an old one."""
-        within_s = self._bounds.spread_s * len(self._sessions)
+        within_s = self._bounds.burst_snapshot_s * len(self._sessions)
         for session in self._sessions:
             session.outbox.send_within(within_s)
 

@@ -60,7 +60,7 @@ class RouterAnswers:
             if answer.state == wire.ANSWER_STATE_BEGUN and request.state is State.WAITING:
                 request.begun_at_router(monotonic())
             if answer.thinking_tokens:
-                self._mirror.thinking_over(request.key, answer.thinking_tokens, monotonic())
+                self._mirror.thinking_ended(request.key, answer.thinking_tokens, monotonic())
             if answer.state in self._ends:
                 outcome, act = self._ends[answer.state]
                 self._metrics.direct(outcome).inc()

@@ -30,7 +30,7 @@ LAST_FRAME_S = 1.0
 """Time for the frame that is being written when a session ends."""
 
 
-class BadRouter(Exception):
+class ProtocolError(Exception):
     """The router broke the protocol; the message says how."""
 
 
@@ -53,7 +53,7 @@ class Session:
     async def run(self, frames: AsyncIterator[wire.RouterFrame], write: Write) -> None:
         """Run until the router ends it or falls behind, or `close` was called and everything is written.
 
-        Raises BadRouter. Afterwards `outbox.behind` is set if the router has fallen behind.
+        Raises ProtocolError. Afterwards `outbox.behind` is set if the router has fallen behind.
         """
         reading = asyncio.create_task(self._read(frames))
         writing = asyncio.create_task(self._write(write))
@@ -64,7 +64,7 @@ class Session:
         try:
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             ended = reading.done() and not reading.cancelled()
-            if ended and isinstance(error := reading.exception(), BadRouter):
+            if ended and isinstance(error := reading.exception(), ProtocolError):
                 raise error
         finally:
             await self._end(writing, parts)
@@ -104,7 +104,7 @@ class Session:
 
     def _take(self, submit: wire.Submit) -> None:
         if submit.id in self._requests:
-            raise BadRouter(f"submit id {submit.id} is in use")
+            raise ProtocolError(f"submit id {submit.id} is in use")
         request = self._submit(submit, self)
         if not request.ended:
             self._requests[submit.id] = request
@@ -129,5 +129,5 @@ class Session:
 
 def _log_error(part: asyncio.Task[object]) -> None:
     """Log what ended a part of a session. As a callback: gRPC may cancel the call that awaits the parts."""
-    if not part.cancelled() and (error := part.exception()) and not isinstance(error, BadRouter):
+    if not part.cancelled() and (error := part.exception()) and not isinstance(error, ProtocolError):
         log.warning("session failed", error=repr(error))

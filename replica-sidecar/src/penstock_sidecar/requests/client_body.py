@@ -27,7 +27,7 @@ STREAM_OPTIONS = "stream_options"
 ASKS_IDS = b',"return_token_ids":true}'
 """End of a body to which a router has added a request for token ids, so that its stream can move."""
 
-OUR_FIELDS = "penstock_"
+PENSTOCK_FIELDS = "penstock_"
 """Prefix of fields that only the sidecar writes: a client cannot give itself an SLO."""
 
 XARGS_BYTES = 1 << 16
@@ -92,8 +92,11 @@ class ClientBody:
         if not raw_text:
             return self._with(STREAM_OPTIONS, {"include_usage": True})
         options = {} if raw_text == b"null" else _object(raw_text)
-        asks = options is None or bytes(options.get("include_usage", b"null")) not in (b"null", b"false")
-        if options is None or asks or len(self.raw) > REWRITTEN_BYTES:
+        requests_usage = options is None or bytes(options.get("include_usage", b"null")) not in (
+            b"null",
+            b"false",
+        )
+        if options is None or requests_usage or len(self.raw) > REWRITTEN_BYTES:
             return None
         fields = _object(self.raw) or {}
         return msgspec.json.encode({**fields, STREAM_OPTIONS: {**options, "include_usage": True}})
@@ -200,12 +203,12 @@ def _decoded(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
     except msgspec.ValidationError as error:
         raw_text = str(error)
         param = _PART.sub("", found[1]) if (found := _PATH.search(raw_text)) else ""
-        what = _PATH.sub("", raw_text)
+        reason = _PATH.sub("", raw_text)
         if not param:
-            raise _bad(None, f"the body must be a JSON object: {what}") from None
-        raise _bad(param, f"'{param}' is wrong: {what}") from None
+            raise _invalid(None, f"the body must be a JSON object: {reason}") from None
+        raise _invalid(param, f"'{param}' is wrong: {reason}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _bad(None, f"the body is not JSON: {error}") from None
+        raise _invalid(None, f"the body is not JSON: {error}") from None
 
 
 def _object(raw: bytes) -> dict[str, Raw] | None:
@@ -216,13 +219,13 @@ def _object(raw: bytes) -> dict[str, Raw] | None:
         return None
 
 
-def _bad(param: str | None, message: str) -> ApiError:
+def _invalid(param: str | None, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_value")
 
 
 def _messages(body: _Chat) -> _Prompt:
     if isinstance(body.messages, UnsetType):
-        raise _bad("messages", "'messages' must be a list of at least one message")
+        raise _invalid("messages", "'messages' must be a list of at least one message")
     texts = sum(_content_bytes(message.content, index) for index, message in enumerate(body.messages))
     tools = bytes(body.tools)
     return _Prompt(None, texts + (0 if tools == b"null" else len(tools)))
@@ -244,7 +247,7 @@ def _text(raw: bytes, where: str) -> str:
     try:
         return _TEXT.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _bad(where, f"'{where}' is not valid Unicode") from None
+        raise _invalid(where, f"'{where}' is not valid Unicode") from None
 
 
 def _prompt(raw: Raw) -> _Prompt:
@@ -257,19 +260,19 @@ def _prompt(raw: Raw) -> _Prompt:
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
             continue
     kinds = "text, a list of token ids (whole numbers, 0 or more), or a list of either"
-    raise _bad("prompt", f"'prompt' must be {kinds}, and not empty")
+    raise _invalid("prompt", f"'prompt' must be {kinds}, and not empty")
 
 
 def _xargs(raw: Raw) -> Mapping[str, Raw]:
     """Return the client's own. Engines take only scalars there, so a long one is a mistake."""
     raw_text = bytes(raw)
     if len(raw_text) > XARGS_BYTES:
-        raise _bad(XARGS, f"'{XARGS}' has {len(raw_text)} bytes; there may be {XARGS_BYTES} at most")
+        raise _invalid(XARGS, f"'{XARGS}' has {len(raw_text)} bytes; there may be {XARGS_BYTES} at most")
     if raw_text in (b"", b"null"):
         return {}
     if (own := _object(raw_text)) is None:
-        raise _bad(XARGS, f"'{XARGS}' must be an object")
-    return {name: value for name, value in own.items() if not name.startswith(OUR_FIELDS)}
+        raise _invalid(XARGS, f"'{XARGS}' must be an object")
+    return {name: value for name, value in own.items() if not name.startswith(PENSTOCK_FIELDS)}
 
 
 def _ids(raw: bytes) -> _Prompt:
@@ -292,4 +295,6 @@ def _sequences(body: _Fields, prompts: int, most: int) -> int:
     if prompts * each <= most:
         return prompts * each
     param = name if each > 1 else "prompt"
-    raise _bad(param, f"'{param}' asks for {prompts * each} answers; a request may ask for {most} at most")
+    raise _invalid(
+        param, f"'{param}' asks for {prompts * each} answers; a request may ask for {most} at most"
+    )

@@ -31,7 +31,7 @@ log = structlog.get_logger()
 FULL = frozenset({429, 503})
 """Statuses by which an engine says that it has no room: the next replica may have."""
 
-NOT_UNDERSTOOD = frozenset({400, 422})
+BODY_REFUSED = frozenset({400, 422})
 """Statuses by which an engine says that it cannot read a body."""
 
 
@@ -39,7 +39,7 @@ class CutShort(Exception):
     """The engine closed an answer that was not whole."""
 
 
-class NotUnderstood(Exception):
+class BodyRefused(Exception):
     """The engine refused a body that asks for more than the client's own, which may be understood."""
 
 
@@ -94,7 +94,7 @@ class Forwarder:
     async def _forward(self, request: ReplicaRequest) -> None:
         with self._faults.of(request, "forwarding"):
             assert request.body is not None
-            await self._gate.turn(request.key)
+            await self._gate.wait_for_turn(request.key)
             try:
                 await self._send_and_read(request, request.body)
             except EngineGone as gone:
@@ -115,26 +115,26 @@ class Forwarder:
             fields = slo_fields(request, request.verdict, now_s)
             await self._send(request, body.with_fields(fields | self._tickets.field(request, fields, now_s)))
             return
-        tries = self._tries(body)
-        for number, attempt in enumerate(tries):
+        bodies = self._bodies(body)
+        for number, attempt in enumerate(bodies):
             strip = UsageStrip() if attempt.usage else None
             try:
-                await self._send(request, attempt.body, strip, last=attempt is tries[-1])
-            except NotUnderstood:
+                await self._send(request, attempt.body, strip, last=attempt is bodies[-1])
+            except BodyRefused:
                 continue
             if number and request.state is State.FINISHED:
-                self._note_refused(tries[number - 1], attempt)
+                self._note_refused(bodies[number - 1], attempt)
             return
 
-    def _tries(self, body: ClientBody) -> list["EngineBody"]:
+    def _bodies(self, body: ClientBody) -> list["EngineBody"]:
         """Return bodies to send, each where the one before it is refused. The client's own is the last."""
         own, engine = body.without_ids(), self._engine
-        tries: list[EngineBody] = []
+        bodies: list[EngineBody] = []
         for one in [body, own] if body.asks_ids and engine.takes_token_ids else [own]:
             usage = one.asking_usage() if engine.takes_stream_options else None
             if usage is not None or one is not own:
-                tries.append(EngineBody(usage or one.raw, ids=one is not own, usage=usage is not None))
-        return [*tries, EngineBody(own.raw)]
+                bodies.append(EngineBody(usage or one.raw, ids=one is not own, usage=usage is not None))
+        return [*bodies, EngineBody(own.raw)]
 
     def _note_refused(self, refused: "EngineBody", taken: "EngineBody") -> None:
         """Ask this engine no more for what makes the difference."""
@@ -146,7 +146,7 @@ class Forwarder:
     async def _send(
         self, request: ReplicaRequest, body: bytes, strip: UsageStrip | None = None, *, last: bool = True
     ) -> None:
-        """Send a body once. The request has ended on return. Raises NotUnderstood unless it is the `last`.
+        """Send a body once. The request has ended on return. Raises BodyRefused unless it is the `last`.
 
         strip: takes out of the stream what `body` asks for beyond the client's own.
         """
@@ -155,8 +155,8 @@ class Forwarder:
                 request.engine_full()
                 return
             if answer.status != 200:
-                if not last and answer.status in NOT_UNDERSTOOD:
-                    raise NotUnderstood
+                if not last and answer.status in BODY_REFUSED:
+                    raise BodyRefused
                 request.engine_refused(answer.status, await answer.whole(self._answer_bytes))
                 return
             read = self._stream(request, answer, strip) if answer.streamed else self._whole(request, answer)
@@ -176,7 +176,7 @@ class Forwarder:
                 self._pass_on(request, passed, tokens)
             if thinks and count.thinking_tokens:
                 thinks = False
-                self._mirror.thinking_over(request.key, count.thinking_tokens, request.last_s)
+                self._mirror.thinking_ended(request.key, count.thinking_tokens, request.last_s)
 
         await answer.each(receive)
         if not count.done:

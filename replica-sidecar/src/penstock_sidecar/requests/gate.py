@@ -12,7 +12,7 @@ class Gate(Protocol):
     def holds(self, key: str) -> bool:
         """Return whether the request with this first key is held."""
 
-    async def turn(self, key: str) -> None:
+    async def wait_for_turn(self, key: str) -> None:
         """Wait until the request with this first key may enter the engine."""
 
     def passed(self, key: str, tokens: int, now_s: float) -> None:
@@ -32,7 +32,7 @@ class OpenGate:
         """Return False."""
         return False
 
-    async def turn(self, key: str) -> None:
+    async def wait_for_turn(self, key: str) -> None:
         """Return at once."""
 
     def passed(self, key: str, tokens: int, now_s: float) -> None:

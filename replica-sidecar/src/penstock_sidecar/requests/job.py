@@ -10,7 +10,7 @@ from penstock_runtime.openai_errors import ApiError
 
 from penstock_sidecar.mirror.prefix_index import SharedPrefix
 from penstock_sidecar.requests.client_body import ClientBody
-from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.estimates import Estimates
 
 NO_BOUND_TOKENS = 8192
 """Planned length of an answer without a bound by the client or the engine."""
@@ -20,7 +20,7 @@ def job_of(
     submit: wire.Submit,
     body: ClientBody,
     tier: Tier,
-    learned: Learned,
+    estimates: Estimates,
     prefix: SharedPrefix | None = None,
     *,
     key: str,
@@ -33,18 +33,20 @@ def job_of(
     prefix: of its prompt, that an earlier one shares. context_tokens: the model\'s, 0 if unknown.
     delivery_s: kept back from its targets for delivery.
     """
-    prompt_tokens = learned.prompt_tokens(body, prefix)
+    prompt_tokens = estimates.prompt_tokens(body, prefix)
     request = Request(
         id=key,
         tier=tier.name,
         arrival_s=now_s - submit.spent_s,
         prompt_tokens=prompt_tokens,
         max_output_tokens=_output_bound(body, prompt_tokens, context_tokens),
-        targets=less(targets_of(submit, tier, learned.fitted.prefill_seconds(prompt_tokens)), delivery_s),
+        targets=less_delivery(
+            targets_of(submit, tier, estimates.fitted.prefill_seconds(prompt_tokens)), delivery_s
+        ),
         value=tier.value,
     )
     best_effort = tier.best_effort or submit.backup
-    return new_job(request, learned.output_tokens(request, 0), best_effort, learned.sure_tokens(request))
+    return new_job(request, estimates.output_tokens(request, 0), best_effort, estimates.sure_tokens(request))
 
 
 def check_times(submit: wire.Submit) -> None:
@@ -65,7 +67,7 @@ def targets_of(submit: wire.Submit, tier: Tier, idle_prefill_s: float) -> Target
     return slo.targets(idle_prefill_s)
 
 
-def less(targets: Targets, delivery_s: float) -> Targets:
+def less_delivery(targets: Targets, delivery_s: float) -> Targets:
     """Return the targets that the engine must meet. Delivery delays each token alike, so TPOT stays."""
     ttft_s = None if targets.ttft_s is None else targets.ttft_s - delivery_s
     e2e_s = None if targets.e2e_s is None else targets.e2e_s - delivery_s

@@ -178,11 +178,11 @@ class ReplicaRequest:
         event.engine_fields = engine_fields
         acts = rejected or engine_fields  # else the router waits for output
         self._owner.outbox.put(event, urgency=Urgency.IMMEDIATE if acts else Urgency.NONE)
-        self._happens(Event.REFUSED if rejected else Event.ACCEPTED)
+        self._transition(Event.REFUSED if rejected else Event.ACCEPTED)
 
     def begun_at_router(self, now_s: float) -> None:
         """Note that its router has something of the answer."""
-        self._happens(Event.OUTPUT)
+        self._transition(Event.OUTPUT)
         self.first_s = now_s
 
     def read_by_router(self, tokens: int, first_s: float, last_s: float) -> None:
@@ -197,7 +197,7 @@ class ReplicaRequest:
         """
         first = self.state is not State.STREAMING
         if first:
-            self._happens(Event.OUTPUT)
+            self._transition(Event.OUTPUT)
             self.first_s = now_s
         self.last_s = now_s
         self._seen_tokens += tokens
@@ -223,16 +223,16 @@ class ReplicaRequest:
             thinking_tokens=thinking_tokens,
             token_gaps_us=self._gaps_us(token_times_s),
         )
-        self._happens(Event.ENDED, event, urgency=Urgency.NONE if self.streams else Urgency.IMMEDIATE)
+        self._transition(Event.ENDED, event, urgency=Urgency.NONE if self.streams else Urgency.IMMEDIATE)
 
     def engine_refused(self, status: int, body: bytes) -> None:
         """End it: the engine answered with an error status."""
         failed = failed_event(self.id, wire.FAILURE_ENGINE_REFUSED, status, body)
-        self._happens(Event.ENGINE_REFUSED, failed, len(body))
+        self._transition(Event.ENGINE_REFUSED, failed, len(body))
 
     def engine_full(self) -> None:
         """End it: the engine has no room. The router tries the next replica, as after any rejection."""
-        self._happens(Event.REFUSED, verdict_event(self.id, Rejected(Reason.QUEUE_FULL)))
+        self._transition(Event.REFUSED, verdict_event(self.id, Rejected(Reason.QUEUE_FULL)))
 
     def engine_lost(self) -> None:
         """End it: the connection broke, or the engine does not answer any more."""
@@ -248,7 +248,7 @@ class ReplicaRequest:
 
     def cancelled(self) -> None:
         """End it without an event: its client or its router is gone."""
-        self._happens(Event.CANCELLED)
+        self._transition(Event.CANCELLED)
 
     async def closed(self) -> None:
         """Wait until its connection to the engine is closed."""
@@ -262,9 +262,9 @@ class ReplicaRequest:
         return [min(max(gap_us, 0), LONGEST_GAP_US) for gap_us in gaps_us]
 
     def _fail(self, event: Event, failure: wire.Failure.ValueType, error: ApiError) -> None:
-        self._happens(event, failed_event(self.id, failure, error.status, error.body()))
+        self._transition(event, failed_event(self.id, failure, error.status, error.body()))
 
-    def _happens(
+    def _transition(
         self,
         event: Event,
         answer: wire.Event | None = None,

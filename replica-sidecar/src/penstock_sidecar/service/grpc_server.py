@@ -19,13 +19,13 @@ STOP_GRACE_S = 1.0
 
 @contextlib.asynccontextmanager
 async def grpc_serving(
-    service: ReplicaService, health: Health, wanted: Address, tls: SidecarTls | None
+    service: ReplicaService, health: Health, requested: Address, tls: SidecarTls | None
 ) -> AsyncIterator[Address]:
     """Serve within the block. Yields the address. Raises StartError."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     replica_pb2_grpc.add_ReplicaServicer_to_server(service, server)
     health.add_to(server)
-    address = _bind(server, wanted, tls)
+    address = _bind(server, requested, tls)
     await server.start()
     try:
         yield address
@@ -33,14 +33,14 @@ async def grpc_serving(
         await server.stop(STOP_GRACE_S)
 
 
-def _bind(server: "grpc.aio.Server", wanted: Address, tls: SidecarTls | None) -> Address:
+def _bind(server: "grpc.aio.Server", requested: Address, tls: SidecarTls | None) -> Address:
     """Bind the server. The address is tried first, because gRPC's error has no cause."""
-    listen(wanted.host, wanted.port).close()
+    listen(requested.host, requested.port).close()
     try:
         if tls is None:
-            port = server.add_insecure_port(str(wanted))
+            port = server.add_insecure_port(str(requested))
         else:
-            port = server.add_secure_port(str(wanted), server_credentials(tls))
+            port = server.add_secure_port(str(requested), server_credentials(tls))
     except RuntimeError as error:
-        raise StartError(f"cannot listen on {wanted}: {error}") from None
-    return Address(wanted.host, port)
+        raise StartError(f"cannot listen on {requested}: {error}") from None
+    return Address(requested.host, port)

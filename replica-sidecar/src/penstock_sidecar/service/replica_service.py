@@ -19,8 +19,8 @@ from penstock_proto import replica_pb2_grpc
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.replica.replica import Replica
-from penstock_sidecar.replica.session import BadRouter
-from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.replica.session import ProtocolError
+from penstock_sidecar.requests.estimates import Estimates
 
 log = structlog.get_logger()
 
@@ -56,14 +56,14 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
         identity: Identity,
         replica: Replica,
         mirror: ReplicaMirror,
-        learned: Learned,
+        estimates: Estimates,
         metrics: Metrics,
         *,
         detokenize: Callable[[Sequence[int]], Awaitable[str | None]],
     ) -> None:
         self._detokenize = detokenize
         self._identity, self._replica, self._mirror = identity, replica, mirror
-        self._learned, self._metrics = learned, metrics
+        self._estimates, self._metrics = estimates, metrics
 
     async def Session(  # type: ignore[override]  # writes to the context, so that a cancel ends it in order
         self,
@@ -76,7 +76,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
             await session.run(request_iterator, context.write)
             if session.outbox.behind.is_set():
                 await self._end_behind(context)
-        except BadRouter as error:
+        except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._replica.close_session(session)
@@ -90,7 +90,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
             model=self._identity.model,
             max_model_len=self._replica.state.max_model_len,
             policy=self._identity.policy,
-            time_model_json=orjson.dumps(to_json(self._learned.fitted)).decode(),
+            time_model_json=orjson.dumps(to_json(self._estimates.fitted)).decode(),
             kv_tokens_total=self._mirror.kv_tokens_total,
             version=version("penstock-sidecar"),
             engine_ready=self._replica.state.engine_ready,

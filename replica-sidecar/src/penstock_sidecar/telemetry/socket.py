@@ -24,7 +24,7 @@ DATAGRAM_BYTES = 1 << 20
 BUFFER_BYTES = 4 << 20
 """Kernel buffer for waiting reports, capped at net.core.rmem_max."""
 
-TOGETHER = 64
+MOST_REPORTS = 64
 """Most reports read within one turn of the event loop."""
 
 
@@ -90,7 +90,7 @@ class TelemetrySocket:
     def _read(self) -> None:
         reports: list[StepReport] = []
         with contextlib.suppress(BlockingIOError):
-            while len(reports) < TOGETHER:
+            while len(reports) < MOST_REPORTS:
                 size = self._socket.recv_into(self._buffer)
                 with contextlib.suppress(DecodeError):  # its number will be missing, and counts as lost
                     reports.append(StepReport.FromString(bytes(self._buffer[:size])))

@@ -9,9 +9,9 @@ from penstock_runtime.clock import monotonic
 
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
-from penstock_sidecar.mirror.report_rows import is_sound
+from penstock_sidecar.mirror.report_rows import is_valid
+from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.faults import Faults
-from penstock_sidecar.requests.learned import Learned
 from penstock_sidecar.telemetry.policy_faults import PolicyFaults
 from penstock_sidecar.telemetry.socket import Continuity
 from penstock_sidecar.telemetry.whole_reports import WholeReports
@@ -23,7 +23,7 @@ SILENT_S = 30.0
 
 
 class StepReports:
-    """Feeds reports to `learned` and to the mirror.
+    """Feeds reports to `estimates` and to the mirror.
 
     path: of their socket, for the log.
     prompt_known: called with a request's key and its prompt's tokens, once a report shows them.
@@ -34,7 +34,7 @@ class StepReports:
     def __init__(
         self,
         mirror: ReplicaMirror,
-        learned: Learned,
+        estimates: Estimates,
         metrics: Metrics,
         prompt_known: Callable[[str, int], None],
         path: str = "",
@@ -43,21 +43,21 @@ class StepReports:
         applied: Callable[[], None] = lambda: None,
     ) -> None:
         self._path, self._applied = path, applied
-        self._mirror, self._learned, self._metrics = mirror, learned, metrics
+        self._mirror, self._estimates, self._metrics = mirror, estimates, metrics
         self._prompt_known, self._prefixes_changed = prompt_known, prefixes_changed
         self._now_s = monotonic
         self._continuity = Continuity()
         self._received_s, self._silent = monotonic(), False
         self._faults = Faults(metrics.faults)
-        self._wholes, self._policy_faults = WholeReports(), PolicyFaults(metrics.policy_faults)
+        self._complete_reports, self._policy_faults = WholeReports(), PolicyFaults(metrics.policy_faults)
 
     def receive(self, reports: Sequence[StepReport]) -> None:
         """Take in reports, oldest first. Each measures a step; the last one is the present state."""
-        sound = list(filter(is_sound, reports))
-        self._metrics.malformed.inc(len(reports) - len(sound))
-        if sound:
+        valid = list(filter(is_valid, reports))
+        self._metrics.malformed.inc(len(reports) - len(valid))
+        if valid:
             with self._faults.within("telemetry"):
-                self._receive(sound)
+                self._receive(valid)
 
     def _receive(self, reports: Sequence[StepReport]) -> None:
         self._received_s = self._now_s()
@@ -75,7 +75,7 @@ class StepReports:
             return
         if self._mirror.prefixes.reported.count != before:
             self._prefixes_changed()
-        whole = self._wholes.restored(last)
+        whole = self._complete_reports.restored(last)
         if whole is None:  # the report with its columns is lost: the next one with columns is complete
             self._metrics.lost.inc()
             return
@@ -105,7 +105,7 @@ class StepReports:
         lost = self._continuity.lost_before(report)
         self._metrics.reports.inc()
         self._metrics.lost.inc(lost)
-        self._wholes.keep(report)
+        self._complete_reports.keep(report)
         self._mirror.prefixes.take(report, lost)
         self._policy_faults.add(report)
         if known and known != report.engine_instance:
@@ -124,5 +124,5 @@ class StepReports:
         if not 0 < report.duration_s < float("inf"):  # 0: the engine was idle
             return
         work = BatchWork(report.tokens, report.context_tokens, report.prefill_work, report.spec_steps)
-        self._metrics.time_error.observe(self._learned.step(work, report.duration_s))
-        self._metrics.time_scale.set(self._learned.model.scale)
+        self._metrics.time_error.observe(self._estimates.step(work, report.duration_s))
+        self._metrics.time_scale.set(self._estimates.model.scale)

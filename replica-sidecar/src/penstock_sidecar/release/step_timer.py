@@ -10,7 +10,7 @@ from penstock_core.timing.time_model import BatchWork
 
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.holding_mirror import HoldingMirror
-from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.requests.estimates import Estimates
 
 TOKENS = 4
 """Tokens of one measurement. Engines rarely compute no prompt for longer."""
@@ -19,11 +19,11 @@ SILENT_S = 1.0
 """A decode without a token for this long is measured no more."""
 
 
-class Pacemaker:
+class StepTimer:
     """Measures decodes, and corrects the time model by them."""
 
-    def __init__(self, mirror: HoldingMirror, learned: Learned, metrics: Metrics) -> None:
-        self._mirror, self._learned, self._metrics = mirror, learned, metrics
+    def __init__(self, mirror: HoldingMirror, estimates: Estimates, metrics: Metrics) -> None:
+        self._mirror, self._estimates, self._metrics = mirror, estimates, metrics
         self._key = ""
         self._began_s = self._last_s = float("-inf")
         self._decode_batches: list[tuple[int, int]] = []  # decodes and their context, with each token
@@ -32,13 +32,15 @@ class Pacemaker:
         """Note tokens of a request that have passed towards its client, and that the mirror has."""
         if key != self._key and now_s - self._last_s < SILENT_S:
             return
-        inside = self._mirror.inside
-        alone = not inside.prefills and inside.since_s <= self._began_s
-        if key != self._key or tokens != 1 or not alone or self._mirror.drafts:
+        in_engine = self._mirror.in_engine
+        decodes_only = not in_engine.prefills and in_engine.since_s <= self._began_s
+        if key != self._key or tokens != 1 or not decodes_only or self._mirror.speculates:
             self._restart(key, now_s)
             return
         self._last_s = now_s
-        self._decode_batches.append((len(inside.decodes), sum(job.computed_tokens for job in inside.decodes)))
+        self._decode_batches.append(
+            (len(in_engine.decodes), sum(job.computed_tokens for job in in_engine.decodes))
+        )
         if len(self._decode_batches) == TOKENS:
             self._learn(now_s)
             self._restart(key, now_s)
@@ -53,6 +55,6 @@ class Pacemaker:
             round(sum(column) / TOKENS) for column in zip(*self._decode_batches, strict=True)
         )
         work = BatchWork(decodes, context_tokens)
-        error = self._learned.step(work, (now_s - self._began_s) / TOKENS)
+        error = self._estimates.step(work, (now_s - self._began_s) / TOKENS)
         self._metrics.time_error.observe(error)
-        self._metrics.time_scale.set(self._learned.model.scale)
+        self._metrics.time_scale.set(self._estimates.model.scale)

@@ -16,7 +16,7 @@ from penstock_sidecar.mirror.prefix_index import SharedPrefix
 from penstock_sidecar.requests.client_body import ClientBody
 
 
-class Learned:
+class Estimates:
     """Estimates, corrected as the engine is observed.
 
     fitted: the time model as the pool names it. Slowdowns refer to it: targets do not move with the engine.
@@ -45,7 +45,7 @@ class Learned:
         """Return the time model to admit with: slower if too few admitted requests meet their SLO."""
         return widened(self.model, self._margin, now_s)
 
-    def rest(self, seconds: float) -> None:
+    def age(self, seconds: float) -> None:
         """Age the correction: the engine has been idle for so long."""
         self._correct(rested(self._correction, seconds))
 
@@ -60,9 +60,9 @@ class Learned:
             return body.prompt_token_ids
         if prefix is None or not prefix.exact:
             return self._prompts.estimate(body.text_bytes, body.messages)
-        rest = 1 - prefix.share
-        rest_tokens = self._prompts.estimate(ceil(rest * body.text_bytes), ceil(rest * body.messages))
-        return prefix.tokens + rest_tokens * (rest > 0)
+        age = 1 - prefix.share
+        rest_tokens = self._prompts.estimate(ceil(age * body.text_bytes), ceil(age * body.messages))
+        return prefix.tokens + rest_tokens * (age > 0)
 
     def prompt(self, body: ClientBody, prompt_tokens: int) -> None:
         """Learn from a prompt's true length."""

@@ -5,20 +5,20 @@ from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.holding_mirror import HoldingMirror
-from penstock_sidecar.release.pacemaker import Pacemaker
-from penstock_sidecar.requests.learned import Learned
+from penstock_sidecar.release.step_timer import StepTimer
+from penstock_sidecar.requests.estimates import Estimates
 from prometheus_client import CollectorRegistry
 
 from tests.sidecar.conftest import MODEL
 
 
 class Engine:
-    """Decodes that run, and a pacemaker that gets their tokens."""
+    """Decodes that run, and a step timer that gets their tokens."""
 
     def __init__(self, decodes: int, speculation: Speculation | None = None) -> None:
-        self.learned = Learned(MODEL)
+        self.estimates = Estimates(MODEL)
         self.mirror = HoldingMirror(KvCache(1000, 1000, 16), Limits(), lambda _: 400, speculation)
-        self.pacemaker = Pacemaker(self.mirror, self.learned, Metrics(CollectorRegistry()))
+        self.step_timer = StepTimer(self.mirror, self.estimates, Metrics(CollectorRegistry()))
         self.keys = [f"d{i}" for i in range(decodes)]
         for key in self.keys:
             self.enters(key, 0.0)
@@ -30,12 +30,12 @@ class Engine:
     def iterates(self, now_s: float, tokens: int = 1) -> None:
         for key in self.keys:
             self.mirror.passed(key, tokens, now_s)
-            self.pacemaker.passed(key, tokens, now_s)
+            self.step_timer.passed(key, tokens, now_s)
 
     @property
     def step_s(self) -> float:
         """As it is planned to be, with some margin."""
-        return self.learned.model.seconds(BatchWork(len(self.keys)))
+        return self.estimates.model.seconds(BatchWork(len(self.keys)))
 
 
 def test_the_measured_time_of_an_engine_slower_than_its_model_is_used() -> None:
@@ -54,7 +54,7 @@ def test_step_times_are_not_learned_beside_prefill_or_from_merged_tokens() -> No
         merged.iterates(1.0 + step, tokens=3)
         drafting.iterates(1.0 + step)
     for engine in (beside, merged, drafting):
-        assert engine.learned.model is MODEL
+        assert engine.estimates.model is MODEL
 
 
 def test_another_decode_is_listened_to_where_the_first_has_ended() -> None:
@@ -64,4 +64,4 @@ def test_another_decode_is_listened_to_where_the_first_has_ended() -> None:
     engine.mirror.forget(gone)
     for step in range(20):
         engine.iterates(3.0 + 0.5 * step)
-    assert engine.learned.model is not MODEL
+    assert engine.estimates.model is not MODEL
