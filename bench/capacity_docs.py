@@ -71,11 +71,11 @@ def lead(rows: Rows) -> Lines:
     known, predicted, kernels = (versus(PARTS[name], rows) for name in LEADING)
     as_paper = as_in_paper(PREDICTED, rows)
     return [
-        f"- over the best of all other policies at their best, known lengths, exact timing: {times(known)}"
+        f"- over the best of all other policies, each tuned; known lengths, exact timing: {times(known)}"
         f"{with_distserve(known)}",
-        f"- the same, predicted lengths, measured timing: {times(predicted)}",
+        f"- the same with predicted lengths and measured timing: {times(predicted)}",
         f"- the same on engines with measured kernel tables: {times(kernels)}",
-        f"- over vLLM's scheduling without the drafter, as in the paper, predicted and measured: "
+        f"- over vLLM's scheduling without a drafter, as in the paper; predicted, measured: "
         f"{times(as_paper)}",
         *still_open(rows),
     ]
