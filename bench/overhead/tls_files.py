@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from penstock_operator.tls.credentials import StoredCredentials, renewed
+from penstock_operator.tls.credentials import StoredCredentials, renew_credentials
 
 SERVICE = "bench-replicas.default.svc"
 
@@ -44,7 +44,7 @@ class TlsFiles:
 def write_tls_files(folder: Path) -> TlsFiles:
     """Return a new pool's files, written to a new folder."""
     folder.mkdir()
-    made = renewed(
+    made = renew_credentials(
         StoredCredentials(), SERVICE, datetime.now(UTC), lambda: ec.generate_private_key(ec.SECP256R1())
     )
     (folder / "ca.crt").write_bytes(b"".join(authority.certificate for authority in made.authorities))

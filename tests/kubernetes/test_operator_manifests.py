@@ -11,10 +11,10 @@ from operating.process import IMAGES
 from operating.world import World, pool_document
 from penstock_operator.cluster.api_client import Api
 from penstock_operator.reconcile.actions import decide
-from penstock_operator.reconcile.desired_state import desired_state, owner_of, read
+from penstock_operator.reconcile.desired_state import desired_state, owner_of, parse_spec
 from penstock_operator.reconcile.reconciler import new_key
 from penstock_operator.settings import read_settings
-from penstock_operator.tls.credentials import StoredCredentials, renewed
+from penstock_operator.tls.credentials import StoredCredentials, renew_credentials
 from penstock_pool import Pool
 
 ROUTE = {"host": "chat.example", "kind": "HTTPRoute", "gateway": {"name": "public", "namespace": "edge"}}
@@ -78,15 +78,15 @@ async def test_every_object_is_valid_and_is_stored_unchanged(
     spec: dict[str, Any], tls: str, world: World, api: Api
 ) -> None:
     document = world.make("ServingPool", pool_document(**spec))
-    pool = read(document)
+    pool = parse_spec(document)
     assert isinstance(pool, Pool), pool
     settings = read_settings(IMAGES | {"PENSTOCK_TLS": tls})
     keys = (
-        renewed(StoredCredentials(), "chat-replicas.team.svc", datetime.now(UTC), new_key)
+        renew_credentials(StoredCredentials(), "chat-replicas.team.svc", datetime.now(UTC), new_key)
         if tls == "on"
         else None
     )
     planned = desired_state(pool, document, (), settings, keys)
-    assert planned.wanted is not None
-    made = [await api.apply(manifest, dry_run=True) for manifest in planned.wanted]
-    assert decide(planned.wanted, made, owner_of(document)) == ()
+    assert planned.objects is not None
+    made = [await api.apply(manifest, dry_run=True) for manifest in planned.objects]
+    assert decide(planned.objects, made, owner_of(document)) == ()

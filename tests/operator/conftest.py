@@ -10,7 +10,7 @@ from penstock_operator.manifests.manifest import Manifest, PoolOwner
 from penstock_operator.objects.pool_objects import desired
 from penstock_operator.objects.render_context import RenderFacts
 from penstock_operator.settings import OperatorSettings
-from penstock_operator.tls.credentials import Credentials, StoredCredentials, renewed
+from penstock_operator.tls.credentials import Credentials, StoredCredentials, renew_credentials
 from penstock_pool import Pool, parse_pool
 
 MakePool = Callable[..., Pool]
@@ -54,7 +54,7 @@ def settings() -> OperatorSettings:
 
 @pytest.fixture(scope="session")
 def credentials() -> Credentials:
-    return renewed(
+    return renew_credentials(
         StoredCredentials(),
         "llama-replicas.apps.svc",
         datetime(2026, 1, 1, tzinfo=UTC),

@@ -6,7 +6,7 @@ import pytest
 from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.manifests.names import Component
 from penstock_operator.manifests.pods import component_of, is_ready, pods_of
-from penstock_operator.status.diagnosis import Cause, PoolProblem, absence, diagnose
+from penstock_operator.status.diagnosis import Cause, PoolProblem, diagnose, missing_object
 
 NOW_S = 1_767_323_045.0  # 2026-01-02T03:04:05Z
 
@@ -244,9 +244,9 @@ def test_evicted_pod() -> None:
 
 
 def test_a_terminating_pod_is_not_read() -> None:
-    leaving = unscheduled("0/1 nodes are available")
-    leaving["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
-    assert problems(leaving) == []
+    namespace_terminating = unscheduled("0/1 nodes are available")
+    namespace_terminating["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+    assert problems(namespace_terminating) == []
 
 
 def test_one_line_for_many_pods_with_the_same_trouble() -> None:
@@ -255,7 +255,7 @@ def test_one_line_for_many_pods_with_the_same_trouble() -> None:
 
 
 def test_roots_come_first() -> None:
-    missing = absence(Ref("v1", "Secret", "team", "ide-keys"), "spec.applications[0].keys.secret")
+    missing = missing_object(Ref("v1", "Secret", "team", "ide-keys"), "spec.applications[0].keys.secret")
     found = diagnose([unscheduled("3 Insufficient nvidia.com/gpu")], [], [missing], NOW_S)
     assert [problem.cause for problem in found] == [Cause.SECRET_MISSING, Cause.GPU_MISSING]
     assert missing.message == (

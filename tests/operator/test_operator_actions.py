@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_operator.manifests.manifest import Manifest, PoolOwner, Ref, ref_of
 from penstock_operator.manifests.names import FIELD_MANAGER
-from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Conflict, Delete, LeftOut, decide
+from penstock_operator.reconcile.actions import (
+    Action,
+    ActionReason,
+    Apply,
+    Conflict,
+    Delete,
+    DroppedFields,
+    decide,
+)
 
 Want = Callable[..., dict[str, Manifest]]
 OURS = PoolOwner("llama", "apps", "uid-of-llama")
@@ -29,7 +37,7 @@ def words(actions: tuple[Action, ...]) -> list[tuple[str, str]]:
 
 
 def _ref(action: Action) -> Ref:
-    return ref_of(action.manifest) if isinstance(action, Apply | LeftOut) else action.ref
+    return ref_of(action.manifest) if isinstance(action, Apply | DroppedFields) else action.ref
 
 
 def test_where_nothing_is_everything_is_applied_in_order(want: Want) -> None:
@@ -78,7 +86,7 @@ def test_fields_dropped_by_the_api_server_are_reported_and_not_sent_again(want: 
     seen = {name: sent(each) for name, each in wanted.items()}
     del seen["Deployment/llama-router"]["spec"]["template"]["spec"]["containers"][0]["image"]
     assert decide(tuple(wanted.values()), list(seen.values()), OURS) == (
-        LeftOut(wanted["Deployment/llama-router"], ("spec.template.spec.containers[router].image",)),
+        DroppedFields(wanted["Deployment/llama-router"], ("spec.template.spec.containers[router].image",)),
     )
 
 
@@ -164,10 +172,10 @@ def test_objects_of_other_owners_are_not_deleted(want: Want, change: Callable[[A
 
 def test_an_object_that_is_being_deleted_is_awaited(want: Want) -> None:
     wanted = want()["Service/llama"]
-    leaving = stored(wanted)
-    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    leaving["spec"]["ports"] = []
-    assert decide([wanted], [leaving], OURS) == ()
+    namespace_terminating = stored(wanted)
+    namespace_terminating["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    namespace_terminating["spec"]["ports"] = []
+    assert decide([wanted], [namespace_terminating], OURS) == ()
 
 
 def test_pods_and_slices_of_the_same_label_are_none_of_its_business(want: Want) -> None:

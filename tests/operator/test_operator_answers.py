@@ -5,7 +5,7 @@ from copy import deepcopy
 
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component
-from penstock_operator.reconcile.execution import fields_left_out
+from penstock_operator.reconcile.execution import find_dropped_fields
 from penstock_operator.status.diagnosis import Cause
 
 Want = Callable[..., dict[str, Manifest]]
@@ -20,7 +20,7 @@ def test_a_field_that_the_server_drops_is_named_by_its_path(want: Want) -> None:
     made = deepcopy(requested)  # as a server without image volumes has it
     for volume in made["spec"]["template"]["spec"]["volumes"]:
         volume.pop("image", None)
-    problem = fields_left_out(requested, made)
+    problem = find_dropped_fields(requested, made)
     assert problem is not None
     assert (problem.cause, problem.component) == (Cause.API_REFUSED, Component.REPLICA)
     assert "spec.template.spec.volumes[model].image" in problem.message
@@ -30,4 +30,4 @@ def test_an_answer_with_all_that_was_asked_is_no_problem(want: Want) -> None:
     for manifest in want(**WEIGHTS).values():
         made = deepcopy(manifest)
         made["metadata"] |= {"uid": "u", "resourceVersion": "7"}
-        assert fields_left_out(manifest, made) is None
+        assert find_dropped_fields(manifest, made) is None

@@ -12,7 +12,7 @@ from clusterless.http_api import HttpApi
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.config.models import Cluster, User
-from penstock_operator.cluster.api_client import Api, ApiRefused, ApiUnreachable, found_access
+from penstock_operator.cluster.api_client import Api, ApiStatusError, ApiUnreachable, api_server_access
 from penstock_operator.cluster.kinds import EVENT, POD, POOL, ResourceKind
 from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.reconcile.reconciler import new_key
@@ -58,9 +58,9 @@ def asked(server: HttpApi, use: Callable[[Api], Awaitable[T]]) -> T:
     return asyncio.run(story())
 
 
-def refused(*answer: Any) -> ApiRefused:
+def refused(*answer: Any) -> ApiStatusError:
     """The exception of a request that is answered so."""
-    with pytest.raises(ApiRefused) as caught:
+    with pytest.raises(ApiStatusError) as caught:
         asked(HttpApi([answer]), lambda api: api.apply(MADE))
     return caught.value
 
@@ -74,7 +74,7 @@ def test_an_object_is_read_from_its_path() -> None:
 
 def test_an_object_that_is_not_there_is_none() -> None:
     assert asked(HttpApi([(404, {"reason": "NotFound"})]), lambda api: api.get(REF)) is None
-    with pytest.raises(ApiRefused):
+    with pytest.raises(ApiStatusError):
         asked(HttpApi([(403, {"reason": "Forbidden"})]), lambda api: api.get(REF))
 
 
@@ -155,7 +155,7 @@ def test_a_deletion_is_of_the_object_with_this_uid_and_a_missing_one_is_no_error
     async def delete_three_times(api: Api) -> None:
         await api.delete(REF, "uid-1")
         await api.delete(REF, "uid-2")
-        with pytest.raises(ApiRefused, match="the object has been modified"):
+        with pytest.raises(ApiStatusError, match="the object has been modified"):
             await api.delete(REF, "uid-3")
 
     asked(server, delete_three_times)
@@ -168,13 +168,13 @@ def test_a_refusal_has_the_servers_message() -> None:
     found = refused(409, CONFLICT)
     assert (found.code, found.reason, str(found)) == (409, "Conflict", "the object has been modified")
     assert found.causes == ("NamespaceTerminating", "")
-    assert found.leaving
+    assert found.namespace_terminating
 
 
 def test_a_refusal_without_a_message_has_its_status_line() -> None:
     found = refused(403, {"details": None})
     assert (found.code, found.reason, str(found), found.causes) == (403, "Said", "Said", ())
-    assert not found.leaving
+    assert not found.namespace_terminating
 
 
 def test_a_refusal_of_a_proxy_is_shortened() -> None:
@@ -184,7 +184,7 @@ def test_a_refusal_of_a_proxy_is_shortened() -> None:
 
 @pytest.mark.parametrize(("code", "passes"), [(429, True), (500, True), (503, True), (499, False)])
 def test_refusals_of_a_busy_server_pass(code: int, passes: bool) -> None:
-    assert ApiRefused(code, "", "").passing is passes
+    assert ApiStatusError(code, "", "").retryable is passes
 
 
 def test_a_server_that_closes_the_connection_is_unreachable() -> None:
@@ -256,15 +256,15 @@ def test_access_is_that_of_the_kubeconfig(tmp_path: Path, monkeypatch: pytest.Mo
     file = tmp_path / "config"
     monkeypatch.setenv("KUBECONFIG", str(file))
     with pytest.raises(StartError, match=r"^no API server is known: "):
-        found_access()
+        api_server_access()
     file.write_text("clusters: []\ncontexts: []\n")
     with pytest.raises(StartError, match=r"^no API server is known: No current context set"):
-        found_access()
+        api_server_access()
     file.write_text(
         "clusters: [{name: a, cluster: {server: 'http://localhost:1'}}]\nusers: [{name: a, user: {}}]\n"
         "contexts: [{name: a, context: {cluster: a, user: a}}]\ncurrent-context: a\n"
     )
-    assert found_access().cluster.server == "http://localhost:1"
+    assert api_server_access().cluster.server == "http://localhost:1"
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_a_kubeconfig_that_cannot_be_read_is_a_start_error(
     file.write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(file))
     with pytest.raises(StartError, match=f"^no API server is known: {why}"):
-        found_access()
+        api_server_access()
 
 
 def test_paths_are_of_the_group_the_namespace_and_the_name() -> None:

@@ -13,9 +13,9 @@ from penstock_core.forecast.snapshot import Snapshot
 from penstock_operator.autoscaling.autoscaler import (
     REASON_PERIOD_S,
     Autoscaler,
+    current_replicas,
+    is_autoscaled,
     limit_step,
-    replicas_now,
-    scales,
 )
 from penstock_pool import Pool, parse_pool
 
@@ -60,25 +60,25 @@ def filled(desired: int, share: float) -> DemandObservation:
 
 def test_an_autoscaling_decision_counts_until_the_specs_replicas_change() -> None:
     status = {"autoscaling": {"replicas": 5, "startedFrom": 2}}
-    assert replicas_now(pool(replicas=2), status) == 5
-    assert replicas_now(pool(replicas=3), status) == 3
-    assert replicas_now(pool(replicas=2), {}) == 2
+    assert current_replicas(pool(replicas=2), status) == 5
+    assert current_replicas(pool(replicas=3), status) == 3
+    assert current_replicas(pool(replicas=2), {}) == 2
 
 
 def test_narrower_bounds_hold_at_once() -> None:
     status = {"autoscaling": {"replicas": 8, "startedFrom": 2}}
-    assert replicas_now(pool(maxReplicas=4), status) == 4
-    assert replicas_now(pool(minReplicas=2), {"autoscaling": {"replicas": 1, "startedFrom": 2}}) == 2
+    assert current_replicas(pool(maxReplicas=4), status) == 4
+    assert current_replicas(pool(minReplicas=2), {"autoscaling": {"replicas": 1, "startedFrom": 2}}) == 2
 
 
 def test_pool_that_names_no_number_begins_with_its_least() -> None:
-    assert replicas_now(pool(replicas=1, minReplicas=2), {}) == 2
+    assert current_replicas(pool(replicas=1, minReplicas=2), {}) == 2
 
 
 def test_an_externally_scaled_pool_has_the_replicas_of_its_spec() -> None:
     by_hpa = pool(by="hpa")
-    assert not scales(by_hpa)
-    assert replicas_now(by_hpa, {"autoscaling": {"replicas": 5, "startedFrom": 2}}) == 2
+    assert not is_autoscaled(by_hpa)
+    assert current_replicas(by_hpa, {"autoscaling": {"replicas": 5, "startedFrom": 2}}) == 2
 
 
 def test_refused_demand_is_more_replicas_with_a_reason_and_the_time() -> None:

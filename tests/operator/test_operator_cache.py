@@ -79,7 +79,7 @@ def test_events_received_during_a_list_are_kept() -> None:
     )
     assert names(cache) == ["changes"]
     assert cache.children(KEY)[0]["metadata"]["resourceVersion"] == "7"
-    assert not cache.behind
+    assert not cache.stale
 
 
 def restored() -> Cache:
@@ -113,9 +113,9 @@ def test_the_list_of_a_restored_server_is_accepted_also_with_newer_versions() ->
 
 def test_watches_are_deaf_until_a_restored_server_is_where_it_was() -> None:
     cache = restored()
-    for version, behind in ((650, True), (900, True), (950, False)):
+    for version, stale in ((650, True), (900, True), (950, False)):
         cache.replace(CONFIG_MAP, None, [], version, cache.state(CONFIG_MAP))
-        assert cache.behind is behind
+        assert cache.stale is stale
 
 
 def names(cache: Cache) -> list[str]:
@@ -153,7 +153,7 @@ def test_first_list_of_all_is_all_there_is() -> None:
     cache.replace(POOL, None, [made(POOL, "chat", 3), made(POOL, "code", 4)], 5, cache.state(POOL))
     assert names(cache) == ["a", "b"]
     assert [pool["metadata"]["name"] for pool in cache.pools()] == ["chat", "code"]
-    assert not cache.behind
+    assert not cache.stale
 
 
 def test_object_whose_label_names_another_pool_is_that_pool_s() -> None:
@@ -173,7 +173,7 @@ def test_the_deletion_of_an_unknown_object_is_no_change() -> None:
 
 
 def test_only_the_latest_deletions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock_operator.cluster.cache.GONE_KEPT", 2)
+    monkeypatch.setattr("penstock_operator.cluster.cache.MAX_DELETED_UIDS", 2)
     cache = Cache()
     for name in ("first", "second", "third"):
         cache.remove(made(CONFIG_MAP, name, 1))

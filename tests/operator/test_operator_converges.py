@@ -8,7 +8,7 @@ from typing import Any
 from clusterless.memory_api import MemoryApi
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
+from penstock_operator.cluster.api_client import ApiStatusError, ApiUnreachable
 from penstock_operator.cluster.cache import Cache, PoolKey
 from penstock_operator.cluster.kinds import POOL, WATCHED
 from penstock_operator.manifests.manifest import Manifest, PoolOwner, Ref
@@ -49,7 +49,7 @@ def pool_document(**spec: Any) -> Manifest:
 class NoRouters:
     """None of the pool's routers is up."""
 
-    async def ask(self, pods: object, port: int) -> tuple[()]:
+    async def fetch(self, pods: object, port: int) -> tuple[()]:
         return ()
 
 
@@ -81,7 +81,7 @@ class Cluster:
                     await self.resync()
                     resynced_s = now_s()
                 await self.reconciler.reconcile(KEY)
-            except (ApiRefused, ApiUnreachable):
+            except (ApiStatusError, ApiUnreachable):
                 pass
             await asyncio.sleep(self.chance.uniform(0.1, 3.0))
 
@@ -128,9 +128,9 @@ class Cluster:
         pool = parse_pool({k: v for k, v in document.items() if k != "status"}, "pool")
         assert pool.spec.replicas
         owner = PoolOwner(KEY.name, KEY.namespace, metadata["uid"])
-        wanted = desired_state(pool, document, (), SETTINGS, None).wanted or ()
+        objects = desired_state(pool, document, (), SETTINGS, None).objects or ()
         found = []
-        for manifest in wanted:
+        for manifest in objects:
             ref = Ref(manifest["apiVersion"], manifest["kind"], owner.namespace, manifest["metadata"]["name"])
             there = self.api.objects.get(ref)
             if there is None:

@@ -4,7 +4,13 @@ import copy
 from typing import Any
 
 import pytest
-from penstock_operator.cluster.crd_compatibility import POLL_S, check_crd, fields, judge, published
+from penstock_operator.cluster.crd_compatibility import (
+    POLL_INTERVAL_S,
+    check_crd,
+    compare_fields,
+    fields,
+    published_schema,
+)
 from penstock_pool.crd.definition import schema
 from penstock_runtime.serving import StartError
 from structlog.testing import capture_logs
@@ -18,35 +24,35 @@ def test_fields_are_named_as_people_write_them() -> None:
 
 
 def test_the_same_release_logs_nothing() -> None:
-    assert judge(OURS, OURS) == []
+    assert compare_fields(OURS, OURS) == []
 
 
 def test_an_older_definition_is_logged_with_its_missing_fields() -> None:
-    (line,) = judge(OURS, OURS - {"spec.ingress"})
+    (line,) = compare_fields(OURS, OURS - {"spec.ingress"})
     assert "older" in line
     assert "spec.ingress" in line
     assert "kubectl apply" in line
 
 
 def test_a_newer_definition_is_logged_with_its_unknown_fields() -> None:
-    (line,) = judge(OURS, OURS | {"spec.teleport"})
+    (line,) = compare_fields(OURS, OURS | {"spec.teleport"})
     assert "newer" in line
     assert "spec.teleport" in line
 
 
 def test_definition_that_cannot_hold_the_status_stops_the_operator() -> None:
     with pytest.raises(StartError, match=r"older than the operator.*status\.autoscaling\.startedFrom"):
-        judge(OURS, OURS - {"status.autoscaling.startedFrom"})
+        compare_fields(OURS, OURS - {"status.autoscaling.startedFrom"})
 
 
 def test_schema_is_found_on_the_page_by_its_kind() -> None:
     kind = {"group": "penstock.dev", "kind": "ServingPool", "version": "v1alpha1"}
     ours = copy.deepcopy(schema()) | {"x-kubernetes-group-version-kind": [kind]}
     page = {"components": {"schemas": {"other": {"type": "object"}, "pool": ours}}}
-    found = published(page)
+    found = published_schema(page)
     assert found is not None
     assert set(fields(found)) == OURS
-    assert published({"components": {"schemas": {}}}) is None
+    assert published_schema({"components": {"schemas": {}}}) is None
 
 
 class Server:
@@ -85,13 +91,13 @@ def test_a_definition_of_this_release_is_read_once() -> None:
 def test_an_operator_waits_until_the_definition_is_published(before: Any) -> None:
     said, took_s = checked(Server(schema(), after=2, page=before))
     assert said == ["no ServingPool in this cluster yet"] * 2
-    assert took_s == 2 * POLL_S
+    assert took_s == 2 * POLL_INTERVAL_S
 
 
 def test_without_a_definition_it_does_not_start() -> None:
     server = Server(schema(), after=1000)
     with pytest.raises(StartError, match=r"has no ServingPool v1alpha1; kubectl apply"):
-        checked(server, 3 * POLL_S)
+        checked(server, 3 * POLL_INTERVAL_S)
     assert len(server.paths) == 3
 
 
@@ -104,8 +110,8 @@ def test_differences_are_logged_at_the_start() -> None:
 
 def test_at_most_eight_missing_fields_are_named() -> None:
     many = {f"spec.a{i}" for i in range(9)}
-    (line,) = judge(OURS, OURS | many)
+    (line,) = compare_fields(OURS, OURS | many)
     assert "spec.a7" in line
     assert "spec.a8" not in line
     assert "1 more" in line
-    assert "more" not in judge(OURS, OURS | set(sorted(many)[:8]))[0]
+    assert "more" not in compare_fields(OURS, OURS | set(sorted(many)[:8]))[0]

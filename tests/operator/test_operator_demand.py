@@ -8,10 +8,10 @@ from penstock_operator.autoscaling.demand import DemandTally, demand_of
 from penstock_operator.demand.demand_page import (
     ATTAINMENT,
     COUNTERS,
-    DemandReading,
+    DemandReport,
     TierCounts,
     counts_of,
-    reading_of,
+    parse_demand_page,
 )
 
 
@@ -22,12 +22,12 @@ def page(
     return {"held": held, "since_s": since_s, "tiers": {"chat": tier}, "replicas": replicas or []}
 
 
-def reading(router: str = "a", since_s: float = 100.0, **counts: int) -> DemandReading:
-    return reading_of(router, page(since_s, 0, None, **counts))
+def reading(router: str = "a", since_s: float = 100.0, **counts: int) -> DemandReport:
+    return parse_demand_page(router, page(since_s, 0, None, **counts))
 
 
-def arrived(tally: DemandTally, now_s: float, *readings: DemandReading) -> int:
-    return tally.added(readings, now_s)[1].get("chat", {}).get("arrived", 0)
+def arrived(tally: DemandTally, now_s: float, *reports: DemandReport) -> int:
+    return tally.added(reports, now_s)[1].get("chat", {}).get("arrived", 0)
 
 
 def test_first_look_only_begins_to_count() -> None:
@@ -67,7 +67,7 @@ def test_a_tier_that_a_router_has_newly_read_adds_all_of_it() -> None:
     tally.added([reading(arrived=500)], 1000.0)
     later = page(110.0, arrived=500)
     later["tiers"]["coder"] = later["tiers"]["chat"] | {"arrived": 7}
-    added = tally.added([reading_of("a", later)], 1010.0)[1]
+    added = tally.added([parse_demand_page("a", later)], 1010.0)[1]
     assert (added["chat"]["arrived"], added["coder"]["arrived"]) == (0, 7)
 
 
@@ -81,21 +81,21 @@ def test_a_router_that_missed_one_reading_adds_its_whole_increase_in_the_next() 
 def test_routers_that_no_longer_exist_are_forgotten() -> None:
     tally = DemandTally()
     tally.added([reading("a"), reading("b")], 1000.0)
-    tally.keep(["b"])
-    assert set(tally.last) == {"b"}
+    tally.retain(["b"])
+    assert set(tally.last_reports) == {"b"}
 
 
 def test_attainment_counts_all_requests_of_all_routers() -> None:
-    readings = [reading("a", all_judged=90, all_met=80), reading("b", all_judged=10, all_met=10)]
-    assert counts_of(readings) == {"chat": TierCounts(100, 90)}
+    reports = [reading("a", all_judged=90, all_met=80), reading("b", all_judged=10, all_met=10)]
+    assert counts_of(reports) == {"chat": TierCounts(100, 90)}
 
 
 def test_demand_combines_router_readings_and_pod_states() -> None:
     row = {"name": "chat-replica-0", "state": "ready", "age_s": 0.1, "running": 3, "prefill_wait_s": None}
-    reported = reading_of("a", page(held=2, replicas=[row]))
+    reported = parse_demand_page("a", page(held=2, replicas=[row]))
     pods = {"chat-replica-0": ReplicaState.READY, "chat-replica-1": ReplicaState.STARTING}
     demand = demand_of(
-        DemandTally(), readings=[reported], replicas=pods, desired=2, has_slo={"chat": False}, now_s=1.0
+        DemandTally(), reports=[reported], replicas=pods, desired=2, has_slo={"chat": False}, now_s=1.0
     )
     assert demand.held == 2
     assert demand.desired == 2
@@ -108,8 +108,8 @@ def test_demand_combines_router_readings_and_pod_states() -> None:
 def test_a_null_duration_is_infinite() -> None:
     """A replica whose decodes leave no time for prefills is full, not idle."""
     rows = [{"name": "chat-replica-0", "prefill_wait_s": None, "prefill_slack_s": 0.0}]
-    reported, pods = reading_of("a", page(replicas=rows)), {"chat-replica-0": ReplicaState.READY}
-    demand = demand_of(DemandTally(), readings=[reported], replicas=pods, desired=1, has_slo={}, now_s=1.0)
+    reported, pods = parse_demand_page("a", page(replicas=rows)), {"chat-replica-0": ReplicaState.READY}
+    demand = demand_of(DemandTally(), reports=[reported], replicas=pods, desired=1, has_slo={}, now_s=1.0)
     assert demand.replicas[0].snapshot.prefill_wait_s == float("inf")
 
 
@@ -118,4 +118,4 @@ def test_a_null_duration_is_infinite() -> None:
 )
 def test_nonsense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
-        reading_of("a", wrong)
+        parse_demand_page("a", wrong)

@@ -8,7 +8,13 @@ import pytest
 from clusterless.http_api import HttpApi
 from penstock_operator.demand import demand_client
 from penstock_operator.demand.demand_client import DemandClient
-from penstock_operator.demand.demand_page import ATTAINMENT, COUNTERS, TierCounts, counts_of, reading_of
+from penstock_operator.demand.demand_page import (
+    ATTAINMENT,
+    COUNTERS,
+    TierCounts,
+    counts_of,
+    parse_demand_page,
+)
 from penstock_operator.manifests.manifest import Manifest
 from structlog.testing import capture_logs
 
@@ -45,7 +51,7 @@ def asked(server: HttpApi, *rounds: list[Manifest]) -> list[list[str]]:
         async with server.listening():
             routers = DemandClient()
             port = port_of(server)
-            found = [[one.pod for one in await routers.ask(pods, port)] for pods in rounds]
+            found = [[one.pod for one in await routers.fetch(pods, port)] for pods in rounds]
             await routers.close()
             return found
 
@@ -66,7 +72,7 @@ def test_routers_are_asked_at_ipv6_addresses_too() -> None:
         server = HttpApi([(200, PAGE)])
         async with server.listening(host="::1"):
             routers = DemandClient()
-            assert len(await routers.ask([pod(address="::1")], port_of(server))) == 1
+            assert len(await routers.fetch([pod(address="::1")], port_of(server))) == 1
             await routers.close()
 
     asyncio.run(story())
@@ -95,23 +101,23 @@ def test_an_invalid_page_is_logged_as_such() -> None:
 
 
 def test_a_page_is_read_up_to_its_bound_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demand_client, "ANSWER_BYTES", len(orjson.dumps(PAGE)))
+    monkeypatch.setattr(demand_client, "MAX_ANSWER_BYTES", len(orjson.dumps(PAGE)))
     server = HttpApi([(200, PAGE), (200, orjson.dumps(PAGE) + b" ")])
     assert asked(server, [pod()], [pod()]) == [["uid-of-router-0"], []]
 
 
 def test_a_router_that_is_too_slow_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demand_client, "ASK_S", 0.0)
+    monkeypatch.setattr(demand_client, "TIMEOUT_S", 0.0)
     with capture_logs() as logged:
         assert asked(HttpApi([(200, PAGE)]), [pod()]) == [[]]
     assert logged[0]["error"] == "TimeoutError"
 
 
 def test_a_reading_has_the_pages_numbers() -> None:
-    reading = reading_of("uid", PAGE)
+    reading = parse_demand_page("uid", PAGE)
     assert (reading.pod, reading.since_s, reading.held) == ("uid", 60.0, 2)
     assert (reading.tiers, reading.replicas) == ({"chat": COUNTS}, ({"name": "r0"},))
-    assert reading_of("uid", {k: v for k, v in PAGE.items() if k != "replicas"}).replicas == ()
+    assert parse_demand_page("uid", {k: v for k, v in PAGE.items() if k != "replicas"}).replicas == ()
 
 
 def test_attainment_is_added_up_by_tier() -> None:
@@ -119,7 +125,7 @@ def test_attainment_is_added_up_by_tier() -> None:
         counts = {
             name: COUNTS | {"all_judged": judged, "all_met": met} for name, (judged, met) in tiers.items()
         }
-        return reading_of("uid", PAGE | {"tiers": counts})
+        return parse_demand_page("uid", PAGE | {"tiers": counts})
 
     found = counts_of([reading(chat=(5, 4), code=(1, 0)), reading(chat=(10, 3))])
     assert found == {"chat": TierCounts(15, 7), "code": TierCounts(1, 0)}

@@ -4,7 +4,7 @@ from typing import Any
 
 from penstock_operator.manifests.manifest import Ref
 from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Delete
-from penstock_operator.reconcile.events import LONGEST_MESSAGE, PoolEvent, event_manifest, pool_events
+from penstock_operator.reconcile.events import MAX_MESSAGE_CHARS, PoolEvent, event_manifest, pool_events
 
 
 def status(degraded: str | None = None, ready: bool = True, **more: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def test_an_event_names_its_pool_and_reporter_and_is_never_too_long() -> None:
     event = event_manifest(pool, PoolEvent("Warning", "GpuMissing", "x" * 3000), "now")
     assert event["metadata"]["name"].startswith("chat.")
     assert (event["type"], event["reason"], event["count"]) == ("Warning", "GpuMissing", 1)
-    assert len(event["message"]) == LONGEST_MESSAGE
+    assert len(event["message"]) == MAX_MESSAGE_CHARS
     assert event["involvedObject"] == {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "ServingPool",

@@ -5,20 +5,20 @@ from typing import Any
 
 import pytest
 from histogram_buckets import documented, exported
-from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
+from penstock_operator.cluster.api_client import ApiStatusError, ApiUnreachable
 from penstock_operator.cluster.cache import Cache, PoolKey
 from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.manifests.names import Component
 from penstock_operator.metrics import OperatorMetrics
-from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Conflict, Delete, LeftOut
+from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Conflict, Delete, DroppedFields
 from penstock_operator.reconcile.execution import execute
 from penstock_operator.status.diagnosis import Cause, PoolProblem
 from prometheus_client import CollectorRegistry
 
-INVALID = ApiRefused(422, "Invalid", "spec.ports: may not have two of one name")
-FORBIDDEN = ApiRefused(403, "Forbidden", "pods is forbidden")
-QUOTA = ApiRefused(403, "Forbidden", "exceeded quota: pods")
-LEAVING = ApiRefused(403, "Forbidden", "being terminated", ("NamespaceTerminating",))
+INVALID = ApiStatusError(422, "Invalid", "spec.ports: may not have two of one name")
+FORBIDDEN = ApiStatusError(403, "Forbidden", "pods is forbidden")
+QUOTA = ApiStatusError(403, "Forbidden", "exceeded quota: pods")
+LEAVING = ApiStatusError(403, "Forbidden", "being terminated", ("NamespaceTerminating",))
 
 
 @dataclass
@@ -115,7 +115,9 @@ async def test_a_field_that_excludes_a_foreign_addition_replaces_it() -> None:
 
 
 @pytest.mark.parametrize(("action", "refusal"), [(drifted("chat"), FORBIDDEN), (missing("chat"), INVALID)])
-async def test_other_conflicts_are_reported_and_not_overwritten(action: Apply, refusal: ApiRefused) -> None:
+async def test_other_conflicts_are_reported_and_not_overwritten(
+    action: Apply, refusal: ApiStatusError
+) -> None:
     api = Api(refusing={"chat": [refusal]})
     (problem,), _, _ = await carried_out(api, action)
     assert problem.message == f'Service "chat": {refusal}'
@@ -128,7 +130,7 @@ async def test_orphans_are_deleted_and_conflicts_become_problems_of_the_pool() -
         api,
         Delete(ref, "uid-7"),
         Conflict(ref, "belongs to another"),
-        LeftOut(made("chat"), ("spec.a", "spec.b")),
+        DroppedFields(made("chat"), ("spec.a", "spec.b")),
     )
     assert api.asked == [("delete", "chat uid-7")]
     taken, left_out = problems

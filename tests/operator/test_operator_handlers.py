@@ -34,7 +34,7 @@ class Operator:
     async def stop(self) -> None:
         self.life.append("stopped")
 
-    def note(self, manifest: dict[str, Any], gone: bool) -> None:
+    def handle_event(self, manifest: dict[str, Any], gone: bool) -> None:
         self.life.append((manifest, gone))
 
 
@@ -70,10 +70,10 @@ def test_kopf_neither_posts_nor_stores_nor_talks_to_peers() -> None:
 
 def test_broken_connections_end_before_a_watch_is_renewed() -> None:
     settings = started(of_command())
-    assert settings.watching.server_timeout == handlers.WATCH_S
-    assert settings.watching.connect_timeout == handlers.CONNECT_S
-    assert settings.networking.request_timeout == handlers.REQUEST_S
-    assert settings.process.ultimate_exiting_timeout == handlers.EXIT_S
+    assert settings.watching.server_timeout == handlers.WATCH_TIMEOUT_S
+    assert settings.watching.connect_timeout == handlers.CONNECT_TIMEOUT_S
+    assert settings.networking.request_timeout == handlers.REQUEST_TIMEOUT_S
+    assert settings.process.ultimate_exiting_timeout == handlers.EXIT_TIMEOUT_S
 
 
 def test_only_the_operators_own_objects_are_watched_and_every_pool() -> None:
@@ -112,7 +112,7 @@ def test_an_operator_that_cannot_start_says_why(operator: type[Operator]) -> Non
     memo = of_command()
     with pytest.raises(kopf.PermanentError, match="no API server is known"):
         started(memo)
-    assert memo.refusal == "no API server is known"
+    assert memo.start_error == "no API server is known"
 
 
 def test_watch_events_reach_the_operator() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
+from penstock_operator.cluster.api_client import ApiStatusError, ApiUnreachable
 from penstock_operator.cluster.kinds import LEASE
-from penstock_operator.cluster.lease import DURATION_S, HOLD_S, Leadership, LeaseLost
+from penstock_operator.cluster.lease import LEASE_DURATION_S, RENEW_DEADLINE_S, Leadership, LeaseLost
 from penstock_operator.manifests.manifest import Manifest, Ref
 from virtual_time import now_s, run
 
@@ -38,7 +38,7 @@ class Cluster:
         reported = lease["metadata"].get("resourceVersion")
         there = None if self.lease is None else self.lease["metadata"]["resourceVersion"]
         if reported != there:
-            raise ApiRefused(409, "Conflict", "somebody was faster")
+            raise ApiStatusError(409, "Conflict", "somebody was faster")
         self.version += 1
         metadata = lease["metadata"] | {"resourceVersion": str(self.version)}
         self.lease = {**lease, "metadata": metadata}
@@ -87,7 +87,7 @@ class Process:
     async def freezes(self) -> None:
         while now_s() < LONGEST_S - QUIET_S:
             await asyncio.sleep(self.chance.uniform(1, 40))
-            self.frozen_until_s = now_s() + self.chance.uniform(0, 2 * DURATION_S)
+            self.frozen_until_s = now_s() + self.chance.uniform(0, 2 * LEASE_DURATION_S)
 
     async def leads(self, leadership: Leadership) -> None:
         while True:
@@ -133,7 +133,7 @@ async def two_operators(seed: int, rates: tuple[float, float]) -> Cluster:
 
 
 RATES = st.floats(0.85, 1.15)
-"""A third apart at most, as HOLD_S and DURATION_S are, with what a write takes on its way left over."""
+"""Rates of clocks, at most a third apart, as RENEW_DEADLINE_S and LEASE_DURATION_S allow."""
 
 
 @given(st.integers(0, 2**32), st.tuples(RATES, RATES))
@@ -143,4 +143,4 @@ def test_only_the_holder_of_the_lease_ever_writes(seed: int, rates: tuple[float,
 
 
 def test_margin_covers_clocks_whose_rates_differ_by_a_third() -> None:
-    assert DURATION_S / HOLD_S > 1.15 / 0.85 + ON_ITS_WAY_S / HOLD_S
+    assert LEASE_DURATION_S / RENEW_DEADLINE_S > 1.15 / 0.85 + ON_ITS_WAY_S / RENEW_DEADLINE_S

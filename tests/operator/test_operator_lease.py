@@ -5,18 +5,18 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
+from penstock_operator.cluster.api_client import ApiStatusError, ApiUnreachable
 from penstock_operator.cluster.kinds import LEASE
 from penstock_operator.cluster.lease import (
-    DURATION_S,
-    HOLD_S,
-    RENEW_S,
+    LEASE_DURATION_S,
+    RENEW_DEADLINE_S,
+    RETRY_PERIOD_S,
     Leadership,
     LeaseLost,
     ObservedLease,
+    acquired_lease,
+    can_acquire,
     elapsed_s,
-    may_take,
-    taken,
 )
 from penstock_operator.manifests.manifest import Manifest, Ref
 from virtual_time import now_s, run
@@ -33,34 +33,34 @@ def lease(holder: str, version: str = "7", **spec: Any) -> Manifest:
 
 
 def test_absent_given_back_and_own_lease_is_free() -> None:
-    assert may_take(None, "me", None, 0.0)
-    assert may_take(lease(""), "me", None, 0.0)
-    assert may_take(lease("me"), "me", None, 0.0)
+    assert can_acquire(None, "me", None, 0.0)
+    assert can_acquire(lease(""), "me", None, 0.0)
+    assert can_acquire(lease("me"), "me", None, 0.0)
 
 
 def test_lease_of_another_is_free_once_it_was_silent_for_its_duration() -> None:
-    assert not may_take(lease("you"), "me", None, 0.0)
-    assert not may_take(lease("you"), "me", ObservedLease("7", 100.0), 100.0 + DURATION_S - 1)
-    assert may_take(lease("you"), "me", ObservedLease("7", 100.0), 100.0 + DURATION_S)
+    assert not can_acquire(lease("you"), "me", None, 0.0)
+    assert not can_acquire(lease("you"), "me", ObservedLease("7", 100.0), 100.0 + LEASE_DURATION_S - 1)
+    assert can_acquire(lease("you"), "me", ObservedLease("7", 100.0), 100.0 + LEASE_DURATION_S)
 
 
 def test_lease_that_was_renewed_meanwhile_is_not_free() -> None:
-    assert not may_take(lease("you", version="8"), "me", ObservedLease("7", 100.0), 1000.0)
+    assert not can_acquire(lease("you", version="8"), "me", ObservedLease("7", 100.0), 1000.0)
 
 
 def test_taking_it_over_counts_a_transition_and_renewing_does_not() -> None:
-    over = taken(lease("you", leaseTransitions=2, acquireTime="then"), REF, "me", NOW)
+    over = acquired_lease(lease("you", leaseTransitions=2, acquireTime="then"), REF, "me", NOW)
     assert over["spec"]["leaseTransitions"] == 3
     assert over["spec"]["acquireTime"] == NOW
     assert over["metadata"]["resourceVersion"] == "7"
-    again = taken(over, REF, "me", "later")
+    again = acquired_lease(over, REF, "me", "later")
     assert again["spec"]["leaseTransitions"] == 3
     assert again["spec"]["acquireTime"] == NOW
     assert again["spec"]["renewTime"] == "later"
 
 
 def test_new_lease_has_no_version() -> None:
-    assert "resourceVersion" not in taken(None, REF, "me", NOW)["metadata"]
+    assert "resourceVersion" not in acquired_lease(None, REF, "me", NOW)["metadata"]
 
 
 class Cluster:
@@ -102,9 +102,11 @@ def test_a_free_lease_is_taken_renewed_and_in_the_end_given_back() -> None:
     async def story() -> None:
         cluster, changes = Cluster(), list[bool]()
         running = asyncio.create_task(leading(cluster, changes).run())
-        await asyncio.sleep(3 * RENEW_S + 0.5)
+        await asyncio.sleep(3 * RETRY_PERIOD_S + 0.5)
         assert (cluster.holder, changes) == ("me", [True])
-        assert cluster.written_s == pytest.approx([0.0, RENEW_S, 2 * RENEW_S, 3 * RENEW_S])
+        assert cluster.written_s == pytest.approx(
+            [0.0, RETRY_PERIOD_S, 2 * RETRY_PERIOD_S, 3 * RETRY_PERIOD_S]
+        )
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert (cluster.holder, changes) == ("", [True, False])
@@ -117,8 +119,8 @@ def test_a_standby_reads_the_lease_twice_as_often_and_releases_nothing() -> None
         cluster, changes = Cluster(lease("you")), list[bool]()
         leadership = leading(cluster, changes)
         running = asyncio.create_task(leadership.run())
-        await asyncio.sleep(DURATION_S - 0.5)
-        assert leadership.pause_s == RENEW_S / 2
+        await asyncio.sleep(LEASE_DURATION_S - 0.5)
+        assert leadership.pause_s == RETRY_PERIOD_S / 2
         assert (cluster.holder, changes) == ("you", [])
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -132,10 +134,10 @@ def test_a_holder_that_cannot_renew_stops_writing_in_time() -> None:
         cluster, changes = Cluster(), list[bool]()
         leadership = leading(cluster, changes)
         await leadership.attempt()
-        await asyncio.sleep(HOLD_S - 0.5)
+        await asyncio.sleep(RENEW_DEADLINE_S - 0.5)
         leadership.check()
         await asyncio.sleep(0.5)
-        with pytest.raises(LeaseLost, match=f"was not renewed for {HOLD_S:g} s"):
+        with pytest.raises(LeaseLost, match=f"was not renewed for {RENEW_DEADLINE_S:g} s"):
             leadership.check()
         assert changes == [True, False]
 
@@ -149,7 +151,7 @@ def test_an_attempt_that_fails_changes_nothing_until_the_hold_is_over() -> None:
         await leadership.attempt()
         for _ in range(2):
             cluster.failing.append(ApiUnreachable("no answer"))
-            await asyncio.sleep(HOLD_S / 2)
+            await asyncio.sleep(RENEW_DEADLINE_S / 2)
             await leadership.attempt()
         assert changes == [True, False]
 
@@ -159,9 +161,9 @@ def test_an_attempt_that_fails_changes_nothing_until_the_hold_is_over() -> None:
 def test_an_attempt_ends_while_the_hold_still_lasts() -> None:
     async def story() -> None:
         cluster, changes = Cluster(), list[bool]()
-        cluster.takes_s = HOLD_S
+        cluster.takes_s = RENEW_DEADLINE_S
         await leading(cluster, changes).attempt()
-        assert now_s() == pytest.approx(HOLD_S - RENEW_S)
+        assert now_s() == pytest.approx(RENEW_DEADLINE_S - RETRY_PERIOD_S)
         assert changes == []
 
     run(story())
@@ -185,14 +187,14 @@ def test_only_a_holder_that_was_replaced_stops_immediately(code: int, changes: l
         cluster, found = Cluster(), list[bool]()
         leadership = leading(cluster, found)
         await leadership.attempt()
-        cluster.refusing = ApiRefused(code, "", "the object has been modified")
+        cluster.refusing = ApiStatusError(code, "", "the object has been modified")
         await leadership.attempt()
         assert found == changes
 
     run(story())
 
 
-@pytest.mark.parametrize("trouble", [ApiUnreachable("no answer"), ApiRefused(403, "Forbidden", "no")])
+@pytest.mark.parametrize("trouble", [ApiUnreachable("no answer"), ApiStatusError(403, "Forbidden", "no")])
 def test_a_lease_that_cannot_be_given_back_delays_no_end(trouble: Exception) -> None:
     async def story() -> None:
         cluster, changes = Cluster(), list[bool]()
@@ -229,7 +231,7 @@ def test_giving_a_lease_back_ends_in_time() -> None:
         await asyncio.sleep(0.5)
         cluster.takes_s = 1000.0
         running.cancel()
-        await asyncio.sleep(RENEW_S + 0.1)
+        await asyncio.sleep(RETRY_PERIOD_S + 0.1)
         assert running.done()
 
     run(story())

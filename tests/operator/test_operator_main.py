@@ -140,7 +140,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, options: OperatorOptions, end: object) 
         if isinstance(end, BaseException):
             raise end
         if end is not None:
-            arguments["memo"].refusal = end
+            arguments["memo"].start_error = end
             raise RuntimeError("startup failed")
 
     monkeypatch.setattr(kopf, "operator", operator)

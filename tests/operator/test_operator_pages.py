@@ -44,10 +44,10 @@ async def test_an_operator_is_ready_once_it_has_read_the_pools(page: Page) -> No
 
 
 async def test_an_operator_lives_while_no_pool_takes_longer_than_any_may(page: Page) -> None:
-    with page.health.busy(KEY):
+    with page.health.reconciling(KEY):
         page.now_s += 10.0
         assert await page.get("/health") == (200, b'{"status":"ok"}')
-        with page.health.busy(OTHER):
+        with page.health.reconciling(OTHER):
             page.now_s += 0.1
             status, body = await page.get("/health")
             error = orjson.loads(body)["error"]
@@ -57,6 +57,6 @@ async def test_an_operator_lives_while_no_pool_takes_longer_than_any_may(page: P
 
 
 async def test_an_operator_that_lost_a_task_is_to_be_started_anew(page: Page) -> None:
-    page.health.broken = "worker 0"
+    page.health.failed_task = "worker 0"
     status, body = await page.get("/health")
     assert (status, orjson.loads(body)["error"]["message"]) == (503, "worker 0 ended")

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from clusterless.memory_api import MemoryApi
 from penstock_operator.autoscaling.autoscaler import DECISION_PERIOD_S
-from penstock_operator.cluster.api_client import ApiRefused
+from penstock_operator.cluster.api_client import ApiStatusError
 from penstock_operator.cluster.cache import Cache, PoolKey
 from penstock_operator.cluster.kinds import POOL, WATCHED
-from penstock_operator.demand.demand_page import ATTAINMENT, COUNTERS, DemandReading
+from penstock_operator.demand.demand_page import ATTAINMENT, COUNTERS, DemandReport
 from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.manifests.names import ADMIN_PORT, METRICS_PORT
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.reconcile import reconciler
-from penstock_operator.reconcile.reconciler import HEALTHY_PERIOD_S, SHORTEST_RECHECK_S, Reconciler
+from penstock_operator.reconcile.reconciler import HEALTHY_PERIOD_S, MIN_RECHECK_S, Reconciler
 from penstock_operator.settings import OperatorSettings
 from penstock_operator.status.conditions import condition
 from prometheus_client import CollectorRegistry
@@ -34,7 +34,7 @@ class Server(MemoryApi):
 
     def __init__(self, *objects: Manifest) -> None:
         super().__init__()
-        self.refusing: dict[str, ApiRefused] = {}
+        self.refusing: dict[str, ApiStatusError] = {}
         for each in objects:
             self.store(each, "kubectl")
 
@@ -53,10 +53,10 @@ class Routers:
     """Answers for the pool's routers or sidecars. asked: the pods of each round, with the port."""
 
     def __init__(self) -> None:
-        self.readings: list[DemandReading] = []
+        self.readings: list[DemandReport] = []
         self.asked: list[tuple[list[str], int]] = []
 
-    async def ask(self, pods: Sequence[Manifest], port: int) -> tuple[DemandReading, ...]:
+    async def fetch(self, pods: Sequence[Manifest], port: int) -> tuple[DemandReport, ...]:
         self.asked.append(([pod["metadata"]["name"] for pod in pods], port))
         return tuple(self.readings)
 
@@ -143,9 +143,9 @@ def document(**spec: Any) -> Manifest:
     }
 
 
-def reading(pod: str = "router-0", *, since_s: float = 60.0, **counts: int) -> DemandReading:
+def reading(pod: str = "router-0", *, since_s: float = 60.0, **counts: int) -> DemandReport:
     tier = dict.fromkeys((*COUNTERS, *ATTAINMENT), 0) | counts
-    return DemandReading(f"uid-of-{pod}", since_s, 0, {"chat": tier})
+    return DemandReport(f"uid-of-{pod}", since_s, 0, {"chat": tier})
 
 
 class Clock:
@@ -166,11 +166,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_pool_gets_its_objects_and_its_status() -> None:
     world = World(document())
-    again_s = world.reconciled()
+    requeue_after_s = world.reconciled()
     assert world.replicas() == 2
     assert (world.of("Degraded"), world.of("Progressing")[0]) == (("False", "AsWanted"), "True")
     assert world.pool["status"]["conditions"][0]["lastTransitionTime"] == NOW
-    assert again_s == SHORTEST_RECHECK_S
+    assert requeue_after_s == MIN_RECHECK_S
 
 
 def test_keys_are_made_once_and_kept() -> None:
@@ -199,18 +199,18 @@ def test_a_pool_that_stays_as_it_is_is_looked_at_less_often(clock: Clock) -> Non
     for after_s in (0.0, 20.0, 60.0, 1000.0):
         clock.now_s = NOW_S + after_s
         waits_s.append(world.reconciled())
-    assert waits_s == [SHORTEST_RECHECK_S, SHORTEST_RECHECK_S, 15.0, HEALTHY_PERIOD_S]
+    assert waits_s == [MIN_RECHECK_S, MIN_RECHECK_S, 15.0, HEALTHY_PERIOD_S]
 
 
 def test_a_deleted_or_terminating_pool_is_forgotten() -> None:
     world = World(document())
     world.reconciled()
-    assert list(world.reconciler.pool_memories) == [KEY]
+    assert list(world.reconciler.pool_states) == [KEY]
     world.pool["metadata"]["deletionTimestamp"] = NOW
     world.pool["metadata"]["resourceVersion"] = "9999"
     written = len(world.server.writes)
     assert world.reconciled() is None
-    assert (world.reconciler.pool_memories, world.server.writes[written:]) == ({}, [])
+    assert (world.reconciler.pool_states, world.server.writes[written:]) == ({}, [])
     del world.server.objects[REF]
     assert world.reconciled() is None
 
@@ -266,13 +266,13 @@ def test_a_pool_that_is_corrected_is_read_again() -> None:
 def test_a_recreated_pool_starts_without_the_memory_of_the_old_one() -> None:
     world = World(document())
     world.reconciled()
-    known = world.reconciler.pool_memories[KEY]
+    known = world.reconciler.pool_states[KEY]
     world.reconciled()
-    assert world.reconciler.pool_memories[KEY] is known
+    assert world.reconciler.pool_states[KEY] is known
     del world.server.objects[REF]
     world.server.store(document(), "kubectl")
     world.reconciled()
-    assert world.reconciler.pool_memories[KEY] is not known
+    assert world.reconciler.pool_states[KEY] is not known
 
 
 def test_a_missing_object_is_created_again_and_reported() -> None:
@@ -303,10 +303,10 @@ def test_an_object_of_another_owner_that_the_cache_lacks_is_left_alone() -> None
 
 def test_a_pool_that_vanishes_while_its_status_is_written_is_no_failure() -> None:
     world = World(document())
-    world.server.refusing["status"] = ApiRefused(404, "NotFound", "servingpools chat not found")
+    world.server.refusing["status"] = ApiStatusError(404, "NotFound", "servingpools chat not found")
     assert world.reconciled() is not None
-    world.server.refusing["status"] = ApiRefused(500, "", "etcd")
-    with pytest.raises(ApiRefused):
+    world.server.refusing["status"] = ApiStatusError(500, "", "etcd")
+    with pytest.raises(ApiStatusError):
         world.reconciled()
     assert world.registry.get_sample_value("penstock_operator_status_writes_total") == 0
 
@@ -314,7 +314,7 @@ def test_a_pool_that_vanishes_while_its_status_is_written_is_no_failure() -> Non
 @pytest.mark.parametrize(("causes", "logged"), [((), 1), (("NamespaceTerminating",), 0)])
 def test_a_refused_event_is_logged_unless_its_namespace_goes(causes: tuple[str, ...], logged: int) -> None:
     world = World(document(replicas=-1))
-    world.server.refusing["Event"] = ApiRefused(403, "Forbidden", "no", causes)
+    world.server.refusing["Event"] = ApiStatusError(403, "Forbidden", "no", causes)
     with capture_logs() as lines:
         world.reconciled()
     assert [one["event"] for one in lines].count("event refused") == logged
@@ -375,7 +375,7 @@ def test_replicas_are_added_while_requests_find_none_that_can_take_them(clock: C
     assert decided["replicas"] > 2 == world.replicas()
     assert decided["startedFrom"] == 2
     assert decided["lastScaleTime"] == "2001-09-09T01:46:50Z"
-    assert world.reconciled() == SHORTEST_RECHECK_S
+    assert world.reconciled() == MIN_RECHECK_S
     assert world.replicas() == decided["replicas"]
     assert "Scaled" in world.server.events()
 
@@ -401,18 +401,18 @@ def test_a_restarted_router_counts_from_zero() -> None:
     world.add_pod("router-0", "router")
     world.routers.readings = [reading(arrived=5)]
     world.reconciled()
-    tally = world.reconciler.pool_memories[KEY].autoscaler.tally
-    assert list(tally.last) == ["uid-of-router-0"]
+    tally = world.reconciler.pool_states[KEY].autoscaler.tally
+    assert list(tally.last_reports) == ["uid-of-router-0"]
     world.routers.readings = []
     del world.server.objects[Ref("v1", "Pod", "team", "router-0")]
     world.reconciled()
-    assert tally.last == {}
+    assert tally.last_reports == {}
 
 
 def test_a_learned_capacity_outlives_the_operator() -> None:
     world = World(document(autoscaling=SCALING))
     world.reconciled()
-    memory = world.reconciler.pool_memories[KEY].autoscaler
+    memory = world.reconciler.pool_states[KEY].autoscaler
     assert memory.memory is not None
     world.server.store(
         {
@@ -429,12 +429,12 @@ def test_a_learned_capacity_outlives_the_operator() -> None:
         "ownerReferences": [owner],
         "labels": {"penstock.dev/pool": "chat", "app.kubernetes.io/managed-by": "penstock-operator"},
     }
-    world.reconciler.pool_memories.clear()
+    world.reconciler.pool_states.clear()
     world.reconciled()
     assert world.server.objects[Ref("v1", "ConfigMap", "team", "chat-learned")]["data"] == {
         "capacityRps": "2.5"
     }
-    again = world.reconciler.pool_memories[KEY].autoscaler.memory
+    again = world.reconciler.pool_states[KEY].autoscaler.memory
     assert again is not None
     assert again.capacity_rps == 2.5
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from clusterless.memory_api import MemoryApi
 from penstock_operator import controller
-from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
+from penstock_operator.cluster.api_client import ApiStatusError, ApiUnreachable
 from penstock_operator.cluster.cache import PoolKey
 from penstock_operator.cluster.kinds import LEASE, POOL, WATCHED, ResourceKind
-from penstock_operator.cluster.lease import DURATION_S, RENEW_S, LeaseLost
-from penstock_operator.controller import OWN, STALE_RESYNC_S, START_PAUSE_S, Operator
+from penstock_operator.cluster.lease import LEASE_DURATION_S, RETRY_PERIOD_S, LeaseLost
+from penstock_operator.controller import OWN, STALE_RESYNC_S, START_RETRY_S, Operator
 from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.options import OperatorOptions
 from penstock_operator.reconcile.reconciler import HEALTHY_PERIOD_S
-from penstock_operator.reconcile.workqueue import FIRST_PAUSE_S
+from penstock_operator.reconcile.workqueue import BASE_BACKOFF_S
 from penstock_operator.settings import OperatorSettings
 from penstock_pool.crd.definition import schema
 from penstock_runtime.serving import StartError
@@ -74,7 +74,7 @@ class Server(MemoryApi):
             if self.refusals:
                 raise self.refusals.pop(0)
         if kind.kind in self.missing:
-            raise ApiRefused(404, "NotFound", "the server could not find the requested resource")
+            raise ApiStatusError(404, "NotFound", "the server could not find the requested resource")
         return await super().list(kind, namespace, labels=labels, fields=fields)
 
     async def put(self, manifest: Manifest) -> Manifest:
@@ -120,7 +120,7 @@ async def operating(server: Server, options: OperatorOptions = OPTIONS) -> Async
 
 def made(server: Server, options: OperatorOptions = OPTIONS) -> Operator:
     patched = pytest.MonkeyPatch()
-    patched.setattr(controller, "found_access", lambda: server)
+    patched.setattr(controller, "api_server_access", lambda: server)
     patched.setattr(controller, "Api", lambda access, fence=None: Client(access, fence))
     with patched.context():
         try:
@@ -148,10 +148,12 @@ def test_pools_that_are_there_and_pools_that_come_get_their_objects() -> None:
             await asyncio.sleep(1)
             assert server.names("StatefulSet") == ["chat-replica"]
             server.store(pool("code"), "kubectl")
-            operator.note(reported(server, "code"), gone=False)
+            operator.handle_event(reported(server, "code"), gone=False)
             await asyncio.sleep(1)
             assert server.names("StatefulSet") == ["chat-replica", "code-replica"]
-            operator.note(server.objects.pop(Ref(POOL.api_version, POOL.kind, "team", "code")), gone=True)
+            operator.handle_event(
+                server.objects.pop(Ref(POOL.api_version, POOL.kind, "team", "code")), gone=True
+            )
             await asyncio.sleep(2 * HEALTHY_PERIOD_S)
             assert [pool["metadata"]["name"] for pool in operator.cache.pools()] == ["chat"]
 
@@ -185,13 +187,13 @@ def test_kinds_that_are_not_installed_are_done_without_if_they_are_optional() ->
 
 
 @pytest.mark.parametrize(
-    "passing",
-    [ApiUnreachable("no answer"), ApiRefused(429, "", "busy"), ApiRefused(500, "", "etcd")],
+    "retryable",
+    [ApiUnreachable("no answer"), ApiStatusError(429, "", "busy"), ApiStatusError(500, "", "etcd")],
     ids=str,
 )
-def test_an_operator_waits_for_an_api_server_that_is_not_ready(passing: Exception) -> None:
+def test_an_operator_waits_for_an_api_server_that_is_not_ready(retryable: Exception) -> None:
     async def story() -> float:
-        server = serving(pool(), refusals=[passing] * 3)
+        server = serving(pool(), refusals=[retryable] * 3)
         async with operating(server) as operator:
             waited_s = now_s()
             assert operator.health.synced
@@ -199,12 +201,12 @@ def test_an_operator_waits_for_an_api_server_that_is_not_ready(passing: Exceptio
         assert server.names("StatefulSet") == ["chat-replica"]
         return waited_s
 
-    assert run(story()) == pytest.approx(3 * START_PAUSE_S, abs=0.1)
+    assert run(story()) == pytest.approx(3 * START_RETRY_S, abs=0.1)
 
 
 def test_an_operator_that_may_not_read_pools_does_not_start() -> None:
     async def story() -> None:
-        async with operating(serving(refusals=[ApiRefused(403, "Forbidden", "pools is forbidden")])):
+        async with operating(serving(refusals=[ApiStatusError(403, "Forbidden", "pools is forbidden")])):
             raise AssertionError("started")
 
     with pytest.raises(StartError, match="the API server refuses: pools is forbidden"):
@@ -234,7 +236,7 @@ def test_an_operator_whose_watches_are_deaf_lists_everything_more_often() -> Non
             await asyncio.sleep(1)
             server.version -= 100
             await operator.resync()
-            assert operator.cache.behind
+            assert operator.cache.stale
             before = len(server.lists)
             await asyncio.sleep(60)
             assert len(server.lists) == before + 1 + len(WATCHED), "the long pause had begun before"
@@ -250,7 +252,9 @@ def test_pools_that_claim_one_host_are_reconciled_with_each_other() -> None:
         async with operating(server) as operator:
             await asyncio.sleep(1)
             assert server.names("Ingress") == ["old"]
-            operator.note(server.objects.pop(Ref(POOL.api_version, POOL.kind, "team", "old")), gone=True)
+            operator.handle_event(
+                server.objects.pop(Ref(POOL.api_version, POOL.kind, "team", "old")), gone=True
+            )
             await asyncio.sleep(1)
             assert "younger" in server.names("Ingress")
 
@@ -272,12 +276,12 @@ def test_a_reconciliation_that_fails_is_counted_and_tried_again(failure: Excepti
 
         server = serving(pool(), fail_writes=fail)
         async with operating(server) as operator:
-            await asyncio.sleep(FIRST_PAUSE_S * (1 + 2 + 4) - 0.1)
+            await asyncio.sleep(BASE_BACKOFF_S * (1 + 2 + 4) - 0.1)
             assert server.names("StatefulSet") == []
             await asyncio.sleep(0.2)
             assert server.names("StatefulSet") == ["chat-replica"]
             assert counted(operator, "penstock_operator_errors_total", failure=counted_as) == 3
-            assert operator.health.complaint() is None
+            assert operator.health.failure() is None
 
     with capture_logs():  # a trace takes seconds to be written for people
         run(story())
@@ -295,13 +299,13 @@ def test_a_standby_acts_once_the_lease_expires_and_releases_it_in_the_end() -> N
         server = serving(pool(), held)
         async with operating(server, replace(OPTIONS, lease=LEASE_REF)) as operator:
             assert operator.leadership is not None
-            operator.leadership._now_s = now_s
-            await asyncio.sleep(DURATION_S - 1)
+            operator.leadership._clock_s = now_s
+            await asyncio.sleep(LEASE_DURATION_S - 1)
             assert server.names("StatefulSet") == []
             assert counted(operator, "penstock_operator_leading") == 0
             with pytest.raises(LeaseLost):
                 operator.leadership.check()
-            await asyncio.sleep(RENEW_S)
+            await asyncio.sleep(RETRY_PERIOD_S)
             assert server.names("StatefulSet") == ["chat-replica"]
             assert counted(operator, "penstock_operator_leading") == 1
             assert server.objects[LEASE_REF]["spec"]["holderIdentity"] == "me"
@@ -319,13 +323,13 @@ def test_a_leader_that_lost_the_lease_continues_once_it_holds_it_again() -> None
         async with operating(server, replace(OPTIONS, lease=LEASE_REF)) as operator:
             assert operator.leadership is not None
             await asyncio.sleep(1)
-            operator.leadership._become(False)
-            assert operator.reconciler.pool_memories == {}, "what it knew is of the past"
+            operator.leadership._set_leader(False)
+            assert operator.reconciler.pool_states == {}, "what it knew is of the past"
             server.store(pool("code"), "kubectl")
-            operator.note(reported(server, "code"), gone=False)
-            await asyncio.sleep(RENEW_S / 2 - 1.5)
+            operator.handle_event(reported(server, "code"), gone=False)
+            await asyncio.sleep(RETRY_PERIOD_S / 2 - 1.5)
             assert server.names("StatefulSet") == ["chat-replica"]
-            await asyncio.sleep(RENEW_S)
+            await asyncio.sleep(RETRY_PERIOD_S)
             assert server.names("StatefulSet") == ["chat-replica", "code-replica"]
 
     run(story())
@@ -351,12 +355,12 @@ def test_a_write_without_the_lease_is_no_failure_and_comes_again() -> None:
 def test_a_task_that_ends_by_an_exception_makes_the_operator_unhealthy() -> None:
     async def story() -> None:
         async with operating(serving(), replace(OPTIONS, workers=1)) as operator:
-            operator.queue.take = broken  # type: ignore[method-assign,assignment]
+            operator.queue.take = failed_task  # type: ignore[method-assign,assignment]
             operator.queue.add(PoolKey("team", "none"))
             await asyncio.sleep(1)
-            assert operator.health.complaint() == "worker 0 ended"
+            assert operator.health.failure() == "worker 0 ended"
 
-    async def broken() -> None:
+    async def failed_task() -> None:
         raise ZeroDivisionError
 
     run(story())

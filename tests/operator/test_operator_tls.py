@@ -16,17 +16,17 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509 import verification
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from penstock_operator.manifests.manifest import Manifest
-from penstock_operator.tls.certificates import CLOCK_SKEW, CertificateAndKey, MakeKey, is_whole
+from penstock_operator.tls.certificates import CLOCK_SKEW, CertificateAndKey, MakeKey, is_valid_pair
 from penstock_operator.tls.credentials import (
     AUTHORITY_LIFE,
-    AUTHORITY_RENEWED,
+    AUTHORITY_RENEW_BEFORE,
     CERTIFICATE_LIFE,
-    CERTIFICATE_RENEWED,
+    CERTIFICATE_RENEW_BEFORE,
     TRUSTED_AFTER,
     Credentials,
     StoredCredentials,
     read_credentials,
-    renewed,
+    renew_credentials,
 )
 
 NAME = "llama-replicas.apps.svc"
@@ -74,7 +74,7 @@ def works(one: Credentials, other: Credentials, now: datetime) -> bool:
 
 
 def test_routers_and_replicas_trust_each_other(make_key: MakeKey) -> None:
-    held = renewed(StoredCredentials(), NAME, START, make_key)
+    held = renew_credentials(StoredCredentials(), NAME, START, make_key)
     assert works(held, held, START)
     assert trusts(held.authorities, held.picker, START, name=f"picker.{NAME}")
     assert trusts(held.authorities, held.engine, START, name=f"engine.{NAME}")
@@ -83,14 +83,14 @@ def test_routers_and_replicas_trust_each_other(make_key: MakeKey) -> None:
 
 
 def test_no_other_certificate_is_trusted(make_key: MakeKey) -> None:
-    ours, others = (renewed(StoredCredentials(), NAME, START, make_key) for _ in range(2))
+    ours, others = (renew_credentials(StoredCredentials(), NAME, START, make_key) for _ in range(2))
     assert not trusts(ours.authorities, others.server, START, name=NAME)
     assert not trusts(ours.authorities, others.client, START, name=None)
     assert not trusts(ours.authorities, ours.server, START, name="llama-replicas.other.svc")
 
 
 def test_a_replicas_certificate_makes_no_client_and_a_routers_no_server(make_key: MakeKey) -> None:
-    held = renewed(StoredCredentials(), NAME, START, make_key)
+    held = renew_credentials(StoredCredentials(), NAME, START, make_key)
     assert not trusts(held.authorities, held.server, START, name=None)
     assert not trusts(held.authorities, held.picker, START, name=None)
     assert not trusts(held.authorities, held.picker, START, name=NAME)
@@ -109,7 +109,7 @@ def extensions(certificate: x509.Certificate) -> dict[str, tuple[bool, Any]]:
 
 
 def test_an_authority_may_sign_for_its_pools_names_and_nothing_else(make_key: MakeKey) -> None:
-    (pair,) = renewed(StoredCredentials(), NAME, START, make_key).authorities
+    (pair,) = renew_credentials(StoredCredentials(), NAME, START, make_key).authorities
     certificate = parsed(pair)
     found = extensions(certificate)
     assert found.pop("SubjectKeyIdentifier")[0] is False
@@ -138,7 +138,7 @@ def test_an_authority_may_sign_for_its_pools_names_and_nothing_else(make_key: Ma
 
 
 def test_a_certificate_is_for_one_name_and_one_use(make_key: MakeKey) -> None:
-    held = renewed(StoredCredentials(), NAME, START, make_key)
+    held = renew_credentials(StoredCredentials(), NAME, START, make_key)
     authority = parsed(held.authorities[0])
     for pair, name, use in (
         (held.server, NAME, ExtendedKeyUsageOID.SERVER_AUTH),
@@ -164,52 +164,52 @@ def test_a_certificate_is_for_one_name_and_one_use(make_key: MakeKey) -> None:
 
 
 def test_the_same_keys_make_the_same_certificates() -> None:
-    made = [renewed(StoredCredentials(), NAME, START, numbered_keys()) for _ in range(2)]
+    made = [renew_credentials(StoredCredentials(), NAME, START, numbered_keys()) for _ in range(2)]
     assert made[0] == made[1]
 
 
 def test_a_key_of_another_kind_is_not_accepted(make_key: MakeKey) -> None:
-    held = renewed(StoredCredentials(), NAME, START, make_key)
+    held = renew_credentials(StoredCredentials(), NAME, START, make_key)
     other = ed25519.Ed25519PrivateKey.generate()
     key = other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    assert is_whole(held.server)
-    assert not is_whole(CertificateAndKey(held.server.certificate, key))
+    assert is_valid_pair(held.server)
+    assert not is_valid_pair(CertificateAndKey(held.server.certificate, key))
 
 
 def test_renewals_are_due_to_the_second(make_key: MakeKey) -> None:
     second = timedelta(seconds=1)
-    held = renewed(StoredCredentials(), NAME, START, make_key)
-    due = START + CERTIFICATE_LIFE - CERTIFICATE_RENEWED
-    assert renewed(held, NAME, due - second, make_key).server == held.server
-    assert renewed(held, NAME, due, make_key).server != held.server
-    successor = START + AUTHORITY_LIFE - AUTHORITY_RENEWED
-    assert len(renewed(held, NAME, successor - second, make_key).authorities) == 1
-    both = renewed(held, NAME, successor, make_key)
+    held = renew_credentials(StoredCredentials(), NAME, START, make_key)
+    due = START + CERTIFICATE_LIFE - CERTIFICATE_RENEW_BEFORE
+    assert renew_credentials(held, NAME, due - second, make_key).server == held.server
+    assert renew_credentials(held, NAME, due, make_key).server != held.server
+    successor = START + AUTHORITY_LIFE - AUTHORITY_RENEW_BEFORE
+    assert len(renew_credentials(held, NAME, successor - second, make_key).authorities) == 1
+    both = renew_credentials(held, NAME, successor, make_key)
     assert len(both.authorities) == 2
     old, new = (extensions(parsed(each))["SubjectKeyIdentifier"][1].digest for each in both.authorities)
 
     def signer(now: datetime) -> bytes:
-        made = renewed(StoredCredentials(both.authorities), NAME, now, make_key).server
+        made = renew_credentials(StoredCredentials(both.authorities), NAME, now, make_key).server
         digest: bytes = extensions(parsed(made))["AuthorityKeyIdentifier"][1].key_identifier
         return digest
 
     assert signer(successor + TRUSTED_AFTER - second) == old
     assert signer(successor + TRUSTED_AFTER) == new
     expired = START + AUTHORITY_LIFE
-    assert renewed(both, NAME, expired - second, make_key).authorities == both.authorities
-    assert renewed(both, NAME, expired, make_key).authorities == both.authorities[1:]
+    assert renew_credentials(both, NAME, expired - second, make_key).authorities == both.authorities
+    assert renew_credentials(both, NAME, expired, make_key).authorities == both.authorities[1:]
 
 
 def test_valid_credentials_are_kept_unchanged(make_key: MakeKey) -> None:
-    held = renewed(StoredCredentials(), NAME, START, make_key)
-    due = CERTIFICATE_LIFE - CERTIFICATE_RENEWED
-    assert renewed(held, NAME, START + due - DAY, make_key) == held
+    held = renew_credentials(StoredCredentials(), NAME, START, make_key)
+    due = CERTIFICATE_LIFE - CERTIFICATE_RENEW_BEFORE
+    assert renew_credentials(held, NAME, START + due - DAY, make_key) == held
 
 
 def test_certificates_are_renewed_in_time_and_by_the_same_authority(make_key: MakeKey) -> None:
-    held = renewed(StoredCredentials(), NAME, START, make_key)
-    later = START + CERTIFICATE_LIFE - CERTIFICATE_RENEWED + DAY
-    new = renewed(held, NAME, later, make_key)
+    held = renew_credentials(StoredCredentials(), NAME, START, make_key)
+    later = START + CERTIFICATE_LIFE - CERTIFICATE_RENEW_BEFORE + DAY
+    new = renew_credentials(held, NAME, later, make_key)
     assert new.authorities == held.authorities
     assert new.server != held.server
     assert new.client != held.client
@@ -219,11 +219,11 @@ def test_certificates_are_renewed_in_time_and_by_the_same_authority(make_key: Ma
 
 def test_over_decades_old_and_new_pods_always_trust_each_other(make_key: MakeKey) -> None:
     """Looked at weekly, with pods that are as much as a week behind with what they have read."""
-    now, before = START, renewed(StoredCredentials(), NAME, START, make_key)
+    now, before = START, renew_credentials(StoredCredentials(), NAME, START, make_key)
     authorities = set(before.authorities)
     while now < START + 2 * AUTHORITY_LIFE:
         now += 7 * DAY
-        held = renewed(before, NAME, now, make_key)
+        held = renew_credentials(before, NAME, now, make_key)
         if held != before:
             assert works(held, before, now), now
             assert works(before, held, now), now
@@ -234,14 +234,14 @@ def test_over_decades_old_and_new_pods_always_trust_each_other(make_key: MakeKey
 
 
 def test_a_name_that_is_no_longer_the_services_is_replaced(make_key: MakeKey) -> None:
-    held = renewed(StoredCredentials(), "llama-replicas.old.svc", START, make_key)
-    new = renewed(held, NAME, START + DAY, make_key)
+    held = renew_credentials(StoredCredentials(), "llama-replicas.old.svc", START, make_key)
+    new = renew_credentials(held, NAME, START + DAY, make_key)
     assert new.server != held.server
 
 
 def test_a_certificate_of_a_missing_authority_is_replaced(make_key: MakeKey) -> None:
-    one, other = (renewed(StoredCredentials(), NAME, START, make_key) for _ in range(2))
-    new = renewed(
+    one, other = (renew_credentials(StoredCredentials(), NAME, START, make_key) for _ in range(2))
+    new = renew_credentials(
         Credentials(one.authorities, other.server, one.client, one.picker, one.engine), NAME, START, make_key
     )
     assert (new.client, new.authorities) == (one.client, one.authorities)
@@ -249,9 +249,9 @@ def test_a_certificate_of_a_missing_authority_is_replaced(make_key: MakeKey) -> 
 
 
 def test_expired_credentials_are_made_anew(make_key: MakeKey) -> None:
-    held = renewed(StoredCredentials(), NAME, START, make_key)
+    held = renew_credentials(StoredCredentials(), NAME, START, make_key)
     later = START + AUTHORITY_LIFE + DAY
-    new = renewed(held, NAME, later, make_key)
+    new = renew_credentials(held, NAME, later, make_key)
     assert len(new.authorities) == 1
     assert works(new, new, later)
 
@@ -270,7 +270,7 @@ def stored(given: Credentials) -> StoredCredentials:
 
 
 def test_two_authorities_read_back_in_their_order(make_key: MakeKey) -> None:
-    old, new = (renewed(StoredCredentials(), NAME, START, make_key) for _ in range(2))
+    old, new = (renew_credentials(StoredCredentials(), NAME, START, make_key) for _ in range(2))
     both = (*old.authorities, *new.authorities)
     signing = {"ca.crt": b"".join(p.certificate for p in both), "ca.key": b"".join(p.key for p in both)}
     assert read_credentials(secret(signing), None) == StoredCredentials(both)
@@ -319,15 +319,15 @@ def test_secrets_that_are_not_there_hold_nothing() -> None:
 
 
 def test_lost_certificates_are_made_anew_by_the_authority_that_is_left(make_key: MakeKey) -> None:
-    held = renewed(StoredCredentials(), NAME, START, make_key)
-    new = renewed(StoredCredentials(held.authorities), NAME, START + DAY, make_key)
+    held = renew_credentials(StoredCredentials(), NAME, START, make_key)
+    new = renew_credentials(StoredCredentials(held.authorities), NAME, START + DAY, make_key)
     assert works(new, held, START + DAY)
     assert works(held, new, START + DAY)
 
 
 async def test_grpc_takes_them_on_both_sides(make_key: MakeKey) -> None:
     """Over a real connection, by the address and not by the name, as routers connect to pods."""
-    held = renewed(StoredCredentials(), NAME, datetime.now(UTC), make_key)
+    held = renew_credentials(StoredCredentials(), NAME, datetime.now(UTC), make_key)
     authorities = b"".join(pair.certificate for pair in held.authorities)
     server = grpc.aio.server()
     port = server.add_secure_port(

@@ -1,7 +1,7 @@
 import asyncio
 
 import uvloop
-from penstock_operator.reconcile.workqueue import FIRST_PAUSE_S, LONGEST_PAUSE_S, WorkQueue
+from penstock_operator.reconcile.workqueue import BASE_BACKOFF_S, MAX_BACKOFF_S, WorkQueue
 
 
 async def test_key_added_often_is_taken_once() -> None:
@@ -47,10 +47,10 @@ async def test_the_earliest_due_time_counts() -> None:
 async def test_pause_doubles_with_every_failure_up_to_a_bound_and_begins_anew_after_success() -> None:
     queue: WorkQueue[str] = WorkQueue()
     pauses = [queue.failed("a") for _ in range(12)]
-    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
-    assert pauses[-1] == LONGEST_PAUSE_S
+    assert pauses[:3] == [BASE_BACKOFF_S, 2 * BASE_BACKOFF_S, 4 * BASE_BACKOFF_S]
+    assert pauses[-1] == MAX_BACKOFF_S
     queue.succeeded("a")
-    assert queue.failed("a") == FIRST_PAUSE_S
+    assert queue.failed("a") == BASE_BACKOFF_S
     queue.close()
 
 

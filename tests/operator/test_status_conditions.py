@@ -6,8 +6,8 @@ import pytest
 from penstock_operator.demand.demand_page import TierCounts
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component
-from penstock_operator.status.conditions import Status, View, condition, status_of
-from penstock_operator.status.diagnosis import NOT_AS_WRITTEN, Cause, PoolProblem
+from penstock_operator.status.conditions import Status, StatusInput, condition, status_of
+from penstock_operator.status.diagnosis import SPEC_NOT_IN_EFFECT, Cause, PoolProblem
 from penstock_pool.status import PoolStatus
 
 NOW, LATER = "2026-01-02T03:04:05Z", "2026-01-02T03:05:00Z"
@@ -32,8 +32,8 @@ def routers(wanted: int = 2, ready: int = 2, **status: Any) -> Manifest:
     return workload("Deployment", "chat-router", wanted, readyReplicas=ready, **status)
 
 
-def view(*children: Manifest, wanted: int = 3, **rest: Any) -> View:
-    return View("chat", 4, "slos-serve", wanted, 2, children, **rest)
+def view(*children: Manifest, wanted: int = 3, **rest: Any) -> StatusInput:
+    return StatusInput("chat", 4, "slos-serve", wanted, 2, children, **rest)
 
 
 def conditions(status: Status) -> dict[str, tuple[str, str]]:
@@ -88,7 +88,7 @@ def test_a_pool_is_ready_only_once_all_its_pods_are_the_desired_ones(
     assert reported["Available"] == ("True", "Serving")
 
 
-@pytest.mark.parametrize("cause", sorted(NOT_AS_WRITTEN))
+@pytest.mark.parametrize("cause", sorted(SPEC_NOT_IN_EFFECT))
 def test_a_spec_that_is_not_in_effect_is_not_ready_however_well_its_pods_are(cause: Cause) -> None:
     reported = conditions(
         status_of(view(replicas(), routers(), problems=[PoolProblem(cause, "no")]), {}, NOW)
@@ -252,7 +252,7 @@ def test_autoscaling_says_its_reason() -> None:
     status = status_of(view(replicas(), routers(), autoscaling=decided), {}, NOW)
     assert conditions(status)["Autoscaling"] == ("True", "ScaleUp")
     assert status["autoscaling"] == decided
-    others = status_of(view(replicas(), routers(), scaled_by_others=True), {}, NOW)
+    others = status_of(view(replicas(), routers(), scaled_externally=True), {}, NOW)
     assert conditions(others)["Autoscaling"] == ("True", "ScaledByOthers")
 
 

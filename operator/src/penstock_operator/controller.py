@@ -17,7 +17,7 @@ from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
 from penstock_runtime.serving import StartError, address_of, listen, serving
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
-from penstock_operator.cluster.api_client import Api, ApiRefused, ApiUnreachable, found_access
+from penstock_operator.cluster.api_client import Api, ApiStatusError, ApiUnreachable, api_server_access
 from penstock_operator.cluster.cache import Cache, PoolKey, pool_of
 from penstock_operator.cluster.crd_compatibility import check_crd
 from penstock_operator.cluster.kinds import POOL, WATCHED, ResourceKind
@@ -38,7 +38,7 @@ log = structlog.get_logger()
 OWN = f"{MANAGED_BY}={FIELD_MANAGER}"
 """Label selector of all objects that the operator creates."""
 
-START_PAUSE_S = 1.0
+START_RETRY_S = 1.0
 """Seconds between attempts to reach the API server at the start."""
 
 STALE_RESYNC_S = 15.0
@@ -58,7 +58,7 @@ class Operator:
         GCCollector(registry=self.registry)
         self.metrics = OperatorMetrics(self.registry)
         self.cache = Cache()
-        access = found_access()
+        access = api_server_access()
         self.lease_api = Api(access)
         self.leadership = (
             None
@@ -88,7 +88,7 @@ class Operator:
         self.health.synced = True
         self._spawn("resync", self._resync_forever())
         for number in range(self.options.workers):
-            self._spawn(f"worker {number}", self._work())
+            self._spawn(f"worker {number}", self._work_forever())
         if self.leadership is None:
             self._set_leading(True)
         else:
@@ -102,25 +102,25 @@ class Operator:
                 return await step()
             except ApiUnreachable as error:
                 log.warning("waits for the API server", error=str(error))
-            except ApiRefused as refused:
-                if not refused.passing:
-                    raise StartError(f"the API server refuses: {refused}") from refused
-                log.warning("waits for the API server", error=str(refused))
-            await asyncio.sleep(START_PAUSE_S)
+            except ApiStatusError as error:
+                if not error.retryable:
+                    raise StartError(f"the API server refuses: {error}") from error
+                log.warning("waits for the API server", error=str(error))
+            await asyncio.sleep(START_RETRY_S)
 
     async def stop(self) -> None:
         """Stop. Reconciliations are cancelled, which is safe at any point. The Lease is released last."""
         self.queue.close()
-        holding = {self._leadership_task} if self._leadership_task is not None else set()
-        await _cancelled(self._tasks - holding)
-        await _cancelled(holding)
+        leadership = {self._leadership_task} if self._leadership_task is not None else set()
+        await _cancel_all(self._tasks - leadership)
+        await _cancel_all(leadership)
         await self._serving.aclose()
         await self.demand.close()
         await self.api.close()
         await self.lease_api.close()
         log.info("stopped")
 
-    def note(self, manifest: Manifest, gone: bool) -> None:
+    def handle_event(self, manifest: Manifest, gone: bool) -> None:
         """Update the cache by a watch event; queue the object's pool, and pools that claim the same host."""
         if self.cache.remove(manifest) if gone else self.cache.update(manifest):
             self.queue.add(pool_of(manifest))
@@ -138,28 +138,28 @@ class Operator:
             self.queue.add(pool_of(pool))
 
     async def _list(self, kind: ResourceKind, namespace: str | None) -> None:
-        labels, asked = "" if kind is POOL else OWN, self.cache.state(kind)
+        labels, state_before = "" if kind is POOL else OWN, self.cache.state(kind)
         try:
-            listed, version = await self.api.list(kind, namespace, labels=labels)
-        except ApiRefused as refused:
-            if refused.code == 404 and kind.optional:
+            objects, version = await self.api.list(kind, namespace, labels=labels)
+        except ApiStatusError as error:
+            if error.code == 404 and kind.optional:
                 return
             raise
-        self.cache.replace(kind, namespace, listed, version, asked)
+        self.cache.replace(kind, namespace, objects, version, state_before)
 
     async def _resync_forever(self) -> None:
         while True:
-            stale = self.cache.behind
+            stale = self.cache.stale
             await asyncio.sleep(
                 min(self.options.resync_s, STALE_RESYNC_S) if stale else self.options.resync_s
             )
             try:
                 await self.resync()
-            except (ApiRefused, ApiUnreachable) as error:
+            except (ApiStatusError, ApiUnreachable) as error:
                 self.metrics.errors.labels("resync").inc()
                 log.warning("not resynced", error=str(error))
 
-    async def _work(self) -> None:
+    async def _work_forever(self) -> None:
         while True:
             key = await self.queue.take()
             try:
@@ -169,26 +169,26 @@ class Operator:
                 self.queue.done(key)
 
     async def _reconcile(self, key: PoolKey) -> None:
-        with self.health.busy(key), self.metrics.reconcile.time():
+        with self.health.reconciling(key), self.metrics.reconcile.time():
             try:
-                again_s = await self.reconciler.reconcile(key)
+                requeue_after_s = await self.reconciler.reconcile(key)
             except LeaseLost as lost:
                 log.warning("reconcile aborted", pool=str(key), error=str(lost))
                 self.queue.add(key)
-            except (ApiRefused, ApiUnreachable) as error:
+            except (ApiStatusError, ApiUnreachable) as error:
                 self._failed(key, type(error).__name__, str(error))
             except Exception:
                 log.exception("reconcile failed", pool=str(key))
                 self._failed(key, "bug", "see the trace")
             else:
-                self._reconciled(key, again_s)
+                self._reconciled(key, requeue_after_s)
 
-    def _reconciled(self, key: PoolKey, again_s: float | None) -> None:
-        if again_s is None:
+    def _reconciled(self, key: PoolKey, requeue_after_s: float | None) -> None:
+        if requeue_after_s is None:
             self.queue.forget(key)
             return
         self.queue.succeeded(key)
-        self.queue.add_later(key, again_s)
+        self.queue.add_later(key, requeue_after_s)
 
     def _failed(self, key: PoolKey, failure: str, message: str) -> None:
         self.metrics.errors.labels(failure).inc()
@@ -203,7 +203,7 @@ class Operator:
             self._leading.set()
         else:
             self._leading.clear()
-            self.reconciler.pool_memories.clear()  # another operator acts from now on
+            self.reconciler.pool_states.clear()  # another operator acts from now on
 
     def _before_scrape(self) -> None:
         self.metrics.count_pools(self.cache.pools())
@@ -220,10 +220,10 @@ class Operator:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("task failed", task=task.get_name(), error=repr(error))
-            self.health.broken = task.get_name()
+            self.health.failed_task = task.get_name()
 
 
-async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
+async def _cancel_all(tasks: set[asyncio.Task[None]]) -> None:
     """Cancel tasks and wait until they have ended."""
     for task in tasks:
         task.cancel()

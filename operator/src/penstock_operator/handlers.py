@@ -19,17 +19,17 @@ from penstock_operator.controller import OWN, Operator
 from penstock_operator.options import read_options
 from penstock_operator.settings import read_settings
 
-WATCH_S = 290
+WATCH_TIMEOUT_S = 290
 """Seconds after which a watch is renewed. A dead connection is detected earlier, by missing bookmarks."""
-CONNECT_S = 10
+CONNECT_TIMEOUT_S = 10
 """Seconds in which the API server has to accept a watch's connection."""
-REQUEST_S = 30
+REQUEST_TIMEOUT_S = 30
 """Seconds in which the API server has to answer kopf's other requests."""
-EXIT_S = 25
+EXIT_TIMEOUT_S = 25
 """Seconds after which kopf ends an operator that does not stop; pods get 30."""
 
 
-class NoComparison(kopf.DiffBaseStorage):
+class NoDiffBase(kopf.DiffBaseStorage):
     """Disables kopf's comparison of objects, which no handler uses.
 
     It copies every object of a watch event twice, which is a tenth of a busy operator's CPU time.
@@ -51,12 +51,12 @@ class NoComparison(kopf.DiffBaseStorage):
 async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     """Configure kopf, and start the operator."""
     settings.posting.enabled = False
-    settings.persistence.diffbase_storage = NoComparison()
+    settings.persistence.diffbase_storage = NoDiffBase()
     settings.peering.standalone = True
-    settings.watching.server_timeout = WATCH_S
-    settings.watching.connect_timeout = CONNECT_S
-    settings.networking.request_timeout = REQUEST_S
-    settings.process.ultimate_exiting_timeout = EXIT_S
+    settings.watching.server_timeout = WATCH_TIMEOUT_S
+    settings.watching.connect_timeout = CONNECT_TIMEOUT_S
+    settings.networking.request_timeout = REQUEST_TIMEOUT_S
+    settings.process.ultimate_exiting_timeout = EXIT_TIMEOUT_S
     for kind in WATCHED:
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = OWN
     options = memo.get("options") or read_options(os.environ)
@@ -65,8 +65,8 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
         memo.operator = Operator(memo.get("settings") or read_settings(os.environ), options)
         await memo.operator.start()
     except StartError as error:
-        memo.refusal = str(error)
-        raise kopf.PermanentError(memo.refusal) from None
+        memo.start_error = str(error)
+        raise kopf.PermanentError(memo.start_error) from None
 
 
 @kopf.on.cleanup()
@@ -79,7 +79,7 @@ async def stop(memo: Any, **_: Any) -> None:
 @kopf.on.event(GROUP, VERSION, POOL.plural)
 async def changed(event: kopf.RawEvent, memo: Any, **_: Any) -> None:
     """Handle a watch event of a pool or one of its objects."""
-    memo.operator.note(event["object"], event["type"] == "DELETED")
+    memo.operator.handle_event(event["object"], event["type"] == "DELETED")
 
 
 for _kind in WATCHED:

@@ -63,9 +63,9 @@ def _run(settings: OperatorSettings, options: OperatorOptions) -> int:
     try:
         uvloop.run(operator)
     except Exception:
-        if "refusal" not in memo:
+        if "start_error" not in memo:
             raise
-        print(memo.refusal, file=sys.stderr)
+        print(memo.start_error, file=sys.stderr)
         return 1
     except asyncio.CancelledError:
         return 0
@@ -84,7 +84,7 @@ def _options(defaults: OperatorOptions, args: argparse.Namespace) -> OperatorOpt
     )
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _namespaces(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
@@ -98,7 +98,7 @@ def _positive(text: str) -> float:
     return value
 
 
-def _workers(text: str) -> int:
+def _worker_count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 64:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of workers: 1 to 64")
     return int(text)
@@ -114,7 +114,7 @@ def _parser(defaults: OperatorOptions) -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "--namespaces",
-        type=_names,
+        type=_namespaces,
         default=defaults.namespaces,
         metavar="A,B",
         help="serve pools in these namespaces only, with Roles there; without it all, with a ClusterRole"
@@ -137,7 +137,7 @@ def _parser(defaults: OperatorOptions) -> argparse.ArgumentParser:
     )
     add(
         "--workers",
-        type=_workers,
+        type=_worker_count,
         default=defaults.workers,
         help="pools reconciled concurrently (default: %(default)s)",
     )

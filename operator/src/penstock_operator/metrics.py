@@ -39,11 +39,11 @@ class OperatorMetrics:
 
     def count_pools(self, pools: Iterable[Manifest]) -> None:
         """Set the number of pools by condition."""
-        found = Count(
+        counts = Count(
             (condition["type"], condition["status"])
             for pool in pools
             for condition in pool.get("status", {}).get("conditions", ())
         )
         self.pools.clear()
-        for (type_, status), number in found.items():
+        for (type_, status), number in counts.items():
             self.pools.labels(type_, status).set(number)

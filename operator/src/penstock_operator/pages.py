@@ -18,24 +18,24 @@ class OperatorHealth:
     def __init__(self, stuck_s: float) -> None:
         self.stuck_s = stuck_s
         self.synced = False
-        self.broken: str | None = None
-        self._since_s: dict[PoolKey, float] = {}
+        self.failed_task: str | None = None
+        self._started_s: dict[PoolKey, float] = {}
 
     @contextlib.contextmanager
-    def busy(self, key: PoolKey) -> Iterator[None]:
+    def reconciling(self, key: PoolKey) -> Iterator[None]:
         """Record that a worker reconciles this pool while the block runs."""
-        self._since_s[key] = time.monotonic()
+        self._started_s[key] = time.monotonic()
         try:
             yield
         finally:
-            del self._since_s[key]
+            del self._started_s[key]
 
-    def complaint(self) -> str | None:
+    def failure(self) -> str | None:
         """Return why the process should be restarted; None if it is healthy."""
-        if self.broken is not None:
-            return f"{self.broken} ended"
+        if self.failed_task is not None:
+            return f"{self.failed_task} ended"
         now_s = time.monotonic()
-        stuck = [str(key) for key, since_s in self._since_s.items() if now_s - since_s > self.stuck_s]
+        stuck = [str(key) for key, started_s in self._started_s.items() if now_s - started_s > self.stuck_s]
         return f"stuck at {', '.join(stuck)}" if stuck else None
 
 
@@ -47,9 +47,9 @@ def pages(registry: CollectorRegistry, health: OperatorHealth, before_scrape: Ca
         return generate_latest(registry)
 
     def liveness() -> bytes:
-        complaint = health.complaint()
-        if complaint is not None:
-            raise ApiError(503, complaint, type="server_error", code="unhealthy")
+        failure = health.failure()
+        if failure is not None:
+            raise ApiError(503, failure, type="server_error", code="unhealthy")
         return b'{"status":"ok"}'
 
     def ready() -> bytes:

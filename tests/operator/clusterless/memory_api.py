@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from penstock_operator.cluster.api_client import ApiRefused, ApiUnreachable
+from penstock_operator.cluster.api_client import ApiStatusError, ApiUnreachable
 from penstock_operator.cluster.kinds import ResourceKind
 from penstock_operator.manifests.list_keys import list_key
 from penstock_operator.manifests.manifest import Manifest, Ref, ref_of
 from penstock_operator.manifests.names import FIELD_MANAGER
-from penstock_operator.objects.strategic_merge import merged
+from penstock_operator.objects.strategic_merge import merge_maps
 from virtual_time import now_s
 
 FAILURES: tuple[Exception, ...] = (
-    ApiRefused(409, "Conflict", "the object has been modified"),
-    ApiRefused(410, "Expired", "too old resource version"),
-    ApiRefused(429, "TooManyRequests", "try again later"),
-    ApiRefused(500, "InternalError", "etcdserver: leader changed"),
+    ApiStatusError(409, "Conflict", "the object has been modified"),
+    ApiStatusError(410, "Expired", "too old resource version"),
+    ApiStatusError(429, "TooManyRequests", "try again later"),
+    ApiStatusError(500, "InternalError", "etcdserver: leader changed"),
     ApiUnreachable("the API server does not answer: ReadTimeout"),
 )
 
@@ -92,9 +92,9 @@ class MemoryApi:
         ref = ref_of(body)
         before = self.objects.get(ref, {})
         parts = {name: value for name, value in body.items() if name != "metadata"}
-        after = merged(before, parts) if owned is None else {**before, **parts}
+        after = merge_maps(before, parts) if owned is None else {**before, **parts}
         self.version += 1
-        metadata = merged(before.get("metadata", {}), body["metadata"])
+        metadata = merge_maps(before.get("metadata", {}), body["metadata"])
         entries = metadata.get("managedFields", [])
         if owned is not None and subresource is None:
             entries = [{"manager": manager, "operation": "Apply", "fieldsV1": fields_of(owned)}]

@@ -32,26 +32,26 @@ CAPACITY_STEP = 0.1
 """The learned capacity is stored again after a change by this share."""
 
 
-def scales(pool: Pool) -> bool:
+def is_autoscaled(pool: Pool) -> bool:
     """Return whether this operator scales the pool, not another autoscaler or none."""
     return pool.spec.autoscaling is not None and pool.spec.autoscaling.by == "penstock"
 
 
-def scaling_of(pool: Pool) -> Scaling:
-    """Return the limits of scaling. The pool must be one that `scales`."""
+def scaling_limits(pool: Pool) -> Scaling:
+    """Return the limits of scaling. The pool must be one that `is_autoscaled`."""
     autoscaling = pool.spec.autoscaling
     assert autoscaling is not None
     return autoscaling.scaling()
 
 
-def replicas_now(pool: Pool, status: Mapping[str, Any]) -> int:
+def current_replicas(pool: Pool, status: Mapping[str, Any]) -> int:
     """Return the number of replicas until the next decision."""
     autoscaling = pool.spec.autoscaling
-    if not scales(pool) or autoscaling is None:
+    if not is_autoscaled(pool) or autoscaling is None:
         return pool.spec.replicas
-    decided = status.get("autoscaling", {})
-    valid = decided.get("startedFrom") == pool.spec.replicas
-    replicas = int(decided["replicas"]) if valid else pool.spec.replicas
+    stored = status.get("autoscaling", {})
+    valid = stored.get("startedFrom") == pool.spec.replicas
+    replicas = int(stored["replicas"]) if valid else pool.spec.replicas
     return min(max(replicas, autoscaling.min_replicas), autoscaling.max_replicas)
 
 
@@ -61,14 +61,14 @@ class Autoscaler:
 
     tally: DemandTally = field(default_factory=DemandTally)
     memory: AutoscalerState | None = None
-    reason_written_s: float = -inf
+    last_reason_s: float = -inf
 
-    def capacity_rps(self, written: float | None) -> float | None:
+    def capacity_rps(self, stored_rps: float | None) -> float | None:
         """Return a replica's capacity to store. written: the stored value."""
-        known = written if self.memory is None else self.memory.capacity_rps
-        if known is None or written is None:
-            return known
-        return written if abs(known - written) <= CAPACITY_STEP * written else known
+        learned_rps = stored_rps if self.memory is None else self.memory.capacity_rps
+        if learned_rps is None or stored_rps is None:
+            return learned_rps
+        return stored_rps if abs(learned_rps - stored_rps) <= CAPACITY_STEP * stored_rps else learned_rps
 
     def decide_scaling(
         self,
@@ -76,13 +76,13 @@ class Autoscaler:
         status: Mapping[str, Any],
         demand: DemandObservation,
         now_s: float,
-        written_rps: float | None = None,
+        stored_rps: float | None = None,
     ) -> Mapping[str, Any]:
         """Decide, and return `status.autoscaling`. now_s: Unix time. written_rps: the stored capacity."""
-        before = status.get("autoscaling", {})
-        anew = before.get("startedFrom") != pool.spec.replicas
-        memory = AutoscalerState() if anew else self.memory or AutoscalerState(capacity_rps=written_rps)
-        decision, self.memory = decide_replicas(scaling_of(pool), demand, memory, now_s)
+        old = status.get("autoscaling", {})
+        restarts = old.get("startedFrom") != pool.spec.replicas
+        memory = AutoscalerState() if restarts else self.memory or AutoscalerState(capacity_rps=stored_rps)
+        decision, self.memory = decide_replicas(scaling_limits(pool), demand, memory, now_s)
         decision = limit_step(pool, demand.desired, decision)
         autoscaling = dict(
             replicas=decision.replicas,
@@ -90,17 +90,17 @@ class Autoscaler:
             message=decision.message,
             startedFrom=pool.spec.replicas,
         )
-        moved = decision.replicas != before.get("replicas")
-        if moved or anew or self._reason_changed(autoscaling["reason"], before, now_s):
-            self.reason_written_s = now_s
+        scaled = decision.replicas != old.get("replicas")
+        if scaled or restarts or self._reason_changed(autoscaling["reason"], old, now_s):
+            self.last_reason_s = now_s
         else:
-            autoscaling |= {name: before[name] for name in ("reason", "message") if name in before}
-        last = rfc3339(now_s) if moved and before else before.get("lastScaleTime")
-        return autoscaling | ({"lastScaleTime": last} if last else {})
+            autoscaling |= {name: old[name] for name in ("reason", "message") if name in old}
+        last_scale_time = rfc3339(now_s) if scaled and old else old.get("lastScaleTime")
+        return autoscaling | ({"lastScaleTime": last_scale_time} if last_scale_time else {})
 
-    def _reason_changed(self, reason: Any, before: Mapping[str, Any], now_s: float) -> bool:
+    def _reason_changed(self, reason: Any, old: Mapping[str, Any], now_s: float) -> bool:
         """Return whether a changed reason is written now. Its message changes with every observation."""
-        return reason != before.get("reason") and now_s - self.reason_written_s >= REASON_PERIOD_S
+        return reason != old.get("reason") and now_s - self.last_reason_s >= REASON_PERIOD_S
 
 
 def limit_step(pool: Pool, desired: int, decision: Decision) -> Decision:

@@ -13,7 +13,7 @@ from typing import Any
 from penstock_core.autoscaling.demand import DemandObservation, ReplicaDemand, ReplicaState, TierDemand
 from penstock_core.forecast.snapshot import Snapshot
 
-from penstock_operator.demand.demand_page import COUNTERS, Counters, DemandReading
+from penstock_operator.demand.demand_page import COUNTERS, Counters, DemandReport
 
 _SNAPSHOT = {f.name for f in fields(Snapshot)}
 
@@ -23,33 +23,33 @@ class DemandTally:
     """Counters of one pool's processes at the last observation. at_s: its time; None before the first."""
 
     at_s: float | None = None
-    last: dict[str, DemandReading] = field(default_factory=dict)
+    last_reports: dict[str, DemandReport] = field(default_factory=dict)
 
-    def added(self, readings: Sequence[DemandReading], now_s: float) -> tuple[float, Counters]:
+    def added(self, reports: Sequence[DemandReport], now_s: float) -> tuple[float, Counters]:
         """Return the seconds since the last observation, and the counts by tier. Zero for the first."""
         elapsed_s = 0.0 if self.at_s is None else now_s - self.at_s
         total: dict[str, dict[str, int]] = {}
-        for reading in readings:
-            for name, tier in reading.tiers.items():
+        for report in reports:
+            for name, tier in report.tiers.items():
                 sums = total.setdefault(name, dict.fromkeys(COUNTERS, 0))
                 for counter in COUNTERS:
-                    sums[counter] += tier[counter] - self._counted(reading, name, counter, elapsed_s)
+                    sums[counter] += tier[counter] - self._already_counted(report, name, counter, elapsed_s)
         self.at_s = now_s
-        self.last |= {reading.pod: reading for reading in readings}
+        self.last_reports |= {report.pod: report for report in reports}
         return elapsed_s, total
 
-    def keep(self, pods: Iterable[str]) -> None:
+    def retain(self, pods: Iterable[str]) -> None:
         """Forget all other pods."""
         remaining = set(pods)
-        self.last = {pod: reading for pod, reading in self.last.items() if pod in remaining}
+        self.last_reports = {pod: report for pod, report in self.last_reports.items() if pod in remaining}
 
-    def _counted(self, reading: DemandReading, tier: str, counter: str, elapsed_s: float) -> int:
+    def _already_counted(self, report: DemandReport, tier: str, counter: str, elapsed_s: float) -> int:
         """Return how much of a counter was already counted."""
-        last = self.last.get(reading.pod)
+        last = self.last_reports.get(report.pod)
         if last is None:
-            old = self.at_s is None or reading.since_s > elapsed_s
-            return reading.tiers[tier][counter] if old else 0
-        if reading.since_s < last.since_s:
+            old = self.at_s is None or report.since_s > elapsed_s
+            return report.tiers[tier][counter] if old else 0
+        if report.since_s < last.since_s:
             return 0
         return last.tiers.get(tier, {}).get(counter, 0)
 
@@ -57,7 +57,7 @@ class DemandTally:
 def demand_of(
     tally: DemandTally,
     *,
-    readings: Sequence[DemandReading],
+    reports: Sequence[DemandReport],
     replicas: Mapping[str, ReplicaState],
     desired: int,
     has_slo: Mapping[str, bool],
@@ -67,15 +67,15 @@ def demand_of(
 
     replicas: state of the pool's replica pods. has_slo: whether each tier has an SLO.
     """
-    elapsed_s, added = tally.added(readings, now_s)
-    reported = {row["name"]: row for reading in readings for row in reading.replicas}
+    elapsed_s, added = tally.added(reports, now_s)
+    rows = {row["name"]: row for report in reports for row in report.replicas}
     return DemandObservation(
         elapsed_s=elapsed_s,
         desired=desired,
         tiers={name: TierDemand(**counts, has_slo=has_slo.get(name, True)) for name, counts in added.items()},
-        held=sum(reading.held for reading in readings),
+        held=sum(report.held for report in reports),
         replicas=tuple(
-            ReplicaDemand(name, state, _snapshot(reported.get(name, {})))
+            ReplicaDemand(name, state, _snapshot(rows.get(name, {})))
             for name, state in sorted(replicas.items())
         ),
     )
@@ -83,5 +83,5 @@ def demand_of(
 
 def _snapshot(row: Mapping[str, Any]) -> Snapshot:
     """Return a replica's snapshot from a router's report, in which null means infinity."""
-    reported: dict[str, Any] = {k: inf if v is None else v for k, v in row.items() if k in _SNAPSHOT}
-    return Snapshot(**reported)
+    values: dict[str, Any] = {k: inf if v is None else v for k, v in row.items() if k in _SNAPSHOT}
+    return Snapshot(**values)

@@ -26,19 +26,19 @@ from penstock_operator.cluster.kinds import ResourceKind, kind_of
 from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.manifests.names import FIELD_MANAGER
 
-REQUEST_S = 10.0
+REQUEST_TIMEOUT_S = 10.0
 """Timeout of the API server in seconds, whose webhooks may take that long."""
 
-PAGE = "100"
+PAGE_SIZE = "100"
 """Objects per page of a list. Parsing a page blocks the event loop for a few milliseconds."""
 
-_WRITTEN = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
-_MERGE = {"content-type": "application/merge-patch+json"}
-_APPLY = {"content-type": "application/apply-patch+yaml"}  # JSON is YAML
+_WRITE_PARAMS = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+_MERGE_PATCH = {"content-type": "application/merge-patch+json"}
+_APPLY_PATCH = {"content-type": "application/apply-patch+yaml"}  # JSON is YAML
 _METADATA_ONLY = {"accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
 
 
-class ApiRefused(Exception):
+class ApiStatusError(Exception):
     """The API server answered with an error. code: HTTP status; reason, causes: Kubernetes' fields of it."""
 
     def __init__(self, code: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
@@ -46,12 +46,12 @@ class ApiRefused(Exception):
         self.code, self.reason, self.causes = code, reason, causes
 
     @property
-    def leaving(self) -> bool:
+    def namespace_terminating(self) -> bool:
         """Return whether the namespace is being deleted, and everything in it."""
         return "NamespaceTerminating" in self.causes
 
     @property
-    def passing(self) -> bool:
+    def retryable(self) -> bool:
         """Return whether a retry may succeed: the server, or a service behind it, is busy or unavailable."""
         return self.code == 429 or self.code >= 500
 
@@ -60,15 +60,15 @@ class ApiUnreachable(Exception):
     """The API server did not answer."""
 
 
-def found_access() -> SingleConfig:
+def api_server_access() -> SingleConfig:
     """Return address and credentials of the API server: a pod's own, else $KUBECONFIG. Raises StartError."""
     try:
-        found = KubeConfig.from_env().get()
+        access = KubeConfig.from_env().get()
     except Exception as error:  # lightkube raises ConfigError, readers of YAML and of its types many kinds
         missing = f"the kubeconfig has no {error}" if isinstance(error, KeyError) else error
         raise StartError(f"no API server is known: {missing}") from error
-    assert found is not None, "without a current context it raises"
-    return found
+    assert access is not None, "without a current context it raises"
+    return access
 
 
 class Api:
@@ -83,7 +83,7 @@ class Api:
         self._http = self._connect()
 
     def _connect(self) -> httpx2.AsyncClient:
-        parameters = client_adapter.ConnectionParams(timeout=httpx2.Timeout(REQUEST_S))
+        parameters = client_adapter.ConnectionParams(timeout=httpx2.Timeout(REQUEST_TIMEOUT_S))
         return client_adapter.AsyncClient(self._access, parameters)
 
     async def close(self) -> None:
@@ -92,7 +92,7 @@ class Api:
 
     async def get(self, ref: Ref) -> Manifest | None:
         """Return an object, or None if it does not exist."""
-        return await self._maybe("GET", kind_of(ref).path(ref.namespace, ref.name))
+        return await self._request_or_none("GET", kind_of(ref).path(ref.namespace, ref.name))
 
     async def exists(self, ref: Ref) -> bool:
         """Return whether an object exists.
@@ -100,24 +100,24 @@ class Api:
         Only its metadata is read, so a Secret's content is never transferred.
         """
         path = kind_of(ref).path(ref.namespace, ref.name)
-        return await self._maybe("GET", path, headers=_METADATA_ONLY) is not None
+        return await self._request_or_none("GET", path, headers=_METADATA_ONLY) is not None
 
     async def read(self, path: str) -> Manifest | None:
         """Return the JSON at a path of the server, or None if there is none."""
-        return await self._maybe("GET", path)
+        return await self._request_or_none("GET", path)
 
     async def list(
         self, kind: ResourceKind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> tuple[list[Manifest], int]:
         """Return all objects of a kind that match the selectors, and the list's resource version."""
-        selected = {"labelSelector": labels, "fieldSelector": fields, "limit": PAGE}
+        selected = {"labelSelector": labels, "fieldSelector": fields, "limit": PAGE_SIZE}
         params = {name: value for name, value in selected.items() if value}
-        found: list[Manifest] = []
+        items: list[Manifest] = []
         while True:
             page = await self._request("GET", kind.path(namespace), params)
-            found += ({"apiVersion": kind.api_version, "kind": kind.kind} | item for item in page["items"])
+            items += ({"apiVersion": kind.api_version, "kind": kind.kind} | item for item in page["items"])
             if not page["metadata"].get("continue"):
-                return found, int(page["metadata"]["resourceVersion"])
+                return items, int(page["metadata"]["resourceVersion"])
             params["continue"] = page["metadata"]["continue"]
 
     async def apply(
@@ -126,8 +126,8 @@ class Api:
         """Apply a manifest by forced server-side apply. Returns the resulting object."""
         metadata = manifest["metadata"]
         path = kind_of(manifest).path(metadata.get("namespace"), metadata["name"], subresource)
-        params = _WRITTEN | {"force": "true"} | ({"dryRun": "All"} if dry_run else {})
-        return await self._request("PATCH", path, params, _APPLY, orjson.dumps(manifest))
+        params = _WRITE_PARAMS | {"force": "true"} | ({"dryRun": "All"} if dry_run else {})
+        return await self._request("PATCH", path, params, _APPLY_PATCH, orjson.dumps(manifest))
 
     async def overwrite(self, manifest: Manifest) -> Manifest:
         """Merge a manifest into an existing object.
@@ -136,33 +136,33 @@ class Api:
         """
         metadata = manifest["metadata"]
         path = kind_of(manifest).path(metadata.get("namespace"), metadata["name"])
-        return await self._request("PATCH", path, _WRITTEN, _MERGE, orjson.dumps(manifest))
+        return await self._request("PATCH", path, _WRITE_PARAMS, _MERGE_PATCH, orjson.dumps(manifest))
 
     async def put(self, manifest: Manifest) -> Manifest:
         """Replace an object if it still has the manifest's resource version."""
         metadata = manifest["metadata"]
         path = kind_of(manifest).path(metadata["namespace"], metadata["name"])
-        return await self._request("PUT", path, _WRITTEN, None, orjson.dumps(manifest))
+        return await self._request("PUT", path, _WRITE_PARAMS, None, orjson.dumps(manifest))
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object that does not exist yet."""
         path = kind_of(manifest).path(manifest["metadata"]["namespace"])
         body = orjson.dumps(manifest)
-        return await self._request("POST", path, _WRITTEN, None, body)
+        return await self._request("POST", path, _WRITE_PARAMS, None, body)
 
     async def delete(self, ref: Ref, uid: str) -> None:
         """Delete an object in the background if it still has this uid. An absent object is not an error."""
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         path = kind_of(ref).path(ref.namespace, ref.name)
-        await self._maybe("DELETE", path, body=orjson.dumps(options))
+        await self._request_or_none("DELETE", path, body=orjson.dumps(options))
 
-    async def _maybe(
+    async def _request_or_none(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> Manifest | None:
         try:
             return await self._request(method, path, None, headers, body)
-        except ApiRefused as refused:
-            if refused.code == 404:
+        except ApiStatusError as error:
+            if error.code == 404:
                 return None
             raise
 
@@ -175,14 +175,14 @@ class Api:
         body: bytes | None = None,
     ) -> Manifest:
         headers = {"content-type": "application/json"} | dict(headers or {})
-        fenced = {} if method == "GET" or self._fence is None else {"trace": self._check_fence}
+        extensions = {} if method == "GET" or self._fence is None else {"trace": self._check_fence}
         request: dict[str, Any] = {
             "params": params,
             "headers": headers,
             "content": body,
-            "extensions": fenced,
+            "extensions": extensions,
         }
-        async with self._failures():
+        async with self._unreachable_on_failure():
             try:
                 response = await self._http.request(method, path, **request)
             except httpx2.ConnectError as error:
@@ -192,8 +192,8 @@ class Api:
                 await old.aclose()
                 response = await self._http.request(method, path, **request)
         if response.is_success:
-            return _json(response)
-        raise _refused(response)
+            return _parse_json(response)
+        raise _status_error(response)
 
     async def _check_fence(self, step: str, _: dict[str, Any]) -> None:
         """Call the fence when httpcore begins to send a request's head, and again for its body."""
@@ -201,7 +201,7 @@ class Api:
             self._fence()
 
     @contextlib.asynccontextmanager
-    async def _failures(self) -> AsyncIterator[None]:
+    async def _unreachable_on_failure(self) -> AsyncIterator[None]:
         try:
             yield
         except (httpx2.TransportError, OSError) as error:
@@ -217,16 +217,18 @@ def _is_tls(error: BaseException | None) -> bool:
     return False
 
 
-def _json(response: httpx2.Response) -> dict[str, Any]:
-    found: dict[str, Any] = orjson.loads(response.content)
-    return found
+def _parse_json(response: httpx2.Response) -> dict[str, Any]:
+    content: dict[str, Any] = orjson.loads(response.content)
+    return content
 
 
-def _refused(response: httpx2.Response) -> ApiRefused:
+def _status_error(response: httpx2.Response) -> ApiStatusError:
     try:
-        status = _json(response)
+        status = _parse_json(response)
     except orjson.JSONDecodeError:
-        return ApiRefused(response.status_code, response.reason_phrase, response.text[:500])
+        return ApiStatusError(response.status_code, response.reason_phrase, response.text[:500])
     message = status.get("message") or response.reason_phrase
     causes = tuple(cause.get("reason", "") for cause in (status.get("details") or {}).get("causes") or ())
-    return ApiRefused(response.status_code, status.get("reason") or response.reason_phrase, message, causes)
+    return ApiStatusError(
+        response.status_code, status.get("reason") or response.reason_phrase, message, causes
+    )

@@ -12,7 +12,7 @@ than known ones, and deleted objects exist again. So a list replaces everything 
 later watch events may be newer.
 
 While a list's version is lower than a known one, watches report nothing, because they wait for a version that
-the server has not reached again. `behind` is true then, and resyncs are more frequent.
+the server has not reached again. `stale` is true then, and resyncs are more frequent.
 """
 
 from collections import Counter, OrderedDict
@@ -23,7 +23,7 @@ from penstock_operator.cluster.kinds import POOL, ResourceKind, kind_of
 from penstock_operator.manifests.manifest import Manifest, Ref, ref_of
 from penstock_operator.manifests.names import POOL_LABEL
 
-GONE_KEPT = 4096
+MAX_DELETED_UIDS = 4096
 """Number of remembered uids of deleted objects; late events are late by seconds."""
 
 
@@ -49,17 +49,17 @@ class Cache:
 
     def __init__(self) -> None:
         self._objects: dict[Ref, Manifest] = {}
-        self._of_pool: dict[PoolKey, set[Ref]] = {}
+        self._by_pool: dict[PoolKey, set[Ref]] = {}
         self._updates = 0
-        self._watched: dict[Ref, int] = {}
+        self._updated_at: dict[Ref, int] = {}
         self._deleted: OrderedDict[str, int] = OrderedDict()
-        self._highest: Counter[ResourceKind] = Counter()
-        self._behind: set[ResourceKind] = set()
+        self._highest_version: Counter[ResourceKind] = Counter()
+        self._stale_kinds: set[ResourceKind] = set()
 
     @property
-    def behind(self) -> bool:
+    def stale(self) -> bool:
         """Whether the API server's resource versions have gone back, as after a restored etcd."""
-        return bool(self._behind)
+        return bool(self._stale_kinds)
 
     def update(self, manifest: Manifest) -> bool:
         """Update an object from a watch event or the response to a write. Returns whether it is newer."""
@@ -68,7 +68,7 @@ class Cache:
         known = self._objects.get(ref_of(manifest))
         if known is not None and _version(known) >= _version(manifest):
             return False
-        self._keep(manifest)
+        self._store(manifest)
         return True
 
     def remove(self, manifest: Manifest) -> bool:
@@ -76,22 +76,22 @@ class Cache:
         uid = manifest["metadata"]["uid"]
         self._updates += 1
         self._deleted[uid] = self._updates
-        if len(self._deleted) > GONE_KEPT:
+        if len(self._deleted) > MAX_DELETED_UIDS:
             self._deleted.popitem(last=False)
         ref = ref_of(manifest)
         known = self._objects.get(ref)
         if known is None or known["metadata"]["uid"] != uid:
             return False
-        del self._objects[ref], self._watched[ref]
-        of_pool = self._of_pool[pool_of(known)]
+        del self._objects[ref], self._updated_at[ref]
+        of_pool = self._by_pool[pool_of(known)]
         of_pool.discard(ref)
         if not of_pool:
-            del self._of_pool[pool_of(known)]
+            del self._by_pool[pool_of(known)]
         return True
 
     def state(self, kind: ResourceKind) -> CacheState:
         """Return the cache's state, to be taken before a list is requested."""
-        return CacheState(self._updates, self._highest[kind])
+        return CacheState(self._updates, self._highest_version[kind])
 
     def replace(
         self,
@@ -99,42 +99,42 @@ class Cache:
         namespace: str | None,
         listed: Sequence[Manifest],
         version: int,
-        asked: CacheState,
+        state_before: CacheState,
     ) -> None:
         """Replace all objects of a kind by a list. namespace None: all namespaces. version: the list's."""
         for manifest in listed:
-            self._store_listed(manifest, asked)
-        there = {ref_of(manifest) for manifest in listed}
+            self._store_listed(manifest, state_before)
+        listed_refs = {ref_of(manifest) for manifest in listed}
         for ref, known in list(self._objects.items()):
             of_kind = (ref.api_version, ref.kind) == (kind.api_version, kind.kind)
-            known_before = self._watched[ref] <= asked.updates
-            if of_kind and namespace in (None, ref.namespace) and ref not in there and known_before:
+            unchanged_since = self._updated_at[ref] <= state_before.updates
+            if of_kind and namespace in (None, ref.namespace) and ref not in listed_refs and unchanged_since:
                 self.remove(known)
-        self._highest[kind] = max(version, self._highest[kind])
-        self._behind = self._behind - {kind} | ({kind} if version < asked.version else set())
+        self._highest_version[kind] = max(version, self._highest_version[kind])
+        self._stale_kinds = self._stale_kinds - {kind} | ({kind} if version < state_before.version else set())
 
-    def _store_listed(self, manifest: Manifest, asked: CacheState) -> None:
+    def _store_listed(self, manifest: Manifest, state_before: CacheState) -> None:
         """Store a listed object, unless a watch has reported it since the list was requested."""
         ref, uid = ref_of(manifest), manifest["metadata"]["uid"]
-        if self._deleted.get(uid, 0) > asked.updates:
+        if self._deleted.get(uid, 0) > state_before.updates:
             return
         self._deleted.pop(uid, None)
-        if self._watched.get(ref, 0) <= asked.updates:
-            self._keep(manifest)
+        if self._updated_at.get(ref, 0) <= state_before.updates:
+            self._store(manifest)
         else:
             self.update(manifest)
 
-    def _keep(self, manifest: Manifest) -> None:
+    def _store(self, manifest: Manifest) -> None:
         manifest["metadata"].pop("managedFields", None)
         ref, kind = ref_of(manifest), kind_of(manifest)
         known = self._objects.get(ref)
         if known is not None and pool_of(known) != pool_of(manifest):
-            self._of_pool[pool_of(known)].discard(ref)
+            self._by_pool[pool_of(known)].discard(ref)
         self._updates += 1
-        self._watched[ref] = self._updates
+        self._updated_at[ref] = self._updates
         self._objects[ref] = manifest
-        self._of_pool.setdefault(pool_of(manifest), set()).add(ref)
-        self._highest[kind] = max(_version(manifest), self._highest[kind])
+        self._by_pool.setdefault(pool_of(manifest), set()).add(ref)
+        self._highest_version[kind] = max(_version(manifest), self._highest_version[kind])
 
     def pool(self, key: PoolKey) -> Manifest | None:
         """Return a pool, or None."""
@@ -146,7 +146,7 @@ class Cache:
 
     def children(self, key: PoolKey) -> tuple[Manifest, ...]:
         """Return every object with the pool's label, including pods, in the order of their references."""
-        refs = sorted(self._of_pool.get(key, ()))
+        refs = sorted(self._by_pool.get(key, ()))
         return tuple(self._objects[ref] for ref in refs if ref.kind != POOL.kind)
 
 

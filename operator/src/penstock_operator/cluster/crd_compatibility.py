@@ -20,35 +20,35 @@ from penstock_operator.cluster.kinds import GROUP, VERSION
 log = structlog.get_logger()
 
 APPLY = "kubectl apply --server-side -f crds/servingpools.yaml"
-WAIT_S = 30.0
+PUBLISH_TIMEOUT_S = 30.0
 """Seconds to wait until a CRD that was just applied is published."""
 
-POLL_S = 1.0
+POLL_INTERVAL_S = 1.0
 """Seconds between reads of a CRD that is not published yet."""
-MOST_NAMED = 8
+MAX_NAMED_FIELDS = 8
 """Most missing fields that the error names."""
 
 
-async def check_crd(api: Api, wait_s: float = WAIT_S) -> None:
+async def check_crd(api: Api, wait_s: float = PUBLISH_TIMEOUT_S) -> None:
     """Compare the schemas and log differences.
 
     Raises StartError if the operator cannot work; ApiUnreachable.
     """
-    found: Mapping[str, Any] | None = None
+    schema_: Mapping[str, Any] | None = None
     deadline_s = asyncio.get_running_loop().time() + wait_s
-    while found is None and asyncio.get_running_loop().time() < deadline_s:
+    while schema_ is None and asyncio.get_running_loop().time() < deadline_s:
         page = await api.read(f"/openapi/v3/apis/{GROUP}/{VERSION}")
-        found = published(page) if page is not None else None
-        if found is None:
+        schema_ = published_schema(page) if page is not None else None
+        if schema_ is None:
             log.warning("no ServingPool in this cluster yet", to_do=APPLY)
-            await asyncio.sleep(POLL_S)
-    if found is None:
+            await asyncio.sleep(POLL_INTERVAL_S)
+    if schema_ is None:
         raise StartError(f"this cluster has no ServingPool {VERSION}; {APPLY}")
-    for line in judge(set(fields(schema())), set(fields(found))):
+    for line in compare_fields(set(fields(schema())), set(fields(schema_))):
         log.warning(line)
 
 
-def published(page: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def published_schema(page: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the ServingPool schema in an API server's OpenAPI document; None if there is none."""
     for schema_ in page.get("components", {}).get("schemas", {}).values():
         kinds = schema_.get("x-kubernetes-group-version-kind", ())
@@ -57,33 +57,33 @@ def published(page: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def fields(schema_: Mapping[str, Any], at: str = "") -> Iterator[str]:
+def fields(schema_: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """Yield every field of a schema's spec and status, like `spec.tiers[].slo.tpot`."""
-    for name, inner in schema_.get("properties", {}).items():
-        path = f"{at}.{name}" if at else name
-        if path.startswith(("spec", "status")):
-            yield path
-            yield from fields(inner, path)
+    for name, subschema in schema_.get("properties", {}).items():
+        inner_path = f"{path}.{name}" if path else name
+        if inner_path.startswith(("spec", "status")):
+            yield inner_path
+            yield from fields(subschema, inner_path)
     if isinstance(items := schema_.get("items"), Mapping):
-        yield from fields(items, f"{at}[]")
+        yield from fields(items, f"{path}[]")
 
 
-def judge(ours: set[str], theirs: set[str]) -> list[str]:
+def compare_fields(known: set[str], installed: set[str]) -> list[str]:
     """Return one line per difference. Raises StartError if the status could not be written."""
-    older, newer = sorted(ours - theirs), sorted(theirs - ours)
+    missing, unknown = sorted(known - installed), sorted(installed - known)
     definition = "this cluster's ServingPool"
-    if unwritable := [field for field in older if field.startswith("status")]:
+    if unwritable := [field for field in missing if field.startswith("status")]:
         raise StartError(
-            f"{definition} is older than the operator, which could not report {_named(unwritable)}; {APPLY}"
+            f"{definition} is older than the operator, which could not report {_names(unwritable)}; {APPLY}"
         )
     differences = []
-    if older:
-        differences.append(f"{definition} is older than the operator and lacks {_named(older)}; {APPLY}")
-    if newer:
-        differences.append(f"{definition} is newer than the operator, which does not know {_named(newer)}")
+    if missing:
+        differences.append(f"{definition} is older than the operator and lacks {_names(missing)}; {APPLY}")
+    if unknown:
+        differences.append(f"{definition} is newer than the operator, which does not know {_names(unknown)}")
     return differences
 
 
-def _named(paths: list[str]) -> str:
-    more = len(paths) - MOST_NAMED
-    return ", ".join(paths[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+def _names(paths: list[str]) -> str:
+    more = len(paths) - MAX_NAMED_FIELDS
+    return ", ".join(paths[:MAX_NAMED_FIELDS]) + (f" and {more} more" if more > 0 else "")

@@ -71,8 +71,8 @@ WATCHED = (
 _BY_NAME = {(kind.api_version, kind.kind): kind for kind in (POOL, SECRET, CLAIM, EVENT, LEASE, *WATCHED)}
 
 
-def kind_of(which: Manifest | Ref) -> ResourceKind:
+def kind_of(target: Manifest | Ref) -> ResourceKind:
     """Return the kind of a manifest or reference. Raises KeyError if it is not listed here."""
-    if isinstance(which, Ref):
-        return _BY_NAME[which.api_version, which.kind]
-    return _BY_NAME[which["apiVersion"], which["kind"]]
+    if isinstance(target, Ref):
+        return _BY_NAME[target.api_version, target.kind]
+    return _BY_NAME[target["apiVersion"], target["kind"]]

@@ -7,7 +7,7 @@ selected namespaces has these as Roles in each of them and does not need `CLUSTE
 from dataclasses import dataclass
 
 READ = ("get", "list", "watch")
-OWN = (*READ, "create", "patch", "delete")
+MANAGE = (*READ, "create", "patch", "delete")
 """Verbs to create, watch and delete objects."""
 
 
@@ -18,7 +18,7 @@ class PermissionRule:
     group: str
     resources: tuple[str, ...]
     verbs: tuple[str, ...]
-    why: str
+    purpose: str
     names: tuple[str, ...] = ()
 
 
@@ -29,7 +29,7 @@ POOLS = (
         "penstock.dev", ("servingpools/finalizers",), ("update",), "makes objects owned by their pool"
     ),
     PermissionRule(
-        "", ("configmaps", "serviceaccounts", "services"), OWN, "creates and updates those of a pool"
+        "", ("configmaps", "serviceaccounts", "services"), MANAGE, "creates and updates those of a pool"
     ),
     PermissionRule(
         "",
@@ -44,23 +44,23 @@ POOLS = (
     PermissionRule(
         "", ("events",), ("list", "create", "patch"), "reads Warnings about pods, writes Events of pools"
     ),
-    PermissionRule("apps", ("deployments", "statefulsets"), OWN, "routers and replicas"),
-    PermissionRule("policy", ("poddisruptionbudgets",), OWN, "limits evictions during node drains"),
+    PermissionRule("apps", ("deployments", "statefulsets"), MANAGE, "routers and replicas"),
+    PermissionRule("policy", ("poddisruptionbudgets",), MANAGE, "limits evictions during node drains"),
     PermissionRule(
         "networking.k8s.io",
         ("ingresses", "networkpolicies"),
-        OWN,
+        MANAGE,
         "exposes routers, and restricts who reaches them",
     ),
-    PermissionRule("autoscaling", ("horizontalpodautoscalers",), OWN, "`autoscaling.by: hpa`"),
-    PermissionRule("keda.sh", ("scaledobjects",), OWN, "`autoscaling.by: keda`"),
-    PermissionRule("gateway.networking.k8s.io", ("httproutes",), OWN, "exposes routers through a Gateway"),
+    PermissionRule("autoscaling", ("horizontalpodautoscalers",), MANAGE, "`autoscaling.by: hpa`"),
+    PermissionRule("keda.sh", ("scaledobjects",), MANAGE, "`autoscaling.by: keda`"),
+    PermissionRule("gateway.networking.k8s.io", ("httproutes",), MANAGE, "exposes routers through a Gateway"),
     PermissionRule(
-        "inference.networking.k8s.io", ("inferencepools",), OWN, "lets Gateways ask the pools' pickers"
+        "inference.networking.k8s.io", ("inferencepools",), MANAGE, "lets Gateways ask the pools' pickers"
     ),
-    PermissionRule("monitoring.coreos.com", ("servicemonitors",), OWN, "Prometheus finds pools"),
+    PermissionRule("monitoring.coreos.com", ("servicemonitors",), MANAGE, "Prometheus finds pools"),
     PermissionRule(
-        "rbac.authorization.k8s.io", ("rolebindings", "roles"), OWN, "lets routers watch their replicas"
+        "rbac.authorization.k8s.io", ("rolebindings", "roles"), MANAGE, "lets routers watch their replicas"
     ),
     PermissionRule(
         "discovery.k8s.io",

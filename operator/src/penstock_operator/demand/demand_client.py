@@ -11,13 +11,13 @@ import httpx2
 import orjson
 import structlog
 
-from penstock_operator.demand.demand_page import DemandReading, reading_of
+from penstock_operator.demand.demand_page import DemandReport, parse_demand_page
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.pods import is_ready
 
-ASK_S = 2.0
+TIMEOUT_S = 2.0
 """Timeout of one pod's answer."""
-ANSWER_BYTES = 4 * 2**20
+MAX_ANSWER_BYTES = 4 * 2**20
 """Largest answer that is read; one of 32 tiers and 1,000 replicas has a tenth of it."""
 
 log = structlog.get_logger()
@@ -28,41 +28,41 @@ class DemandClient:
 
     def __init__(self) -> None:
         limits = httpx2.Limits(max_connections=64, max_keepalive_connections=0)
-        self._http = httpx2.AsyncClient(timeout=ASK_S, limits=limits, trust_env=False)
-        self._silent: set[str] = set()
+        self._http = httpx2.AsyncClient(timeout=TIMEOUT_S, limits=limits, trust_env=False)
+        self._failing: set[str] = set()
 
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()
 
-    async def ask(self, pods: Sequence[Manifest], port: int) -> tuple[DemandReading, ...]:
+    async def fetch(self, pods: Sequence[Manifest], port: int) -> tuple[DemandReport, ...]:
         """Return the reports of all pods that are ready and answer at this port."""
-        answers = await asyncio.gather(*(self._ask(pod, port) for pod in pods if is_ready(pod)))
+        answers = await asyncio.gather(*(self._fetch_pod(pod, port) for pod in pods if is_ready(pod)))
         return tuple(answer for answer in answers if answer is not None)
 
-    def _log_change(self, uid: str, name: str, trouble: str | None) -> None:
+    def _log_change(self, uid: str, name: str, error: str | None) -> None:
         """Log once when a pod stops answering, and once when it answers again."""
-        if trouble is None and uid in self._silent:
-            self._silent.discard(uid)
+        if error is None and uid in self._failing:
+            self._failing.discard(uid)
             log.info("demand is reported again", pod=name)
-        elif trouble is not None and uid not in self._silent:
-            self._silent.add(uid)
-            log.warning("demand is not reported", pod=name, error=trouble)
+        elif error is not None and uid not in self._failing:
+            self._failing.add(uid)
+            log.warning("demand is not reported", pod=name, error=error)
 
-    async def _ask(self, pod: Manifest, port: int) -> DemandReading | None:
+    async def _fetch_pod(self, pod: Manifest, port: int) -> DemandReport | None:
         metadata, address = pod["metadata"], pod["status"]["podIP"]
         host = f"[{address}]" if ":" in address else address
-        reading, trouble = None, None
+        report, failure = None, None
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 page = await self._read(f"http://{host}:{port}/penstock/v1/demand")
-            reading = reading_of(metadata["uid"], page)
+            report = parse_demand_page(metadata["uid"], page)
         except (httpx2.HTTPError, OSError, TimeoutError) as error:
-            trouble = str(error).partition("\n")[0] or type(error).__name__
+            failure = str(error).partition("\n")[0] or type(error).__name__
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            trouble = f"its demand page is invalid: {error!r}"
-        self._log_change(metadata["uid"], metadata["name"], trouble)
-        return reading
+            failure = f"its demand page is invalid: {error!r}"
+        self._log_change(metadata["uid"], metadata["name"], failure)
+        return report
 
     async def _read(self, url: str) -> dict[str, object]:
         async with self._http.stream("GET", url) as response:
@@ -70,7 +70,7 @@ class DemandClient:
             body = bytearray()
             async for chunk in response.aiter_bytes():
                 body += chunk
-                if len(body) > ANSWER_BYTES:
-                    raise ValueError(f"more than {ANSWER_BYTES} bytes")
-            found: dict[str, object] = orjson.loads(body)
-            return found
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise ValueError(f"more than {MAX_ANSWER_BYTES} bytes")
+            page: dict[str, object] = orjson.loads(body)
+            return page

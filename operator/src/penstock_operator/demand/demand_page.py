@@ -15,7 +15,7 @@ Counters = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class DemandReading:
+class DemandReport:
     """One pod's demand. pod: uid of the pod that made it; since_s: how long it has counted."""
 
     pod: str
@@ -25,13 +25,13 @@ class DemandReading:
     replicas: Sequence[Mapping[str, Any]] = ()
 
 
-def reading_of(pod: str, page: Mapping[str, Any]) -> DemandReading:
+def parse_demand_page(pod: str, page: Mapping[str, Any]) -> DemandReport:
     """Parse a page from JSON. Raises KeyError, TypeError, ValueError or AttributeError if it is invalid."""
     tiers = {
         name: {counter: int(counts[counter]) for counter in (*COUNTERS, *ATTAINMENT)}
         for name, counts in page["tiers"].items()
     }
-    return DemandReading(
+    return DemandReport(
         pod, float(page["since_s"]), int(page["held"]), tiers, tuple(page.get("replicas", ()))
     )
 
@@ -44,11 +44,11 @@ class TierCounts:
     met: int = 0
 
 
-def counts_of(readings: Iterable[DemandReading]) -> dict[str, TierCounts]:
+def counts_of(reports: Iterable[DemandReport]) -> dict[str, TierCounts]:
     """Return attainment since the processes started, by tier."""
-    found: dict[str, TierCounts] = {}
-    for reading in readings:
-        for name, tier in reading.tiers.items():
-            so_far = found.get(name, TierCounts())
-            found[name] = TierCounts(so_far.judged + tier["all_judged"], so_far.met + tier["all_met"])
-    return found
+    counts: dict[str, TierCounts] = {}
+    for report in reports:
+        for name, tier in report.tiers.items():
+            before = counts.get(name, TierCounts())
+            counts[name] = TierCounts(before.judged + tier["all_judged"], before.met + tier["all_met"])
+    return counts

@@ -75,7 +75,7 @@ def picker_service_name(pool: str) -> str:
     return f"{pool}-picker"
 
 
-def learned_name(pool: str) -> str:
+def learned_capacity_name(pool: str) -> str:
     """Return the name of the ConfigMap with the learned capacity of a replica."""
     return f"{pool}-learned"
 

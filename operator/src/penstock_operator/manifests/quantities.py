@@ -8,9 +8,9 @@ _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
 
-def quantity(given: str | int | float) -> Decimal | None:
+def quantity(text: str | int | float) -> Decimal | None:
     """Return the value of a quantity; None if it is invalid."""
-    parts = _QUANTITY.fullmatch(str(given))
+    parts = _QUANTITY.fullmatch(str(text))
     if parts is None:
         return None
     number, suffix = Decimal(parts[1]), parts[2] or ""

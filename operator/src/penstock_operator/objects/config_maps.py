@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from math import inf
 
 from penstock_operator.manifests.manifest import Manifest
-from penstock_operator.manifests.names import Component, learned_name, replica_name, router_name
+from penstock_operator.manifests.names import Component, learned_capacity_name, replica_name, router_name
 from penstock_operator.objects.owned_object import child
 from penstock_operator.objects.pool_file import replica_file, router_file
 from penstock_operator.objects.render_context import RenderContext
@@ -33,13 +33,13 @@ def learned_config_map(context: RenderContext) -> tuple[Manifest, ...]:
     if capacity_rps is None:
         return ()
     data = {CAPACITY_ENTRY: f"{capacity_rps:.3g}"}
-    return (child(context, "v1", "ConfigMap", learned_name(context.name), data=data),)
+    return (child(context, "v1", "ConfigMap", learned_capacity_name(context.name), data=data),)
 
 
 def learned_capacity_rps(pool: str, children: Iterable[Manifest]) -> float | None:
     """Return the learned capacity in requests per second; None if it is missing or invalid."""
     for one in children:
-        if one["kind"] == "ConfigMap" and one["metadata"]["name"] == learned_name(pool):
+        if one["kind"] == "ConfigMap" and one["metadata"]["name"] == learned_capacity_name(pool):
             try:
                 capacity_rps = float(one["data"][CAPACITY_ENTRY])
             except (KeyError, TypeError, ValueError):

@@ -6,7 +6,7 @@ from penstock_pool.pod_spec import Resources
 from penstock_pool.time_models import SUFFIX
 
 from penstock_operator.objects.render_context import RenderContext
-from penstock_operator.objects.security_contexts import OWN_SECURITY
+from penstock_operator.objects.security_contexts import PENSTOCK_SECURITY
 
 Json = dict[str, Any]
 
@@ -42,7 +42,7 @@ def container(context: RenderContext, name: str, image: str, **fields: Any) -> J
         "name": name,
         "image": image,
         "imagePullPolicy": context.settings.image_pull_policy,
-        "securityContext": OWN_SECURITY,
+        "securityContext": PENSTOCK_SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **fields,
     }
@@ -57,13 +57,13 @@ def engine_key(context: RenderContext, *variables: str) -> list[Json]:
     return [{"name": variable, "valueFrom": source} for variable in variables]
 
 
-def resources(given: Resources, default: Json) -> Json:
+def resources(specified: Resources, default: Json) -> Json:
     """Return the pool's resources; missing requests and limits are taken from the default."""
-    specified = given.model_dump(exclude_defaults=True)
+    given = specified.model_dump(exclude_defaults=True)
     return {
-        part: specified.get(part, default.get(part))
+        part: given.get(part, default.get(part))
         for part in ("limits", "requests")
-        if specified or default.get(part)
+        if given or default.get(part)
     }
 
 
@@ -93,15 +93,15 @@ def config_volume(config_map: str, *more: Json) -> Json:
 
 def time_model_source(context: RenderContext) -> tuple[Json, ...]:
     """Return the source of the measured time model for that volume; empty for a built-in model."""
-    named = context.pool.spec.engine.time_model
-    if not named.endswith(SUFFIX):
+    time_model = context.pool.spec.engine.time_model
+    if not time_model.endswith(SUFFIX):
         return ()
-    items = [{"key": TIME_MODEL_ENTRY, "path": named}]
-    return ({"configMap": {"name": named.removesuffix(SUFFIX), "items": items}},)
+    items = [{"key": TIME_MODEL_ENTRY, "path": time_model}]
+    return ({"configMap": {"name": time_model.removesuffix(SUFFIX), "items": items}},)
 
 
 def tls_volume(secret: str, entries: tuple[str, ...], mount: Json = TLS_MOUNT) -> Json:
     """Return a volume with only these entries of the TLS Secret. mount: of that volume."""
     items = [{"key": entry, "path": entry} for entry in entries]
-    shown = {"secretName": secret, "items": items, "defaultMode": READABLE}
-    return {"name": mount["name"], "secret": shown}
+    source = {"secretName": secret, "items": items, "defaultMode": READABLE}
+    return {"name": mount["name"], "secret": source}

@@ -57,7 +57,7 @@ SCHEDULER = "penstock_vllm.scheduler.PenstockScheduler"
 TERMINATION_LOG = "/dev/termination-log"
 """Path of the termination message. If the file is empty, Kubernetes uses the end of the container's log."""
 
-UNTIL_IT_LISTENS = "until grep -q '^SigCgt:.*[4-7c-f]...$' /proc/1/status; do sleep 0.2; done"
+WAIT_FOR_SIGTERM_HANDLER = "until grep -q '^SigCgt:.*[4-7c-f]...$' /proc/1/status; do sleep 0.2; done"
 """Shell command that waits until a container's first process catches SIGTERM (bit 14 of its signal mask).
 
 Linux ignores signals that a container's first process does not catch, and vLLM catches none while it is being
@@ -93,20 +93,20 @@ class EngineContainer:
 
 def engine(context: RenderContext) -> EngineContainer:
     """Return the pool's engine. Raises UnsupportedPool if it has no image."""
-    made = _TYPES[context.pool.spec.engine.type](context)
+    result = _TYPES[context.pool.spec.engine.type](context)
     if key := engine_key(context, ENGINE_KEY, "VLLM_API_KEY"):
-        made.container["env"] = [*key, *made.container.get("env", [])]
-    return _with_tls(context, made) if context.engine_tls else made
+        result.container["env"] = [*key, *result.container.get("env", [])]
+    return _with_tls(context, result) if context.engine_tls else result
 
 
-def _with_tls(context: RenderContext, made: EngineContainer) -> EngineContainer:
+def _with_tls(context: RenderContext, result: EngineContainer) -> EngineContainer:
     """Return the engine with TLS. It requires no certificate of clients, because the kubelet has none."""
-    engine = made.container
+    engine = result.container
     engine["args"] = [*_TLS, *engine["args"]]
     engine["env"] = [*engine.get("env", []), *_env(TLS_ENVIRONMENT)]
     engine["volumeMounts"] = [*engine["volumeMounts"], ENGINE_TLS_MOUNT]
     volume = tls_volume(tls_name(context.name), TLS_ENTRIES, ENGINE_TLS_MOUNT)
-    return replace(made, volumes=(*made.volumes, volume))
+    return replace(result, volumes=(*result.volumes, volume))
 
 
 def engine_last(template: Json) -> Json:
@@ -124,8 +124,8 @@ def _simulated(context: RenderContext) -> EngineContainer:
     spec = context.pool.spec.engine
     listen = ["--host", "0.0.0.0", "--port", str(ENGINE_PORT)]
     stop = ["--drain-s", f"{ENGINE_STOP_S / 2:g}"]
-    temporary, its_mount = empty_folder("tmp", "/tmp", sizeLimit="64Mi")
-    made = container(
+    temporary, temporary_mount = empty_folder("tmp", "/tmp", sizeLimit="64Mi")
+    result = container(
         context,
         ENGINE,
         spec.image or context.settings.simulator_image,
@@ -139,10 +139,10 @@ def _simulated(context: RenderContext) -> EngineContainer:
         volumeMounts=[
             CONFIG_MOUNT,
             TELEMETRY_MOUNT,
-            its_mount,
+            temporary_mount,
         ],
     )
-    return EngineContainer(made, volumes=(temporary,))
+    return EngineContainer(result, volumes=(temporary,))
 
 
 def _vllm(context: RenderContext) -> EngineContainer:
@@ -156,27 +156,36 @@ def _vllm(context: RenderContext) -> EngineContainer:
         resources={"requests": {"cpu": "50m", "memory": "64Mi"}},
         volumeMounts=[plugin_mount],
     )
-    served = ["--served-model-name", context.pool.spec.model.name]
+    name_flags = ["--served-model-name", context.pool.spec.model.name]
     listen = ["--host", "0.0.0.0", "--port", str(ENGINE_PORT)]
-    bounds = {
+    limits = {
         "--tensor-parallel-size": spec.tensor_parallel_size,
         "--max-model-len": spec.max_model_len,
         "--max-num-batched-tokens": scheduling.max_batch_tokens,
         "--max-num-seqs": scheduling.max_running,
     }
-    flags = [word for flag, value in bounds.items() for word in (flag, str(value))]
-    cached = cache_arguments(spec)
-    made = _others(
+    flags = [word for flag, value in limits.items() for word in (flag, str(value))]
+    cache_flags = cache_arguments(spec)
+    result = _third_party(
         context,
         spec.image or context.settings.vllm_image,
         command=["vllm", "serve"],
-        args=[_model(context), *served, *listen, *flags, "--scheduler-cls", SCHEDULER, *cached, *spec.args],
+        args=[
+            _model(context),
+            *name_flags,
+            *listen,
+            *flags,
+            "--scheduler-cls",
+            SCHEDULER,
+            *cache_flags,
+            *spec.args,
+        ],
         resources=resources(_with_gpus(spec), {}),
-        lifecycle={"preStop": {"exec": {"command": ["sh", "-c", UNTIL_IT_LISTENS]}}},
+        lifecycle={"preStop": {"exec": {"command": ["sh", "-c", WAIT_FOR_SIGTERM_HANDLER]}}},
     )
-    made.container["env"] += _env({"PYTHONPATH": PLUGIN_FOLDER, **_plugin_environment(context)})
-    made.container["volumeMounts"] += [{**plugin_mount, "readOnly": True}, TELEMETRY_MOUNT, CONFIG_MOUNT]
-    return EngineContainer(made.container, (copy,), (*made.volumes, plugin))
+    result.container["env"] += _env({"PYTHONPATH": PLUGIN_FOLDER, **_plugin_environment(context)})
+    result.container["volumeMounts"] += [{**plugin_mount, "readOnly": True}, TELEMETRY_MOUNT, CONFIG_MOUNT]
+    return EngineContainer(result.container, (copy,), (*result.volumes, plugin))
 
 
 def _with_gpus(spec: EngineSpec) -> Resources:
@@ -219,8 +228,8 @@ def _env(variables: Mapping[str, str]) -> list[Json]:
 
 def _time_model(context: RenderContext) -> str:
     """Return the name of a built-in time model, or the path at which the measured one is mounted."""
-    named = context.pool.spec.engine.time_model
-    return f"{CONFIG_FOLDER}/{named}" if time_model_source(context) else named
+    time_model = context.pool.spec.engine.time_model
+    return f"{CONFIG_FOLDER}/{time_model}" if time_model_source(context) else time_model
 
 
 def _openai(context: RenderContext) -> EngineContainer:
@@ -229,29 +238,29 @@ def _openai(context: RenderContext) -> EngineContainer:
         raise UnsupportedPool(
             "spec.engine.image: missing; an engine of type openai runs from the image named here"
         )
-    return _others(context, spec.image, args=list(spec.args), resources=resources(spec.resources, {}))
+    return _third_party(context, spec.image, args=list(spec.args), resources=resources(spec.resources, {}))
 
 
-def _others(context: RenderContext, image: str, **started: Any) -> EngineContainer:
+def _third_party(context: RenderContext, image: str, **fields: Any) -> EngineContainer:
     """Return an engine with a third-party image: writable home, shared memory, model."""
     cache, cache_mount = empty_folder("engine-cache", CACHE_FOLDER)
     shared, shared_mount = empty_folder("shared-memory", "/dev/shm", medium="Memory")
-    temporary, its_mount = empty_folder("tmp", "/tmp")
+    temporary, temporary_mount = empty_folder("tmp", "/tmp")
     weights = _weights(context)
-    made = container(
+    result = container(
         context,
         ENGINE,
         image,
         securityContext=ENGINE_SECURITY,
         restartPolicy="Always",
-        env=_env(_HOME),
+        env=_env(_HOME_ENVIRONMENT),
         ports=[_PORT],
         startupProbe=probe("/health", ENGINE, period_s=5, failures=MODEL_LOAD_S // 5, tls=context.engine_tls),
         livenessProbe=_liveness(context),
-        volumeMounts=[cache_mount, shared_mount, its_mount, *([_MODEL_MOUNT] if weights else [])],
-        **started,
+        volumeMounts=[cache_mount, shared_mount, temporary_mount, *([_MODEL_MOUNT] if weights else [])],
+        **fields,
     )
-    return EngineContainer(made, volumes=(cache, shared, temporary, *weights))
+    return EngineContainer(result, volumes=(cache, shared, temporary, *weights))
 
 
 def _liveness(context: RenderContext) -> Json:
@@ -285,7 +294,7 @@ _TLS = [
     "--enable-ssl-refresh",
 ]
 _MODEL_MOUNT = {"name": "model", "mountPath": MODEL_FOLDER, "readOnly": True}
-_HOME = {
+_HOME_ENVIRONMENT = {
     "HOME": CACHE_FOLDER,
     "HF_HOME": f"{CACHE_FOLDER}/huggingface",
     "XDG_CACHE_HOME": f"{CACHE_FOLDER}/cache",

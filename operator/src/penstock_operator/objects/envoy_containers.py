@@ -31,7 +31,7 @@ THREADS = 2
 RESOURCES: Json = {"requests": {"cpu": "200m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
 """Default resources of Envoy, for 1,000 open streams; `podTemplate` overrides them by container name."""
 
-SMALL: Json = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
+INIT_RESOURCES: Json = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
 
 
 class EnvoyContainers(NamedTuple):
@@ -58,7 +58,7 @@ def _first_endpoints(context: RenderContext, shared: Json) -> Json:
         context.pool.spec.router.image or context.settings.picker_image,
         command=["python", "-m", "penstock_picker.first_endpoints"],
         args=[envoy_settings(context).endpoints_file],
-        resources=SMALL,
+        resources=INIT_RESOURCES,
         volumeMounts=[shared],
     )
 
@@ -69,8 +69,8 @@ def _envoy(context: RenderContext, shared: Json) -> Json:
         mounts.append(CERTIFICATE_MOUNT)
     if context.settings.tls:
         mounts.append(TLS_MOUNT)
-    ready = {"httpGet": {"path": "/ready", "port": ENVOY}, "periodSeconds": 1, "timeoutSeconds": 5}
-    alive = {"tcpSocket": {"port": ENVOY}, "periodSeconds": 10, "timeoutSeconds": 5}
+    readiness = {"httpGet": {"path": "/ready", "port": ENVOY}, "periodSeconds": 1, "timeoutSeconds": 5}
+    liveness = {"tcpSocket": {"port": ENVOY}, "periodSeconds": 10, "timeoutSeconds": 5}
     return container(
         context,
         ENVOY,
@@ -92,9 +92,9 @@ def _envoy(context: RenderContext, shared: Json) -> Json:
             {"name": api_port(context).name, "containerPort": ROUTER_PORT},
             {"name": ENVOY, "containerPort": ENVOY_PORT},
         ],
-        startupProbe={**ready, "failureThreshold": 60},
-        livenessProbe={**alive, "failureThreshold": 6},
-        readinessProbe={**ready, "failureThreshold": 2},
+        startupProbe={**readiness, "failureThreshold": 60},
+        livenessProbe={**liveness, "failureThreshold": 6},
+        readinessProbe={**readiness, "failureThreshold": 2},
         resources=RESOURCES,
         volumeMounts=mounts,
     )

@@ -8,10 +8,10 @@ no scale-up, nor do requests that no replica could ever serve.
 
 KEDA queries Prometheus and takes the largest of these as the number of replicas:
 
-- filled: the admitted requests as a number of full replicas, divided by `FILL`;
-- short: replicas that were ready / admitted share of the worst tier, if that share is below
-  `targetAttainment`; divided by `FILL`, and at most twice the ready replicas. Both values are of the same two
-  minutes, so rejections by fewer replicas do not count against more;
+- filled: the admitted requests as a number of full replicas, divided by `TARGET_FILL`;
+- shortfall: ready replicas / admitted share of the worst tier, if that share is below `targetAttainment`;
+  divided by `TARGET_FILL`, and at most twice the ready replicas. Both values are of the same two minutes, so
+  rejections by fewer replicas do not count against more;
 - if the pool scales to zero: 1 while any request is open, including requests that wait for a replica. This
   starts the first replica.
 
@@ -33,23 +33,23 @@ from penstock_operator.objects.render_context import RenderContext
 
 Json = dict[str, Any]
 
-FILL = 0.9
+TARGET_FILL = 0.9
 """Planned utilization of replicas. The rest serves new demand while more replicas start."""
 
-LEAST_KEPT = 0.5
+MIN_ADMITTED_SHARE = 0.5
 """Upper limit of one scale-up as a factor, because its effect is measured only when the replicas run."""
 
-FEWEST = 3
+MIN_NOT_ADMITTED = 3
 """Fewest requests that were not admitted that cause a scale-up."""
 
-AVERAGED = "2m"
+RATE_WINDOW = "2m"
 """Window over which demand is averaged: four scrapes at Prometheus' usual interval of 30 s."""
 
-POLL_S = 15
+POLL_INTERVAL_S = 15
 """Seconds between two evaluations, of both autoscalers."""
 
 
-class _Counted(NamedTuple):
+class _RequestMetrics(NamedTuple):
     """Metrics of the processes that count requests: routers, or sidecars behind another gateway.
 
     prefix: of their names. labels: that select them. ready: the metric of replicas that take requests.
@@ -77,7 +77,7 @@ def _horizontal(context: RenderContext, autoscaling: Autoscaling) -> Manifest:
         "type": "Pods",
         "pods": {
             "metric": {"name": "penstock_replica_filled_ratio"},
-            "target": {"type": "AverageValue", "averageValue": f"{FILL * 1000:g}m"},
+            "target": {"type": "AverageValue", "averageValue": f"{TARGET_FILL * 1000:g}m"},
         },
     }
     spec = {
@@ -95,7 +95,7 @@ def _scaled_object(context: RenderContext, autoscaling: Autoscaling) -> Manifest
         "scaleTargetRef": _target(context),
         "minReplicaCount": autoscaling.min_replicas,
         "maxReplicaCount": autoscaling.max_replicas,
-        "pollingInterval": POLL_S,
+        "pollingInterval": POLL_INTERVAL_S,
         "cooldownPeriod": round(autoscaling.idle_timeout_s),
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(autoscaling)}},
         "triggers": [
@@ -121,37 +121,46 @@ def _trigger(autoscaling: Autoscaling, query: str, threshold: float) -> Json:
 
 def _queries(context: RenderContext, autoscaling: Autoscaling) -> list[tuple[str, float]]:
     """Return Prometheus queries, by a ServiceMonitor's labels, and the value that one replica can serve."""
-    within = f'namespace="{context.owner.namespace}"'
-    replicas = f'{within},service="{replicas_service_name(context.name)}"'
-    counted = (
-        _Counted("penstock_router", f'{within},service="{context.name}"', "penstock_router_replica_ready")
+    namespace = f'namespace="{context.owner.namespace}"'
+    replicas = f'{namespace},service="{replicas_service_name(context.name)}"'
+    metrics = (
+        _RequestMetrics(
+            "penstock_router", f'{namespace},service="{context.name}"', "penstock_router_replica_ready"
+        )
         if context.gateway.front == "router"
-        else _Counted("penstock_replica_http", replicas, "penstock_replica_engine_ready")
+        else _RequestMetrics("penstock_replica_http", replicas, "penstock_replica_engine_ready")
     )
-    open_requests = f"sum({counted.prefix}_open_requests{{{counted.labels}}})"
-    without = f"(sum({counted.ready}{{{counted.labels}}}) or 0 * {open_requests}) == 0"
-    short = _short(context, replicas, counted, autoscaling.attainment_wanted)
-    asked = [
-        (f"sum(penstock_replica_filled_ratio{{{replicas}}}) or {without}", FILL),
-        (f"{short} or 0 * {open_requests}", FILL),
+    open_requests = f"sum({metrics.prefix}_open_requests{{{metrics.labels}}})"
+    no_replicas = f"(sum({metrics.ready}{{{metrics.labels}}}) or 0 * {open_requests}) == 0"
+    shortfall = _shortfall_query(context, replicas, metrics, autoscaling.attainment_wanted)
+    queries = [
+        (f"sum(penstock_replica_filled_ratio{{{replicas}}}) or {no_replicas}", TARGET_FILL),
+        (f"{shortfall} or 0 * {open_requests}", TARGET_FILL),
     ]
     if autoscaling.min_replicas == 0:
-        asked.append((f"clamp_max({open_requests}, 1)", 1.0))
-    return asked
+        queries.append((f"clamp_max({open_requests}, 1)", 1.0))
+    return queries
 
 
-def _short(context: RenderContext, replicas: str, counted: _Counted, wanted: float) -> str:
+def _shortfall_query(
+    context: RenderContext, replicas: str, metrics: _RequestMetrics, target_share: float
+) -> str:
     """Return the query of the replicas needed to admit all demand; empty result if enough was admitted."""
-    idle = "|".join(tier.name for tier in context.pool.spec.tiers if tier.best_effort)
-    demand = f'{counted.labels},verdict!="never"' + (f',tier!~"{idle}"' if idle else "")
-    verdicts = f"{counted.prefix}_verdicts_total{{{demand}"
-    ready = f"avg_over_time(sum(penstock_replica_engine_ready{{{replicas}}})[{AVERAGED}:{POLL_S}s])"
-    kept = (
-        f'sum by (tier) (rate({verdicts},verdict="admitted"}}[{AVERAGED}]))'
-        f" / sum by (tier) (rate({verdicts}}}[{AVERAGED}]))"
+    best_effort_tiers = "|".join(tier.name for tier in context.pool.spec.tiers if tier.best_effort)
+    demand = f'{metrics.labels},verdict!="never"' + (
+        f',tier!~"{best_effort_tiers}"' if best_effort_tiers else ""
     )
-    refused = f'sum by (tier) (increase({verdicts},verdict!="admitted"}}[{AVERAGED}]))'
-    return f"{ready} / clamp_min(min({kept} < {wanted:g} and {refused} >= {FEWEST}), {LEAST_KEPT:g})"
+    verdicts = f"{metrics.prefix}_verdicts_total{{{demand}"
+    ready = (
+        f"avg_over_time(sum(penstock_replica_engine_ready{{{replicas}}})[{RATE_WINDOW}:{POLL_INTERVAL_S}s])"
+    )
+    admitted_share = (
+        f'sum by (tier) (rate({verdicts},verdict="admitted"}}[{RATE_WINDOW}]))'
+        f" / sum by (tier) (rate({verdicts}}}[{RATE_WINDOW}]))"
+    )
+    not_admitted = f'sum by (tier) (increase({verdicts},verdict!="admitted"}}[{RATE_WINDOW}]))'
+    short = f"{admitted_share} < {target_share:g} and {not_admitted} >= {MIN_NOT_ADMITTED}"
+    return f"{ready} / clamp_min(min({short}), {MIN_ADMITTED_SHARE:g})"
 
 
 def _behavior(autoscaling: Autoscaling) -> Json:
@@ -163,4 +172,7 @@ def _rules(autoscaling: ScaleUp | ScaleDown) -> Json:
     window: Json = {"stabilizationWindowSeconds": min(round(autoscaling.stabilization_window_s), 3600)}
     if autoscaling.max_step is None:
         return window
-    return {**window, "policies": [{"type": "Pods", "value": autoscaling.max_step, "periodSeconds": POLL_S}]}
+    return {
+        **window,
+        "policies": [{"type": "Pods", "value": autoscaling.max_step, "periodSeconds": POLL_INTERVAL_S}],
+    }

@@ -13,7 +13,7 @@ from penstock_operator.objects.render_context import RenderContext
 from penstock_operator.objects.services import api_port
 
 API_PATH = "/v1"
-LONGEST_ANSWER_S = 3600
+ANSWER_TIMEOUT_S = 3600
 """Timeout of the ingress controller for an answer, in its annotations."""
 
 _NGINX = "nginx.ingress.kubernetes.io"
@@ -49,7 +49,7 @@ def _for_nginx(context: RenderContext) -> dict[str, str]:
     return {
         **protocol,
         f"{_NGINX}/proxy-buffering": "off",
-        f"{_NGINX}/proxy-read-timeout": str(LONGEST_ANSWER_S),
-        f"{_NGINX}/proxy-send-timeout": str(LONGEST_ANSWER_S),
+        f"{_NGINX}/proxy-read-timeout": str(ANSWER_TIMEOUT_S),
+        f"{_NGINX}/proxy-send-timeout": str(ANSWER_TIMEOUT_S),
         f"{_NGINX}/proxy-body-size": str(context.pool.spec.router.max_body_bytes),
     }

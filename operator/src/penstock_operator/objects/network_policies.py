@@ -57,21 +57,23 @@ def router_network_policy(context: RenderContext) -> Manifest:
     Pickers of an InferencePool serve no API and are asked by Gateways.
     """
     front = context.gateway.front
-    asked = _from_gateways(context, PICKER_PORT) if front == "inferencePool" else {"ports": _tcp(ROUTER_PORT)}
-    inside = [ADMIN_PORT, ENVOY_PORT] if front == "envoy" else [ADMIN_PORT]
+    from_clients = (
+        _from_gateways(context, PICKER_PORT) if front == "inferencePool" else {"ports": _tcp(ROUTER_PORT)}
+    )
+    cluster_ports = [ADMIN_PORT, ENVOY_PORT] if front == "envoy" else [ADMIN_PORT]
     return _policy(
         context,
         router_name(context.name),
         Component.ROUTER,
-        [asked, {"from": [ANY_POD], "ports": _tcp(*inside)}],
+        [from_clients, {"from": [ANY_POD], "ports": _tcp(*cluster_ports)}],
     )
 
 
 def _from_gateways(context: RenderContext, port: int) -> dict[str, Any]:
     """Return the rule for the pods of Gateways, which run in the namespaces that the installation names."""
     namespaces = context.settings.gateway_namespaces
-    named = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": list(namespaces)}
-    peer = {"namespaceSelector": {"matchExpressions": [named]}} if namespaces else ANY_POD
+    in_namespaces = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": list(namespaces)}
+    peer = {"namespaceSelector": {"matchExpressions": [in_namespaces]}} if namespaces else ANY_POD
     return {"from": [peer], "ports": _tcp(port)}
 
 

@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 
 def pod_template(
-    context: RenderContext, component: Component, read: str, patch: Json | None, **spec: Any
+    context: RenderContext, component: Component, config_digest: str, patch: Json | None, **spec: Any
 ) -> Json:
     """Return the template of a component's pods, merged with the pool's `podTemplate`.
 
@@ -33,13 +33,13 @@ def pod_template(
             **spec,
         },
     }
-    ours: Json = {
+    enforced: Json = {
         "metadata": {
             "labels": component_labels(context.name, component),
-            "annotations": {CONFIG_ANNOTATION: read},
+            "annotations": {CONFIG_ANNOTATION: config_digest},
         }
     }
-    return merge_pod_template(merge_pod_template(base, patch or {}), ours)
+    return merge_pod_template(merge_pod_template(base, patch or {}), enforced)
 
 
 def _spread(pool: str, component: Component, key: str) -> Json:

@@ -107,7 +107,7 @@ ROUTER_READS: Reads = {
 
 def replica_file(pool: Pool, http: bool) -> str:
     """Return the pool file of replicas. http: whether they take HTTP. Raises as `router_file`."""
-    return write_document(_part(pool, HTTP_READS if http else REPLICA_READS))
+    return write_document(_document(pool, HTTP_READS if http else REPLICA_READS))
 
 
 def router_file(pool: Pool) -> str:
@@ -115,16 +115,16 @@ def router_file(pool: Pool) -> str:
 
     Raises UnsupportedPool if API keys are in a file, which clusters lack.
     """
-    document = _part(pool, ROUTER_READS)
+    document = _document(pool, ROUTER_READS)
     engine = pool.spec.engine
     if engine.caches_prefixes != engine.model_copy(update={"args": ()}).caches_prefixes:
         document["spec"].setdefault("routing", {})["order"] = pool.spec.routing_order
     if pool.spec.autoscaling is not None:
-        document["spec"]["autoscaling"] = _holding(pool)
+        document["spec"]["autoscaling"] = _autoscaling_fields(pool)
     return write_document(document)
 
 
-def _part(pool: Pool, reads: Reads) -> Json:
+def _document(pool: Pool, reads: Reads) -> Json:
     document: Json = pool.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"status"})
     spec = {part: _fields(document["spec"][part], reads[part]) for part in reads if part in document["spec"]}
     if "applications" in spec:
@@ -146,7 +146,7 @@ def _with_mounted_keys(application: Json) -> Json:
     return {**application, "keys": {"file": f"{KEYS_FOLDER}/{secret}/{KEYS_ENTRY}"}}
 
 
-def _holding(pool: Pool) -> Json:
+def _autoscaling_fields(pool: Pool) -> Json:
     """Return the fields of autoscaling that routers read: whether it scales to zero, and `wakeTimeout`."""
     autoscaling = pool.spec.autoscaling
     assert autoscaling is not None

@@ -15,7 +15,7 @@ class UnsupportedPool(Exception):
     """A valid pool that this operator cannot run. The message is for its status: field, cause, remedy."""
 
 
-class GatewayNow(NamedTuple):
+class GatewayStage(NamedTuple):
     """The gateway that serves a pool now, which may still change to the one of its spec.
 
     front: what runs in front of the replicas. serves: the gateway for which sidecars take HTTP; for `router`,
@@ -44,7 +44,7 @@ class RenderFacts:
     replicas: int
     credentials: Credentials | None
     capacity_rps: float | None = None
-    gateway: GatewayNow | None = None
+    gateway: GatewayStage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class RenderContext:
         return self.settings.tls and self.pool.spec.engine.direct
 
     @property
-    def gateway(self) -> GatewayNow:
+    def gateway(self) -> GatewayStage:
         """Return what is in front of the replicas now."""
-        wanted = self.pool.spec.gateway
-        return self.facts.gateway or GatewayNow(wanted, wanted)
+        gateway = self.pool.spec.gateway
+        return self.facts.gateway or GatewayStage(gateway, gateway)

@@ -19,22 +19,22 @@ from penstock_operator.objects.engine_container import engine, engine_last, uses
 from penstock_operator.objects.owned_object import child
 from penstock_operator.objects.pod_template import pod_template
 from penstock_operator.objects.render_context import RenderContext
-from penstock_operator.objects.rollout import SETTLE_S, replica_digest, replica_grace_s
+from penstock_operator.objects.rollout import MIN_READY_S, replica_digest, replica_grace_s
 from penstock_operator.objects.sidecar_container import SERVER_ENTRIES, TEMPORARY, sidecar
 
 
 def replica_set(context: RenderContext) -> Manifest:
     """Return the StatefulSet. Raises UnsupportedPool."""
-    name, beside = replica_name(context.name), engine(context)
+    name, engine_container = replica_name(context.name), engine(context)
     volumes = [
         config_volume(name, *time_model_source(context)),
         {"name": TELEMETRY_MOUNT["name"], "emptyDir": {"sizeLimit": "1Mi"}},
         {"name": TEMPORARY, "emptyDir": {"sizeLimit": "64Mi"}},
-        *beside.volumes,
+        *engine_container.volumes,
     ]
     if context.settings.tls:
         volumes.append(tls_volume(tls_name(context.name), SERVER_ENTRIES))
-    runtime_class = context.settings.gpu_runtime_class if uses_gpus(beside.container) else None
+    runtime_class = context.settings.gpu_runtime_class if uses_gpus(engine_container.container) else None
     template = pod_template(
         context,
         Component.REPLICA,
@@ -43,7 +43,7 @@ def replica_set(context: RenderContext) -> Manifest:
         serviceAccountName=name,
         automountServiceAccountToken=False,
         terminationGracePeriodSeconds=replica_grace_s(context.pool),
-        initContainers=[*beside.init, beside.container],
+        initContainers=[*engine_container.init, engine_container.container],
         containers=[sidecar(context)],
         volumes=volumes,
         **({"runtimeClassName": runtime_class} if runtime_class else {}),
@@ -53,7 +53,7 @@ def replica_set(context: RenderContext) -> Manifest:
         "serviceName": replicas_service_name(context.name),
         "podManagementPolicy": "Parallel",
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}},
-        "minReadySeconds": SETTLE_S,
+        "minReadySeconds": MIN_READY_S,
         "revisionHistoryLimit": 5,
         "selector": {"matchLabels": selector(context.name, Component.REPLICA)},
         "template": engine_last(template),

@@ -23,7 +23,7 @@ from penstock_pool import Pool, TierSpec
 from penstock_operator.manifests.digest import digest
 from penstock_operator.objects.pool_file import replica_file, router_file
 
-LONGEST_DRAIN_S = 600.0
+MAX_DRAIN_S = 600.0
 """Upper limit of the drain in seconds, because nodes must be drained at some time."""
 
 ENGINE_STOP_S = 10.0
@@ -35,7 +35,7 @@ SLACK_S = 5.0
 LAME_DUCK_S = 5.0
 """Seconds for which a stopping router still serves, until proxies have removed it."""
 
-SETTLE_S = 3
+MIN_READY_S = 3
 """Seconds that a new replica is ready before the next one is replaced: routers connect in that time."""
 
 
@@ -72,7 +72,7 @@ def router_grace_s(pool: Pool) -> int:
 def longest_answer_s(pool: Pool) -> float:
     """Return the longest time that an admitted request may take within its SLO, at most the upper limit."""
     lengths = (_answer_s(tier, pool.spec.engine.max_model_len) for tier in pool.spec.tiers)
-    return min(max(lengths), LONGEST_DRAIN_S)
+    return min(max(lengths), MAX_DRAIN_S)
 
 
 def _answer_s(tier: TierSpec, tokens: int) -> float:
@@ -85,4 +85,4 @@ def _answer_s(tier: TierSpec, tokens: int) -> float:
         return tier.slo.e2e_s
     first_s = tier.slo.ttft if isinstance(tier.slo.ttft, float) else 0.0
     tpots_s = [one_s for one_s in (tier.slo.tpot_s, tier.slo.answer_tpot_s) if one_s is not None]
-    return first_s + tokens * max(tpots_s) if tpots_s else LONGEST_DRAIN_S
+    return first_s + tokens * max(tpots_s) if tpots_s else MAX_DRAIN_S

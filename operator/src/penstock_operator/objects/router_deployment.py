@@ -44,7 +44,7 @@ def router_deployment(context: RenderContext) -> Manifest:
     template = pod_template(
         context,
         Component.ROUTER,
-        _digest(context),
+        _config_digest(context),
         context.pool.spec.router.pod_template,
         serviceAccountName=name,
         terminationGracePeriodSeconds=router_grace_s(context.pool),
@@ -64,18 +64,18 @@ def router_deployment(context: RenderContext) -> Manifest:
 def _containers(context: RenderContext) -> Json:
     """Return the containers and volumes of the pod, by the pool's gateway."""
     if context.gateway.front != "envoy":
-        only = router(context) if context.gateway.front == "router" else picker(context)
+        container = router(context) if context.gateway.front == "router" else picker(context)
         return {
             "automountServiceAccountToken": True,
-            "containers": [only],
+            "containers": [container],
             "volumes": _volumes(context),
         }
-    made = envoy_containers(context)
+    envoy = envoy_containers(context)
     return {
         "automountServiceAccountToken": False,
-        "initContainers": list(made.init),
-        "containers": [made.main],
-        "volumes": [*_volumes(context), *made.volumes],
+        "initContainers": list(envoy.init),
+        "containers": [envoy.main],
+        "volumes": [*_volumes(context), *envoy.volumes],
     }
 
 
@@ -86,8 +86,8 @@ def _volumes(context: RenderContext) -> list[Json]:
     )
     volumes = [configuration, {"name": TEMPORARY_MOUNT["name"], "emptyDir": {"sizeLimit": "64Mi"}}]
     if context.settings.tls:
-        served = PICKER_ENTRIES if context.gateway.front == "inferencePool" else ()
-        volumes.append(tls_volume(tls_name(context.name), (*CLIENT_ENTRIES, *served)))
+        picker_entries = PICKER_ENTRIES if context.gateway.front == "inferencePool" else ()
+        volumes.append(tls_volume(tls_name(context.name), (*CLIENT_ENTRIES, *picker_entries)))
     return [*volumes, *_certificate_volumes(context)]
 
 
@@ -96,12 +96,12 @@ def _certificate_volumes(context: RenderContext) -> list[Json]:
     tls = context.pool.spec.router.tls
     if tls is None:
         return []
-    shown = {"secretName": tls.secret, "defaultMode": READABLE}
-    return [{"name": CERTIFICATE_MOUNT["name"], "secret": shown}]
+    source = {"secretName": tls.secret, "defaultMode": READABLE}
+    return [{"name": CERTIFICATE_MOUNT["name"], "secret": source}]
 
 
-def _digest(context: RenderContext) -> str:
+def _config_digest(context: RenderContext) -> str:
     """Return the digest of what the pod reads. Envoy reads its configuration only when it starts."""
-    read = router_digest(context.pool)
+    file_digest = router_digest(context.pool)
     configuration = [each["data"] for each in envoy_config_map(context)]
-    return digest([read, *configuration]) if configuration else read
+    return digest([file_digest, *configuration]) if configuration else file_digest

@@ -22,5 +22,5 @@ POD_SECURITY: dict[str, Any] = {
 ENGINE_SECURITY: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 """Security context of a container with a third-party image."""
 
-OWN_SECURITY: dict[str, Any] = {**ENGINE_SECURITY, "readOnlyRootFilesystem": True}
+PENSTOCK_SECURITY: dict[str, Any] = {**ENGINE_SECURITY, "readOnlyRootFilesystem": True}
 """Security context of a container with Penstock's image."""

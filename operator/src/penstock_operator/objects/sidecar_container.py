@@ -37,10 +37,10 @@ TEMPORARY = "sidecar-tmp"
 SERVER_ENTRIES = ("ca.crt", "tls.crt", "tls.key")
 """Entries of the TLS Secret that a replica needs."""
 
-START_S = 120
+START_TIMEOUT_S = 120
 """Time that a sidecar may take to start, of its startup probe."""
 
-IN_THE_CLEAR = "--http-insecure"
+INSECURE_HTTP = "--http-insecure"
 """Argument of a sidecar whose HTTP port is for Gateways of the cluster, which have no key of the pool."""
 
 RESOURCES: Json = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
@@ -66,7 +66,7 @@ def sidecar(context: RenderContext) -> Json:
             {"name": "metrics", "containerPort": METRICS_PORT},
             *([{"name": "http", "containerPort": REPLICA_HTTP_PORT}] if context.gateway.http else []),
         ],
-        startupProbe=probe("/health", "metrics", period_s=1, failures=_start_s(context)),
+        startupProbe=probe("/health", "metrics", period_s=1, failures=_start_timeout_s(context)),
         livenessProbe=probe("/health", "metrics", period_s=10, failures=6),
         readinessProbe=probe("/ready", "metrics", period_s=1, failures=2),
         resources=RESOURCES,
@@ -74,10 +74,10 @@ def sidecar(context: RenderContext) -> Json:
     )
 
 
-def _start_s(context: RenderContext) -> int:
+def _start_timeout_s(context: RenderContext) -> int:
     """Return the longest start in seconds: compiling the policy, and measuring the engine if needed."""
     engine = context.pool.spec.engine
-    return START_S + (math.ceil(engine.profile_timeout_s) if engine.time_model == AUTO else 0)
+    return START_TIMEOUT_S + (math.ceil(engine.profile_timeout_s) if engine.time_model == AUTO else 0)
 
 
 def _arguments(context: RenderContext) -> list[str]:
@@ -109,8 +109,8 @@ def _engine_arguments(context: RenderContext) -> list[str]:
 def _http_arguments(context: RenderContext) -> list[str]:
     if not context.gateway.http:
         return []
-    in_the_clear = [IN_THE_CLEAR] if context.gateway.serves == "inferencePool" else []
-    return [f"--http-port={REPLICA_HTTP_PORT}", *in_the_clear]
+    insecure = [INSECURE_HTTP] if context.gateway.serves == "inferencePool" else []
+    return [f"--http-port={REPLICA_HTTP_PORT}", *insecure]
 
 
 _TLS = [

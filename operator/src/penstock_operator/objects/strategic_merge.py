@@ -17,50 +17,50 @@ _CONTAINERS = ("initContainers", "containers")
 
 def merge_pod_template(base: Json, patch: Json) -> Json:
     """Return `base` merged with `patch`; neither is changed."""
-    return merged(base, _with_containers_at_home(base, patch))
+    return merge_maps(base, _move_containers(base, patch))
 
 
-def merged(base: Json, patch: Json) -> Json:
+def merge_maps(base: Json, patch: Json) -> Json:
     """Return one map merged with another."""
     result = dict(base)
     for field, value in patch.items():
         if value is None:
             result.pop(field, None)
         else:
-            result[field] = _laid_over(field, base.get(field), value)
+            result[field] = _merge_value(field, base.get(field), value)
     return result
 
 
-def _laid_over(field: str, base: Any, patch: Any) -> Any:
+def _merge_value(field: str, base: Any, patch: Any) -> Any:
     if isinstance(patch, dict):
-        return merged(base if isinstance(base, dict) else {}, patch)
+        return merge_maps(base if isinstance(base, dict) else {}, patch)
     if isinstance(patch, list):
-        return _merged_list(field, base if isinstance(base, list) else [], patch)
+        return _merge_lists(field, base if isinstance(base, list) else [], patch)
     return patch
 
 
-def _merged_list(field: str, base: list[Any], patch: list[Any]) -> list[Any]:
+def _merge_lists(field: str, base: list[Any], patch: list[Any]) -> list[Any]:
     key = list_key(field, base + patch)
     if key is None:
         return patch
     entries = {item[key]: item for item in base}
     for item in patch:
-        entries[item[key]] = merged(entries.get(item[key], {}), item)
+        entries[item[key]] = merge_maps(entries.get(item[key], {}), item)
     return list(entries.values())
 
 
-def _with_containers_at_home(base: Json, patch: Json) -> Json:
+def _move_containers(base: Json, patch: Json) -> Json:
     """Return the patch with each of Penstock's containers in the list in which the base has it."""
     spec = patch.get("spec")
     if not isinstance(spec, dict):
         return patch
-    homes = {
+    lists = {
         container["name"]: field for field in _CONTAINERS for container in base.get("spec", {}).get(field, [])
     }
-    placed: dict[str, list[Any]] = {}
+    moved: dict[str, list[Any]] = {}
     for field in _CONTAINERS:
         for container in spec.get(field) or []:
             name = container.get("name") if isinstance(container, dict) else None
-            placed.setdefault(homes.get(name, field), []).append(container)
+            moved.setdefault(lists.get(name, field), []).append(container)
     rest = {field: value for field, value in spec.items() if field not in _CONTAINERS}
-    return {**patch, "spec": {**rest, **placed}}
+    return {**patch, "spec": {**rest, **moved}}

@@ -14,21 +14,21 @@ from penstock_operator.objects.render_context import RenderContext
 
 def tls_secrets(context: RenderContext) -> tuple[Manifest, ...]:
     """Return both Secrets; none if TLS is off."""
-    held = context.facts.credentials
-    if held is None:
+    credentials = context.facts.credentials
+    if credentials is None:
         return ()
-    authorities = b"".join(pair.certificate for pair in held.authorities)
-    signing = {"ca.crt": authorities, "ca.key": b"".join(pair.key for pair in held.authorities)}
+    authorities = b"".join(pair.certificate for pair in credentials.authorities)
+    signing = {"ca.crt": authorities, "ca.key": b"".join(pair.key for pair in credentials.authorities)}
     published = {
         "ca.crt": authorities,
-        "tls.crt": held.server.certificate,
-        "tls.key": held.server.key,
-        "client.crt": held.client.certificate,
-        "client.key": held.client.key,
-        "picker.crt": held.picker.certificate,
-        "picker.key": held.picker.key,
-        "engine.crt": held.engine.certificate,
-        "engine.key": held.engine.key,
+        "tls.crt": credentials.server.certificate,
+        "tls.key": credentials.server.key,
+        "client.crt": credentials.client.certificate,
+        "client.key": credentials.client.key,
+        "picker.crt": credentials.picker.certificate,
+        "picker.key": credentials.picker.key,
+        "engine.crt": credentials.engine.certificate,
+        "engine.key": credentials.engine.key,
     }
     return (
         _secret(context, authority_name(context.name), signing),

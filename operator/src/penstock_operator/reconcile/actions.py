@@ -59,7 +59,7 @@ class Conflict:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class DroppedFields:
     """Do nothing: the API server has accepted this manifest without these fields."""
 
     manifest: Manifest
@@ -67,71 +67,77 @@ class LeftOut:
     reason: ActionReason = ActionReason.LEFT_OUT
 
 
-Action = Apply | Delete | Conflict | LeftOut
+Action = Apply | Delete | Conflict | DroppedFields
 
 
-def decide(wanted: Sequence[Manifest], observed: Sequence[Manifest], owner: PoolOwner) -> tuple[Action, ...]:
+def decide(desired: Sequence[Manifest], observed: Sequence[Manifest], owner: PoolOwner) -> tuple[Action, ...]:
     """Return the actions that turn the observed objects into the desired ones; empty if they are equal.
 
     observed: every object in the pool's namespace with this pool's label `penstock.dev/pool`, and every
         object, of any owner, with the kind and name of a desired one. Applies come first, in the order of
-        `wanted`, then deletions, then conflicts. An object that is being deleted is left unchanged until it
+        `desired`, then deletions, then conflicts. An object that is being deleted is left unchanged until it
         is gone.
     """
-    there = {ref_of(manifest): manifest for manifest in observed}
-    steps = [_action_for(manifest, there.get(ref_of(manifest)), owner) for manifest in wanted]
-    still_wanted = {ref_of(manifest) for manifest in wanted}
+    by_ref = {ref_of(manifest): manifest for manifest in observed}
+    steps = [_action_for(manifest, by_ref.get(ref_of(manifest)), owner) for manifest in desired]
+    desired_refs = {ref_of(manifest) for manifest in desired}
     orphans = [
         Delete(ref, manifest["metadata"]["uid"])
-        for ref, manifest in there.items()
-        if ref not in still_wanted and _may_be_deleted(manifest, owner)
+        for ref, manifest in by_ref.items()
+        if ref not in desired_refs and _may_be_deleted(manifest, owner)
     ]
     applies = [step for step in steps if isinstance(step, Apply)]
-    problems = [step for step in steps if isinstance(step, Conflict | LeftOut)]
+    problems = [step for step in steps if isinstance(step, Conflict | DroppedFields)]
     return (*applies, *sorted(orphans, key=lambda orphan: orphan.ref), *problems)
 
 
 def _action_for(
-    wanted: Manifest, observed: Manifest | None, owner: PoolOwner
-) -> Apply | Conflict | LeftOut | None:
+    desired: Manifest, observed: Manifest | None, owner: PoolOwner
+) -> Apply | Conflict | DroppedFields | None:
     """Return the action for one desired object."""
     if observed is None:
-        return Apply(wanted, ActionReason.MISSING)
-    if not _owned(observed, owner):
-        return Conflict(ref_of(wanted), _conflict_message(observed))
+        return Apply(desired, ActionReason.MISSING)
+    if not _is_owned(observed, owner):
+        return Conflict(ref_of(desired), _conflict_message(observed))
     if _is_deleting(observed):
         return None
-    asked_before = _annotation(observed, WANTED_ANNOTATION)
-    if asked_before not in (None, _annotation(wanted, WANTED_ANNOTATION)):
-        return Apply(wanted, ActionReason.CHANGED)
-    return _about_fields(wanted, differences(wanted, observed))
+    applied_digest = _annotation(observed, WANTED_ANNOTATION)
+    if applied_digest not in (None, _annotation(desired, WANTED_ANNOTATION)):
+        return Apply(desired, ActionReason.CHANGED)
+    return _field_action(desired, differences(desired, observed))
 
 
-def _about_fields(wanted: Manifest, differs: Sequence[Difference]) -> Apply | LeftOut | None:
+def _field_action(desired: Manifest, differs: Sequence[Difference]) -> Apply | DroppedFields | None:
     """Return the action for an object whose desired state is unchanged."""
-    if taken := tuple(each.path for each in differs if not each.owned):
-        return Apply(wanted, ActionReason.DRIFTED, taken)
+    if drifted := tuple(each.path for each in differs if not each.owned):
+        return Apply(desired, ActionReason.DRIFTED, drifted)
     left_out = tuple(each.path for each in differs if each.absent)
-    return LeftOut(wanted, left_out) if left_out else None
+    return DroppedFields(desired, left_out) if left_out else None
 
 
-def _owned(manifest: Manifest, owner: PoolOwner) -> bool:
-    return any(reference["uid"] == owner.uid for reference in _owners(manifest))
+def _is_owned(manifest: Manifest, owner: PoolOwner) -> bool:
+    return any(reference["uid"] == owner.uid for reference in _owner_references(manifest))
 
 
 def _may_be_deleted(manifest: Manifest, owner: PoolOwner) -> bool:
     labels = manifest["metadata"].get("labels") or {}
-    return _owned(manifest, owner) and labels.get(MANAGED_BY) == FIELD_MANAGER and not _is_deleting(manifest)
+    return (
+        _is_owned(manifest, owner) and labels.get(MANAGED_BY) == FIELD_MANAGER and not _is_deleting(manifest)
+    )
 
 
 def _conflict_message(manifest: Manifest) -> str:
     """Return a message that names the owner and what to do."""
-    keepers = [f'{owner["kind"]} "{owner["name"]}"' for owner in _owners(manifest) if owner.get("controller")]
-    whose = f"belongs to {keepers[0]}" if keepers else "has no ownerReference to this pool"
-    return f"{ref_of(manifest)} {whose}: delete it, or give the pool another name"
+    controllers = [
+        f'{owner["kind"]} "{owner["name"]}"'
+        for owner in _owner_references(manifest)
+        if owner.get("controller")
+    ]
+    ownership = f"belongs to {controllers[0]}" if controllers else "has no ownerReference to this pool"
+    return f"{ref_of(manifest)} {ownership}: delete it, or give the pool another name"
 
 
-def _owners(manifest: Manifest) -> list[Manifest]:
+def _owner_references(manifest: Manifest) -> list[Manifest]:
     return manifest["metadata"].get("ownerReferences") or []
 
 

@@ -10,11 +10,11 @@ from typing import Any
 from penstock_pool import Pool, PoolError, parse_pool
 from penstock_pool.gateway_spec import GatewayName
 
-from penstock_operator.autoscaling.autoscaler import replicas_now
+from penstock_operator.autoscaling.autoscaler import current_replicas
 from penstock_operator.manifests.manifest import Manifest, PoolOwner
 from penstock_operator.objects.pool_objects import desired
 from penstock_operator.objects.render_context import RenderFacts, UnsupportedPool
-from penstock_operator.reconcile.gateway_change import gateway_now
+from penstock_operator.reconcile.gateway_change import gateway_stage
 from penstock_operator.reconcile.ingress_hosts import host_of, older_claimant
 from penstock_operator.settings import OperatorSettings
 from penstock_operator.status.diagnosis import Cause, PoolProblem
@@ -29,14 +29,14 @@ class DesiredState:
     front: what takes requests now. gateway_pending: whether it is another gateway than the pool's.
     """
 
-    wanted: tuple[Manifest, ...] | None
+    objects: tuple[Manifest, ...] | None
     problems: tuple[PoolProblem, ...]
     replicas: int
     front: GatewayName = "router"
     gateway_pending: bool = False
 
 
-def read(document: Manifest) -> Pool | PoolProblem:
+def parse_spec(document: Manifest) -> Pool | PoolProblem:
     """Return the pool in an object, or why it is invalid, as with a CRD of another release."""
     try:
         return parse_pool({k: v for k, v in document.items() if k != "status"}, "pool")
@@ -67,19 +67,19 @@ def desired_state(
     capacity_rps: as in `RenderFacts`.
     """
     status: Mapping[str, Any] = document.get("status", {})
-    replicas = replicas_now(pool, status)
+    replicas = current_replicas(pool, status)
     problems: tuple[PoolProblem, ...] = ()
     if (older := older_claimant(document, others)) is not None:
         problems = (_host_taken(document, older),)
         pool = pool.model_copy(update={"spec": pool.spec.model_copy(update={"ingress": None})})
-    gateway = gateway_now(pool.spec.gateway, observed)
+    gateway = gateway_stage(pool.spec.gateway, observed)
     facts = RenderFacts(replicas, credentials, capacity_rps, gateway)
     try:
-        wanted = desired(pool, owner_of(document), settings, facts)
-    except UnsupportedPool as unfit:
-        cause = PoolProblem(Cause.CANNOT_RUN, str(unfit))
+        objects = desired(pool, owner_of(document), settings, facts)
+    except UnsupportedPool as error:
+        cause = PoolProblem(Cause.CANNOT_RUN, str(error))
         return DesiredState(None, (*problems, cause), replicas, gateway.front)
-    return DesiredState(wanted, problems, replicas, gateway.front, gateway.front != pool.spec.gateway)
+    return DesiredState(objects, problems, replicas, gateway.front, gateway.front != pool.spec.gateway)
 
 
 def _host_taken(document: Manifest, older: Manifest) -> PoolProblem:

@@ -19,7 +19,12 @@ from typing import Any
 from penstock_operator.manifests.list_keys import list_key
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.quantities import quantity
-from penstock_operator.reconcile.managed_fields import Fields, of_entry, of_field, owned_fields
+from penstock_operator.reconcile.managed_fields import (
+    Fields,
+    owned_fields,
+    subtree_of_entry,
+    subtree_of_field,
+)
 
 _ABSENT = object()
 _DEFAULT_IS_NOT_EMPTY = frozenset(
@@ -33,7 +38,7 @@ _DEFAULT_IS_NOT_EMPTY = frozenset(
 )
 """Fields whose absence does not mean empty."""
 
-_ORDERED = frozenset({"initContainers"})
+_ORDERED_LISTS = frozenset({"initContainers"})
 """Lists by key whose order matters."""
 
 _WHOLE_MAPS = frozenset(
@@ -41,7 +46,7 @@ _WHOLE_MAPS = frozenset(
 )
 """Maps that are compared as a whole: an added entry changes what a selector selects."""
 
-_OF_QUANTITIES = frozenset({"limits", "requests", "sizeLimit", "averageValue"})
+_QUANTITY_MAPS = frozenset({"limits", "requests", "sizeLimit", "averageValue"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,68 +63,72 @@ class Difference:
     owned: bool
 
 
-def differences(wanted: Manifest, observed: Manifest) -> tuple[Difference, ...]:
-    """Return the fields of `wanted` that differ in `observed`. Without managedFields, none is owned."""
-    return tuple(_differences("", "", wanted, observed, owned_fields(observed)))
+def differences(desired: Manifest, observed: Manifest) -> tuple[Difference, ...]:
+    """Return the fields of `desired` that differ in `observed`. Without managedFields, none is owned."""
+    return tuple(_differences("", "", desired, observed, owned_fields(observed)))
 
 
-def drift(wanted: Manifest, observed: Manifest) -> tuple[str, ...]:
+def drift(desired: Manifest, observed: Manifest) -> tuple[str, ...]:
     """Return the paths of fields that another manager has changed, in order."""
-    return tuple(each.path for each in differences(wanted, observed) if not each.owned)
+    return tuple(each.path for each in differences(desired, observed) if not each.owned)
 
 
 def _differences(
-    path: str, field: str, wanted: Any, observed: Any, owned: Fields | None
+    path: str, field: str, desired: Any, observed: Any, owned: Fields | None
 ) -> Iterator[Difference]:
-    if isinstance(wanted, dict) and isinstance(observed, dict):
-        if field in _WHOLE_MAPS and observed.keys() - wanted.keys():
-            yield Difference(path, absent=False, owned=_whole(owned))
-        for name, value in wanted.items():
-            inner = field if field in _OF_QUANTITIES else name
+    if isinstance(desired, dict) and isinstance(observed, dict):
+        if field in _WHOLE_MAPS and observed.keys() - desired.keys():
+            yield Difference(path, absent=False, owned=_owned_as_whole(owned))
+        for name, value in desired.items():
+            inner = field if field in _QUANTITY_MAPS else name
             yield from _differences(
-                _join(path, name), inner, value, observed.get(name, _ABSENT), of_field(owned, name)
+                _join(path, name), inner, value, observed.get(name, _ABSENT), subtree_of_field(owned, name)
             )
-    elif isinstance(wanted, list) and isinstance(observed, list):
-        yield from _list_differences(path, field, wanted, observed, owned)
-    elif not _same(field, wanted, observed):
-        absent = (observed is _ABSENT or observed is None) and field not in _OF_QUANTITIES
+    elif isinstance(desired, list) and isinstance(observed, list):
+        yield from _list_differences(path, field, desired, observed, owned)
+    elif not _equal(field, desired, observed):
+        absent = (observed is _ABSENT or observed is None) and field not in _QUANTITY_MAPS
         yield Difference(path, absent, owned=owned is not None)
 
 
 def _list_differences(
-    path: str, field: str, wanted: list[Any], observed: list[Any], owned: Fields | None
+    path: str, field: str, desired: list[Any], observed: list[Any], owned: Fields | None
 ) -> Iterator[Difference]:
-    key = list_key(field, wanted)
+    key = list_key(field, desired)
     if key is None:
-        if len(wanted) != len(observed):
-            yield Difference(path, absent=False, owned=_whole(owned))
+        if len(desired) != len(observed):
+            yield Difference(path, absent=False, owned=_owned_as_whole(owned))
             return
-        for index, (one, other) in enumerate(zip(wanted, observed, strict=True)):
-            yield from _differences(f"{path}[{index}]", field, one, other, of_entry(owned, one))
+        for index, (desired_item, observed_item) in enumerate(zip(desired, observed, strict=True)):
+            yield from _differences(
+                f"{path}[{index}]", field, desired_item, observed_item, subtree_of_entry(owned, desired_item)
+            )
         return
-    there = {item.get(key): item for item in observed if isinstance(item, dict)}
-    for item in wanted:
+    by_key = {item.get(key): item for item in observed if isinstance(item, dict)}
+    for item in desired:
         name = item[key]
-        yield from _differences(f"{path}[{name}]", "", item, there.get(name, _ABSENT), of_entry(owned, item))
-    if field in _ORDERED and not _in_order([item[key] for item in wanted], list(there)):
+        yield from _differences(
+            f"{path}[{name}]", "", item, by_key.get(name, _ABSENT), subtree_of_entry(owned, item)
+        )
+    if field in _ORDERED_LISTS and not _same_order([item[key] for item in desired], list(by_key)):
         yield Difference(path, absent=False, owned=False)
 
 
-def _whole(owned: Fields | None) -> bool:
+def _owned_as_whole(owned: Fields | None) -> bool:
     """Return whether a tree owns everything under it; Kubernetes replaces such a list or map as a whole."""
     return owned is not None and not owned
 
 
-def _in_order(wanted: list[Any], observed: list[Any]) -> bool:
-    return [name for name in observed if name in wanted] == [name for name in wanted if name in observed]
+def _same_order(desired: list[Any], observed: list[Any]) -> bool:
+    return [name for name in observed if name in desired] == [name for name in desired if name in observed]
 
 
-def _same(field: str, wanted: Any, observed: Any) -> bool:
+def _equal(field: str, desired: Any, observed: Any) -> bool:
     if observed is _ABSENT or observed is None:
-        return not wanted and field not in _DEFAULT_IS_NOT_EMPTY
-    if field in _OF_QUANTITIES:
-        return quantity(wanted) == quantity(observed)
-    return isinstance(wanted, bool) == isinstance(observed, bool) and bool(wanted == observed)
+        return not desired and field not in _DEFAULT_IS_NOT_EMPTY
+    if field in _QUANTITY_MAPS:
+        return quantity(desired) == quantity(observed)
+    return isinstance(desired, bool) == isinstance(observed, bool) and bool(desired == observed)
 
 
 def _join(path: str, name: str) -> str:

@@ -16,7 +16,7 @@ from penstock_operator.manifests.names import FIELD_MANAGER
 from penstock_operator.reconcile.actions import Action, ActionReason, Apply, Delete
 from penstock_operator.status.conditions import condition
 
-LONGEST_MESSAGE = 1000
+MAX_MESSAGE_CHARS = 1000
 """The API server refuses Events whose message is longer than 1,024 bytes."""
 
 DIGEST_CHARS = 12
@@ -36,12 +36,12 @@ def pool_events(
     before: Mapping[str, Any], after: Mapping[str, Any], actions: Sequence[Action]
 ) -> Iterator[PoolEvent]:
     """Yield the events of a reconciliation: actions, scaling, health."""
-    yield from _of_actions(before, actions)
-    yield from _of_scaling(before, after)
-    yield from _of_health(before, after)
+    yield from _action_events(before, actions)
+    yield from _scaling_events(before, after)
+    yield from _health_events(before, after)
 
 
-def _of_actions(before: Mapping[str, Any], actions: Sequence[Action]) -> Iterator[PoolEvent]:
+def _action_events(before: Mapping[str, Any], actions: Sequence[Action]) -> Iterator[PoolEvent]:
     for action in actions:
         match action:
             case Apply(manifest, ActionReason.DRIFTED, drift):
@@ -57,22 +57,22 @@ def _of_actions(before: Mapping[str, Any], actions: Sequence[Action]) -> Iterato
                 pass
 
 
-def _of_scaling(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[PoolEvent]:
-    was, now = before.get("autoscaling"), after.get("autoscaling")
-    if was and now and was.get("replicas") != now["replicas"]:
-        message = f"{was.get('replicas')} to {now['replicas']} replicas: {now['message']}"
+def _scaling_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[PoolEvent]:
+    old, new = before.get("autoscaling"), after.get("autoscaling")
+    if old and new and old.get("replicas") != new["replicas"]:
+        message = f"{old.get('replicas')} to {new['replicas']} replicas: {new['message']}"
         yield PoolEvent("Normal", "Scaled", message)
 
 
-def _of_health(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[PoolEvent]:
-    was, now = condition(before, "Degraded"), condition(after, "Degraded")
-    if now is not None and now["status"] == "True":
-        if was is None or (was["status"], was["reason"]) != ("True", now["reason"]):
-            yield PoolEvent("Warning", now["reason"], now["message"])
-    elif was is not None and was["status"] == "True":
-        yield PoolEvent("Normal", "Recovered", f"no longer: {was['reason']}")
-    ready_was, ready = condition(before, "Ready"), condition(after, "Ready")
-    if ready is not None and ready["status"] == "True" and (ready_was or {}).get("status") != "True":
+def _health_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[PoolEvent]:
+    old, new = condition(before, "Degraded"), condition(after, "Degraded")
+    if new is not None and new["status"] == "True":
+        if old is None or (old["status"], old["reason"]) != ("True", new["reason"]):
+            yield PoolEvent("Warning", new["reason"], new["message"])
+    elif old is not None and old["status"] == "True":
+        yield PoolEvent("Normal", "Recovered", f"no longer: {old['reason']}")
+    old_ready, ready = condition(before, "Ready"), condition(after, "Ready")
+    if ready is not None and ready["status"] == "True" and (old_ready or {}).get("status") != "True":
         yield PoolEvent("Normal", "Ready", ready["message"])
 
 
@@ -80,11 +80,11 @@ def event_manifest(pool: Manifest, event: PoolEvent, now: str) -> Manifest:
     """Return the Kubernetes Event. now: RFC 3339."""
     metadata = pool["metadata"]
     content = f"{metadata['uid']}/{event.type}/{event.reason}/{event.message}"
-    digest = hashlib.sha256(content.encode()).hexdigest()[:DIGEST_CHARS]
+    content_digest = hashlib.sha256(content.encode()).hexdigest()[:DIGEST_CHARS]
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{metadata['name']}.{digest}", "namespace": metadata["namespace"]},
+        "metadata": {"name": f"{metadata['name']}.{content_digest}", "namespace": metadata["namespace"]},
         "involvedObject": {
             "apiVersion": pool["apiVersion"],
             "kind": pool["kind"],
@@ -94,7 +94,7 @@ def event_manifest(pool: Manifest, event: PoolEvent, now: str) -> Manifest:
         },
         "type": event.type,
         "reason": event.reason,
-        "message": event.message[:LONGEST_MESSAGE],
+        "message": event.message[:MAX_MESSAGE_CHARS],
         "source": {"component": FIELD_MANAGER},
         "reportingComponent": FIELD_MANAGER,
         "reportingInstance": FIELD_MANAGER,

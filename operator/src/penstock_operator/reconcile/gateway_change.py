@@ -18,40 +18,40 @@ from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import REPLICA_HTTP_PORT
 from penstock_operator.objects.envoy_containers import ENVOY
 from penstock_operator.objects.picker_container import PICKER
-from penstock_operator.objects.render_context import GatewayNow
-from penstock_operator.objects.sidecar_container import IN_THE_CLEAR
+from penstock_operator.objects.render_context import GatewayStage
+from penstock_operator.objects.sidecar_container import INSECURE_HTTP
 
 
-def gateway_now(wanted: GatewayName, observed: Iterable[Manifest]) -> GatewayNow:
+def gateway_stage(desired: GatewayName, observed: Iterable[Manifest]) -> GatewayStage:
     """Return what is to run now on the way to the wanted gateway. observed: the pool's objects."""
     workloads = {each["kind"]: each for each in observed if each["kind"] in ("StatefulSet", "Deployment")}
-    replicas, front = workloads.get("StatefulSet"), workloads.get("Deployment")
-    if replicas is None or front is None:
-        return GatewayNow(wanted, wanted)
-    present, serves = _front_of(front), _served_by(replicas)
-    if present == wanted and wanted != "router":
-        return GatewayNow(wanted, wanted)
-    if present != "router" or not _rolled_out(front):
-        return GatewayNow("router", serves)
-    arrived = serves == wanted and _rolled_out(replicas)
-    return GatewayNow(wanted if arrived else "router", wanted)
+    replicas, deployment = workloads.get("StatefulSet"), workloads.get("Deployment")
+    if replicas is None or deployment is None:
+        return GatewayStage(desired, desired)
+    running, serves = _front(deployment), _served_gateway(replicas)
+    if running == desired and desired != "router":
+        return GatewayStage(desired, desired)
+    if running != "router" or not _rolled_out(deployment):
+        return GatewayStage("router", serves)
+    replicas_ready = serves == desired and _rolled_out(replicas)
+    return GatewayStage(desired if replicas_ready else "router", desired)
 
 
-def _front_of(deployment: Manifest) -> GatewayName:
+def _front(deployment: Manifest) -> GatewayName:
     names = {each["name"] for each in _containers(deployment)}
     if ENVOY in names:
         return "envoy"
     return "inferencePool" if PICKER in names else "router"
 
 
-def _served_by(stateful_set: Manifest) -> GatewayName:
+def _served_gateway(stateful_set: Manifest) -> GatewayName:
     """Return the gateway for which the sidecars of the newest template take HTTP."""
     containers = list(_containers(stateful_set))
     ports = {port.get("containerPort") for each in containers for port in each.get("ports") or ()}
     if REPLICA_HTTP_PORT not in ports:
         return "router"
-    in_the_clear = any(IN_THE_CLEAR in (each.get("args") or ()) for each in containers)
-    return "inferencePool" if in_the_clear else "envoy"
+    insecure = any(INSECURE_HTTP in (each.get("args") or ()) for each in containers)
+    return "inferencePool" if insecure else "envoy"
 
 
 def _containers(workload: Manifest) -> Iterator[Manifest]:

@@ -14,7 +14,7 @@ def host_of(pool: Manifest) -> str | None:
     return None if ingress is None else ingress.get("host")
 
 
-def holder(host: str, pools: Iterable[Manifest]) -> Manifest:
+def host_owner(host: str, pools: Iterable[Manifest]) -> Manifest:
     """Return the pool that gets the host. At least one must claim it."""
     claimants = [
         pool for pool in pools if host_of(pool) == host and "deletionTimestamp" not in pool["metadata"]
@@ -27,5 +27,5 @@ def older_claimant(pool: Manifest, pools: Iterable[Manifest]) -> Manifest | None
     host = host_of(pool)
     if host is None:
         return None
-    has = holder(host, [pool, *pools])
-    return None if has["metadata"]["uid"] == pool["metadata"]["uid"] else has
+    owner = host_owner(host, [pool, *pools])
+    return None if owner["metadata"]["uid"] == pool["metadata"]["uid"] else owner

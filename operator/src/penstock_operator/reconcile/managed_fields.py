@@ -17,7 +17,7 @@ from penstock_operator.manifests.names import FIELD_MANAGER
 Fields = Mapping[str, Any]
 """A tree of owned fields; empty if the value is owned as a whole."""
 
-_ENTRY_ALONE: Fields = {".": {}}
+_ENTRY_ONLY: Fields = {".": {}}
 """An entry of a list without its fields, for which Kubernetes also writes an empty tree."""
 
 
@@ -30,19 +30,19 @@ def owned_fields(manifest: Manifest) -> Fields | None:
     return None
 
 
-def of_field(owned: Fields | None, name: str) -> Fields | None:
+def subtree_of_field(owned: Fields | None, name: str) -> Fields | None:
     """Return the part of a tree under a field; None if it is not owned."""
     return owned.get(f"f:{name}") if owned else owned
 
 
-def of_entry(owned: Fields | None, entry: Any) -> Fields | None:
+def subtree_of_entry(owned: Fields | None, entry: Any) -> Fields | None:
     """Return the part of a tree under an entry of a list; None if it is not owned."""
     if not owned or not isinstance(entry, dict):
         return owned if not owned else None
     for name, inner in owned.items():
         kind, _, keys = name.partition(":")
         if kind == "k" and _matches(orjson.loads(keys), entry):
-            return inner or _ENTRY_ALONE
+            return inner or _ENTRY_ONLY
     return None
 
 

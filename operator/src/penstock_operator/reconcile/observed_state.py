@@ -18,15 +18,15 @@ from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.manifests.names import authority_name, replica_name, tls_name
 from penstock_operator.manifests.pods import is_ready, pods_of
 from penstock_operator.settings import OperatorSettings
-from penstock_operator.status.diagnosis import PoolProblem, absence
+from penstock_operator.status.diagnosis import PoolProblem, missing_object
 from penstock_operator.status.pod_references import references
 
-MOST_PODS_ASKED = 3
+MAX_PODS_READ = 3
 """Most pods whose Warnings are read; they are mostly equal."""
 
 
 @dataclass(frozen=True, slots=True)
-class Secrets:
+class PoolSecrets:
     """The pool's two Secrets; None for one that does not exist."""
 
     authority: Manifest | None
@@ -37,35 +37,35 @@ class Secrets:
         return tuple(secret for secret in (self.authority, self.published) if secret is not None)
 
 
-async def own_secrets(api: Api, key: PoolKey) -> Secrets:
+async def read_secrets(api: Api, key: PoolKey) -> PoolSecrets:
     """Read the pool's two Secrets."""
     names = authority_name(key.name), tls_name(key.name)
     refs = (Ref("v1", "Secret", key.namespace, name) for name in names)
-    return Secrets(*await asyncio.gather(*(api.get(ref) for ref in refs)))
+    return PoolSecrets(*await asyncio.gather(*(api.get(ref) for ref in refs)))
 
 
-async def absent(
+async def missing_references(
     api: Api, pool: Pool, settings: OperatorSettings, wanted: Sequence[Manifest]
 ) -> tuple[PoolProblem, ...]:
     """Problems of references: objects that the pool's pods refer to and that do not exist."""
-    named = references(pool, settings, wanted)
-    there = await asyncio.gather(*(api.exists(reference.ref) for reference in named))
+    needed = references(pool, settings, wanted)
+    existing_flags = await asyncio.gather(*(api.exists(reference.ref) for reference in needed))
     return tuple(
-        absence(reference.ref, reference.field, reference.component)
-        for reference, exists in zip(named, there, strict=True)
+        missing_object(reference.ref, reference.field, reference.component)
+        for reference, exists in zip(needed, existing_flags, strict=True)
         if not exists
     )
 
 
-async def warnings(
+async def pod_warnings(
     api: Api, key: PoolKey, children: Sequence[Manifest], replicas: int
 ) -> tuple[Manifest, ...]:
     """Read Warning Events about pods that are missing or not ready; none if all are ready."""
     pods = pods_of(children)
-    waiting = [pod["metadata"]["name"] for pod in pods if not is_ready(pod)][:MOST_PODS_ASKED]
-    made = sum(pod["metadata"]["name"].startswith(f"{replica_name(key.name)}-") for pod in pods)
-    about = [*waiting, *([replica_name(key.name)] if made < replicas else [])]
-    asked = (
-        api.list(EVENT, key.namespace, fields=f"type=Warning,involvedObject.name={name}") for name in about
+    not_ready = [pod["metadata"]["name"] for pod in pods if not is_ready(pod)][:MAX_PODS_READ]
+    created = sum(pod["metadata"]["name"].startswith(f"{replica_name(key.name)}-") for pod in pods)
+    names = [*not_ready, *([replica_name(key.name)] if created < replicas else [])]
+    lists = (
+        api.list(EVENT, key.namespace, fields=f"type=Warning,involvedObject.name={name}") for name in names
     )
-    return tuple(event for events, _ in await asyncio.gather(*asked) for event in events)
+    return tuple(event for events, _ in await asyncio.gather(*lists) for event in events)

@@ -11,9 +11,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 K = TypeVar("K")
 
-FIRST_PAUSE_S = 0.2
+BASE_BACKOFF_S = 0.2
 """Pause before a reconcile that failed is tried again; it doubles with each failure."""
-LONGEST_PAUSE_S = 30.0
+MAX_BACKOFF_S = 30.0
 """Longest of these pauses."""
 
 
@@ -29,9 +29,9 @@ class WorkQueue(Generic[K]):
 
     def __init__(self) -> None:
         self._ready: deque[K] = deque()
-        self._waiting: set[K] = set()
-        self._taken: set[K] = set()
-        self._later: dict[K, _Timer] = {}
+        self._queued: set[K] = set()
+        self._processing: set[K] = set()
+        self._delayed: dict[K, _Timer] = {}
         self._failures: dict[K, int] = {}
         self._available = asyncio.Event()
 
@@ -41,23 +41,23 @@ class WorkQueue(Generic[K]):
 
     def add(self, key: K) -> None:
         """Queue a key for immediate processing."""
-        if (timer := self._later.pop(key, None)) is not None:
+        if (timer := self._delayed.pop(key, None)) is not None:
             timer.handle.cancel()
-        if key in self._waiting:
+        if key in self._queued:
             return
-        self._waiting.add(key)
-        if key not in self._taken:
-            self._offer(key)
+        self._queued.add(key)
+        if key not in self._processing:
+            self._push(key)
 
     def add_later(self, key: K, after_s: float) -> None:
         """Queue a key after a delay, unless it is due earlier."""
         loop = asyncio.get_running_loop()
-        at_s, timer = loop.time() + after_s, self._later.get(key)
+        at_s, timer = loop.time() + after_s, self._delayed.get(key)
         if timer is not None and timer.at_s <= at_s:
             return
         if timer is not None:
             timer.handle.cancel()
-        self._later[key] = _Timer(at_s, loop.call_at(at_s, self.add, key))
+        self._delayed[key] = _Timer(at_s, loop.call_at(at_s, self.add, key))
 
     async def take(self) -> K:
         """Wait for a key and take it. No other worker gets it before `done`."""
@@ -65,23 +65,23 @@ class WorkQueue(Generic[K]):
             self._available.clear()
             await self._available.wait()
         key = self._ready.popleft()
-        self._waiting.discard(key)
-        self._taken.add(key)
+        self._queued.discard(key)
+        self._processing.add(key)
         return key
 
     def done(self, key: K) -> None:
         """Release a key."""
-        self._taken.discard(key)
-        if key in self._waiting:
-            self._offer(key)
+        self._processing.discard(key)
+        if key in self._queued:
+            self._push(key)
 
     def failed(self, key: K) -> float:
         """Queue a key again after a failure, with backoff. Returns the delay in seconds."""
-        times = self._failures.get(key, 0)
-        self._failures[key] = times + 1
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(times, 16))
-        self.add_later(key, pause_s)
-        return pause_s
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        backoff_s = min(MAX_BACKOFF_S, BASE_BACKOFF_S * 2.0 ** min(failures, 16))
+        self.add_later(key, backoff_s)
+        return backoff_s
 
     def succeeded(self, key: K) -> None:
         """Reset a key's backoff."""
@@ -90,15 +90,15 @@ class WorkQueue(Generic[K]):
     def forget(self, key: K) -> None:
         """Remove a key's backoff and delayed addition."""
         self._failures.pop(key, None)
-        if (timer := self._later.pop(key, None)) is not None:
+        if (timer := self._delayed.pop(key, None)) is not None:
             timer.handle.cancel()
 
     def close(self) -> None:
         """Cancel all delayed additions."""
-        for timer in self._later.values():
+        for timer in self._delayed.values():
             timer.handle.cancel()
-        self._later.clear()
+        self._delayed.clear()
 
-    def _offer(self, key: K) -> None:
+    def _push(self, key: K) -> None:
         self._ready.append(key)
         self._available.set()

@@ -25,7 +25,7 @@ from typing import Any
 from penstock_operator.demand.demand_page import TierCounts
 from penstock_operator.manifests.manifest import Manifest
 from penstock_operator.manifests.names import Component, replica_name, router_name, selector
-from penstock_operator.status.diagnosis import NOT_AS_WRITTEN, NOT_OF_PODS, PoolProblem
+from penstock_operator.status.diagnosis import ROUTE_CAUSES, SPEC_NOT_IN_EFFECT, PoolProblem
 from penstock_operator.status.route_status import pending_route
 
 Status = dict[str, Any]
@@ -48,7 +48,7 @@ class ConditionReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class StatusInput:
     """Inputs of a status.
 
     gateway_pending: whether another gateway than the pool's still runs.
@@ -60,26 +60,26 @@ class View:
     pool: str
     generation: int
     policy: str
-    replicas_wanted: int
-    routers_wanted: int
+    desired_replicas: int
+    desired_routers: int
     children: Sequence[Manifest]
     problems: Sequence[PoolProblem] = ()
     gateway_pending: bool = False
     starts_on_request: bool = False
-    scaled_by_others: bool = False
+    scaled_externally: bool = False
     attainment: Mapping[str, TierCounts] | None = None
     autoscaling: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Pods:
+class ComponentPods:
     """Pods of one component, as their controller reports them.
 
     settled: whether the controller has observed the newest generation.
     """
 
-    wanted: int
-    there: int = 0
+    desired: int
+    current: int = 0
     ready: int = 0
     updated: int = 0
     settled: bool = False
@@ -88,26 +88,38 @@ class Pods:
     @property
     def all_ready(self) -> bool:
         """Return whether all desired pods are ready."""
-        return self.settled and self.ready >= self.wanted and self.there >= self.wanted
+        return self.settled and self.ready >= self.desired and self.current >= self.desired
 
 
-def status_of(view: View, before: Mapping[str, Any], now: str) -> Status:
+def status_of(inputs: StatusInput, old_status: Mapping[str, Any], now: str) -> Status:
     """Return the new status. before: the present one. now: RFC 3339."""
-    replicas = _pods(view, Component.REPLICA, "StatefulSet", replica_name(view.pool), view.replicas_wanted)
-    routers = _pods(view, Component.ROUTER, "Deployment", router_name(view.pool), view.routers_wanted)
-    conditions = _conditions(view, replicas, routers)
+    replicas = _pods(
+        inputs,
+        Component.REPLICA,
+        "StatefulSet",
+        replica_name(inputs.pool),
+        inputs.desired_replicas,
+    )
+    routers = _pods(
+        inputs,
+        Component.ROUTER,
+        "Deployment",
+        router_name(inputs.pool),
+        inputs.desired_routers,
+    )
+    conditions = _conditions(inputs, replicas, routers)
     status: Status = {
-        "observedGeneration": view.generation,
-        "replicas": replicas.there,
+        "observedGeneration": inputs.generation,
+        "replicas": replicas.current,
         "readyReplicas": replicas.ready,
         "updatedReplicas": replicas.updated,
-        "selector": ",".join(f"{k}={v}" for k, v in sorted(selector(view.pool, Component.REPLICA).items())),
-        "policy": view.policy,
-        "conditions": [_dated(view.generation, c, before, now) for c in conditions],
-        **_attainment(view.attainment, before),
+        "selector": ",".join(f"{k}={v}" for k, v in sorted(selector(inputs.pool, Component.REPLICA).items())),
+        "policy": inputs.policy,
+        "conditions": [_condition(inputs.generation, c, old_status, now) for c in conditions],
+        **_attainment(inputs.attainment, old_status),
     }
-    if view.autoscaling is not None:
-        status["autoscaling"] = dict(view.autoscaling)
+    if inputs.autoscaling is not None:
+        status["autoscaling"] = dict(inputs.autoscaling)
     return status
 
 
@@ -116,103 +128,107 @@ def condition(status: Mapping[str, Any], type_: str) -> Mapping[str, Any] | None
     return next((c for c in status.get("conditions", ()) if c["type"] == type_), None)
 
 
-def _pods(view: View, component: Component, kind: str, name: str, wanted: int) -> Pods:
-    theirs = (p for p in view.problems if p.component in (component, None) and p.cause not in NOT_OF_PODS)
-    problem = next(theirs, None)
-    for child in view.children:
+def _pods(inputs: StatusInput, component: Component, kind: str, name: str, desired: int) -> ComponentPods:
+    problems = (
+        p for p in inputs.problems if p.component in (component, None) and p.cause not in ROUTE_CAUSES
+    )
+    problem = next(problems, None)
+    for child in inputs.children:
         if child["kind"] == kind and child["metadata"]["name"] == name:
             status = child.get("status", {})
-            current = status.get("observedGeneration", 0) >= child["metadata"].get("generation", 0)
-            return Pods(
-                wanted=wanted,
-                there=status.get("replicas", 0),
+            observed = status.get("observedGeneration", 0) >= child["metadata"].get("generation", 0)
+            return ComponentPods(
+                desired=desired,
+                current=status.get("replicas", 0),
                 ready=status.get("readyReplicas", 0),
                 updated=status.get("updatedReplicas", 0),
-                settled=current and child.get("spec", {}).get("replicas", 1) == wanted,
+                settled=observed and child.get("spec", {}).get("replicas", 1) == desired,
                 problem=problem,
             )
-    return Pods(wanted=wanted, problem=problem)
+    return ComponentPods(desired=desired, problem=problem)
 
 
 ConditionValues = tuple[str, bool, str, str]
 """Condition type, whether it is true, reason, message."""
 
 
-def _conditions(view: View, replicas: Pods, routers: Pods) -> list[ConditionValues]:
+def _conditions(
+    inputs: StatusInput, replicas: ComponentPods, routers: ComponentPods
+) -> list[ConditionValues]:
     message = [
-        _ready(view, replicas, routers),
-        _available(view, replicas, routers),
+        _ready(inputs, replicas, routers),
+        _available(inputs, replicas, routers),
         _component_ready("ReplicasReady", "replica", replicas),
         _component_ready("RouterReady", "router", routers),
-        _progressing(view, replicas, routers),
-        _degraded(view.problems),
+        _progressing(inputs, replicas, routers),
+        _degraded(inputs.problems),
     ]
-    if view.scaled_by_others:
+    if inputs.scaled_externally:
         message.append(("Autoscaling", True, ConditionReason.SCALED_BY_OTHERS, "spec.replicas is followed"))
-    elif view.autoscaling is not None and view.autoscaling.get("reason"):
-        reason = view.autoscaling["reason"]
-        message.append(("Autoscaling", True, _camel(reason), view.autoscaling.get("message", "")))
+    elif inputs.autoscaling is not None and inputs.autoscaling.get("reason"):
+        reason = inputs.autoscaling["reason"]
+        message.append(("Autoscaling", True, _camel_case(reason), inputs.autoscaling.get("message", "")))
     return message
 
 
-def _ready(view: View, replicas: Pods, routers: Pods) -> ConditionValues:
-    unmet = next((problem for problem in view.problems if problem.cause in NOT_AS_WRITTEN), None)
+def _ready(inputs: StatusInput, replicas: ComponentPods, routers: ComponentPods) -> ConditionValues:
+    unmet = next((problem for problem in inputs.problems if problem.cause in SPEC_NOT_IN_EFFECT), None)
     if unmet is not None:
         return ("Ready", False, unmet.cause, unmet.message)
     counts = f"{_count(replicas, 'replica')} and {_count(routers, 'router')} ready"
     for pods in (replicas, routers):
         if not pods.all_ready:
-            return ("Ready", False, _why(pods), _with(counts, pods.problem))
-    _, progressing, reason, message = _progressing(view, replicas, routers)
+            return ("Ready", False, _reason(pods), _with_problem(counts, pods.problem))
+    _, progressing, reason, message = _progressing(inputs, replicas, routers)
     if progressing:
         return ("Ready", False, reason, message)
-    if (pending := pending_route(view.children)) is not None:
+    if (pending := pending_route(inputs.children)) is not None:
         return ("Ready", False, ConditionReason.ROUTE_PENDING, pending)
-    return ("Ready", True, *_serving(view, replicas, counts))
+    return ("Ready", True, *_serving(inputs, replicas, counts))
 
 
-def _available(view: View, replicas: Pods, routers: Pods) -> ConditionValues:
+def _available(inputs: StatusInput, replicas: ComponentPods, routers: ComponentPods) -> ConditionValues:
     counts = f"{_count(replicas, 'replica')} and {_count(routers, 'router')} ready"
     for pods in (routers, replicas):
-        if pods.ready == 0 and pods.wanted > 0:
-            return ("Available", False, _why(pods), _with(counts, pods.problem))
-    reason, message = _serving(view, replicas, counts)
+        if pods.ready == 0 and pods.desired > 0:
+            return ("Available", False, _reason(pods), _with_problem(counts, pods.problem))
+    reason, message = _serving(inputs, replicas, counts)
     return ("Available", reason is not ConditionReason.NONE_WANTED, reason, message)
 
 
-def _serving(view: View, replicas: Pods, counts: str) -> tuple[ConditionReason, str]:
+def _serving(inputs: StatusInput, replicas: ComponentPods, counts: str) -> tuple[ConditionReason, str]:
     """Return reason and message of `Available` for a pool that has the pods that it needs."""
     if replicas.ready > 0:
         return ConditionReason.SERVING, counts
-    if view.starts_on_request:
+    if inputs.starts_on_request:
         return ConditionReason.ASLEEP, "no replica; the first request starts one"
     return ConditionReason.NONE_WANTED, "spec.replicas is 0; scale the pool to serve"
 
 
-def _component_ready(type_: str, word: str, pods: Pods) -> ConditionValues:
-    if pods.wanted == 0 and pods.settled:
+def _component_ready(type_: str, word: str, pods: ComponentPods) -> ConditionValues:
+    if pods.desired == 0 and pods.settled:
         return (type_, True, ConditionReason.NONE_WANTED, f"no {word} is desired")
     counts = f"{_count(pods, word)} ready"
     if pods.all_ready:
         return (type_, True, ConditionReason.ALL_READY, counts)
-    return (type_, False, _why(pods), _with(counts, pods.problem))
+    return (type_, False, _reason(pods), _with_problem(counts, pods.problem))
 
 
-def _progressing(view: View, replicas: Pods, routers: Pods) -> ConditionValues:
+def _progressing(inputs: StatusInput, replicas: ComponentPods, routers: ComponentPods) -> ConditionValues:
     for word, pods in (("replica", replicas), ("router", routers)):
-        if pods.settled and pods.there != pods.wanted:
+        if pods.settled and pods.current != pods.desired:
             return (
                 "Progressing",
                 True,
                 ConditionReason.SCALING,
-                f"{pods.there} {word}s, {pods.wanted} are desired",
+                f"{pods.current} {word}s, {pods.desired} are desired",
             )
-        if not pods.settled or pods.updated < pods.wanted:
-            message = f"{pods.updated} of {pods.wanted} {word}s are of the newest spec"
+        if not pods.settled or pods.updated < pods.desired:
+            message = f"{pods.updated} of {pods.desired} {word}s are of the newest spec"
             return ("Progressing", True, ConditionReason.ROLLING_OUT, message)
-        if pods.ready < pods.wanted:
+        if pods.ready < pods.desired:
             return ("Progressing", True, ConditionReason.STARTING, f"{_count(pods, word)} ready")
-    if view.gateway_pending:
+    if inputs.gateway_pending:
         return ("Progressing", True, ConditionReason.ROLLING_OUT, "the gateway changes after the replicas")
     return ("Progressing", False, ConditionReason.SETTLED, "all pods are of the newest spec")
 
@@ -223,43 +239,45 @@ def _degraded(problems: Sequence[PoolProblem]) -> ConditionValues:
     return ("Degraded", True, problems[0].cause, "; ".join(problem.message for problem in problems[:5]))
 
 
-def _why(pods: Pods) -> str:
+def _reason(pods: ComponentPods) -> str:
     return ConditionReason.STARTING if pods.problem is None else pods.problem.cause
 
 
-def _with(counts: str, problem: PoolProblem | None) -> str:
+def _with_problem(counts: str, problem: PoolProblem | None) -> str:
     return counts if problem is None else f"{counts}; {problem.message}"
 
 
-def _count(pods: Pods, word: str) -> str:
-    return f"{pods.ready} of {pods.wanted} {word}{'' if pods.wanted == 1 else 's'}"
+def _count(pods: ComponentPods, word: str) -> str:
+    return f"{pods.ready} of {pods.desired} {word}{'' if pods.desired == 1 else 's'}"
 
 
-def _camel(reason: str) -> str:
+def _camel_case(reason: str) -> str:
     return "".join(word.capitalize() for word in reason.split("_"))
 
 
-def _dated(generation: int, values: ConditionValues, before: Mapping[str, Any], now: str) -> dict[str, Any]:
-    type_, holds, reason, message = values
-    status, last = str(holds), condition(before, type_)
-    unchanged = last is not None and last["status"] == status
+def _condition(
+    generation: int, values: ConditionValues, old_status: Mapping[str, Any], now: str
+) -> dict[str, Any]:
+    type_, is_true, reason, message = values
+    status, old = str(is_true), condition(old_status, type_)
+    unchanged = old is not None and old["status"] == status
     return {
         "type": type_,
         "status": status,
         "reason": str(reason),
         "message": message,
-        "lastTransitionTime": last["lastTransitionTime"] if unchanged and last is not None else now,
+        "lastTransitionTime": old["lastTransitionTime"] if unchanged and old is not None else now,
         "observedGeneration": generation,
     }
 
 
-def _attainment(counts: Mapping[str, TierCounts] | None, before: Mapping[str, Any]) -> Status:
+def _attainment(counts: Mapping[str, TierCounts] | None, old_status: Mapping[str, Any]) -> Status:
     if counts is None:
-        return {name: before[name] for name in ("attainment", "tiers") if name in before}
+        return {name: old_status[name] for name in ("attainment", "tiers") if name in old_status}
     judged, met = sum(c.judged for c in counts.values()), sum(c.met for c in counts.values())
     tiers = [_tier(name, tier) for name, tier in sorted(counts.items())]
-    if _shares(tiers) == _shares(before.get("tiers", ())):
-        tiers = list(before.get("tiers", ()))  # higher counts alone are no reason for a write
+    if _shares(tiers) == _shares(old_status.get("tiers", ())):
+        tiers = list(old_status.get("tiers", ()))  # higher counts alone are no reason for a write
     return {"attainment": f"{met / judged:.1%}" if judged else "", "tiers": tiers}
 
 

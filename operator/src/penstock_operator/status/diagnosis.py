@@ -51,7 +51,7 @@ class Cause(StrEnum):
     EVICTED = "Evicted"  # the node evicted a pod
 
 
-NOT_AS_WRITTEN = frozenset(
+SPEC_NOT_IN_EFFECT = frozenset(
     {
         Cause.SPEC_INVALID,
         Cause.CANNOT_RUN,
@@ -63,10 +63,10 @@ NOT_AS_WRITTEN = frozenset(
 )
 """Causes for which part of the spec is not in effect, even if all pods are ready."""
 
-NOT_OF_PODS = frozenset({Cause.HOST_TAKEN, Cause.ROUTE_REJECTED})
+ROUTE_CAUSES = frozenset({Cause.HOST_TAKEN, Cause.ROUTE_REJECTED})
 """Causes that block clients outside the cluster but keep no pod from running."""
 
-ROOTS_FIRST = {cause: rank for rank, cause in enumerate(Cause)}
+CAUSE_ORDER = {cause: rank for rank, cause in enumerate(Cause)}
 """Order of causes: a later one is often a consequence of an earlier one."""
 
 
@@ -82,16 +82,24 @@ class PoolProblem:
 SLOW_START_S = 120.0
 """Seconds after which a running engine that was never ready is reported; large models load for minutes."""
 
-_IMAGE = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ErrImageInspect"}
-_REFUSED = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
-_UNMOUNTED = {"FailedMount", "FailedAttachVolume"}
-_NOT_BEGUN = {"ContainerCreating", "PodInitializing"}
+_IMAGE_REASONS = {
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "ErrImageInspect",
+}
+_CREATE_REASONS = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+_MOUNT_REASONS = {"FailedMount", "FailedAttachVolume"}
+_NOT_STARTED_REASONS = {"ContainerCreating", "PodInitializing"}
 """Waiting reasons of containers whose pod has no volumes yet, or that wait for another container."""
 
-_SILENT = {137: "killed: its node had no memory left, or it had stopped answering its liveness probe"}
+_EXIT_CODE_MESSAGES = {
+    137: "killed: its node had no memory left, or it had stopped answering its liveness probe"
+}
 """Exit codes of processes that end without a message."""
 
-_NO_ROOM = (  # messages of torch, and of vLLM 0.32 when it allocates its KV cache
+_OUT_OF_MEMORY_MESSAGES = (  # messages of torch, and of vLLM 0.32 when it allocates its KV cache
     "out of memory",
     "OutOfMemoryError",
     "No available memory for the cache blocks",
@@ -99,7 +107,7 @@ _NO_ROOM = (  # messages of torch, and of vLLM 0.32 when it allocates its KV cac
     "less than requested memory for kv",
     "less than desired GPU memory utilization",
 )
-_CRASHING = {
+_CRASH_CAUSES = {
     "sidecar": Cause.SIDECAR_CRASHING,
     "router": Cause.ROUTER_CRASHING,
     **dict.fromkeys(("endpoints", "envoy", "picker"), Cause.GATEWAY_CRASHING),
@@ -107,41 +115,44 @@ _CRASHING = {
 
 
 def diagnose(
-    children: Sequence[Manifest], events: Sequence[Manifest], absent: Sequence[PoolProblem], now_s: float
+    children: Sequence[Manifest],
+    events: Sequence[Manifest],
+    reference_problems: Sequence[PoolProblem],
+    now_s: float,
 ) -> tuple[PoolProblem, ...]:
     """Return all problems, root causes first, one per cause and component.
 
     events: Warnings about the pool's StatefulSet and pods. absent: problems of references.
     now_s: Unix time, from which slow starts are recognized.
     """
-    found = [*absent, *_of_workloads(children), *_of_events(children, events)]
+    found = [*reference_problems, *_workload_problems(children), *_event_problems(children, events)]
     for pod in pods_of(children):
-        found += of_pod(pod, now_s)
-    firsts: dict[tuple[Cause, Component | None], PoolProblem] = {}
+        found += pod_problems(pod, now_s)
+    by_cause: dict[tuple[Cause, Component | None], PoolProblem] = {}
     for problem in found:
-        firsts.setdefault((problem.cause, problem.component), problem)
-    return tuple(sorted(firsts.values(), key=lambda problem: ROOTS_FIRST[problem.cause]))
+        by_cause.setdefault((problem.cause, problem.component), problem)
+    return tuple(sorted(by_cause.values(), key=lambda problem: CAUSE_ORDER[problem.cause]))
 
 
-def of_pod(pod: Manifest, now_s: float) -> list[PoolProblem]:
+def pod_problems(pod: Manifest, now_s: float) -> list[PoolProblem]:
     """Return the problems in one pod's status."""
     status, name, component = pod.get("status", {}), pod["metadata"]["name"], component_of(pod)
     if status.get("phase") == "Failed":
-        words = f"{name}: {status.get('reason', 'failed')}: {status.get('message', 'no message')}"
-        return [PoolProblem(Cause.EVICTED, words, component)]
+        message = f"{name}: {status.get('reason', 'failed')}: {status.get('message', 'no message')}"
+        return [PoolProblem(Cause.EVICTED, message, component)]
     unscheduled = [
         condition
         for condition in status.get("conditions", ())
         if condition["type"] == "PodScheduled" and condition["status"] == "False"
     ]
     if unscheduled:
-        return [_unscheduled(name, unscheduled[0].get("message", "no node fits"), component)]
+        return [_scheduling_problem(name, unscheduled[0].get("message", "no node fits"), component)]
     containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
-    found = (_of_container(name, container, component, now_s) for container in containers)
+    found = (_container_problem(name, container, component, now_s) for container in containers)
     return [problem for problem in found if problem is not None]
 
 
-def _unscheduled(name: str, message: str, component: Component | None) -> PoolProblem:
+def _scheduling_problem(name: str, message: str, component: Component | None) -> PoolProblem:
     if "unbound immediate PersistentVolumeClaims" in message:
         return PoolProblem(Cause.CLAIM_PENDING, f"{name}: {message}", component)
     if "persistentvolumeclaim" in message.lower() and "not found" in message:
@@ -153,45 +164,49 @@ def _unscheduled(name: str, message: str, component: Component | None) -> PoolPr
     return PoolProblem(Cause.UNSCHEDULABLE, f"{name}: {message}", component)
 
 
-def _of_container(
+def _container_problem(
     pod: str, container: dict[str, Any], component: Component | None, now_s: float
 ) -> PoolProblem | None:
     name, state = container["name"], container.get("state", {})
     waiting = state.get("waiting", {})
     reason, where = waiting.get("reason", ""), f"{pod}, container {name}"
-    if reason in _IMAGE:
+    if reason in _IMAGE_REASONS:
         message = waiting.get("message", "no message")
         return PoolProblem(
             Cause.IMAGE_MISSING, f"{where}: image {container['image']}: {reason}: {message}", component
         )
-    if reason in _REFUSED:
-        return _named_absence(where, waiting.get("message", reason), component) or PoolProblem(
+    if reason in _CREATE_REASONS:
+        return _missing_object_in(where, waiting.get("message", reason), component) or PoolProblem(
             Cause.CONTAINER_REFUSED, f"{where}: {reason}: {waiting.get('message', 'no message')}", component
         )
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
     if ended and not container.get("ready") and ended.get("exitCode", 0) != 0:
         return _crashed(where, container, ended, component)
-    return _slow(where, container, state.get("running"), component, now_s)
+    return _slow_start(where, container, state.get("running"), component, now_s)
 
 
 def _crashed(
     where: str, container: dict[str, Any], ended: dict[str, Any], component: Component | None
 ) -> PoolProblem:
-    times = container.get("restartCount", 0)
+    restarts = container.get("restartCount", 0)
     if ended.get("reason") == "OOMKilled":
-        message = f"{where}: killed at its memory limit, {times} restarts; raise resources.limits.memory"
+        message = f"{where}: killed at its memory limit, {restarts} restarts; raise resources.limits.memory"
         return PoolProblem(Cause.OUT_OF_MEMORY, message, component)
-    last = reason_line(ended.get("message", "").splitlines()) or _SILENT.get(ended["exitCode"], "no message")
-    cause = _CRASHING.get(container["name"]) or _of_engine(last)
-    return PoolProblem(cause, f"{where}: exit code {ended['exitCode']}, {times} restarts: {last}", component)
+    exit_message = reason_line(ended.get("message", "").splitlines()) or _EXIT_CODE_MESSAGES.get(
+        ended["exitCode"], "no message"
+    )
+    cause = _CRASH_CAUSES.get(container["name"]) or _engine_cause(exit_message)
+    return PoolProblem(
+        cause, f"{where}: exit code {ended['exitCode']}, {restarts} restarts: {exit_message}", component
+    )
 
 
-def _of_engine(last: str) -> Cause:
-    short = any(words in last for words in _NO_ROOM)
-    return Cause.ENGINE_OUT_OF_MEMORY if short else Cause.ENGINE_CRASHING
+def _engine_cause(exit_message: str) -> Cause:
+    lacking = any(message in exit_message for message in _OUT_OF_MEMORY_MESSAGES)
+    return Cause.ENGINE_OUT_OF_MEMORY if lacking else Cause.ENGINE_CRASHING
 
 
-def _slow(
+def _slow_start(
     where: str,
     container: dict[str, Any],
     running: dict[str, Any] | None,
@@ -207,13 +222,13 @@ def _slow(
     return PoolProblem(Cause.ENGINE_NOT_READY, message, component)
 
 
-def _of_workloads(children: Iterable[Manifest]) -> list[PoolProblem]:
+def _workload_problems(children: Iterable[Manifest]) -> list[PoolProblem]:
     """Return the problems in the conditions of Deployments.
 
     StatefulSets report rejected pods only in Events.
     """
     return [
-        _refused(condition.get("message", ""), component_of(child))
+        _rejected_pods(condition.get("message", ""), component_of(child))
         for child in children
         if child["kind"] == "Deployment"
         for condition in child.get("status", {}).get("conditions", ())
@@ -221,27 +236,29 @@ def _of_workloads(children: Iterable[Manifest]) -> list[PoolProblem]:
     ]
 
 
-def _refused(message: str, component: Component | None) -> PoolProblem:
+def _rejected_pods(message: str, component: Component | None) -> PoolProblem:
     cause = Cause.QUOTA_EXCEEDED if "exceeded quota" in message else Cause.PODS_REFUSED
     return PoolProblem(cause, message, component)
 
 
-def _of_events(children: Sequence[Manifest], events: Sequence[Manifest]) -> list[PoolProblem]:
+def _event_problems(children: Sequence[Manifest], events: Sequence[Manifest]) -> list[PoolProblem]:
     """Return the problems that only Events report, if they still exist. Events last for an hour and can
     outlive their cause and their pod, whose successor in a StatefulSet has the same name.
     """
     newest_last = sorted(events, key=event_time)
     waiting = {pod["metadata"]["name"]: pod for pod in pods_of(children) if not _mounted(pod)}
-    short = {child["metadata"]["name"]: child for child in children if _lacks_pods(child)}
+    lacking = {child["metadata"]["name"]: child for child in children if _lacks_pods(child)}
     found: list[PoolProblem] = []
     for event in reversed(newest_last):
         about, message = event["involvedObject"]["name"], event.get("message", "")
-        if event.get("reason") == "FailedCreate" and about in short:
-            found.append(_refused(message, component_of(short[about])))
-        elif event.get("reason") in _UNMOUNTED and _is_about(event, waiting.get(about)):
+        if event.get("reason") == "FailedCreate" and about in lacking:
+            found.append(_rejected_pods(message, component_of(lacking[about])))
+        elif event.get("reason") in _MOUNT_REASONS and _is_about(event, waiting.get(about)):
             component = component_of(waiting[about])
-            absence = _named_absence(about, message, component)
-            found.append(absence or PoolProblem(Cause.VOLUME_NOT_MOUNTED, f"{about}: {message}", component))
+            missing_object = _missing_object_in(about, message, component)
+            found.append(
+                missing_object or PoolProblem(Cause.VOLUME_NOT_MOUNTED, f"{about}: {message}", component)
+            )
     return found
 
 
@@ -251,11 +268,11 @@ def _is_about(event: Manifest, pod: Manifest | None) -> bool:
 
 def event_time(event: Manifest) -> str:
     """Return the last time of an event, from whichever of its fields has it."""
-    when = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"]
-    return str(when)
+    time = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"]
+    return str(time)
 
 
-def _named_absence(where: str, message: str, component: Component | None) -> PoolProblem | None:
+def _missing_object_in(where: str, message: str, component: Component | None) -> PoolProblem | None:
     """Return the problem in a message like the kubelet's `secret "x" not found`; None in any other."""
     if "not found" not in message:
         return None
@@ -277,21 +294,21 @@ def _mounted(pod: Manifest) -> bool:
     """
     status = pod.get("status", {})
     containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
-    return status.get("phase") in ("Running", "Succeeded") or any(map(_begun, containers))
+    return status.get("phase") in ("Running", "Succeeded") or any(map(_image_checked, containers))
 
 
-def _begun(container: dict[str, Any]) -> bool:
+def _image_checked(container: dict[str, Any]) -> bool:
     """Return whether the kubelet has at least looked for the container's image."""
     state = container.get("state", {})
-    return bool(state) and state.get("waiting", {}).get("reason") not in _NOT_BEGUN
+    return bool(state) and state.get("waiting", {}).get("reason") not in _NOT_STARTED_REASONS
 
 
 def _lacks_pods(child: Manifest) -> bool:
-    wanted, made = child.get("spec", {}).get("replicas", 1), child.get("status", {}).get("replicas", 0)
-    return child["kind"] == "StatefulSet" and bool(made < wanted)
+    desired, created = child.get("spec", {}).get("replicas", 1), child.get("status", {}).get("replicas", 0)
+    return child["kind"] == "StatefulSet" and bool(created < desired)
 
 
-def absence(ref: Ref, needed_for: str, component: Component | None = None) -> PoolProblem:
+def missing_object(ref: Ref, needed_for: str, component: Component | None = None) -> PoolProblem:
     """Return the problem of a missing object. needed_for: the field of the pool that names it."""
     causes = {
         "Secret": Cause.SECRET_MISSING,

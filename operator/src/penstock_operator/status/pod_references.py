@@ -27,40 +27,42 @@ class PodReference(NamedTuple):
 
 
 def references(
-    pool: Pool, settings: OperatorSettings, wanted: Sequence[Manifest]
+    pool: Pool, settings: OperatorSettings, desired: Sequence[Manifest]
 ) -> tuple[PodReference, ...]:
     """Every object that wanted pods refer to, is not optional, and is none of the wanted."""
-    own = {ref_of(manifest) for manifest in wanted}
-    found: dict[Ref, PodReference] = {}
-    for manifest in wanted:
+    owned = {ref_of(manifest) for manifest in desired}
+    references_by_ref: dict[Ref, PodReference] = {}
+    for manifest in desired:
         template = manifest.get("spec", {}).get("template")
         if template is None:
             continue
         namespace, component = manifest["metadata"]["namespace"], component_of(manifest)
-        for kind, name in _named(template["spec"]):
+        for kind, name in _pod_references(template["spec"]):
             ref = Ref("v1", kind, namespace, name)
-            if ref not in own:
-                found.setdefault(ref, PodReference(ref, _field(pool, settings, component, ref), component))
-    return tuple(found.values())
+            if ref not in owned:
+                references_by_ref.setdefault(
+                    ref, PodReference(ref, _field(pool, settings, component, ref), component)
+                )
+    return tuple(references_by_ref.values())
 
 
-def _named(pod: Manifest) -> Iterator[tuple[str, str]]:
+def _pod_references(pod: Manifest) -> Iterator[tuple[str, str]]:
     """Yield kind and name of all objects that a pod mounts, pulls images with, or takes variables from."""
     for secret in pod.get("imagePullSecrets", ()):
         if name := secret.get("name"):
             yield "Secret", name
     for volume in pod.get("volumes", ()):
-        yield from _of_source(volume)
+        yield from _volume_references(volume)
         for source in volume.get("projected", {}).get("sources", ()):
-            yield from _of_source(source)
+            yield from _volume_references(source)
     for container in (*pod.get("initContainers", ()), *pod.get("containers", ())):
         for variable in container.get("env", ()):
-            yield from _of_environment(variable.get("valueFrom", {}), "KeyRef")
+            yield from _environment_references(variable.get("valueFrom", {}), "KeyRef")
         for source in container.get("envFrom", ()):
-            yield from _of_environment(source, "Ref")
+            yield from _environment_references(source, "Ref")
 
 
-def _of_source(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _volume_references(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if (claim := source.get("persistentVolumeClaim")) is not None:
         yield "PersistentVolumeClaim", claim["claimName"]
     for kind, field in (("Secret", "secret"), ("ConfigMap", "configMap")):
@@ -69,7 +71,7 @@ def _of_source(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield kind, reference.get("secretName") or reference["name"]
 
 
-def _of_environment(source: dict[str, Any], suffix: str) -> Iterator[tuple[str, str]]:
+def _environment_references(source: dict[str, Any], suffix: str) -> Iterator[tuple[str, str]]:
     """Yield references of environment variables.
 
     suffix: `KeyRef` for single variables, `Ref` if every entry becomes a variable.

@@ -13,15 +13,15 @@ from typing import Any
 from penstock_operator.manifests.manifest import Manifest, ref_of
 from penstock_operator.status.diagnosis import Cause, PoolProblem
 
-DECIDING = ("Accepted", "ResolvedRefs")
+BLOCKING_CONDITIONS = ("Accepted", "ResolvedRefs")
 """Conditions of a parent that block traffic if they are False."""
 
 
 def rejected_routes(children: Iterable[Manifest]) -> Iterator[PoolProblem]:
     """Yield a problem for each reason for which a Gateway rejects a route."""
-    for route in _routes(children):
-        for condition in _answers(route):
-            if condition["type"] in DECIDING and condition["status"] == "False":
+    for route in _http_routes(children):
+        for condition in _parent_conditions(route):
+            if condition["type"] in BLOCKING_CONDITIONS and condition["status"] == "False":
                 message = f"{condition.get('reason', 'refused')}: {condition.get('message', 'no message')}"
                 yield PoolProblem(
                     Cause.ROUTE_REJECTED,
@@ -31,8 +31,8 @@ def rejected_routes(children: Iterable[Manifest]) -> Iterator[PoolProblem]:
 
 def pending_route(children: Iterable[Manifest]) -> str | None:
     """Return why a route is not in effect yet; None if it is, or if there is no route."""
-    for route in _routes(children):
-        accepted = (c for c in _answers(route) if c["type"] == "Accepted" and c["status"] == "True")
+    for route in _http_routes(children):
+        accepted = (c for c in _parent_conditions(route) if c["type"] == "Accepted" and c["status"] == "True")
         if next(accepted, None) is None:
             return (
                 f"{ref_of(route)}: Gateway {_parent(route)} has not accepted it; does it exist, and does a "
@@ -41,21 +41,21 @@ def pending_route(children: Iterable[Manifest]) -> str | None:
     return None
 
 
-def _routes(children: Iterable[Manifest]) -> list[Manifest]:
+def _http_routes(children: Iterable[Manifest]) -> list[Manifest]:
     return [child for child in children if child["kind"] == "HTTPRoute"]
 
 
-def _answers(route: Manifest) -> Iterator[dict[str, Any]]:
+def _parent_conditions(route: Manifest) -> Iterator[dict[str, Any]]:
     """Yield the conditions of the Gateway's controller for the route's present generation."""
     metadata = route["metadata"]
     for parent in route.get("status", {}).get("parents", ()):
-        if _key(parent["parentRef"], metadata) == _key(_wanted(route), metadata):
+        if _key(parent["parentRef"], metadata) == _key(_parent_reference(route), metadata):
             for condition in parent.get("conditions", ()):
                 if condition.get("observedGeneration", 0) >= metadata.get("generation", 0):
                     yield condition
 
 
-def _wanted(route: Manifest) -> dict[str, Any]:
+def _parent_reference(route: Manifest) -> dict[str, Any]:
     parent: dict[str, Any] = route["spec"]["parentRefs"][0]
     return parent
 
@@ -65,4 +65,4 @@ def _key(reference: dict[str, Any], metadata: dict[str, Any]) -> tuple[str, str]
 
 
 def _parent(route: Manifest) -> str:
-    return "/".join(_key(_wanted(route), route["metadata"]))
+    return "/".join(_key(_parent_reference(route), route["metadata"]))

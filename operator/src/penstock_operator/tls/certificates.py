@@ -59,14 +59,14 @@ def authority(server_name: str, now: datetime, life: timedelta, make_key: MakeKe
         .add_extension(usage, critical=True)
         .add_extension(x509.NameConstraints([x509.DNSName(server_name)], None), critical=True)
     )
-    return _pair(builder.sign(key, hashes.SHA256(), ecdsa_deterministic=True), key)
+    return _to_pem(builder.sign(key, hashes.SHA256(), ecdsa_deterministic=True), key)
 
 
 def issue(
     subject: Subject, signer: CertificateAndKey, now: datetime, life: timedelta, make_key: MakeKey
 ) -> CertificateAndKey:
     """Return a certificate for the subject with a new key."""
-    key, signing_key, issuer = make_key(), _key(signer), _certificate(signer)
+    key, signing_key, issuer = make_key(), _load_key(signer), _load_certificate(signer)
     identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     builder = (
         _builder(key, _common_name("penstock"), issuer.subject, now, life)
@@ -77,7 +77,7 @@ def issue(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False
         )
     )
-    return _pair(builder.sign(signing_key, hashes.SHA256(), ecdsa_deterministic=True), key)
+    return _to_pem(builder.sign(signing_key, hashes.SHA256(), ecdsa_deterministic=True), key)
 
 
 def _builder(
@@ -107,49 +107,49 @@ def _common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _pair(certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> CertificateAndKey:
+def _to_pem(certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> CertificateAndKey:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return CertificateAndKey(certificate.public_bytes(serialization.Encoding.PEM), private)
 
 
-def begins(pair: CertificateAndKey) -> datetime:
+def valid_from(pair: CertificateAndKey) -> datetime:
     """Return the start of its validity."""
-    return _certificate(pair).not_valid_before_utc + CLOCK_SKEW
+    return _load_certificate(pair).not_valid_before_utc + CLOCK_SKEW
 
 
-def left(pair: CertificateAndKey, now: datetime) -> timedelta:
+def remaining_life(pair: CertificateAndKey, now: datetime) -> timedelta:
     """Return the time until it expires."""
-    return _certificate(pair).not_valid_after_utc - now
+    return _load_certificate(pair).not_valid_after_utc - now
 
 
-def is_whole(pair: CertificateAndKey) -> bool:
+def is_valid_pair(pair: CertificateAndKey) -> bool:
     """Return whether it can be parsed, and the key matches the certificate."""
     try:
-        return _certificate(pair).public_key() == _key(pair).public_key()
+        return _load_certificate(pair).public_key() == _load_key(pair).public_key()
     except ValueError:
         return False
 
 
-def is_for(pair: CertificateAndKey, subject: Subject) -> bool:
+def is_issued_for(pair: CertificateAndKey, subject: Subject) -> bool:
     """Return whether it is for this subject."""
-    names = _certificate(pair).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    names = _load_certificate(pair).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return names.get_values_for_type(x509.DNSName) == [subject.name]
 
 
 def signed_by(pair: CertificateAndKey, signer: CertificateAndKey) -> bool:
     """Return whether a certificate names the signer's key. Signatures are verified by peers, not here."""
-    extension = _certificate(pair).extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
-    of = _certificate(signer).extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    extension = _load_certificate(pair).extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    of = _load_certificate(signer).extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     return extension.key_identifier == of.digest
 
 
-def _certificate(pair: CertificateAndKey) -> x509.Certificate:
+def _load_certificate(pair: CertificateAndKey) -> x509.Certificate:
     return x509.load_pem_x509_certificate(pair.certificate)
 
 
-def _key(pair: CertificateAndKey) -> EllipticCurvePrivateKey:
+def _load_key(pair: CertificateAndKey) -> EllipticCurvePrivateKey:
     key = serialization.load_pem_private_key(pair.key, None)
     if not isinstance(key, EllipticCurvePrivateKey):
         raise ValueError("the key is not on an elliptic curve")

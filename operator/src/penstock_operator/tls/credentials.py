@@ -26,22 +26,22 @@ from penstock_operator.tls.certificates import (
     MakeKey,
     Subject,
     authority,
-    begins,
-    is_for,
-    is_whole,
+    is_issued_for,
+    is_valid_pair,
     issue,
-    left,
+    remaining_life,
     signed_by,
+    valid_from,
 )
 
 CERTIFICATE_LIFE = timedelta(days=365)
 """Validity of a certificate."""
-CERTIFICATE_RENEWED = CERTIFICATE_LIFE / 3
+CERTIFICATE_RENEW_BEFORE = CERTIFICATE_LIFE / 3
 """Remaining life of a certificate at which it is renewed."""
 
 AUTHORITY_LIFE = timedelta(days=3650)
 """Validity of an authority."""
-AUTHORITY_RENEWED = timedelta(days=730)
+AUTHORITY_RENEW_BEFORE = timedelta(days=730)
 """Remaining life of an authority at which it gets a successor; longer than the life of its certificates."""
 
 TRUSTED_AFTER = timedelta(days=7)
@@ -72,29 +72,33 @@ class StoredCredentials:
 
 def read_credentials(signing: Manifest | None, published: Manifest | None) -> StoredCredentials:
     """Return the valid part of two Secrets, `names.authority_name` and `names.tls_name`."""
-    own, shown = _entries(signing), _entries(published)
-    pairs = zip(_pems(own.get("ca.crt", b"")), _pems(own.get("ca.key", b"")), strict=False)
+    authority_entries, tls_entries = _entries(signing), _entries(published)
+    pairs = zip(
+        _pem_blocks(authority_entries.get("ca.crt", b"")),
+        _pem_blocks(authority_entries.get("ca.key", b"")),
+        strict=False,
+    )
     return StoredCredentials(
-        tuple(pair for pair in (CertificateAndKey(*each) for each in pairs) if is_whole(pair)),
-        _whole(shown, "tls"),
-        _whole(shown, "client"),
-        _whole(shown, "picker"),
-        _whole(shown, "engine"),
+        tuple(pair for pair in (CertificateAndKey(*each) for each in pairs) if is_valid_pair(pair)),
+        _valid_pair(tls_entries, "tls"),
+        _valid_pair(tls_entries, "client"),
+        _valid_pair(tls_entries, "picker"),
+        _valid_pair(tls_entries, "engine"),
     )
 
 
-def renewed(
-    held: StoredCredentials | Credentials, server_name: str, now: datetime, make_key: MakeKey
+def renew_credentials(
+    stored: StoredCredentials | Credentials, server_name: str, now: datetime, make_key: MakeKey
 ) -> Credentials:
     """Return credentials that remain valid for a while: the stored ones, with those due for renewal replaced.
 
     now: aware.
     """
-    authorities = _authorities(held.authorities, server_name, now, make_key)
+    authorities = _authorities(stored.authorities, server_name, now, make_key)
     signer = _signer(authorities, now)
 
-    def good_or_new(pair: CertificateAndKey | None, subject: Subject) -> CertificateAndKey:
-        if pair is not None and _is_good(pair, subject, authorities, now):
+    def keep_or_issue(pair: CertificateAndKey | None, subject: Subject) -> CertificateAndKey:
+        if pair is not None and _is_current(pair, subject, authorities, now):
             return pair
         return issue(subject, signer, now, CERTIFICATE_LIFE, make_key)
 
@@ -104,48 +108,48 @@ def renewed(
     engine = Subject(f"engine.{server_name}", ExtendedKeyUsageOID.SERVER_AUTH)
     return Credentials(
         authorities,
-        good_or_new(held.server, server),
-        good_or_new(held.client, client),
-        good_or_new(held.picker, picker),
-        good_or_new(held.engine, engine),
+        keep_or_issue(stored.server, server),
+        keep_or_issue(stored.client, client),
+        keep_or_issue(stored.picker, picker),
+        keep_or_issue(stored.engine, engine),
     )
 
 
 def _authorities(
-    held: Sequence[CertificateAndKey], server_name: str, now: datetime, make_key: MakeKey
+    stored: Sequence[CertificateAndKey], server_name: str, now: datetime, make_key: MakeKey
 ) -> tuple[CertificateAndKey, ...]:
     """Return the authorities that have not expired, and a new one if the newest is due for a successor."""
-    unexpired = tuple(pair for pair in held if left(pair, now) > timedelta(0))
-    if unexpired and left(unexpired[-1], now) > AUTHORITY_RENEWED:
+    unexpired = tuple(pair for pair in stored if remaining_life(pair, now) > timedelta(0))
+    if unexpired and remaining_life(unexpired[-1], now) > AUTHORITY_RENEW_BEFORE:
         return unexpired
     return (*unexpired, authority(server_name, now, AUTHORITY_LIFE, make_key))
 
 
 def _signer(authorities: Sequence[CertificateAndKey], now: datetime) -> CertificateAndKey:
     """Return the newest authority that all pods trust by now; the oldest if all are new."""
-    trusted = [pair for pair in authorities if begins(pair) + TRUSTED_AFTER <= now]
+    trusted = [pair for pair in authorities if valid_from(pair) + TRUSTED_AFTER <= now]
     return trusted[-1] if trusted else authorities[0]
 
 
-def _is_good(
+def _is_current(
     pair: CertificateAndKey, subject: Subject, authorities: Sequence[CertificateAndKey], now: datetime
 ) -> bool:
     """Return whether a certificate is for this subject, is not due for renewal, and is trusted."""
     trusted = any(signed_by(pair, signer) for signer in authorities)
-    return trusted and is_for(pair, subject) and left(pair, now) > CERTIFICATE_RENEWED
+    return trusted and is_issued_for(pair, subject) and remaining_life(pair, now) > CERTIFICATE_RENEW_BEFORE
 
 
-def _whole(entries: dict[str, bytes], name: str) -> CertificateAndKey | None:
+def _valid_pair(entries: dict[str, bytes], name: str) -> CertificateAndKey | None:
     pair = CertificateAndKey(entries.get(f"{name}.crt", b""), entries.get(f"{name}.key", b""))
-    return pair if is_whole(pair) else None
+    return pair if is_valid_pair(pair) else None
 
 
 def _entries(secret: Manifest | None) -> dict[str, bytes]:
-    held = (secret or {}).get("data") or {}
-    return {entry: b64decode(value) for entry, value in held.items()}
+    stored = (secret or {}).get("data") or {}
+    return {entry: b64decode(value) for entry, value in stored.items()}
 
 
-def _pems(text: bytes) -> list[bytes]:
+def _pem_blocks(text: bytes) -> list[bytes]:
     """Return the PEM blocks of a text."""
     end = b"-----END "
     blocks, block = [], b""
