@@ -106,16 +106,16 @@ def test_the_picture_is_made(penstock: Call) -> None:
         ),
         (
             ["--scenario", "coder", "--policy", "vllm", "--order", "x"],
-            '--order "x": has to be one of round-robin',
+            '--order "x": must be one of round-robin',
         ),
         (
             ["--scenario", "coder", "--policy", "vllm", "--plot", "o.pdf"],
-            "--plot o.pdf: a figure is .svg or .png",
+            "--plot o.pdf: the suffix must be .svg or .png",
         ),
-        (["--scenario", ",", "--policy", "vllm"], "--scenario: names nothing"),
+        (["--scenario", ",", "--policy", "vllm"], "--scenario: is empty; give at least one name"),
         (
             ["--scenario", "coder,swe", "--policy", "vllm,oracle"],
-            "--policy oracle: does not support prefix caches, which scenario swe has",
+            "--policy oracle: does not support prefix caches, which scenario swe uses",
         ),
     ],
     ids=["scenario", "policy", "order", "plot", "nothing", "prefixes"],
@@ -159,7 +159,7 @@ def test_with_a_json_file_the_table_and_its_explanation_stay_on_standard_output(
     assert Path("o.json").read_bytes().endswith(b"]\n")
     out = " ".join(capfd.readouterr().out.split())
     assert "90 % of requests meet every target" in out
-    assert "Each rate was confirmed on 3 samples of its scenario" in out
+    assert "Each capacity was confirmed by complete runs of 3 samples of its scenario" in out
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_the_summary_says_how_many_samples_confirmed_a_rate() -> None:
         requested = SearchConditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, seeds, "round-robin")
         return (
             summary_line(requested)
-            .removeprefix("Each rate was confirmed on ")
+            .removeprefix("Each capacity was confirmed by complete runs of ")
             .partition(" of its scenario")[0]
         )
 

@@ -82,7 +82,7 @@ async def test_a_killed_process_comes_back() -> None:
     os.kill(first, signal.SIGKILL)
     reported = await received.next_note()
     assert reported.startswith("sidecar-r0: ended (signal 9; ")
-    assert reported.endswith("starting it again in 0.2 s")
+    assert reported.endswith("restarting in 0.2 s")
     second = int(await received.next_line())
     assert second != first
     await one.stop(PATIENCE_S)
@@ -109,7 +109,7 @@ async def test_it_stays_down_for_the_pause(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
     one = child("raise SystemExit(3)", received)
-    assert (await received.next_note()).endswith("starting it again in 3600 s")
+    assert (await received.next_note()).endswith("restarting in 3600 s")
     await skip(3599.0)
     assert len(starts) == 1
     await skip(1.5)
@@ -189,7 +189,7 @@ async def test_children_of_a_killed_process_end_too() -> None:
     pids = {int(await received.next_line()), int(await received.next_line())}
     assert one.last_pid in pids
     os.kill(one.last_pid, signal.SIGKILL)
-    assert "starting it again" in await received.next_note()
+    assert "restarting" in await received.next_note()
     async with asyncio.timeout(PATIENCE_S):
         while any(map(is_running, pids)):  # noqa: ASYNC110  # no event signals the end of another's child
             await asyncio.sleep(0.01)
@@ -364,7 +364,7 @@ async def why(code: str) -> str:
     one = child(code, received)
     output = await received.next_note()
     await one.stop(PATIENCE_S)
-    return output.removeprefix("sidecar-r0: ended (").partition("); starting it again in")[0]
+    return output.removeprefix("sidecar-r0: ended (").partition("); restarting in")[0]
 
 
 async def test_why_it_ended_is_known_while_the_next_one_runs(tmp_path: Path) -> None:

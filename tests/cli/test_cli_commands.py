@@ -77,7 +77,7 @@ def test_main_exits_with_the_commands_code(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_without_a_command_there_is_help_and_no_shell_is_touched(penstock: Penstock) -> None:
     done = penstock()
-    assert "A first look:" in done.out + done.err
+    assert "First steps:" in done.out + done.err
     assert "completion" not in penstock("--help").out
 
 
@@ -96,7 +96,7 @@ def test_a_defect_is_shown_as_python_shows_it(
 def test_a_good_pool_is_summarised(penstock: Penstock) -> None:
     done = penstock("validate", "-f", DEMO)
     assert done.code == 0
-    assert "is fine" in done.out
+    assert "is valid" in done.out
     assert "5 × idle prefill" in done.out
 
 
@@ -128,7 +128,7 @@ def test_a_pool_scaled_to_nothing_is_for_a_cluster(penstock: Penstock, tmp_path:
     path.write_text(DEMO.read_text().replace("replicas: 2", "replicas: 0"))
     assert "on 0 replicas" in penstock("validate", "-f", path).out
     done = penstock("up", "-f", path)
-    output = "spec.replicas: 0 is for a cluster; nothing would serve here: give --replicas"
+    output = "spec.replicas: 0 is valid only in a cluster; give --replicas"
     assert (done.code, done.err) == (2, f"{path}: {output}\n")
 
 
@@ -158,13 +158,13 @@ def test_a_bad_trace_exits_2_with_its_line(penstock: Penstock, tmp_path: Path) -
         (
             ("up", "-f", DEMO, "--engine", "vllm"),
             2,
-            "--engine vllm: there is no vLLM beside this command or on PATH; name the Python that has it "
+            "--engine vllm: found no vLLM in this Python environment or on PATH; give the Python that has it "
             "with --vllm-python or PENSTOCK_VLLM_PYTHON",
         ),
         (
             ("up", "-f", DEMO, "--engine", "vllm", "--vllm-python", "/bin/false"),
             2,
-            "--vllm-python /bin/false: is not a working Python",
+            "--vllm-python /bin/false: not a working Python",
         ),
         (
             ("up", "-f", DEMO, "--engine", "vllm", "--vllm-python", sys.executable),
@@ -189,7 +189,7 @@ def test_a_bad_trace_exits_2_with_its_line(penstock: Penstock, tmp_path: Path) -
         (
             ("up", "-f", DEMO, "--engine", "http://127.0.0.1:9", "--replicas", "2"),
             2,
-            "--replicas 2: --engine names 1 engines",
+            "--replicas 2: --engine lists 1 engines",
         ),
     ],
 )
@@ -227,5 +227,6 @@ def test_the_demo_says_where_it_has_to_be_run(penstock: Penstock) -> None:
     done = penstock("demo")
     assert done.code == 1
     assert done.err == (
-        "examples/demo-pool.yaml: no such file; run this in the project's folder, or name both files\n"
+        "examples/demo-pool.yaml: no such file; "
+        "run this in the project's folder, or give --file and --trace\n"
     )

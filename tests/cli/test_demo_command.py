@@ -126,7 +126,7 @@ def test_requests_that_failed_make_the_demo_fail(pools: Pools, capfd: pytest.Cap
     pools.reports["vllm"] = report(failed, reason="500")
     assert penstock() == 1
     assert capfd.readouterr().err.splitlines()[-2:] == [
-        "requests failed that should not have:",
+        "requests failed:",
         "vllm: 6 × 500",
     ]
 
@@ -137,6 +137,6 @@ def test_a_missing_file_is_reported_before_anything_is_started(
 ) -> None:
     assert penstock(flag, missing) == 1
     assert capfd.readouterr().err == (
-        f"{missing}: no such file; run this in the project's folder, or name both files\n"
+        f"{missing}: no such file; run this in the project's folder, or give --file and --trace\n"
     )
     assert pools.started == []

@@ -46,6 +46,6 @@ def test_the_limit_is_raised_to_what_is_needed_and_never_lowered(
 def test_too_few_open_files_are_reported_before_the_replay(
     monkeypatch: pytest.MonkeyPatch, hard: int, wanted: int
 ) -> None:
-    expected = rf"^only {hard} files may be open here \(ulimit -n\); --max-in-flight {wanted} needs more$"
+    expected = rf"^at most {hard} files may be open \(ulimit -n\); --max-inflight {wanted} needs more$"
     with pytest.raises(Failure, match=expected):
         limits_after(monkeypatch, 256, hard, wanted)

@@ -78,7 +78,7 @@ def test_a_png_is_a_png(tmp_path: Path) -> None:
 def test_no_figure_of_another_kind() -> None:
     check_suffix(None)
     check_suffix(Path("a.svg"))
-    with pytest.raises(Failure, match=r"--plot a\.pdf: a figure is \.svg or \.png") as error:
+    with pytest.raises(Failure, match=r"--plot a\.pdf: the suffix must be \.svg or \.png") as error:
         check_suffix(Path("a.pdf"))
     assert error.value.exit_code == 2
 

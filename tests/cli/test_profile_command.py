@@ -167,7 +167,7 @@ def test_a_missing_folder_is_reported_before_anything_is_measured(
     engine: Engine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert penstock("--out", "no/tiny.json") == 2
-    assert capfd.readouterr().err == "--out no/tiny.json: there is no folder no\n"
+    assert capfd.readouterr().err == "--out no/tiny.json: folder no does not exist\n"
     assert engine.asked == []
 
 

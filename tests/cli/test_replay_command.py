@@ -133,7 +133,7 @@ def test_json_that_cannot_be_written_is_a_failure(asked: Settings, capfd: pytest
     assert capfd.readouterr().err == "--json no/o.json: No such file or directory\n"
 
 
-@pytest.mark.parametrize(("late_s", "verdict"), [(0.010, "fine."), (0.011, "it could not hold the trace's")])
+@pytest.mark.parametrize(("late_s", "verdict"), [(0.010, "fine."), (0.011, "it could not keep the trace's")])
 def test_a_client_that_was_late_says_so(late_s: float, verdict: str) -> None:
     assert verdict in lateness(report(late_s).tally)
 

@@ -102,8 +102,7 @@ def test_a_tier_without_targets_is_not_counted_with_those_that_have_some() -> No
     assert list(found["tiers"]) == ["chat", "batch"]  # the worst first; at the end what is not judged
     assert found["tiers"]["batch"]["attainment"] is None
     assert summary_line(report) == (
-        "At 0.20 requests/s 0.0 % of 1 requests with targets met their tier's SLO; "
-        "chat fares worst, with 0.0 %."
+        "At 0.20 requests/s 0.0 % of 1 requests with targets met their tier's SLO; lowest: chat with 0.0 %."
     )
 
 
@@ -112,7 +111,7 @@ def test_where_no_tier_has_a_target_nothing_is_judged() -> None:
     tally.add(outcome("batch", RequestEnding.BEST_EFFORT, kept=True), late_s=0.0)
     report = Report("slos-serve", 2, span_s=10.0, tally=tally)
     assert report.as_json()["attainment"] is None
-    assert summary_line(report) == "At 0.10 requests/s 1 requests; none has a target."
+    assert summary_line(report) == "1 requests at 0.10 requests/s; none has a target."
     assert "all" not in [cell for cell in table(report, "").columns[0].cells]
 
 

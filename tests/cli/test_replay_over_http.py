@@ -221,9 +221,9 @@ async def silent(server: Server, request: web.Request, body: dict[str, Any]) -> 
     ("answer", "timeout_s", "reason"),
     [
         (cut_off, 60.0, "connection: "),
-        (ended_early, 60.0, "the stream broke off"),
+        (ended_early, 60.0, "the stream ended early"),
         (error_event, 60.0, "error in the stream: engine_lost"),
-        (silent, 0.2, "no whole answer within 0.2 s"),
+        (silent, 0.2, "no complete answer within 0.2 s"),
     ],
 )
 async def test_a_broken_answer_is_a_failure_with_its_reason(
@@ -244,7 +244,7 @@ async def test_beyond_the_bound_requests_are_not_sent_and_count(serve: Any, tmp_
     trace = trace_of(tmp_path, *("0,1,1," for _ in range(5)))
     report = await replayed(ReplaySettings(trace, await serve(server), max_in_flight=2))
     assert (len(server.received), report.tally.all.met) == (2, 2)
-    assert report.tally.reasons["not sent: 2 in flight (--max-in-flight)"] == 3
+    assert report.tally.reasons["not sent: 2 requests are in flight (--max-inflight)"] == 3
 
 
 async def test_the_rate_and_the_duration_choose_what_is_sent(serve: Any, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ async def test_the_pool_is_asked_at_the_admin_url_without_the_key(serve: Any, tm
 async def test_a_given_admin_url_that_is_none_ends_the_replay(serve: Any, tmp_path: Path) -> None:
     server = Server(answered)
     trace, url = trace_of(tmp_path, "0,5,4,chat"), await serve(server)
-    with pytest.raises(Failure, match="no admin port of a router"):
+    with pytest.raises(Failure, match="not the admin port of a router"):
         await replayed(ReplaySettings(trace, url, admin_url=url))
     assert server.received == []
 
@@ -341,7 +341,7 @@ async def test_a_server_that_is_not_there_or_is_no_server(serve: Any, tmp_path: 
     with pytest.raises(Failure, match="no server answers there"):
         await replayed(ReplaySettings(trace, "http://127.0.0.1:9"))
     url = await serve(Server(answered))
-    with pytest.raises(Failure, match='serves no model "other"; it serves m'):
+    with pytest.raises(Failure, match='does not serve model "other"; it serves m'):
         await replayed(ReplaySettings(trace, url, model="other"))
     with pytest.raises(Failure, match="no /v1/models"):
         await replayed(ReplaySettings(trace, f"{url}/elsewhere"))

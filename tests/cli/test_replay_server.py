@@ -44,12 +44,12 @@ async def test_a_server_without_a_pool_reports_only_its_models() -> None:
     async with answering(MODELS) as url:
         assert await inspected(url) == ReplayServer("a", False, 4096, None, None, TierSlos(), ())
         assert await inspected(url, "b") == ReplayServer("b", True, None, None, None, TierSlos(), ())
-        assert str(await failure(url, "c")) == f'{url}: serves no model "c"; it serves a, b'
+        assert str(await failure(url, "c")) == f'{url}: does not serve model "c"; it serves a, b'
 
 
 async def test_a_server_of_no_model_serves_none() -> None:
     async with answering({}) as url:
-        assert str(await failure(url)) == f'{url}: serves no model ""; it serves none'
+        assert str(await failure(url)) == f'{url}: does not serve model ""; it serves none'
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -61,9 +61,7 @@ async def test_a_server_that_wants_a_key_says_so(status: int) -> None:
 @pytest.mark.parametrize(("body", "status"), [("gone", 404), ("{}", 201), ("[]", 200)])
 async def test_a_server_of_another_kind_is_reported(body: str, status: int) -> None:
     async with answering(body, status) as url:
-        assert str(await failure(url)) == (
-            f"{url}: answers, but not as an OpenAI-compatible server: no /v1/models"
-        )
+        assert str(await failure(url)) == (f"{url}: not an OpenAI-compatible server: it has no /v1/models")
 
 
 async def test_an_answer_that_is_no_json_is_one_line() -> None:

@@ -126,7 +126,7 @@ def test_without_it_nothing_is_cached_and_nothing_is_said_of_it(files: tuple[str
 
 def test_blocks_of_another_size_are_noticed(files: tuple[str, str, str]) -> None:
     reported = (
-        "request 1 by arrival has 10 hash_ids, and its 640 tokens are 2 blocks of 512; give --block-tokens N"
+        "request 1 by arrival has 10 hash_ids, but its 640 tokens are 2 blocks of 512; give --block-tokens N"
     )
     with pytest.raises(Failure, match=reported):
         simulated(files, "--prefix-caching")

@@ -136,5 +136,5 @@ def test_a_trace_with_think_times_is_a_closed_loop_unless_it_is_opened(tmp_path:
 
 
 def test_a_trace_without_sessions_is_no_closed_loop(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match=r"^--closed-loop: .*trace.jsonl names no sessions$"):
+    with pytest.raises(Failure, match=r"^--closed-loop: .*trace.jsonl has no sessions$"):
         schedule_of(ScheduleOptions(written(tmp_path, line(0, None)), closed_loop=True))

@@ -89,9 +89,9 @@ HEAD = "arrival_s,prompt_tokens,output_tokens,tier\n"
         (HEAD + "0,1,-1,a\n", 'line 2, column 3 (output_tokens): "-1" is not a whole number'),
         (HEAD + "0,0,1,a\n", 'line 2, column 2 (prompt_tokens): "0" is not from 1 to 10000000'),
         (HEAD + "soon,1,1,a\n", 'line 2, column 1 (arrival_s): "soon" is not a number of seconds'),
-        (HEAD + "nan,1,1,a\n", 'line 2, column 1 (arrival_s): "nan" is not from 0 up'),
-        (HEAD + "0,1,1\n", "line 2, column 4: has 3 columns, the header 4"),
-        (HEAD + "0,1,1,a,b\n", "line 2, column 5: has 5 columns, the header 4"),
+        (HEAD + "nan,1,1,a\n", 'line 2, column 1 (arrival_s): "nan" is negative or not finite'),
+        (HEAD + "0,1,1\n", "line 2, column 4: 3 cells, but the header has 4"),
+        (HEAD + "0,1,1,a,b\n", "line 2, column 5: 5 cells, but the header has 4"),
         (HEAD + "\n\n0,1,?,a\n", 'line 4, column 3 (output_tokens): "?" is not a whole number'),
         (
             HEAD.replace("tier", "thinking_tokens") + "0,1,3,4\n",
@@ -141,7 +141,7 @@ def test_a_line_that_is_too_long_is_named_and_not_read(
     monkeypatch.setattr("penstock_cli.traces.lines.LONGEST_LINE_BYTES", len(HEAD) + 1)
     assert summarise(path).requests == 1
     path = written(tmp_path, HEAD + "0,1,1," + "a" * len(HEAD) + "\n")
-    with pytest.raises(TraceError, match="line 2, column 1: longer than a trace's line can be"):
+    with pytest.raises(TraceError, match="line 2, column 1: longer than"):
         summarise(path)
 
 
@@ -163,7 +163,7 @@ def test_neighbours_in_the_wrong_order_are_put_right(moments: list[int]) -> None
 def test_a_trace_far_out_of_order_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_reading, "REORDERED_REQUESTS", 2)
     rows = "".join(f"{moment},1,1,a\n" for moment in (5, 6, 7, 1))
-    with pytest.raises(TraceError, match=r"line 5, column 1: arrives 4.000 s before one"):
+    with pytest.raises(TraceError, match=r"line 5, column 1: arrives 4.000 s before a request"):
         summarise(written(tmp_path, HEAD + rows))
 
 

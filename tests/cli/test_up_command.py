@@ -161,4 +161,4 @@ def test_how_many_parts_are_ready_is_shown_until_all_are(
 
     monkeypatch.setattr("penstock_cli.commands.up.tiers_table", table)
     assert penstock() == 0
-    assert shown[:3] == ["starting: 1 of 5 parts are ready", "stopped", "table"]
+    assert shown[:3] == ["starting: 1 of 5 components are ready", "stopped", "table"]

@@ -58,7 +58,7 @@ def test_a_pool_in_one_line(file: Path) -> None:
 def test_a_valid_pool_is_shown(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(lambda: app(["validate", "-f", str(file)])) == 0
     output = " ".join(capfd.readouterr().out.split())
-    assert "is fine: pool p, m on 3 replicas" in output
+    assert "is valid: pool p, m on 3 replicas" in output
     assert "thinking 0.8 s 50, then 120 window – 2.5" in output
 
 

@@ -74,8 +74,8 @@ def test_a_vllm_of_this_environment_needs_no_path(nowhere: Path, monkeypatch: py
     ("printed", "words"),
     [
         ('["vllm", "penstock_vllm"]', "has no vLLM; pip install vllm there"),
-        ('["penstock_vllm"]', "its vLLM has no scheduler of Penstock's"),
-        ("no JSON", "is not a working Python"),
+        ('["penstock_vllm"]', "has vLLM but not Penstock's scheduler"),
+        ("no JSON", "not a working Python"),
     ],
     ids=["no vLLM", "no plug-in", "no Python"],
 )
@@ -90,7 +90,7 @@ def test_a_python_without_vllm_is_refused_before_anything_starts(
 
 
 def test_no_vllm_at_all_is_bad_input(nowhere: Path) -> None:
-    with pytest.raises(Failure, match="there is no vLLM beside this command") as caught:
+    with pytest.raises(Failure, match="found no vLLM in this Python environment") as caught:
         vllm_engine(pool_with(), None, None)
     assert caught.value.exit_code == 2
 
@@ -143,7 +143,7 @@ def test_the_plug_in_gets_the_pool_by_environment_variables(monkeypatch: pytest.
 def test_a_python_that_fails_is_none_whatever_it_printed(tmp_path: Path) -> None:
     python = python_that_prints(tmp_path / "venv", "[]")
     python.write_text(f"{python.read_text()}exit 1\n")
-    with pytest.raises(Failure, match="is not a working Python"):
+    with pytest.raises(Failure, match="not a working Python"):
         vllm_engine(pool_with(), python, None)
 
 

@@ -112,4 +112,4 @@ def test_a_folder_that_is_not_there_is_noticed_before_measuring(tmp_path: Path) 
     flags = ["--engine", "http://127.0.0.1:9", "--out", out]
     profile = Process("profile", ["penstock", "profile", *flags], tmp_path / "profile.log")
     assert profile.exit_code() == 2
-    assert f"--out {out}: there is no folder" in profile.said
+    assert f"--out {out}: folder {tmp_path / 'nowhere'} does not exist" in profile.said

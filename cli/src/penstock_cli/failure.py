@@ -3,7 +3,7 @@
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 
-NO_REPLICAS = "spec.replicas: 0 is for a cluster; nothing would serve here: give --replicas"
+NO_REPLICAS = "spec.replicas: 0 is valid only in a cluster; give --replicas"
 """Error of commands that run a pool which is scaled to 0 replicas."""
 
 

@@ -22,7 +22,7 @@ from penstock_cli.traces import TraceError
 
 HELP = """Penstock serves LLM requests, and admits only those whose service-level objectives it can meet.
 
-A first look:
+First steps:
 
   penstock demo
 

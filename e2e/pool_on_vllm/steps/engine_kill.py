@@ -48,7 +48,7 @@ def _wait_recovered(context: Context, killed: int, killed_at_s: float) -> float:
     output = [
         line for line in context.pool.output().splitlines() if line.startswith(prefix) and "ended (" in line
     ]
-    assert any("signal 9" in line and "starting it again" in line for line in output), output
+    assert any("signal 9" in line and "restarting" in line for line in output), output
     until(lambda: victim.name in context.pool.serving(), f"{victim.name} is ready again", START_S)
     recovered_s = monotonic() - killed_at_s
     assert context.pool.engine(victim) != killed

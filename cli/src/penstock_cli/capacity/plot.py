@@ -34,7 +34,7 @@ def draw(answers: Sequence[CapacityResult], sweeps: Sequence[Sweep | None], path
     }
     figure, axes = panels([*scenarios, *panel_titles(tiers, tiers)])
     curves = [one.curve for name in scenarios for one in drawn if one.curve.scenario == name]
-    conditions = next(iter(answers)).question.conditions  # the same of all
+    conditions = next(iter(answers)).question.conditions  # all answers have the same
     draw_attainment(axes[: len(scenarios)], curves, conditions.attainment)
     for answer in answers:
         name = answer.question.scenario

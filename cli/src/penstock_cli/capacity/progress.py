@@ -14,28 +14,28 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from penstock_cli.capacity.run import SearchProgress
 
 TRIALS_GUESSED = 30
-"""Trials of a search, as long as none has ended."""
+"""Estimated trials of a search before any search has ended."""
 LINE_EVERY_S = 15.0
 """Seconds between lines of progress where there is no terminal."""
 REFRESHES_PER_SECOND = 2
-"""How often the bar is drawn."""
+"""Rate at which the bar is drawn."""
 
 
-def share_done(watch: SearchProgress, searches: int) -> float:
+def share_done(progress: SearchProgress, searches: int) -> float:
     """Return the estimated share of all trials that are done."""
-    if watch.searches == searches:
+    if progress.searches == searches:
         return 1.0
-    each = watch.trials / watch.searches if watch.searches > 1 else TRIALS_GUESSED
-    left = max(each * searches - watch.trials, each * (searches - watch.searches) / 2)
-    return watch.trials / (watch.trials + left)
+    each = progress.trials / progress.searches if progress.searches > 1 else TRIALS_GUESSED
+    left = max(each * searches - progress.trials, each * (searches - progress.searches) / 2)
+    return progress.trials / (progress.trials + left)
 
 
 @contextmanager
 def show_progress(console: Console, searches: int, what: str) -> Iterator[SearchProgress]:
-    """Show the progress of searches while the block runs. what: what they search for, in the plural."""
+    """Show the progress of searches while the block runs. what: plural noun for the results."""
     show = _bar if console.is_terminal else _lines
-    with show(console, searches, what) as watch:
-        yield watch
+    with show(console, searches, what) as progress:
+        yield progress
 
 
 @contextmanager
@@ -49,32 +49,34 @@ def _bar(console: Console, searches: int, what: str) -> Iterator[SearchProgress]
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    watch = SearchProgress()
+    progress = SearchProgress()
     with Progress(*columns, console=console, refresh_per_second=REFRESHES_PER_SECOND) as bar:
         task = bar.add_task("searching", total=1.0, trials=0)
 
         def ended() -> None:
-            title = f"{watch.searches} of {searches} {what}"
-            bar.update(task, completed=share_done(watch, searches), description=title, trials=watch.trials)
+            title = f"{progress.searches} of {searches} {what}"
+            bar.update(
+                task, completed=share_done(progress, searches), description=title, trials=progress.trials
+            )
 
-        watch.ended = ended
-        yield watch
+        progress.ended = ended
+        yield progress
 
 
 @contextmanager
 def _lines(console: Console, searches: int, what: str) -> Iterator[SearchProgress]:
-    watch, began_s = SearchProgress(), monotonic()
+    progress, began_s = SearchProgress(), monotonic()
     printed_s = began_s
 
     def ended() -> None:
         nonlocal printed_s
         now_s = monotonic()
-        if now_s - printed_s < LINE_EVERY_S or not watch.trials:
+        if now_s - printed_s < LINE_EVERY_S or not progress.trials:
             return
-        printed_s, done = now_s, share_done(watch, searches)
+        printed_s, done = now_s, share_done(progress, searches)
         left_s = (now_s - began_s) * (1 - done) / done
-        done_text = f"{watch.searches} of {searches} {what}, {watch.trials} simulations"
+        done_text = f"{progress.searches} of {searches} {what}, {progress.trials} simulations"
         console.print(f"{done_text}, about {left_s:.0f} s left")
 
-    watch.ended = ended
-    yield watch
+    progress.ended = ended
+    yield progress

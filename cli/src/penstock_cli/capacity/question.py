@@ -14,7 +14,7 @@ class SearchConditions:
         requests.
     lengths: answer lengths that planning uses. truth: kind of ground truth.
     seeds: number of samples of the scenario, whose requests are counted together.
-    order: order in which routers try replicas.
+    order: routing order of the routers.
     block_tokens: tokens per hash id of a scenario's recording; None: as recorded.
     sessions: recorded sessions in a sample, for each replica; None for the scenario's own number.
     """

@@ -1,4 +1,4 @@
-"""Runs all searches concurrently. Their trials are distributed over CPU cores, earlier searches first.
+"""Runs all searches concurrently: distributes their trials over CPU cores, those of earlier searches first.
 
 A search depends only on the results of its own trials, so its result is the same on any number of cores.
 """
@@ -34,59 +34,59 @@ class _Search(Generic[Result]):
     """A search in progress. waiting: indices of its trials that have no result yet."""
 
     trials: Trials[Result]
-    asked: Sequence[Trial] = ()
+    requested: Sequence[Trial] = ()
     tallies: dict[int, TrialResult] = field(default_factory=dict)
     waiting: deque[int] = field(default_factory=deque)
     found: list[Result] = field(default_factory=list)
 
-    def advance(self, memory: TrialLog, report: Callable[[Result], None]) -> None:
+    def advance(self, log: TrialLog, report: Callable[[Result], None]) -> None:
         """Advance the search until trials must be run or it has ended."""
-        while len(self.tallies) == len(self.asked) and not self.found:
-            answer = [self.tallies[place] for place in range(len(self.asked))] if self.asked else None
+        while len(self.tallies) == len(self.requested) and not self.found:
+            answer = [self.tallies[index] for index in range(len(self.requested))] if self.requested else None
             try:
-                self.asked = self.trials.send(answer)  # type: ignore[arg-type]  # None starts it
+                self.requested = self.trials.send(answer)  # type: ignore[arg-type]  # None starts it
             except StopIteration as end:
                 self.found.append(end.value)
                 report(end.value)
                 return
-            known = {place: memory.lookup(trial) for place, trial in enumerate(self.asked)}
-            self.tallies = {place: tally for place, tally in known.items() if tally is not None}
-            self.waiting = deque(place for place, tally in known.items() if tally is None)
+            known = {index: log.lookup(trial) for index, trial in enumerate(self.requested)}
+            self.tallies = {index: tally for index, tally in known.items() if tally is not None}
+            self.waiting = deque(index for index, tally in known.items() if tally is None)
 
 
 def run_all(
     searches: Sequence[Trials[Result]],
     work: Work,
     jobs: int,
-    memory: TrialLog,
-    watch: SearchProgress,
+    log: TrialLog,
+    progress: SearchProgress,
     *,
     report: Callable[[Result], None] = lambda _: None,
 ) -> list[Result]:
-    """Return what each search found, in order. An error in any of them ends all.
+    """Return the result of each search, in order. An error in any search ends all.
 
-    report: called with each finding as soon as its search has ended.
+    report: called with the result of each search when it ends.
     """
-    under_way = [_Search(trials) for trials in searches]
+    in_progress = [_Search(trials) for trials in searches]
     running: dict[Future[TrialResult], tuple[_Search[Result], int]] = {}
     with workers(jobs) as executor:
-        for search in under_way:
-            search.advance(memory, report)
+        for search in in_progress:
+            search.advance(log, report)
         while True:
-            for search in under_way:
+            for search in in_progress:
                 while search.waiting and len(running) < jobs:
-                    place = search.waiting.popleft()
-                    running[executor.submit(work, search.asked[place])] = search, place
-            watch.searches = sum(bool(search.found) for search in under_way)
-            watch.ended()
+                    index = search.waiting.popleft()
+                    running[executor.submit(work, search.requested[index])] = search, index
+            progress.searches = sum(bool(search.found) for search in in_progress)
+            progress.ended()
             if not running:
-                return [search.found[0] for search in under_way]
+                return [search.found[0] for search in in_progress]
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                search, place = running.pop(future)
-                search.tallies[place] = future.result()
-                memory.record(search.asked[place], search.tallies[place])
-                watch.trials += 1
-                search.advance(memory, report)
+                search, index = running.pop(future)
+                search.tallies[index] = future.result()
+                log.record(search.requested[index], search.tallies[index])
+                progress.trials += 1
+                search.advance(log, report)
 
 
 class InProcessExecutor(Executor):
@@ -105,17 +105,17 @@ def workers(jobs: int) -> Iterator[Executor]:
     if jobs == 1:
         yield InProcessExecutor()
         return
-    executor = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin)
+    executor = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_initialize_worker)
     try:
         yield executor
-    except BaseException:  # without workers the executor ends too
+    except BaseException:  # the executor ends when its workers are gone
         for child in multiprocessing.active_children():
             child.kill()
         raise
     executor.shutdown()
 
 
-def _begin() -> None:
+def _initialize_worker() -> None:
     """Ignore Ctrl-C in workers; the main process handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop_with_parent()

@@ -9,8 +9,8 @@ deterministic, so the result is the same on any machine.
    further. Other settings are rejected after one trial. Steps 1 to 3 use the first sample only.
 4. Bracket again with all samples, narrow to 2 %, tune again by 2 %. If the result of an earlier search is
    known, this one begins here, with a bracket of 2 %.
-5. Look ahead: with few samples attainment need not fall monotonically with the rate. If a rate up to 40 %
-   higher attains, continue from there.
+5. Try higher rates: with few samples attainment need not fall monotonically with the rate. If a rate up to
+   40 % higher attains, continue from there.
 6. Confirm: run every sample in full at the rate found; if it does not attain, go down by 2 %.
 
 Attainment is computed over the requests of all samples together. The first sample alone decides if it is at
@@ -34,10 +34,10 @@ GROWTH = 1.5
 """Factor between the rates of a bracket that is wide."""
 
 COARSE, FINE = 1.1, 1.02
-"""Factors that a bracket is narrowed to: while settings are compared, and at the end."""
+"""Factors to which a bracket is narrowed: while settings are compared, and at the end."""
 
-LOOK_AHEAD = (1.05, 1.1, 1.2, 1.4)
-"""Rates above one that attains that are also tried, as multiples of it."""
+HIGHER_RATES = (1.05, 1.1, 1.2, 1.4)
+"""Higher rates that are also tried, as multiples of a rate that attains."""
 
 DECISIVE_MARGIN = 0.03
 """Distance from the target at which one sample decides alone, as a share of requests."""
@@ -49,10 +49,10 @@ MOST_STEPS = 12
 """Most steps of the bracket: rates from 1/130 of the guess to 130 times the guess."""
 
 ANY_RATE_RPS = 1.0
-"""A rate at which a scenario is sampled to count its requests: their number and lengths are those of any."""
+"""Rate at which a scenario is sampled to count its requests. Their number and lengths do not depend on it."""
 
 ROUNDING_REQUESTS = 1e-9
-"""A number of misses that floating point puts this little below a whole one is that number."""
+"""Tolerance for a number of misses that floating point puts slightly below a whole number."""
 
 FULL_SPEED_SHARE = 0.25
 """The guess, as a share of the rate at which an engine computes at full speed without limits."""
@@ -70,11 +70,10 @@ class RateProbe:
 class CapacityResult:
     """A capacity.
 
-    low_rps: the highest rate found to attain; 0 where none did.
-    high_rps: the lowest found not to.
-    requests, missed, promoted: at `low_rps`, in all samples together; promoted ones are None if none
-        counted them.
-    cached_share: of the prompt tokens of served requests, found in prefix caches; None without any.
+    low_rps: highest rate that attains; 0 if none does. high_rps: lowest rate that does not.
+    requests, missed, promoted: at `low_rps`, in all samples together. promoted: None if it was not counted.
+    cached_share: share of the prompt tokens of served requests that was found in prefix caches; None without
+        prefix caches.
     admitted_attainment: share of admitted requests that met every target. imbalance: tokens that the busiest
         replica computed, over the mean. Both None without prefix caches.
     """
@@ -132,33 +131,35 @@ class UnboundedCapacity(Exception):
 def capacity(
     question: Question, before: RateProbe | None = None, most_rps: float = inf
 ) -> Trials[CapacityResult]:
-    """Search a capacity. before: the result of an earlier search. most_rps: no higher rate is of interest.
+    """Search a capacity. before: the result of an earlier search. most_rps: rate that need not be exceeded.
 
     Raises UnknownScenario, UnknownPolicy, UnboundedCapacity.
     """
-    asked = question.conditions
-    here = with_sessions(scenario(question.scenario), asked.sessions)
+    conditions = question.conditions
+    workload = with_sessions(scenario(question.scenario), conditions.sessions)
     samples = (
-        arrivals(here, ANY_RATE_RPS, seed, laps=laps_of(question.policy, asked.replicas))
-        for seed in range(asked.seeds)
+        arrivals(workload, ANY_RATE_RPS, seed, laps=laps_of(question.policy, conditions.replicas))
+        for seed in range(conditions.seeds)
     )
     counts = tuple(requests_in(list(sample)) for sample in samples)
     sampled = SampledQuestion(question, counts, most_rps)
-    grid = grid_of(question.policy, here)
+    grid = grid_of(question.policy, workload)
     if before is not None and before.rate_rps > 0 and grid.has(before.setting):
         setting = before.setting
         low, high = yield from _bracket(sampled, setting, before.rate_rps, FINE)
     else:
         first = replace(sampled, samples=sampled.samples[:1])
-        setting, rate_rps = yield from _roughly(first, grid, guess_rps(here))
+        setting, rate_rps = yield from _first_estimate(first, grid, guess_rps(workload))
         low, high = yield from _bracket(sampled, setting, rate_rps, COARSE)
     low, high = yield from _narrow(sampled, setting, low, high, FINE)
     setting, low, high = yield from _tune(sampled, grid, setting, (low, high), FINE)
-    low, high = yield from _look_ahead(sampled, setting, low, high)
+    low, high = yield from _try_higher_rates(sampled, setting, low, high)
     return (yield from _confirm(sampled, setting, low, high))
 
 
-def _roughly(first: SampledQuestion, grid: Grid, start_rps: float) -> Trials[tuple[PolicySetting, float]]:
+def _first_estimate(
+    first: SampledQuestion, grid: Grid, start_rps: float
+) -> Trials[tuple[PolicySetting, float]]:
     """Return a setting and a rate near its capacity, from the first sample."""
     low, high = yield from _bracket(first, grid.start, start_rps, GROWTH)
     low, high = yield from _narrow(first, grid.start, low, high, COARSE)
@@ -166,18 +167,18 @@ def _roughly(first: SampledQuestion, grid: Grid, start_rps: float) -> Trials[tup
     return setting, low or high
 
 
-def guess_rps(here: Scenario) -> float:
+def guess_rps(workload: Scenario) -> float:
     """Return the first rate to try: a share of the engine's rate at full speed without memory or targets."""
-    asked = list(arrivals(here, ANY_RATE_RPS, seed=0))
-    tokens = sum(arrival.prompt_tokens + arrival.output_tokens for arrival in asked) / requests_in(asked)
-    token_s = min(term.token_s for term in time_model(here.time_model).terms)
+    sample = list(arrivals(workload, ANY_RATE_RPS, seed=0))
+    tokens = sum(arrival.prompt_tokens + arrival.output_tokens for arrival in sample) / requests_in(sample)
+    token_s = min(term.token_s for term in time_model(workload.time_model).terms)
     return _rounded(FULL_SPEED_SHARE / (tokens * token_s))
 
 
 def _bracket(
     sampled: SampledQuestion, setting: PolicySetting, start_rps: float, growth: float
 ) -> Trials[Bracket]:
-    """Return a rate that attains and one that does not, at least a factor `growth` apart."""
+    """Return a rate that attains and a higher one that does not, at least a factor of `growth` apart."""
     rate_rps, first = start_rps, (yield from _attains(sampled, setting, start_rps))
     for _ in range(MOST_STEPS):
         if first and rate_rps >= sampled.most_rps:
@@ -244,11 +245,13 @@ def _climb(
     return (yield from _narrow(sampled, setting, *(yield from _bracket(sampled, setting, low, GROWTH)), step))
 
 
-def _look_ahead(sampled: SampledQuestion, setting: PolicySetting, low: float, high: float) -> Trials[Bracket]:
-    """Return the bracket above the highest of the rates ahead that attains, until none does."""
+def _try_higher_rates(
+    sampled: SampledQuestion, setting: PolicySetting, low: float, high: float
+) -> Trials[Bracket]:
+    """Return the bracket above the highest rate that attains, of those up to 40 % above `low`."""
     while low > 0:
-        ahead = [RateProbe(setting, _rounded(low * factor)) for factor in LOOK_AHEAD]
-        found = yield from _decide(sampled, ahead)
+        higher = [RateProbe(setting, _rounded(low * factor)) for factor in HIGHER_RATES]
+        found = yield from _decide(sampled, higher)
         attaining = [probe.rate_rps for probe, missed in found.items() if missed is not None]
         if not attaining:
             break
@@ -259,7 +262,7 @@ def _look_ahead(sampled: SampledQuestion, setting: PolicySetting, low: float, hi
 def _confirm(
     sampled: SampledQuestion, setting: PolicySetting, low: float, high: float
 ) -> Trials[CapacityResult]:
-    """Run all samples in full at the rate found, and go down while they do not attain."""
+    """Run all samples in full at the rate found, and lower the rate until they attain."""
     requests, tallies = sum(sampled.samples), list[TrialResult]()
     lowest_rps = low / GROWTH**MOST_STEPS
     while low > 0:
@@ -274,7 +277,7 @@ def _confirm(
 
 
 def result_of(question: Question, probe: RateProbe, tallies: Sequence[TrialResult]) -> CapacityResult:
-    """Return the result of complete trials at a rate, above which none is known not to attain."""
+    """Return the result of complete trials at a rate, if no higher rate is known that does not attain."""
     requests, missed, promoted = (
         sum(getattr(tally, name) for tally in tallies) for name in ("requests", "missed", "promoted")
     )
@@ -303,27 +306,27 @@ def _attains(sampled: SampledQuestion, setting: PolicySetting, rate_rps: float) 
 
 
 def _decide(sampled: SampledQuestion, probes: Sequence[RateProbe]) -> Trials[dict[RateProbe, int | None]]:
-    """Return the misses of each probe as far as counted, or None if it does not attain."""
+    """Return the misses of each probe, as far as they were counted; None for a probe that does not attain."""
     first, *others = sampled.samples
-    sure = floor(DECISIVE_MARGIN * first) if others else 0
+    margin = floor(DECISIVE_MARGIN * first) if others else 0
     allowed = sampled.allowed(first)
-    tallies = yield [sampled.trial(probe, 0, allowed + sure) for probe in probes]
-    seen = dict(zip(probes, tallies, strict=True))
-    decided = {probe: tally.missed for probe, tally in seen.items() if tally.missed <= allowed - sure}
+    tallies = yield [sampled.trial(probe, 0, allowed + margin) for probe in probes]
+    results = dict(zip(probes, tallies, strict=True))
+    decided = {probe: tally.missed for probe, tally in results.items() if tally.missed <= allowed - margin}
     allowed_of_all = sampled.allowed(sum(sampled.samples))
     close = {
         probe: tally.missed
-        for probe, tally in seen.items()
+        for probe, tally in results.items()
         if tally.complete and tally.missed <= allowed_of_all and probe not in decided
     }
-    by_all = (yield from _by_all(sampled, close, allowed_of_all)) if close else {}
-    return {probe: decided.get(probe, by_all.get(probe)) for probe in probes}
+    by_all_samples = (yield from _decide_by_all_samples(sampled, close, allowed_of_all)) if close else {}
+    return {probe: decided.get(probe, by_all_samples.get(probe)) for probe in probes}
 
 
-def _by_all(
+def _decide_by_all_samples(
     sampled: SampledQuestion, close: Mapping[RateProbe, int], allowed: int
 ) -> Trials[dict[RateProbe, int | None]]:
-    """Return the same from all samples. close: misses of each probe in the first, at most those allowed."""
+    """Return the same from all samples. close: each probe's misses in the first sample, at most `allowed`."""
     seeds = range(1, len(sampled.samples))
     tallies = iter(
         (

@@ -1,10 +1,10 @@
 """The settings that are tried for a policy in a scenario: every baseline has to run at its best.
 
-A policy that chooses these by itself has one setting. `NAME-spec` is the policy NAME with a fixed number of
-draft tokens for every decode, as vLLM speculates; without it a baseline does not speculate, as in the papers.
+A policy that chooses its own settings has one. `NAME-spec` is the policy NAME with a fixed number of draft
+tokens for every decode, as vLLM speculates; without `-spec` a baseline does not speculate, as in the papers.
 
-`distserve` is no policy of a replica: each "replica" is a group of GPUs split by phase, in the best of three
-ratios, and a rate per replica is one per GPU.
+`distserve` is not a policy of a replica: each "replica" is a group of GPUs split by phase, in the best of
+three ratios, and a rate per replica is a rate per GPU.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,14 +23,14 @@ DISTSERVE = "distserve"
 """Disaggregated serving: prefill and decode on separate GPUs."""
 
 WITHOUT_PREFIXES = frozenset({ORACLE, DISTSERVE, "vllm-real"})
-"""Names that cannot run scenarios with prefix caches: they compute every prompt whole, or need its tokens."""
+"""Policies that do not support prefix caches: they compute whole prompts, or need the prompts' tokens."""
 
 SPECULATING = "-spec"
 ALL_BUDGETS_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
-"""Token budgets of policies that depend on theirs."""
+"""Token budgets tried for policies that depend strongly on the budget."""
 
 SOME_BUDGETS_TOKENS = (512, 2048, 8192)
-"""Token budgets of policies that depend little on theirs."""
+"""Token budgets tried for policies that depend little on the budget."""
 
 FIXED_DRAFTS = (2, 3, 4)
 """Draft tokens of `NAME-spec`."""
@@ -48,15 +48,15 @@ BUDGETS_TOKENS: Mapping[str, tuple[int, ...]] = {
     "annealing": SOME_BUDGETS_TOKENS,
     DISTSERVE: SOME_BUDGETS_TOKENS,
 }
-"""Token budgets of a step that are tried, by policy. Of all others only the engine's own is."""
+"""Token budgets of a step that are tried, by policy. All others run with the engine's own budget."""
 
 SLOTS: Mapping[str, tuple[int, ...]] = {"orca": (8, 16, 32, 64)}
-"""Slots (most running requests) that are tried, by policy. Of all others only the engine's own number is."""
+"""Slots that are tried, by policy. All others run with the engine's own number."""
 
 Value = TypeVar("Value")
 
 CHOOSE_DRAFTS = frozenset({"slos-serve", ORACLE})
-"""Policies that decide for each decode how far to speculate. They have the drafter whenever there is one."""
+"""Policies that choose the speculation length of each decode. They always use the engine's drafter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class PolicySetting:
     """The tuned settings of a policy.
 
     batch_tokens: token budget of a step. drafts: most draft tokens of a decode in a step; 0 for none.
-    ratio: prefill GPUs to decode GPUs, for disaggregated serving.
+    ratio: prefill GPUs to decode GPUs, for disaggregated serving. slots: None for the engine's own number.
     """
 
     batch_tokens: int
@@ -81,7 +81,7 @@ class PolicySetting:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The settings to try, from `start` on, one axis after the other.
+    """The settings to try: one axis after the other, beginning at `start`.
 
     budgets_tokens, drafts, ratios, slots: the axes' values.
     """
@@ -92,16 +92,16 @@ class Grid:
     ratios: tuple[Ratio | None, ...] = (None,)
     slots: tuple[int | None, ...] = (None,)
 
-    def lines(self, here: PolicySetting) -> Iterator[list[PolicySetting]]:
-        """Yield the other settings along each axis."""
+    def lines(self, current: PolicySetting) -> Iterator[list[PolicySetting]]:
+        """Yield the settings that differ from `current` along one axis, for each axis."""
         yield [
-            replace(here, batch_tokens=tokens)
+            replace(current, batch_tokens=tokens)
             for tokens in self.budgets_tokens
-            if tokens != here.batch_tokens
+            if tokens != current.batch_tokens
         ]
-        yield [replace(here, drafts=drafts) for drafts in self.drafts if drafts != here.drafts]
-        yield [replace(here, ratio=ratio) for ratio in self.ratios if ratio != here.ratio]
-        yield [replace(here, slots=slots) for slots in self.slots if slots != here.slots]
+        yield [replace(current, drafts=drafts) for drafts in self.drafts if drafts != current.drafts]
+        yield [replace(current, ratio=ratio) for ratio in self.ratios if ratio != current.ratio]
+        yield [replace(current, slots=slots) for slots in self.slots if slots != current.slots]
 
     def has(self, setting: PolicySetting) -> bool:
         """Return whether the setting is in the grid."""
@@ -119,7 +119,7 @@ class Grid:
 
 
 def base_policy(policy: str) -> str:
-    """Return the scheduler behind the name. Raises UnknownPolicy."""
+    """Return the policy's name without `-spec`. Raises UnknownPolicy."""
     base = policy.removesuffix(SPECULATING)
     known = (*NAMES, DISTSERVE, ORACLE)
     if base not in known or (base in CHOOSE_DRAFTS and base != policy):

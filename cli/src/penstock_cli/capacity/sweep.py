@@ -24,7 +24,7 @@ class Sweep:
 
 
 def sweep(answer: CapacityResult) -> Trials[Sweep | None]:
-    """Run the first sample at rates around the capacity. None for the bound, or if there is no capacity."""
+    """Run the first sample at rates around the capacity; None for the bound, or if no rate attains."""
     if answer.low_rps == 0 or answer.question.policy == ORACLE:
         return None
     rates_rps = tuple(float(f"{answer.low_rps * share:.4g}") for share in SHARES_OF_CAPACITY)

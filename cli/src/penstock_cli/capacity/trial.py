@@ -1,7 +1,7 @@
 """One simulation of a capacity search: how many requests of a sample meet every target at a rate.
 
-A trial is plain values, so that any process can run it and a file can remember it. It ends early once so
-many requests have missed that the result is decided.
+A trial consists of plain values, so that any process can run it and a file can store it. It ends early when
+so many requests have missed that the result is decided.
 """
 
 from collections import Counter, defaultdict
@@ -25,25 +25,25 @@ from penstock_cli.capacity.setting import ORACLE, PolicySetting, base_policy, la
 from penstock_cli.plots.plane import spot
 from penstock_cli.plots.series import Spot
 
-MOST = 0.9
-"""The quantile of requests that a tier's point in the plane shows."""
+QUANTILE = 0.9
+"""Quantile of TTFT and TPOT that a tier's point in the TTFT–TPOT plane shows."""
 
 MOST_HOPS = 3
-"""Replicas that may reject a request. With prefix caches all of them may: the holder is asked first, whatever
-its load.
+"""Most replicas that a request is sent to. With prefix caches all may be tried, because the replica that
+holds the prefix is tried first, whatever its load.
 """
 
-WHOLE = 1e-6
-"""A bound this little above a whole number of requests is that number."""
+ROUNDING_REQUESTS = 1e-6
+"""Tolerance for a bound that floating point puts slightly above a whole number of requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """The input of one simulation.
 
-    rate_rps: for each replica, or each GPU where they are split by phase.
-    ratio: of one group of GPUs that are; there are `replicas` such groups.
-    most_misses: it ends as soon as there are more.
+    rate_rps: rate per replica, or per GPU if GPUs are split by phase.
+    ratio: prefill GPUs to decode GPUs of one group, if GPUs are split by phase; there are `replicas` groups.
+    most_misses: the trial ends when more requests have missed.
     slots: most requests that run at once; None for the engine's own number.
     block_tokens: tokens per hash id of the scenario's recording; None: as recorded.
     sessions: recorded sessions in a sample, for each replica; None for the scenario's own number.
@@ -71,16 +71,17 @@ class Trial:
 
 
 class TrialResult(NamedTuple):
-    """What a trial found. A session counts once, and has missed where one of its requests has.
+    """The result of a trial. A session counts once, and has missed if one of its requests has.
 
-    complete: whether all were served; otherwise `missed` is what there was when it ended early.
-    spots: where each tier is in the plane of its targets: name, then TTFT and TPOT that 90 % of those that
-        were served stay within, as shares of the targets. Of complete trials only.
-    promoted: that met every target although they were answered "best effort" first. Of complete trials only.
-    prompt_tokens, cached_tokens: of served requests, and of these, found in prefix caches, if engines have
-        any. Of complete trials only, like the next three.
+    complete: whether all requests were served. If not, the trial ended early: `missed` counts the misses
+        until then, and the fields below are not set.
+    spots: each tier's name, and the 90th percentiles of TTFT and TPOT of its served requests as shares of
+        the targets.
+    promoted: requests that met every target although they were answered "best effort" first.
+    prompt_tokens, cached_tokens: prompt tokens of served requests, and those of them found in prefix
+        caches; 0 without prefix caches, as are the next three.
     admitted, admitted_missed: requests that were admitted at once, and those of them that missed.
-    imbalance: tokens that the busiest replica computed, over the mean of all; 0 where nothing was computed.
+    imbalance: tokens that the busiest replica computed, over the mean of all; 0 if none were computed.
     """
 
     requests: int
@@ -97,7 +98,7 @@ class TrialResult(NamedTuple):
 
 @dataclass(slots=True)
 class _CacheCounts:
-    """What is counted of served requests where engines have prefix caches."""
+    """Counts of served requests for engines with prefix caches."""
 
     replicas: int
     prompt_tokens: int = 0
@@ -126,45 +127,45 @@ def trial_of(
     question: Question, setting: PolicySetting, rate_rps: float, seed: int, most_misses: int
 ) -> Trial:
     """Return the trial of a question with one setting."""
-    asked = question.conditions
+    conditions = question.conditions
     return Trial(
         scenario=question.scenario,
         policy=base_policy(question.policy),
         batch_tokens=setting.batch_tokens,
         drafts=setting.drafts,
-        replicas=asked.replicas,
-        order=asked.order,
-        lengths=asked.lengths.value,
-        truth=asked.truth.value,
+        replicas=conditions.replicas,
+        order=conditions.order,
+        lengths=conditions.lengths.value,
+        truth=conditions.truth.value,
         rate_rps=rate_rps,
         seed=seed,
         most_misses=most_misses,
         ratio=setting.ratio,
         slots=setting.slots,
-        block_tokens=asked.block_tokens,
-        sessions=asked.sessions,
+        block_tokens=conditions.block_tokens,
+        sessions=conditions.sessions,
     )
 
 
 def run_trial(trial: Trial) -> TrialResult:
     """Run the simulation."""
-    here = with_sessions(scenario(trial.scenario), trial.sessions)
-    coming = arrivals_of(trial, here)
+    workload = with_sessions(scenario(trial.scenario), trial.sessions)
+    sample = arrivals_of(trial, workload)
     if trial.policy == ORACLE:
-        return _bound(coming, here, trial.replicas)
-    fleet, total = fleet_of(trial, here), requests_in(coming)
+        return _bound(sample, workload, trial.replicas)
+    fleet, total = fleet_of(trial, workload), requests_in(sample)
     counts = _CacheCounts(trial.replicas)
-    missed, best_effort, seen = set[str](), set[str](), defaultdict[str, list[Spot]](list)
-    for outcome in _outcomes(trial, fleet, coming):
-        place = spot(
-            here.tiers[outcome.tier].slo,
+    missed, best_effort, points = set[str](), set[str](), defaultdict[str, list[Spot]](list)
+    for outcome in _outcomes(trial, fleet, sample):
+        point = spot(
+            workload.tiers[outcome.tier].slo,
             fleet.model.prefill_seconds(outcome.prompt_tokens),
             outcome.ttft_s,
             outcome.tpot_s,
         )
-        if place is not None:
-            seen[outcome.tier].append(place)
-        counted = outcome.id if here.sessions is not None else outcome.session or outcome.id
+        if point is not None:
+            points[outcome.tier].append(point)
+        counted = outcome.id if workload.sessions is not None else outcome.session or outcome.id
         if not outcome.met:
             missed.add(counted)
         if outcome.verdict is FirstVerdict.BEST_EFFORT:
@@ -173,7 +174,7 @@ def run_trial(trial: Trial) -> TrialResult:
             counts.add(outcome)
         if len(missed) > trial.most_misses:
             return TrialResult(total, len(missed), complete=False)
-    spots = tuple((tier, *_most_within(seen[tier])) for tier in here.tiers if seen[tier])
+    spots = tuple((tier, *_percentiles(points[tier])) for tier in workload.tiers if points[tier])
     promoted = len(best_effort - missed)
     return TrialResult(
         total,
@@ -189,76 +190,76 @@ def run_trial(trial: Trial) -> TrialResult:
     )
 
 
-def with_sessions(here: Scenario, sessions: int | None) -> Scenario:
-    """Return the scenario with samples of so many recorded sessions; None for its own number."""
-    if sessions is None or here.sessions is None:
-        return here
-    return replace(here, sessions=replace(here.sessions, count=sessions))
+def with_sessions(workload: Scenario, sessions: int | None) -> Scenario:
+    """Return the scenario with `sessions` recorded sessions in a sample; None keeps its own number."""
+    if sessions is None or workload.sessions is None:
+        return workload
+    return replace(workload, sessions=replace(workload.sessions, count=sessions))
 
 
-def _outcomes(trial: Trial, fleet: Fleet, coming: Sequence[Arrival]) -> Iterator[SimulatedOutcome]:
+def _outcomes(trial: Trial, fleet: Fleet, sample: Sequence[Arrival]) -> Iterator[SimulatedOutcome]:
     if trial.ratio is None:
-        return simulate(fleet, coming, trial.seed)
-    return simulate_distserve(fleet, _all_gpus(trial.ratio, trial.replicas), coming, trial.seed)
+        return simulate(fleet, sample, trial.seed)
+    return simulate_distserve(fleet, _all_gpus(trial.ratio, trial.replicas), sample, trial.seed)
 
 
 def _all_gpus(ratio: Ratio, groups: int) -> Ratio:
     return Ratio(ratio.prefill * groups, ratio.decode * groups)
 
 
-def _most_within(spots: Sequence[Spot]) -> tuple[float, float]:
-    """Return the 90th percentiles of TTFT and TPOT as shares of their targets, each on its own."""
+def _percentiles(spots: Sequence[Spot]) -> tuple[float, float]:
+    """Return the 90th percentiles of TTFT and TPOT, independently, as shares of their targets."""
     ttft, tpot = (sorted(shares) for shares in zip(*spots, strict=True))
-    place = ceil(MOST * len(spots)) - 1
-    return round(ttft[place], 4), round(tpot[place], 4)
+    index = ceil(QUANTILE * len(spots)) - 1
+    return round(ttft[index], 4), round(tpot[index], 4)
 
 
-def _bound(coming: Sequence[Arrival], here: Scenario, replicas: int) -> TrialResult:
+def _bound(sample: Sequence[Arrival], workload: Scenario, replicas: int) -> TrialResult:
     """Return the fewest misses of any scheduler, from the upper bound."""
     from penstock_simulator.bounds import bound, bound_setting  # its solver takes a second to import
 
-    total = requests_in(coming)
-    at_most = bound(coming, bound_setting(here, replicas))
-    return TrialResult(total, ceil(total * (1 - at_most) - WHOLE), complete=True)
+    total = requests_in(sample)
+    bound_share = bound(sample, bound_setting(workload, replicas))
+    return TrialResult(total, ceil(total * (1 - bound_share) - ROUNDING_REQUESTS), complete=True)
 
 
-def arrivals_of(trial: Trial, here: Scenario) -> list[Arrival]:
-    """Return its requests: one lap of the scenario per replica, so that load lasts as long as for one."""
+def arrivals_of(trial: Trial, workload: Scenario) -> list[Arrival]:
+    """Return the trial's requests: a lap of the scenario per replica, so load lasts as long as for one."""
     gpus = trial.replicas if trial.ratio is None else _all_gpus(trial.ratio, trial.replicas).gpus
     laps = laps_of(trial.policy, trial.replicas)
-    coming = arrivals(here, trial.rate_rps * gpus, trial.seed, laps=laps)
+    sample = arrivals(workload, trial.rate_rps * gpus, trial.seed, laps=laps)
     if trial.block_tokens is None:
-        return list(coming)
-    return [arrival._replace(hash_id_tokens=trial.block_tokens) for arrival in coming]
+        return list(sample)
+    return [arrival._replace(hash_id_tokens=trial.block_tokens) for arrival in sample]
 
 
-def requests_in(coming: Sequence[Arrival]) -> int:
+def requests_in(sample: Sequence[Arrival]) -> int:
     """Return the number of requests; a session counts once, unless it is a closed loop."""
-    return len({_counted_as(arrival) for arrival in coming})
+    return len({_counted_as(arrival) for arrival in sample})
 
 
 def _counted_as(arrival: Arrival) -> str:
     return arrival.id if arrival.think_s is not None else arrival.session or arrival.id
 
 
-def fleet_of(trial: Trial, here: Scenario) -> Fleet:
+def fleet_of(trial: Trial, workload: Scenario) -> Fleet:
     """Return the fleet of a trial."""
     return Fleet(
         policy=trial.policy,
-        model=time_model(here.time_model),
-        kv_tokens=here.kv_tokens,
-        tiers=here.tiers,
-        default_tier=next(iter(here.tiers)),
+        model=time_model(workload.time_model),
+        kv_tokens=workload.kv_tokens,
+        tiers=workload.tiers,
+        default_tier=next(iter(workload.tiers)),
         replicas=trial.replicas,
-        limits=Limits(trial.batch_tokens, trial.slots or here.limits.running),
+        limits=Limits(trial.batch_tokens, trial.slots or workload.limits.running),
         truth=TruthKind(trial.truth),
         lengths=LengthKnowledge(trial.lengths),
-        max_output_tokens=here.max_output_tokens,
-        speculation=_drafting(here.speculation, trial.drafts),
+        max_output_tokens=workload.max_output_tokens,
+        speculation=_drafting(workload.speculation, trial.drafts),
         order=trial.order,
-        max_hops=trial.replicas if here.prefix_caching else MOST_HOPS,
-        prefix_caching=here.prefix_caching,
-        block_tokens=here.block_tokens,
+        max_hops=trial.replicas if workload.prefix_caching else MOST_HOPS,
+        prefix_caching=workload.prefix_caching,
+        block_tokens=workload.block_tokens,
     )
 
 

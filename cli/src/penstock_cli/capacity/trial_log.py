@@ -17,7 +17,7 @@ import orjson
 from penstock_cli.capacity.trial import Trial, TrialResult
 from penstock_cli.failure import Failure
 
-DECIDING = ("penstock_core", "penstock_simulator")
+DIGESTED_PACKAGES = ("penstock_core", "penstock_simulator")
 COUNTS = ("promoted", "prompt_tokens", "cached_tokens", "admitted", "admitted_missed", "imbalance")
 KEY_DIGITS = 24
 """Hexadecimal digits of a trial's key."""
@@ -46,7 +46,7 @@ class TrialLog:
             self._file.close()
 
     def lookup(self, trial: Trial) -> TrialResult | None:
-        """Return the result of an equal trial that was run far enough; else None."""
+        """Return the stored result of an equal trial; None if there is none, or if it ended too early."""
         known = self._known.get(self._key(trial))
         if known is None:
             return None
@@ -63,13 +63,13 @@ class TrialLog:
             self._file.flush()
 
     def _key(self, trial: Trial) -> str:
-        simulated = {**trial.as_json(), "most_misses": None}  # the early end does not change the simulation
+        simulated = {**trial.as_json(), "most_misses": None}  # it only ends the simulation earlier
         values = orjson.dumps([self._code, simulated], option=orjson.OPT_SORT_KEYS)
         return sha256(values).hexdigest()[:KEY_DIGITS]
 
 
 def _lines(path: Path) -> Iterator[tuple[str, TrialResult]]:
-    """Yield keys and results. An incomplete last line, as after a power failure, is removed."""
+    """Yield keys and results. Remove an incomplete last line, which a crash may leave."""
     *whole, rest = path.read_bytes().split(b"\n")
     if rest:
         path.write_bytes(b"".join(line + b"\n" for line in whole))
@@ -90,7 +90,7 @@ def _tally(row: dict[str, Any]) -> TrialResult:
 def code_digest() -> str:
     """Return a digest of the source and data of core and the simulator."""
     digest = sha256()
-    for package in DECIDING:
+    for package in DIGESTED_PACKAGES:
         for name, content in sorted(_contents(files(package), package)):
             digest.update(name.encode() + b"\0" + content)
     return digest.hexdigest()

@@ -42,7 +42,7 @@ ScenarioNames = Annotated[
     typer.Option(
         "--scenario",
         metavar="S[,S]",
-        help=f"Of {', '.join(SCENARIOS)}; NAME@ENGINE on another built-in engine.",
+        help=f"Scenarios: {', '.join(SCENARIOS)}. NAME@ENGINE runs one on another built-in engine.",
     ),
 ]
 PolicyNames = Annotated[
@@ -50,15 +50,19 @@ PolicyNames = Annotated[
     typer.Option(
         "--policy",
         metavar="P[,P]",
-        help="Schedulers; NAME-spec for one with fixed drafts, tuned; oracle for the bound on all.",
+        help="Policies. NAME-spec adds a fixed, tuned number of draft tokens; oracle is the upper bound.",
     ),
 ]
-Replicas = Annotated[int, typer.Option(min=1, max=MOST_REPLICAS, help="The rate is given for each of them.")]
+Replicas = Annotated[
+    int, typer.Option(min=1, max=MOST_REPLICAS, help="Replicas of the fleet. Rates are per replica.")
+]
 Attainment = Annotated[
     float, typer.Option(min=0.01, max=0.999, help="Share of all requests that must meet every target.")
 ]
-Seeds = Annotated[int, typer.Option(min=1, max=100, help="Samples of each scenario, counted together.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; all cores otherwise.")]
+Seeds = Annotated[
+    int, typer.Option(min=1, max=100, help="Samples of each scenario; their requests are counted together.")
+]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Number of processes; by default one per CPU core.")]
 ResumeFile = Annotated[
     Path | None,
     typer.Option("--resume", help="Store finished simulations in this file, and resume from it."),
@@ -68,7 +72,7 @@ BlockTokens = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Tokens of prompt per hash id of a scenario's recording; as recorded by default.",
+        help="Prompt tokens per hash id of a scenario's recording; as recorded by default.",
     ),
 ]
 SessionCount = Annotated[
@@ -101,7 +105,7 @@ def capacity(
 ) -> None:
     """Find the highest request rate per replica at which a given share of requests meets every target.
 
-    Policies with settings are tuned for each scenario, and shown at their best.
+    Policies with settings are tuned for each scenario; their best setting is shown.
 
     Examples:
 
@@ -114,8 +118,8 @@ def capacity(
     check_suffix(plot)
     conditions = SearchConditions(replicas, attainment, lengths, truth, seeds, order, block_tokens, sessions)
     questions = questions_of(scenarios, policies, conditions)
-    with TrialLog(resume) as memory:
-        run = SearchRun(memory, jobs or os.cpu_count() or 1)
+    with TrialLog(resume) as log:
+        run = SearchRun(log, jobs or os.cpu_count() or 1)
         answers = run.all([search(question) for question in questions], "capacities")
         show(answers, conditions, json)
         if plot is not None:
@@ -126,29 +130,29 @@ def questions_of(scenarios: str, policies: str, conditions: SearchConditions) ->
     """Return a question for every scenario and policy. Raises Failure."""
     if conditions.order not in ROUTING_RULES:
         raise Failure(
-            f'--order "{conditions.order}": has to be one of {", ".join(ROUTING_RULES)}', bad_input=True
+            f'--order "{conditions.order}": must be one of {", ".join(ROUTING_RULES)}', bad_input=True
         )
-    names, of = _names("--scenario", scenarios), _names("--policy", policies)
+    names, chosen = _names("--scenario", scenarios), _names("--policy", policies)
     try:
         for name in names:
             scenario(name)
-        for policy in of:
+        for policy in chosen:
             base_policy(policy)
-        _check_prefixes(names, of)
+        _check_prefixes(names, chosen)
     except (UnknownScenario, UnknownTimeModel) as error:
         raise Failure(f"--scenario {scenarios}: {error}", bad_input=True) from None
     except UnknownPolicy as error:
         raise Failure(f"--policy {policies}: {error}", bad_input=True) from None
-    return [Question(name, policy, conditions) for name in names for policy in of]
+    return [Question(name, policy, conditions) for name in names for policy in chosen]
 
 
 def _check_prefixes(scenarios: Sequence[str], policies: Sequence[str]) -> None:
     """Check that every policy can run every scenario. Raises Failure."""
-    unaware = [policy for policy in policies if base_policy(policy) in WITHOUT_PREFIXES]
+    unsupported = [policy for policy in policies if base_policy(policy) in WITHOUT_PREFIXES]
     shared = [name for name in scenarios if scenario(name).prefix_caching]
-    if unaware and shared:
+    if unsupported and shared:
         raise Failure(
-            f"--policy {unaware[0]}: does not support prefix caches, which scenario {shared[0]} has",
+            f"--policy {unsupported[0]}: does not support prefix caches, which scenario {shared[0]} uses",
             bad_input=True,
         )
 
@@ -157,7 +161,7 @@ def _check_prefixes(scenarios: Sequence[str], policies: Sequence[str]) -> None:
 class SearchRun:
     """Runs searches on `jobs` processes, with a log of trials."""
 
-    memory: TrialLog
+    log: TrialLog
     jobs: int
 
     def all(
@@ -166,10 +170,13 @@ class SearchRun:
         what: str,
         report: Callable[[Result], None] = lambda _: None,
     ) -> list[Result]:
-        """Return all results in order, with progress shown; report each when it is found. Raises Failure."""
+        """Run the searches, show their progress, and return the results in order. Raises Failure.
+
+        what: plural noun for the results. report: called with each result when its search ends.
+        """
         try:
-            with show_progress(Console(stderr=True), len(searches), what) as watch:
-                return run_all(searches, run_trial, self.jobs, self.memory, watch, report=report)
+            with show_progress(Console(stderr=True), len(searches), what) as progress:
+                return run_all(searches, run_trial, self.jobs, self.log, progress, report=report)
         except VllmMissing as missing:
             raise Failure(str(missing), bad_input=True) from None
         except (UnboundedCapacity, StuckPolicy) as error:
@@ -200,5 +207,5 @@ def write_json(answers: list[CapacityResult], path: Path) -> None:
 def _names(flag: str, text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise Failure(f"{flag}: names nothing", bad_input=True)
+        raise Failure(f"{flag}: is empty; give at least one name", bad_input=True)
     return list(dict.fromkeys(names))

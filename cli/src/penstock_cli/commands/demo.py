@@ -56,7 +56,7 @@ class DemoInputs:
     seed: int
 
 
-CONTENDERS = (
+RUNS = (
     DemoRun("slos-serve", Overrides()),
     DemoRun("vllm", Overrides(policy="vllm", order="round-robin")),
 )
@@ -74,30 +74,33 @@ def demo(
 ) -> None:
     """Replay a minute of Azure's chat and code traffic with Penstock, and with vLLM's policy.
 
-    Two simulated replicas, HTTP, real time: about three minutes. Prints one table at the end.
+    Each run has two simulated replicas and sends HTTP requests in real time. Both runs together take about
+    three minutes. Prints one table at the end.
 
     Example: penstock demo
     """
     for needed in (file, trace):
         if not needed.exists():
-            raise Failure(f"{needed}: no such file; run this in the project's folder, or name both files")
+            raise Failure(
+                f"{needed}: no such file; run this in the project's folder, or give --file and --trace"
+            )
     pool = load_pool(file)
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
         reports = {
-            contender.label: uvloop.run(_run(contender, DemoInputs(file, trace, seed), Path(folder), console))
-            for contender in CONTENDERS
+            demo_run.label: uvloop.run(_run(demo_run, DemoInputs(file, trace, seed), Path(folder), console))
+            for demo_run in RUNS
         }
     _show(pool, reports)
 
 
-async def _run(contender: DemoRun, inputs: DemoInputs, folder: Path, console: Console) -> Report:
+async def _run(demo_run: DemoRun, inputs: DemoInputs, folder: Path, console: Console) -> Report:
     """Start a pool, replay the trace, and stop the pool."""
-    pool_file, pool = effective_pool(inputs.pool_file, contender.overrides, folder)
+    pool_file, pool = effective_pool(inputs.pool_file, demo_run.overrides, folder)
     replicas = pool.spec.initial_replicas
     options = LocalPoolOptions(pool_file, replicas, LOOPBACK, port=0, seed=inputs.seed)
-    with FileSink((folder / f"{contender.label}.log").open("w")) as sink:
-        console.print(f"{contender.label}: starting {replicas} replicas")
+    with FileSink((folder / f"{demo_run.label}.log").open("w")) as sink:
+        console.print(f"{demo_run.label}: starting {replicas} replicas")
         async with local_pool(options, sink, drain_s=5.0, on_progress=lambda ready, parts: None) as layout:
             settings = ReplaySettings(
                 trace=inputs.trace,
@@ -105,23 +108,23 @@ async def _run(contender: DemoRun, inputs: DemoInputs, folder: Path, console: Co
                 seed=inputs.seed,
                 tier_slos=slos_of_pool(pool),
             )
-            return await replay(settings, console, contender.label)
+            return await replay(settings, console, demo_run.label)
 
 
 def _show(pool: Pool, reports: dict[str, Report]) -> None:
     console = console_for_tables()
     console.print()
     console.print(_side_by_side(pool, reports))
-    console.print(_meaning(reports))
+    console.print(_conclusion(reports))
     for label, report in reports.items():
         console.print(f"{label}: {lateness(report.tally)}", style="dim")
-    broken = [
+    failures = [
         f"{label}: {times} × {reason}"
         for label, report in reports.items()
         for reason, times in report.tally.reasons.items()
     ]
-    if broken:
-        raise Failure("requests failed that should not have:", *broken)
+    if failures:
+        raise Failure("requests failed:", *failures)
 
 
 def _side_by_side(pool: Pool, reports: dict[str, Report]) -> Table:
@@ -145,13 +148,13 @@ def _lines(reports: dict[str, Report]) -> Iterator[list[str]]:
         yield [tier, label, *rest]
 
 
-def _meaning(reports: dict[str, Report]) -> str:
+def _conclusion(reports: dict[str, Report]) -> str:
     ours, theirs = reports.values()
-    here, there = (number(report.tally.all.attainment, 100, 1) for report in (ours, theirs))
+    ours_met, vllm_met = (number(report.tally.all.attainment, 100, 1) for report in (ours, theirs))
     best_effort = ours.tally.all.endings[RequestEnding.BEST_EFFORT]
     rejected = ours.tally.all.endings[RequestEnding.REJECTED]
     return (
-        f"At {number(ours.rate_rps, 1, 1)} requests/s the same engines meet {here} % of SLOs with Penstock, "
-        f"which served {best_effort} requests best effort and rejected {rejected}, and {there} % first come, "
-        "first served."
+        f"At {number(ours.rate_rps, 1, 1)} requests/s the same engines meet {ours_met} % of SLOs with "
+        f"Penstock, which served {best_effort} requests best effort and rejected {rejected}, and "
+        f"{vllm_met} % first come, first served."
     )

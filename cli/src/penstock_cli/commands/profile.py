@@ -32,16 +32,18 @@ TICK_S = 0.5
 
 
 def profile_engine(
-    engine: Annotated[str, typer.Option(metavar="URL", help="The engine, like http://127.0.0.1:8000.")],
+    engine: Annotated[
+        str, typer.Option(metavar="URL", help="URL of the engine, for example http://127.0.0.1:8000.")
+    ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write the time model here, as JSON.")],
     *,
     seconds: Annotated[float, typer.Option(min=1, help="Duration of the measurement.")] = 120.0,
     longest_prompt: Annotated[
-        int, typer.Option(min=64, help="Tokens that the engine computes in one iteration, at most.")
+        int, typer.Option(min=64, help="Most tokens that the engine computes in one iteration.")
     ] = 2048,
     most_requests: Annotated[int, typer.Option(min=1, max=512, help="Most concurrent decodes.")] = 32,
     kv_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of its KV cache; larger probes are skipped.")
+        int | None, typer.Option(min=1, help="Tokens of the engine's KV cache; larger probes are skipped.")
     ] = None,
 ) -> None:
     """Measure an idle engine, and fit its time model.
@@ -55,7 +57,7 @@ def profile_engine(
     """
     console = Console(stderr=True)
     if not out.parent.is_dir():
-        raise Failure(f"--out {out}: there is no folder {out.parent}", bad_input=True)
+        raise Failure(f"--out {out}: folder {out.parent} does not exist", bad_input=True)
     limits = ProfileLimits(longest_prompt, most_requests, kv_tokens=kv_tokens)
     try:
         model, found = asyncio.run(_measure(engine, limits, seconds, console))

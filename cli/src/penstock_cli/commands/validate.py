@@ -14,14 +14,14 @@ PoolFile = Annotated[Path, typer.Option("-f", "--file", metavar="POOL.YAML", hel
 
 
 def validate(file: PoolFile) -> None:
-    """Check a pool file: prints one line per invalid field, or a summary of its tiers.
+    """Check a pool file. Prints one line per invalid field, or a summary of the tiers.
 
     Example: penstock validate -f examples/demo-pool.yaml
     """
     pool = load_pool(file)
     if any(application.keys.file for application in pool.spec.applications):
         load_keys(pool, file.parent)
-    Console().print(f"{file} is fine: {headline(pool, pool.spec.initial_replicas)}\n", tiers_table(pool))
+    Console().print(f"{file} is valid: {headline(pool, pool.spec.initial_replicas)}\n", tiers_table(pool))
 
 
 def headline(pool: Pool, replicas: int) -> str:

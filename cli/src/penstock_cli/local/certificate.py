@@ -16,7 +16,7 @@ class CertificateFiles(NamedTuple):
 
 
 def certificate_files(cert: Path | None, key: Path | None) -> CertificateFiles | None:
-    """Return the pair of files; None where neither is given. Raises Failure where they cannot be used."""
+    """Return both files, or None if neither is given. Raises Failure if they cannot be used."""
     if cert is None and key is None:
         return None
     if cert is None or key is None:

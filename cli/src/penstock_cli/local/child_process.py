@@ -41,8 +41,8 @@ class LogSink(Protocol):
 class ChildProcess:
     """A process and its restarts.
 
-    exits: number of times it has ended by itself.
-    exit_reason: of its last end, in one line: the exit status, and the cause in its log.
+    exits: number of times it has ended without `stop`.
+    exit_reason: reason of its last end in one line: the exit status, and the cause in its log.
     """
 
     def __init__(self, process: ProcessSpec, sink: LogSink) -> None:
@@ -65,9 +65,7 @@ class ChildProcess:
                 return
             self.exits, self.exit_reason = self.exits + 1, _describe_exit(code, log_tail)
             pause_s = FIRST_PAUSE_S if loop.time() - started_s > SETTLED_S else pause_s
-            self._sink.note(
-                self.process.name, f"ended ({self.exit_reason}); starting it again in {pause_s:g} s"
-            )
+            self._sink.note(self.process.name, f"ended ({self.exit_reason}); restarting in {pause_s:g} s")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -135,7 +133,7 @@ def _kill_group(leader: int) -> None:
 def _describe_exit(code: int, log_tail: deque[str]) -> str:
     if code == -signal.SIGKILL:  # a killed process logs nothing
         return f"signal 9; {NO_MEMORY}"
-    last = reason_line(log_tail) or "it logged nothing"
+    last = reason_line(log_tail) or "no log"
     return f"{_exit_cause(code)}: {last}{f'; {NO_MEMORY}' if _CHILD_KILLED in last else ''}"
 
 

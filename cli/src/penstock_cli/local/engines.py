@@ -13,7 +13,7 @@ from penstock_runtime.engine_key import VARIABLE, bearer, engine_key
 from penstock_cli.failure import NO_REPLICAS, Failure
 
 ANSWER_TIMEOUT_S = 5.0
-"""Timeout of a question to an engine that runs already."""
+"""Timeout of a request to an external engine."""
 
 STARTED_TYPES = ("simulated", "vllm")
 """Engine types that this command starts."""
@@ -37,13 +37,13 @@ def check_engines(pool: Pool, file: Path, urls: tuple[str, ...], replicas: int |
     if not urls and pool.spec.engine.type not in STARTED_TYPES:
         raise Failure(
             f'{file}: spec.engine.type: "{pool.spec.engine.type}" is not started by this command; give the '
-            f"URL of one that runs with --engine, or write --engine {' or '.join(STARTED_TYPES)}",
+            f"URL of a running engine with --engine, or give --engine {' or '.join(STARTED_TYPES)}",
             bad_input=True,
         )
     if not urls and replicas is None and pool.spec.initial_replicas == 0:
         raise Failure(f"{file}: {NO_REPLICAS}", bad_input=True)
     if urls and replicas is not None and replicas != len(urls):
-        raise Failure(f"--replicas {replicas}: --engine names {len(urls)} engines", bad_input=True)
+        raise Failure(f"--replicas {replicas}: --engine lists {len(urls)} engines", bad_input=True)
     for url in urls:
         _check_answers(url)
 

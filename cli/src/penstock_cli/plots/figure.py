@@ -18,13 +18,13 @@ LEFT_INCHES, RIGHT_INCHES, BOTTOM_INCHES, TOP_INCHES = 0.7, 0.175, 0.7, 0.41
 """Margins around all panels."""
 
 GAP_INCHES = 0.85
-"""Distance of two panels whose margins are as wide as the gap: the larger the margins, the smaller it is."""
+"""Space between two panels."""
 
 DOTS_PER_INCH = 150
 """Resolution of a PNG."""
 
 MOST_IN_A_ROW = 3
-"""Most panels beside each other."""
+"""Most panels in a row."""
 
 TITLE_POINTS, LEGEND_POINTS = 10, 7
 """Sizes of text."""
@@ -36,7 +36,7 @@ MARKER_POINTS, SPOT_POINTS = 4, 2.5
 """Sizes of markers: on a line, and of a single request."""
 
 SPOT_OPACITY = 0.6
-"""Opacity of a single request, so that a crowd is darker than one."""
+"""Opacity of a single request, so that overlapping ones are darker."""
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")
 """Okabe and Ito's palette, which is safe for colour blindness."""
@@ -47,7 +47,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 def check_suffix(path: Path | None) -> None:
     """Check the suffix of a figure's file. Raises Failure."""
     if path is not None and path.suffix.lower() not in SUFFIXES:
-        raise Failure(f"--plot {path}: a figure is {' or '.join(SUFFIXES)}", bad_input=True)
+        raise Failure(f"--plot {path}: the suffix must be {' or '.join(SUFFIXES)}", bad_input=True)
 
 
 def panels(titles: Sequence[str]) -> tuple["Figure", list["Axes"]]:

@@ -28,7 +28,7 @@ LOWEST, HIGHEST = 0.01, 100.0
 """Points beyond these shares are drawn at the edge."""
 
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
-"""Shares that the axes name."""
+"""Shares that the axes label."""
 
 MET = 1.0
 """The share at which a target is just met."""

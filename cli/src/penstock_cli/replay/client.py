@@ -22,7 +22,7 @@ from penstock_cli.replay.tier_slos import TierSlos
 from penstock_cli.traces import TraceRequest
 
 LONGEST_SESSION_LETTERS = 256
-"""Longest name of a session that is sent, in a header that must not hold other than printable letters."""
+"""Longest session name that is sent. It is percent-encoded, as headers hold printable characters only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ReplayClient:
             ):
                 return await self._follow(reply, blank, request.thinking_tokens, sent_s)
         except TimeoutError:
-            return replace(blank, reason=f"no whole answer within {self.timeout_s:g} s")
+            return replace(blank, reason=f"no complete answer within {self.timeout_s:g} s")
         except StreamError as error:
             return replace(blank, reason=f"error in the stream: {error}")
         except aiohttp.ClientError as error:
@@ -77,7 +77,7 @@ class ReplayClient:
         async for piece in reply.content.iter_any():
             answer.feed(piece, monotonic())
         if not answer.done:
-            return replace(outcome, ending=RequestEnding.FAILED, reason="the stream broke off")
+            return replace(outcome, ending=RequestEnding.FAILED, reason="the stream ended early")
         return self._judged(outcome, answer, thinking_tokens, sent_s)
 
     def _judged(
@@ -85,7 +85,7 @@ class ReplayClient:
     ) -> RequestOutcome:
         times_s = answer.token_times_s()
         if not times_s:
-            return replace(outcome, ending=RequestEnding.FAILED, reason="an answer without a token")
+            return replace(outcome, ending=RequestEnding.FAILED, reason="the answer has no token")
         targets = self.tier_slos.targets(outcome.tier, outcome.prompt_tokens)
         judged = judge(targets, sent_s, times_s, thinking_tokens)
         return replace(

@@ -1,9 +1,9 @@
 """Load generator: sends requests at their arrival times, regardless of the answers to others.
 
-Such an open loop does not send less when the server is slow. Only the later turns of a session that is a
-closed loop wait: for the answer to the turn before, and for their think time. Every request or such session
-is a task. The delay of each send is recorded, so that a client that cannot keep its schedule is visible in
-the result.
+Such an open loop does not send fewer requests when the server is slow. Only the later turns of a closed-loop
+session wait: for the answer to the previous turn, and for their think time. Every request or closed-loop
+session is a task. The delay of each send is recorded, so that the result shows whether the client kept its
+schedule.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class ReplayProgress:
 
 @dataclass(slots=True)
 class Generator:
-    """One replay under way.
+    """A replay in progress.
 
     max_in_flight: a bound on memory and sockets; requests beyond it are not sent, and count as failed.
     on_outcome: called for every request as it ends.
@@ -67,7 +67,9 @@ class Generator:
         start_s: float | None = None
         async with asyncio.TaskGroup() as tasks:
             for turns in _loops(requests):
-                if start_s is None:  # once it is read, so that opening the file does not delay it
+                if (
+                    start_s is None
+                ):  # set after the first request is read, so that opening the file delays none
                     start_s = monotonic() + HEAD_START_S
                 due_s = start_s + turns[0].request.arrival_s
                 await asyncio.sleep(max(due_s - monotonic(), 0))
@@ -75,9 +77,7 @@ class Generator:
         return self.tally
 
     async def _send_all(self, turns: Sequence[_Turn], due_s: float) -> None:
-        """Send the first request, and each further one when the one before it has ended and its client has
-        thought.
-        """
+        """Send the turns in order, each after the previous one has ended and its think time has passed."""
         for turn in turns:
             think_s = turn.request.think_s
             if think_s is not None:
@@ -101,7 +101,7 @@ class Generator:
 
 
 def _loops(requests: Iterable[TraceRequest]) -> Iterator[list[_Turn]]:
-    """Yield each request with those after it that have a think time."""
+    """Yield closed loops: each request with the following requests that have a think time."""
     turns: list[_Turn] = []
     for number, request in enumerate(requests):
         if turns and request.think_s is None:
@@ -124,6 +124,6 @@ def _unsent(turn: _Turn, bound: int) -> RequestOutcome:
         prompt_tokens=request.prompt_tokens,
         output_tokens=0,
         ending=RequestEnding.FAILED,
-        reason=f"not sent: {bound} in flight (--max-in-flight)",
+        reason=f"not sent: {bound} requests are in flight (--max-inflight)",
         turn=request.stage,
     )

@@ -15,14 +15,14 @@ class RequestEnding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """One request's row.
+    """The outcome of one request.
 
-    arrival_s: planned, since the replay began.
+    arrival_s: planned arrival, in seconds since the replay began.
     output_tokens: tokens received.
-    tpot_s: as the tier judges it.
+    tpot_s: as its tier's `judge` says.
     reason: why it was rejected or failed.
-    cached_tokens: of its prompt, that the engine found in its prefix cache; None if it does not report it.
-    turn: its place in its session; 0 begins one, and for a request of no session.
+    cached_tokens: prompt tokens that the engine found in its prefix cache; None if it does not report them.
+    turn: index in its session; 0 without a session.
     """
 
     id: str

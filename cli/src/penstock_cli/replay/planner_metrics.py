@@ -1,7 +1,7 @@
 """Planning times, read from the sidecars' histograms.
 
 A percentile of a Prometheus histogram is known only by its bucket; the bucket's upper bound is reported. The
-longest call is since the sidecars' start.
+longest call counts from the sidecars' start.
 """
 
 from collections import Counter

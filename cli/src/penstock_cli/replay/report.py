@@ -11,7 +11,7 @@ from penstock_cli.replay.outcome import RequestEnding
 from penstock_cli.replay.tally import ReplayTally, TierTally, percentile
 
 LATE_P99_S = 0.010
-"""A client whose sends are later than this distorts the result, which the report says."""
+"""If the 99th percentile of the client's delays is higher, the report says that the result is distorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Report:
     """A finished replay.
 
     span_s: from its first arrival to its last.
-    more: figures that only some runs have, for programs.
+    more: further fields of the JSON.
     """
 
     policy: str | None
@@ -92,7 +92,7 @@ def _tier_json(tier: TierTally, targeted: bool) -> dict[str, Any]:
 
 
 def _prefix_json(tally: ReplayTally) -> dict[str, Any]:
-    """Return what is known of prefix caches, and of sessions by their turns, as far as there are any."""
+    """Return the fields about prefix caches and about turns of sessions, if there are any."""
     found: dict[str, Any] = {}
     if tally.cached_share is not None:
         found["cached_share"] = tally.cached_share
@@ -115,7 +115,7 @@ def _turns_json(turns: TierTally) -> dict[str, Any]:
 
 
 def worst_first(tally: ReplayTally) -> list[tuple[str, TierTally]]:
-    """Return tiers by attainment, the lowest first; those without targets last."""
+    """Return tiers by attainment, the lowest first and those without targets last."""
     return sorted(
         tally.tiers.items(),
         key=lambda item: (item[0] in tally.without_targets, item[1].attainment or 0.0, item[0]),
@@ -139,7 +139,7 @@ HEADS = (
 )
 
 NARROWEST = 130
-"""Columns of the widest table. A narrower terminal wraps its lines."""
+"""Characters in a line of the widest table. A narrower terminal wraps them."""
 
 
 def console_for_tables(stderr: bool = False) -> Console:
@@ -199,20 +199,18 @@ def summary_line(report: Report) -> str:
     """Return a line that summarises the table."""
     tally = report.tally
     if not tally.all.requests:
-        return f"At {number(report.rate_rps, 1, 2)} requests/s {tally.requests} requests; none has a target."
+        return f"{tally.requests} requests at {number(report.rate_rps, 1, 2)} requests/s; none has a target."
     worst_name, worst = worst_first(tally)[0]
     rate, attained = number(report.rate_rps, 1, 2), number(tally.all.attainment, 100, 1)
     requests = f"{tally.all.requests} requests{all_label(tally).removeprefix('all')}"
     kept = f"{attained} % of {requests} met their tier's SLO"
     if len(tally.tiers) == 1:
         return f"At {rate} requests/s {kept}."
-    return (
-        f"At {rate} requests/s {kept}; {worst_name} fares worst, with {number(worst.attainment, 100, 1)} %."
-    )
+    return f"At {rate} requests/s {kept}; lowest: {worst_name} with {number(worst.attainment, 100, 1)} %."
 
 
 def prefix_lines(tally: ReplayTally) -> list[str]:
-    """Return lines about prefix caches and about first and later turns, as far as there are any."""
+    """Return lines about prefix caches and about first and later turns, if there are any."""
     lines = []
     if tally.cached_share is not None:
         saved = "" if tally.time_model is None else _saved(tally)
@@ -239,8 +237,8 @@ def lateness(tally: ReplayTally) -> str:
     """Return a line about the client's own delay, and whether it distorts the figures."""
     late_s = sorted(tally.late_s)
     p50, p99, most = (number(percentile(late_s, share), 1000, 1) for share in (0.5, 0.99, 1.0))
-    spoiled = (percentile(late_s, 0.99) or 0.0) > LATE_P99_S
+    too_late = (percentile(late_s, 0.99) or 0.0) > LATE_P99_S
     verdict = (
-        "it could not hold the trace's schedule: take the figures as a lower bound" if spoiled else "fine"
+        "it could not keep the trace's schedule: take the figures as a lower bound" if too_late else "fine"
     )
     return f"This client sent p50 {p50}, p99 {p99}, at most {most} ms late: {verdict}."

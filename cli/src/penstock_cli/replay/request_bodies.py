@@ -1,8 +1,8 @@
 """Builds request bodies with the trace's token counts.
 
-The trace determines the answer's length, which must not help the pool under test. A simulated engine gets it
+The trace determines the answer's length, which the pool under test must not use. A simulated engine gets it
 in a field that the planner does not read, with a large `max_tokens` as real clients set it. A real engine has
-no such field: there `max_tokens` is the length, with `ignore_eos`.
+no such field; it gets the length as `max_tokens`, with `ignore_eos`.
 """
 
 from dataclasses import dataclass

@@ -37,8 +37,8 @@ READ_BUFFER_BYTES = 2**16
 class ReplaySettings:
     """The settings of a replay.
 
-    admin_url: of the admin port of the pool's router; None: as the router reports it.
-    tier_slos: override the server's own; None uses those that the server reports.
+    admin_url: URL of the admin port of the pool's router; None for the URL that the router reports.
+    tier_slos: SLOs to judge by; None for those that the server reports.
     closed_loop: whether the trace's sessions are closed loops; None: if it has think times.
     block_tokens: tokens per hash id of the trace.
     """
@@ -62,7 +62,7 @@ class ReplaySettings:
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
 
     def schedule_options(self) -> ScheduleOptions:
-        """Return those of them that decide which requests are sent when."""
+        """Return the settings that determine which requests are sent when."""
         return ScheduleOptions(
             self.trace, self.rate_rps, self.duration_s, self.tier, self.renamed, self.closed_loop
         )
@@ -80,7 +80,7 @@ async def replay(settings: ReplaySettings, console: Console, title: str = "repla
         before = await read_planner(keyless, target.metrics)
         rows = nullcontext() if settings.rows is None else RowsFile(settings.rows)
         with rows as file:
-            generator = _generator(settings, session, target, file.add if file else _nothing)
+            generator = _generator(settings, session, target, file.add if file else _ignore)
             async with show_progress(console, title, generator.progress, requests):
                 tally = await generator.run(schedule.requests())
         after = await read_planner(keyless, target.metrics)
@@ -92,7 +92,7 @@ def _session(settings: ReplaySettings) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         headers={"Content-Type": "application/json", **key},
         connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=None),  # each request has its own, which covers all of it
+        timeout=aiohttp.ClientTimeout(total=None),  # each request has its own timeout
         read_bufsize=READ_BUFFER_BYTES,
     )
 
@@ -120,7 +120,7 @@ def _generator(
     return Generator(client, settings.max_in_flight, on_outcome)
 
 
-def _nothing(outcome: RequestOutcome) -> None:
+def _ignore(outcome: RequestOutcome) -> None:
     """Ignore an outcome."""
 
 
@@ -131,4 +131,4 @@ def _allow_sockets(wanted: int) -> None:
     if soft != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
     if needed < min(wanted, 1000):
-        raise Failure(f"only {hard} files may be open here (ulimit -n); --max-in-flight {wanted} needs more")
+        raise Failure(f"at most {hard} files may be open (ulimit -n); --max-inflight {wanted} needs more")

@@ -1,4 +1,4 @@
-"""The requests to send: a trace with its time scaled, its tiers renamed, its sessions in loops or not."""
+"""The requests to send: a trace with scaled times, renamed tiers, and open or closed loops."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -17,18 +17,18 @@ MOONCAKE_BLOCK_TOKENS = 512
 class Loop(StrEnum):
     """When the later requests of a session are sent."""
 
-    RECORDED = "recorded"  # at their recorded times; a simulated client waits for the answer before
+    RECORDED = "recorded"  # at their recorded times, but in a simulation after the previous answer
     OPEN = "open"  # at their recorded times, whatever was answered
-    CLOSED = "closed"  # when the request before was answered and the think time has passed
+    CLOSED = "closed"  # after the previous answer and the think time
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """A trace as it is replayed.
 
-    stretch: factor on its time; in a closed loop on the starts of sessions only.
+    stretch: factor on arrival times; in closed loops on the starts of sessions only.
     duration_s: only arrivals before this time, after scaling; None for all.
-    tier: tier of requests that name none.
+    tier: tier of requests that have none in the trace.
     renamed: the trace's tier names to the pool's.
     """
 
@@ -42,8 +42,8 @@ class Schedule:
     def requests(self) -> Iterator[TraceRequest]:
         """Yield the requests in order. Raises TraceError.
 
-        Read lazily; in a closed loop the whole trace is read first, and all requests of a session come at its
-        start.
+        The trace is read lazily. For closed loops it is read as a whole first, and all requests of a session
+        are yielded at its start.
         """
         recorded = read_trace(self.trace)
         planned = map(self._planned, in_closed_loops(recorded) if self.loop is Loop.CLOSED else recorded)
@@ -89,7 +89,7 @@ def schedule_of(options: ScheduleOptions) -> tuple[Schedule, TraceSummary]:
 def count(schedule: Schedule) -> tuple[int, float]:
     """Return the number of requests to send, and the seconds from the first to the last."""
     last = deque(enumerate(schedule.requests(), start=1), maxlen=1)
-    requests, request = last[0]  # the first is at 0, so there is one in any duration
+    requests, request = last[0]  # the first arrives at 0, so there is at least one
     return requests, request.arrival_s
 
 
@@ -100,7 +100,7 @@ def check_hash_ids(schedule: Schedule, hash_id_tokens: int) -> None:
         ids = len(request.prefix_blocks)
         if ids > blocks:
             raise Failure(
-                f"{schedule.trace}: request {number} by arrival has {ids} hash_ids, and its "
+                f"{schedule.trace}: request {number} by arrival has {ids} hash_ids, but its "
                 f"{request.prompt_tokens} tokens are {blocks} blocks of {hash_id_tokens}; give "
                 "--block-tokens N with the size of the trace's blocks",
                 bad_input=True,
@@ -109,7 +109,7 @@ def check_hash_ids(schedule: Schedule, hash_id_tokens: int) -> None:
 
 def _loop(options: ScheduleOptions, summary: TraceSummary) -> Loop:
     if options.closed_loop and not summary.has_sessions:
-        raise Failure(f"--closed-loop: {options.trace} names no sessions", bad_input=True)
+        raise Failure(f"--closed-loop: {options.trace} has no sessions", bad_input=True)
     if options.closed_loop is None:
         return Loop.CLOSED if summary.has_think_times else Loop.RECORDED
     return Loop.CLOSED if options.closed_loop else Loop.OPEN

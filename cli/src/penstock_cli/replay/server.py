@@ -14,8 +14,8 @@ from penstock_runtime.serving import is_loopback
 from penstock_cli.failure import Failure
 from penstock_cli.replay.tier_slos import TierSlos
 
-LOOK_TIMEOUT_S = 10.0
-"""Timeout of the questions before a replay."""
+REQUEST_TIMEOUT_S = 10.0
+"""Timeout of each request that inspects the server."""
 POOL_PAGE = "/penstock/v1/pool"
 
 
@@ -41,7 +41,7 @@ class ReplayServer:
 class AdminPages:
     """The source of a pool's tiers and replicas: its router's admin port.
 
-    session: sends no API key. url: of the admin port; None takes the URL that a router on this machine
+    session: sends no API key. url: URL of the admin port; None for the URL that a router on this machine
     reports.
     """
 
@@ -56,12 +56,14 @@ class AdminPages:
         if self.url is not None:
             pool = await _get(self.session, f"{self.url}{POOL_PAGE}")
             if pool is None:
-                raise Failure(f"--admin-url {self.url}: no admin port of a router: no {POOL_PAGE}")
+                raise Failure(
+                    f"--admin-url {self.url}: not the admin port of a router: it has no {POOL_PAGE}"
+                )
             return pool
         admin_url = model.get("admin_url")
         if admin_url is None or not is_loopback(urlsplit(url).hostname or ""):
             return None
-        with suppress(Failure):  # the API's port may be forwarded here, without the other
+        with suppress(Failure):  # the API's port may be forwarded to this machine without the admin port
             pool = await _get(self.session, f"{admin_url}{POOL_PAGE}")
             return pool if pool is not None and pool.get("model") == model["id"] else None
         return None
@@ -70,14 +72,14 @@ class AdminPages:
 async def inspect_server(
     session: aiohttp.ClientSession, url: str, model: str | None, admin: AdminPages
 ) -> ReplayServer:
-    """Return what the server reports of itself. Raises Failure if it is not an OpenAI-compatible server."""
+    """Return what the server reports. Raises Failure if it is not an OpenAI-compatible server."""
     models = await _get(session, f"{url}/v1/models")
     if models is None:
-        raise Failure(f"{url}: answers, but not as an OpenAI-compatible server: no /v1/models")
+        raise Failure(f"{url}: not an OpenAI-compatible server: it has no /v1/models")
     served = {entry["id"]: entry for entry in models.get("data", ()) if "id" in entry}
     name = model or next(iter(served), "")
     if name not in served:
-        raise Failure(f'{url}: serves no model "{name}"; it serves {", ".join(served) or "none"}')
+        raise Failure(f'{url}: does not serve model "{name}"; it serves {", ".join(served) or "none"}')
     pool = await admin.pool(url, served[name])
     return ReplayServer(
         model=name,
@@ -93,7 +95,7 @@ async def inspect_server(
 async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:
     """Return the JSON object at a URL; None if it does not exist. Raises Failure."""
     try:
-        async with session.get(url, timeout=aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S)) as reply:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)) as reply:
             if reply.status in {401, 403}:
                 raise Failure(f"{url}: answers {reply.status}; give a key with --api-key")
             if reply.status != 200:

@@ -19,7 +19,7 @@ class StreamError(Exception):
 
 
 class StreamedAnswer:
-    """The received part of an answer."""
+    """The part of an answer that was received so far."""
 
     def __init__(self) -> None:
         self._events = EventParser()

@@ -1,4 +1,4 @@
-"""Counts and measures of a replay, by tier, in the memory of a few bytes a request."""
+"""Counts and measurements of a replay by tier, in a few bytes per request."""
 
 from array import array
 from collections import Counter
@@ -24,7 +24,7 @@ def _doubles() -> "array[float]":
 class TierTally:
     """One tier, or all of them.
 
-    prompt_tokens, cached_tokens: of requests whose engine reported what it found in its prefix cache.
+    prompt_tokens, cached_tokens: counted only for requests whose engine reported its cached tokens.
     """
 
     requests: int = 0
@@ -40,7 +40,7 @@ class TierTally:
     cached_tokens: int = 0
 
     def add(self, outcome: RequestOutcome) -> None:
-        """Count one request that has ended, however it did."""
+        """Count one request that has ended."""
         self.requests += 1
         self.met += outcome.met
         self.hops += outcome.hops
@@ -69,7 +69,7 @@ class TierTally:
 
     @property
     def attained_promoted(self) -> float | None:
-        """Share of all requests that were answered "best effort" and met every target all the same."""
+        """Share of all requests that were answered "best effort" and still met every target."""
         return self.promoted / self.requests if self.requests else None
 
     @property
@@ -84,19 +84,19 @@ class TierTally:
 
     @property
     def mean_hops(self) -> float | None:
-        """Replicas tried, a request."""
+        """Mean number of replicas that decided about a request."""
         return self.hops / self.requests if self.requests else None
 
 
 @dataclass(slots=True)
 class ReplayTally:
-    """A replay's tiers, its failures by reason, and how late the client itself was.
+    """A replay's tiers, its failures by reason, and the client's own delays.
 
     without_targets: tiers that set no target. Their requests are counted by tier and not in `all`.
     time_model: of the engines, for the prefill time that cached prefixes save; None if unknown.
     requests: of all tiers.
-    first_turns, later_turns: requests of all tiers, by whether one of their session came before.
-    saved_prefill_s: time of idle engines that cached prefixes saved.
+    first_turns, later_turns: requests of all tiers; a request without a session is a first turn.
+    saved_prefill_s: prefill time on idle engines that cached prefixes saved.
     """
 
     without_targets: frozenset[str] = frozenset()
@@ -132,7 +132,7 @@ class ReplayTally:
 
 
 def _saved_s(model: TimeModel, prompt_tokens: int, cached_tokens: int) -> float:
-    """Return by how much a cached prefix shortens a prompt's prefill on an idle replica."""
+    """Return the time by which a cached prefix shortens a prompt's prefill on an idle replica."""
     rest = max(prompt_tokens - cached_tokens, 1)
     rest_s = model.seconds(BatchWork(rest, 0, chunk_work(rest, cached_tokens)))
     return max(model.prefill_seconds(prompt_tokens) - rest_s, 0.0)

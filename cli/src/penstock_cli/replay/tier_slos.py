@@ -15,7 +15,7 @@ from penstock_core.timing.time_model import TimeModel
 class TierSlos:
     """SLOs by tier.
 
-    default_tier: tier of requests that name none.
+    default_tier: tier of requests that have none.
     time_model: needed by tiers with a slowdown.
     """
 
@@ -39,5 +39,5 @@ class TierSlos:
 
 
 def tiers_without_targets(slos: Mapping[str, Slo]) -> frozenset[str]:
-    """Return the names of those tiers."""
+    """Return the names of the tiers without targets."""
     return frozenset(name for name, slo in slos.items() if slo == Slo(judge=slo.judge))

@@ -19,7 +19,7 @@ from penstock_cli.failure import NO_REPLICAS, Failure
 class SimulationOptions:
     """Options of the command line. replicas: overrides the file's number; None keeps it.
 
-    prefix_caching: whether engines keep KV blocks for later prompts that begin alike; None: as in the pool.
+    prefix_caching: whether engines cache prefixes of prompts; None: as in the pool.
     """
 
     replicas: int | None = None
@@ -68,15 +68,15 @@ def _check(pool: Pool, file: Path, conditions: SimulationOptions) -> None:
         )
     if spec.routing.backup not in set(Backup):
         wrong.append(
-            f'{file}: spec.routing.backup: "{spec.routing.backup}" needs another pool, and a simulation has '
-            f"one; write {' or '.join(Backup)}"
+            f'{file}: spec.routing.backup: "{spec.routing.backup}" needs another pool, which a simulation '
+            f"does not have; write {' or '.join(Backup)}"
         )
     if conditions.replicas is None and spec.initial_replicas == 0:
         wrong.append(f"{file}: {NO_REPLICAS}")
     if conditions.replicas is None and spec.initial_replicas > MOST_REPLICAS:
         wrong.append(
-            f"{file}: spec.replicas: {spec.initial_replicas} are more than the {MOST_REPLICAS} that can be "
-            "simulated; give --replicas"
+            f"{file}: spec.replicas: {spec.initial_replicas} is above the limit of {MOST_REPLICAS} of a "
+            "simulation; give --replicas"
         )
     if wrong:
         raise Failure(*wrong, bad_input=True)

@@ -31,10 +31,10 @@ ON_TIME_S = 0.0
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What a simulation found.
+    """The result of a simulation.
 
-    step_share: what a step's decision took of the iteration that it planned, on average.
-    autoscaling_summary: what autoscaling did, in words; "" where the number of replicas stayed.
+    step_share: planning time of steps as a share of their iterations' duration; None without steps.
+    autoscaling_summary: one line about autoscaling; "" without it.
     """
 
     report: Report
@@ -55,7 +55,7 @@ def run(
 ) -> SimulationResult:
     """Serve the schedule. Raises TraceError before anything is simulated, Failure.
 
-    plot: collects what is drawn. autoscaler: changes the number of replicas; None: it stays.
+    plot: collects the points of the figure. autoscaler: changes the number of replicas; None keeps it.
     hash_id_tokens: tokens per hash id of the trace.
     """
     if fleet.prefix_caching:
@@ -63,7 +63,7 @@ def run(
     requests, span_s = count(schedule)
     slos = {name: tier.slo for name, tier in fleet.tiers.items()}
     tally, clock = ReplayTally(tiers_without_targets(slos), fleet.model), PlannerClock()
-    if fleet.policy in POLICIES:  # as before a replica says that it is ready; vLLM's own takes no rehearsal
+    if fleet.policy in POLICIES:  # as before a replica reports ready; vLLM's own scheduler needs none
         warm_up(build(fleet.policy, fleet.knobs), fleet.limits, fleet.model, fleet.speculation)
     try:
         fleet_autoscaler = None if autoscaler is None else autoscaler.fleet_autoscaler()
@@ -81,12 +81,12 @@ def run(
                     file.add(outcome)
         except StuckPolicy as error:
             raise Failure(f"policy {fleet.policy}: {error}") from None
-    found, words = (
+    fields, autoscaling_summary = (
         ({}, "") if autoscaler is None else (autoscaler.as_json(span_s), autoscaler.summary(span_s))
     )
     cached = {"cached_share": tally.cached_share} if fleet.prefix_caching else {}
-    report = Report(fleet.policy, fleet.replicas, span_s, tally, clock.times(), {**found, **cached})
-    return SimulationResult(report, clock.step_share, words)
+    report = Report(fleet.policy, fleet.replicas, span_s, tally, clock.times(), {**fields, **cached})
+    return SimulationResult(report, clock.step_share, autoscaling_summary)
 
 
 def arrivals(schedule: Schedule, hash_id_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Iterator[Arrival]:

@@ -1,13 +1,13 @@
-"""Sessions as closed loops: a request is sent when the one before it was answered and its client has thought.
+"""Sessions as closed loops: each request is sent after the previous answer and a think time.
 
-A recorded time of a later turn is right only at the recorded speed: a faster server would have been asked
+The recorded time of a later turn is valid only at the recorded speed: a faster server would have received it
 earlier, a slower one later. In a closed loop only the start of a session is fixed, and each later turn has a
-think time. Where the trace has none, it is what the recorded gap to the turn before leaves beside that turn's
-answer. How long the answer took was not recorded either: as many seconds for each of its tokens as in the
-shortest gaps, of which the 1st percentile is taken.
+think time. If the trace has none, the think time is estimated: the recorded gap to the previous turn, less
+the time of the previous answer. Traces do not record answer times either. They are estimated at a constant
+time per token: the 1st percentile of gap over answer tokens, because the shortest gaps have no think time.
 
-A session may be faster than it was recorded, so its turns have to be known when it begins: all of the trace
-is read first.
+A session may run faster than it was recorded, so its turns must be known when it begins. Therefore all of the
+trace is read first.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,13 +17,13 @@ from math import ceil
 from penstock_cli.traces.request import TraceRequest
 
 SHORTEST_GAPS = 0.01
-"""Share of gaps that are taken to be shorter than an answer at the recorded speed."""
+"""Quantile of gap over answer tokens that is taken as the time of a token."""
 
 
 def in_closed_loops(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
     """Yield requests by the start of their sessions, each session's turns in a row, at its start.
 
-    Every turn but the first has a think time. A request of no session stays as it is.
+    Every turn but the first has a think time. A request without a session is unchanged.
     """
     sessions: dict[str | int, list[TraceRequest]] = {}
     for number, request in enumerate(requests):
@@ -38,7 +38,7 @@ def in_closed_loops(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
 
 
 def _seconds_per_token(sessions: Iterable[Sequence[TraceRequest]]) -> float:
-    """Return the time of an answer's token in the shortest gaps between turns without a think time."""
+    """Return the estimated time of an answer's token, from gaps before turns without a think time."""
     paces_s = sorted(
         _gap_s(before, turn) / before.output_tokens
         for turns in sessions

@@ -50,7 +50,7 @@ class CsvRow:
         except ValueError:
             self.fail(name, "is not a number of seconds")
         if not isfinite(seconds) or seconds < 0:
-            self.fail(name, "is not from 0 up")
+            self.fail(name, "is negative or not finite")
         return seconds
 
     def fail(self, name: str, what: str) -> NoReturn:
@@ -71,6 +71,6 @@ def read_rows(path: Path, lines: Iterator[str], header: Sequence[str]) -> Iterat
         if len(cells) != len(header):
             column = min(len(cells), len(header)) + 1
             raise TraceError(
-                f"{path}: line {line}, column {column}: has {len(cells)} columns, the header {len(header)}"
+                f"{path}: line {line}, column {column}: {len(cells)} cells, but the header has {len(header)}"
             )
         yield CsvRow(path, line, header, cells)

@@ -21,7 +21,9 @@ def read_lines(path: Path) -> Iterator[str]:
         with path.open("rb") as file, _unzipped(file) as lines:
             while line := lines.readline(LONGEST_LINE_BYTES):
                 if len(line) == LONGEST_LINE_BYTES:
-                    raise TraceError(f"{path}: line {number}, column 1: longer than a trace's line can be")
+                    raise TraceError(
+                        f"{path}: line {number}, column 1: longer than {LONGEST_LINE_BYTES} bytes"
+                    )
                 yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode().rstrip("\r\n")
                 number += 1
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

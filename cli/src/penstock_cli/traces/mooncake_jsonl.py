@@ -1,7 +1,7 @@
 """Mooncake's traces: a JSON object a line with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
 
 A hash id identifies a block of prompt together with everything before it, so equal ids share a prefix. The
-blocks have 512 tokens in Mooncake's own traces and 16 in others of this format; the file does not say which.
+blocks have 512 tokens in Mooncake's own traces and 16 in others of this format. The file does not state it.
 
 A length of 0, which some traces record for requests that failed, is read as 1: a request computes at least
 one token of its prompt, and generates one.

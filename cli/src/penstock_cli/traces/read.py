@@ -31,8 +31,8 @@ class TraceSummary:
     """Summary of a trace.
 
     span_s: seconds from the first arrival to the last.
-    tiers: tier names of the trace, in order of appearance; "" for requests that name none.
-    has_sessions: whether a request names its session. has_think_times: whether one has a think time.
+    tiers: tier names of the trace, in order of appearance; "" for requests without one.
+    has_sessions: whether any request has a session. has_think_times: whether any has a think time.
     """
 
     requests: int
@@ -52,7 +52,7 @@ def summarise(path: Path) -> TraceSummary:
     tiers: dict[str, None] = {}
     requests, last = 0, None
     has_sessions = has_think_times = False
-    for last in read_trace(path):  # the last one is asked for its time
+    for last in read_trace(path):  # `last` is used after the loop
         requests += 1
         tiers.setdefault(last.tier)
         has_sessions |= bool(last.session)
@@ -86,16 +86,16 @@ def _parse(path: Path) -> Iterator[tuple[int, TraceRequest]]:
 def _in_order(path: Path, requests: Iterable[tuple[int, TraceRequest]]) -> Iterator[TraceRequest]:
     """Yield requests sorted by arrival, ties in the file's order, with a bounded buffer."""
     heap: list[tuple[float, int, TraceRequest]] = []
-    given_s = 0.0
+    yielded_s = 0.0
     for line, request in requests:
-        if request.arrival_s < given_s:
-            early_s = given_s - request.arrival_s
+        if request.arrival_s < yielded_s:
+            early_s = yielded_s - request.arrival_s
             raise TraceError(
-                f"{path}: line {line}, column 1: arrives {early_s:.3f} s before one that comes more than "
-                f"{REORDERED_REQUESTS} requests earlier; sort the trace by arrival"
+                f"{path}: line {line}, column 1: arrives {early_s:.3f} s before a request that is more "
+                f"than {REORDERED_REQUESTS} lines earlier; sort the trace by arrival"
             )
         heapq.heappush(heap, (request.arrival_s, line, request))
         if len(heap) > REORDERED_REQUESTS:
-            given_s, _, first = heapq.heappop(heap)
+            yielded_s, _, first = heapq.heappop(heap)
             yield first
     yield from (heapq.heappop(heap)[2] for _ in range(len(heap)))

@@ -9,12 +9,12 @@ class TraceRequest(NamedTuple):
     arrival_s: seconds since the trace's first request.
     tier: tier name in the trace; "" if it names none.
     prefix_blocks: ids of its prompt's blocks; equal ids are equal content up to the block's end. Empty if the
-        trace has none: then its prompt is unique.
+        trace has none, which makes its prompt unique.
     session: name of the sequence of requests that it belongs to, each sent when the previous one has ended;
         "" for none.
     stage: its index in the session.
-    think_s: seconds from the answer to the session's previous request until this one is sent; None where the
-        trace does not say, and for a session's first request.
+    think_s: seconds from the answer to the session's previous request until this one is sent; None if
+        unknown, and for a session's first request.
     thinking_tokens: how many of its output tokens are thinking tokens.
     """
 
