@@ -307,7 +307,7 @@ def test_the_bounds_are_those_of_the_manual() -> None:
     idle = f"{usual.keep_alive_s} s; {usual.last_call_s:g} s when the router stops"
     assert documented["an idle connection"] == idle
     assert (
-        documented["a TLS handshake; a client's answer to the end of TLS"]
+        documented["a TLS handshake; a client's reply to TLS shutdown"]
         == f"{usual.head_s:g} s; {TLS_SHUTDOWN_S:g} s"
     )
     assert documented["an answer to a client that has closed its side"] == f"{usual.half_closed_s:g} s"
