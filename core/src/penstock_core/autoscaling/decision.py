@@ -1,8 +1,8 @@
-"""Decides how many replicas a pool should have, from what its admission reports.
+"""Decides how many replicas a pool should have, from the figures that its admission reports.
 
 An autoscaler that watches a queue detects an overload when the queue is long. A pool with admission has no
 long queue and better information: the share of demand that it rejected, how often requests hopped, whether
-SLOs of admitted requests were met, and how full its planner considers every replica.
+SLOs of admitted requests were met, and the utilization of every replica as its planner estimates it.
 
 Scale-up is fast: the shortfall says how many replicas would have met it. Scale-down is slow: a few replicas
 at a time, once all decisions within the window agree, and never below what the admitted requests would fill.
@@ -33,7 +33,7 @@ MOST_REMOVED_SHARE = 0.25
 Extreme = Callable[[int, int], int]
 
 AT_ONCE = frozenset({ScalingReason.WAKE, ScalingReason.IDLE})
-"""Reasons that wait for no window: a request is held, or the idle timeout was the window."""
+"""Reasons that apply without a window: a request is held, or the idle timeout has passed."""
 
 
 def decide_replicas(

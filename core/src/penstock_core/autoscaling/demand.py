@@ -45,7 +45,7 @@ class TierDemand:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDemand:
-    """One replica now. snapshot: its last one; the default is unknown."""
+    """One replica now. snapshot: its last snapshot; the default is that of a replica without one."""
 
     name: str
     state: ReplicaState
@@ -56,7 +56,7 @@ class ReplicaDemand:
 class DemandObservation:
     """One observation.
 
-    elapsed_s: since the previous one, which the counts cover; 0 for the first.
+    elapsed_s: time since the previous observation, which the counts cover; 0 for the first.
     desired: replicas that the pool should have, whether they run yet or not.
     held: requests that wait at routers for a replica.
     """

@@ -2,7 +2,7 @@
 
 Observations may be several per second and a window may be hours long, so they are not stored individually.
 Demand is summed in at most `PERIODS` periods. A stabilization window is divided into at most `SLOTS` slots,
-of which only the extreme is stored. At usual intervals between observations nothing is merged.
+of which only the extreme is stored. At usual intervals between observations no periods are merged.
 
 Losing the memory only costs time: windows begin again, and capacity is learned again.
 """
@@ -19,7 +19,7 @@ SLOTS = 60
 
 
 class Share(NamedTuple):
-    """One tier's requests in one period: as in `TierDemand`; refused: all that were not admitted."""
+    """One tier's requests in one period, as in `TierDemand`. refused: those that were not admitted."""
 
     arrived: int
     refused: int
@@ -28,10 +28,9 @@ class Share(NamedTuple):
 
 
 class Period(NamedTuple):
-    """The time between two observations, or several merged.
+    """The time between two observations, or several such times merged.
 
-    ready: replicas that took requests throughout. filled: full replicas that all of them would make, at its
-        end.
+    ready: replicas that took requests throughout. filled: sum of their utilizations at its end.
     tries, tries_refused: admission decisions by replicas, and rejections among them.
     """
 
@@ -45,7 +44,7 @@ class Period(NamedTuple):
 
 
 class ScalingDecision(NamedTuple):
-    """A decision without windows; of several, the extreme."""
+    """A decision before windows are applied, or the extreme one of several."""
 
     at_s: float
     replicas: int

@@ -3,10 +3,11 @@
 - Shortfall: `ready / kept`. If a third was rejected, half as many replicas again would have admitted it.
 - Offered load, over the load at which one replica began to reject. This estimate keeps the number after
   rejections have ended.
-- Utilization: how many full replicas the accepted requests make [memory at its peak, time for prefills]. This
+- Utilization: how many full replicas the accepted requests make (memory at its peak, time for prefills). This
   is the only estimate before the first rejection, and it keeps capacity for running requests.
 
-All plan replicas to be at most `fill` full, so that requests that arrive while replicas start find capacity.
+All three plan replicas to be at most `fill` full, so that there is capacity for requests that arrive while
+replicas start.
 """
 
 from typing import NamedTuple

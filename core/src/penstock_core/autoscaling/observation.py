@@ -2,11 +2,11 @@
 
 Capacity is not configured. It is learned where rejections begin: admitted requests per second over the number
 of replicas. The value holds for this pool's mix of requests, its bursts, policy and GPUs. It changes when
-rejections show another value, or when more is served without any. While replicas report to be less than half
-full it decays slowly, so that a lighter mix of requests is detected.
+rejections show another value, or when more requests are served without rejections. While replicas report to
+be less than half full, it grows slowly, so that a lighter mix of requests is detected.
 
-Only periods with the present number of ready replicas count, because rejections of fewer replicas say nothing
-about more.
+Only periods with the present number of ready replicas count, because rejections by fewer replicas do not show
+the capacity of more.
 """
 
 from dataclasses import replace

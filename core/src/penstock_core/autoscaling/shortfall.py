@@ -15,8 +15,8 @@ FEWEST = 3
 """Fewest requests below target that count as a shortfall."""
 
 LEAST_KEPT = 0.5
-"""Lowest share that is assumed: a pool that rejects nothing meets almost no SLO when it is overloaded, even
-if half of the load could have been served.
+"""Lowest share that is assumed: a pool that rejects no request meets almost no SLO when it is overloaded,
+even if half of the load could have been served.
 """
 
 MOST_TIMES, MOST_MORE = 2, 4

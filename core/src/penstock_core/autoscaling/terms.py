@@ -43,16 +43,16 @@ class ScalingReason(StrEnum):
     """Reason of a decision."""
 
     WAKE = "wake"  # requests are held, and there is no replica
-    REFUSED = "refused"  # more was rejected than the target allows
-    MISSED = "missed"  # more was late than the target allows, and replicas are loaded
+    REFUSED = "refused"  # more requests were rejected than the target allows
+    MISSED = "missed"  # more requests were late than the target allows, and replicas are loaded
     OFFERED = "offered"  # the offered load exceeds the learned capacity of fewer replicas
     FILLED = "filled"  # accepted requests fill this many replicas
     HOPPED = "hopped"  # too many requests hopped to remove a replica
-    STABILISING = "stabilising"  # the demand asks for another number, but not yet for the whole window
+    STABILISING = "stabilising"  # the demand needs another number, but not yet for the whole window
     STEADY = "steady"  # the number is right
     SURPLUS = "surplus"  # fewer replicas have sufficed for the whole window
     IDLE = "idle"  # no request has come for the idle timeout
-    BOUND = "bound"  # the bounds do not allow the number that the demand asks for
+    BOUND = "bound"  # the bounds do not allow the number that the demand needs
 
 
 @dataclass(frozen=True, slots=True)

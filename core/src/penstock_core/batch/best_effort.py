@@ -4,10 +4,10 @@ Their decodes and prefills fill a batch after all admitted work, and only within
 Their blocks and slots go to admitted jobs on demand, those of the job started last first. A preempted job
 keeps its tokens and resumes later with one prefill.
 
-To prevent starvation, the oldest best-effort job is protected once it has been there for `aging_s`. Admission
+To prevent starvation, the oldest best-effort job is protected once it has waited for `aging_s`. Admission
 then treats it as if it were due before all deadlines, and as soon as the admitted requests leave capacity,
-the engine serves it like an admitted one until it ends. Only one job at a time is protected, so a flood of
-offline work cannot crowd out requests with SLOs, and the oldest one always progresses.
+the engine serves it like an admitted one until it ends. Only one job at a time is protected, so offline work
+cannot displace requests with SLOs, and the oldest job always progresses.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,9 +1,9 @@
-"""Guarantees progress: the oldest request runs if a scheduler finds nothing to do.
+"""Guarantees progress: the oldest request runs if a scheduler leaves a batch empty.
 
-Bounds on memory and time can leave a step empty although there are requests: half-computed prompts that fill
-the KV cache, or a target that no batch can meet. Nothing would change in the next step. Then the request that
-was started first continues, and requests started last are preempted for it. If none runs, the first waiting
-request starts.
+Bounds on memory and time can leave a step empty although there are requests: half-computed prompts fill the
+KV cache, or no batch can meet a target. The next step would be empty too. Then the request that was started
+first continues, and requests started last are preempted for it. If none runs, the first waiting request
+starts.
 """
 
 from penstock_core.batch.open_batch import OpenBatch

@@ -9,7 +9,7 @@ from penstock_core.domain.request import Job, RequestId, deadline_order
 from penstock_core.timing.time_model import BatchWork, chunk_work, largest_chunk
 
 VictimsOf = Callable[[Job], Iterable[Job]]
-"""The jobs that may be preempted for a job, in this order; each is offered once in a batch."""
+"""Returns the jobs that may be preempted for a job, in order. Each is returned once for a batch."""
 
 
 class OpenBatch:
@@ -156,9 +156,9 @@ class OpenBatch:
     def add_prompt(self, job: Job, limit_s: float, victims: Iterable[Job]) -> float | None:
         """Add the largest chunk of an admitted prompt. Returns how long the batch may be with it.
 
-        None: neither a token of it nor of any other prompt is in time. If it ends in this batch and is due
-        before the batch ends, it shortens the batch to its deadline. It starts only if there are blocks for
-        all of it.
+        Returns None if not even one token of a prompt fits in time. If the prompt ends in this batch and is
+        due before the batch ends, it shortens the batch to its deadline. It starts only if there are blocks
+        for the whole prompt.
         """
         pending, done, holds, model = job.pending_tokens, job.computed_tokens, job.holds_kv, self.view.model
         in_time_s = min(limit_s, job.due_s - self.view.now_s)
@@ -180,7 +180,7 @@ class OpenBatch:
         return kv.blocks_for(done + tokens) - kv.blocks_for(done) + (job.unheld_blocks or 0)
 
     def room_tokens(self, job: Job) -> int:
-        """Return how many more of the job's tokens fit into free blocks and its own last one."""
+        """Return how many more of the job's tokens fit into free blocks and the job's last block."""
         kv, done = self.view.kv, job.computed_tokens
         return (kv.blocks_for(done) + self.free_blocks) * kv.block_tokens - done
 
@@ -211,7 +211,7 @@ class OpenBatch:
         return self.free_blocks >= blocks and self.free_slots >= slots
 
     def make_room(self, blocks: int, slots: int, victims: Iterable[Job]) -> bool:
-        """Preempt victims in order until this much is free. Returns whether it is.
+        """Preempt victims in order until this many blocks and slots are free. Returns whether they are.
 
         victims: an iterator, which continues where the previous call stopped, so each job is visited once per
             step.

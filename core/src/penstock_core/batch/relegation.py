@@ -1,6 +1,6 @@
 """Relegation: jobs that can no longer meet their SLO wait behind those that can [Niyama, eager relegation].
 
-A job whose SLO is lost gains nothing from early service, and would make others late. Two conditions detect a
+A job whose SLO is lost has no benefit from early service, and would make others late. Two conditions detect a
 lost SLO before its deadline:
 
 - TTFT: even in one batch with only the running decodes, its prompt would end too late;

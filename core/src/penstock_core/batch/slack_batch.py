@@ -1,8 +1,8 @@
 """A batch as long as the smallest slack of its decodes [Niyama, dynamic chunking].
 
 A decode that is ahead of its deadlines tolerates a long batch. So the number of prompt tokens beside decodes
-is not fixed: as many as fit until the first of the decodes' next tokens is due. Only decodes whose SLO can
-still be met count.
+is not fixed: the batch takes as many as fit until the first of the decodes' next tokens is due. Only decodes
+whose SLO can still be met count.
 
 Jobs without an SLO that can be met come last: their decodes and then their prompts, within the same duration,
 their prompts only if no other prompt waits. They are preempted if others need blocks or slots.

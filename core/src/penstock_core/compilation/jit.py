@@ -46,7 +46,7 @@ def part(function: Function) -> Function:
 
 
 def interpreted(function: Function) -> Function:
-    """Return the Python source of a compiled function. With `NUMBA_DISABLE_JIT=1` nothing is compiled."""
+    """Return the Python source of a compiled function. `NUMBA_DISABLE_JIT=1` disables compilation."""
     return cast(Function, getattr(function, "py_func", function))
 
 

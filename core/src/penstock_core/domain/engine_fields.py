@@ -19,7 +19,7 @@ LONGEST_STRING = 200
 """Most characters of an id or a tier's name."""
 
 COUNTS_ON_CACHE = "penstock_counts_on_cache"
-"""Field of a request that was admitted because of its cached prefix: the engine keeps that for it."""
+"""Field of a request that was admitted because of its cached prefix, which the engine then keeps."""
 
 MOST = 1e9
 """Largest duration in seconds, and largest value. Their sums are exact to a microsecond."""
@@ -41,7 +41,7 @@ def sequence_ids(request_id: str, sequences: int) -> tuple[str, ...]:
 
 
 def sequence_id(request_id: str, number: int) -> str:
-    """Return the id of one answer: the first has the request's."""
+    """Return the id of one answer. The first answer has the request's id."""
     return f"{request_id}~{number}" if number else request_id
 
 

@@ -61,4 +61,4 @@ class Policy(Protocol[Memory]):
         """
 
     def step(self, view: ReplicaView, memory: Memory) -> tuple[Step, Memory]:
-        """Return the next iteration and the new memory. The step is empty if there is nothing to do."""
+        """Return the next iteration and the new memory. The step is empty if there is no work."""

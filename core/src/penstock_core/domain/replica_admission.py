@@ -27,7 +27,10 @@ are admitted in one call of the policy, all or none.
 
 @dataclass(frozen=True, slots=True)
 class InFlightLimits:
-    """Most requests that a replica holds until they end: all of them, and best effort among them."""
+    """Bounds on the requests of a replica that have not ended.
+
+    requests: all of them. best_effort: those without an SLO.
+    """
 
     requests: int
     best_effort: int
@@ -35,7 +38,10 @@ class InFlightLimits:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionState:
-    """State of the replica, beside its view, that decides verdicts."""
+    """State of the replica, beside its view, on which verdicts depend.
+
+    requests, best_effort: as in `InFlightLimits`, their present numbers.
+    """
 
     draining: bool
     engine_ready: bool
@@ -59,7 +65,7 @@ def decide(
 
 
 def joint_verdict(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return one verdict for a request of several answers: accepted as a whole or not at all."""
+    """Return one verdict for a request with several answers: it is accepted as a whole, or rejected."""
     admitted = [verdict for verdict in verdicts if isinstance(verdict, Admitted)]
     if len(admitted) == len(verdicts):
         return Admitted(

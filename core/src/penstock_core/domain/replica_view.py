@@ -91,8 +91,8 @@ def at_iteration_end(
     """Return the view after the prefills of the iteration in progress, at `busy_until_s`.
 
     chunks: tokens that the iteration computes of each, by id. Its decodes are left unchanged, one token
-        short,
-    which is pessimistic. resting: decodes that it leaves out.
+        short, which is pessimistic.
+    resting: decodes that it leaves out.
     """
     if resting:
         view = replace(view, resting=resting)

@@ -3,7 +3,7 @@
 `Request` is what the client asked for and never changes. `Job` is a request in a replica at one moment.
 Counts follow vLLM: of a job's `prompt + generated` tokens, `computed` have their keys and values in memory. A
 plain decode has exactly one pending token, the last one generated. A preempted job keeps its generated tokens
-and has nothing computed, so it resumes with one prefill over prompt and generated tokens [SLOs-Serve, §4.1].
+and has no computed ones, so it resumes with one prefill over prompt and generated tokens [SLOs-Serve, §4.1].
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,11 +57,11 @@ class Job(NamedTuple):
     sure_tokens: length that its answer, or its thinking if that has its own TPOT target, almost surely
         reaches; 0 if unknown.
     last_token_s: time of its last token, if its thinking has its own TPOT target and may have ended with that
-        token.
+        token; otherwise infinite.
     unheld_blocks: None, except for a job that holds no KV and whose prefix is in the engine's prefix cache.
         Then `computed_tokens` are those cached, and this is how many of their blocks no request holds:
         starting the job takes them from the free blocks. It computes at least one token.
-    prefix_of: a request that holds the others of these blocks, if it is known.
+    prefix_of: a request that holds the other cached blocks, if one is known.
     """
 
     request: Request
@@ -191,7 +191,7 @@ def preempted(job: Job) -> Job:
 
 
 def with_cached_prefix(job: Job, tokens: int, unheld_blocks: int, prefix_of: RequestId | None = None) -> Job:
-    """Return a job that holds no KV and of which the engine has `tokens` cached; see `Job.unheld_blocks`.
+    """Return a job that holds no KV and has `tokens` in the engine's prefix cache; see `Job.unheld_blocks`.
 
     A preempted job must have two tokens left to compute: with one it would look like a decode, which holds
     KV.
@@ -202,7 +202,7 @@ def with_cached_prefix(job: Job, tokens: int, unheld_blocks: int, prefix_of: Req
 
 
 def holding_cached(job: Job) -> Job:
-    """Return a job that has taken what was cached of its prompt, and computes the rest."""
+    """Return a job that holds the cached prefix of its prompt and computes the rest."""
     return job if job.unheld_blocks is None else job._replace(unheld_blocks=None, prefix_of=None)
 
 
@@ -212,7 +212,7 @@ def holding_kv(jobs: Iterable[Job]) -> list[Job]:
 
 
 def transposed(jobs: Sequence[Job]) -> Any:
-    """Return a `Job` whose every field is a tuple: that field of all these jobs.
+    """Return a `Job` in which every field is a tuple of that field over all these jobs.
 
     Several times faster than reading each job's attributes.
     """

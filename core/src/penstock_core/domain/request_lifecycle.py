@@ -56,7 +56,7 @@ class Do(StrEnum):
 
 
 class ImpossibleEvent(Exception):
-    """An event that cannot happen in this state, which is a defect of its sender."""
+    """An event that is impossible in this state: a defect of its sender."""
 
     def __init__(self, state: State, event: Event) -> None:
         super().__init__(f"a request that is {state.value} cannot see: {event.value}")

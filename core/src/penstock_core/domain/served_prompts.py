@@ -1,13 +1,13 @@
-"""Which part of the prompts that an engine served is still in its prefix cache.
+"""The cached part of each prompt that an engine has served.
 
-An engine that reports this lets another process know what a new prompt would find: that process knows which
-of these prompts the new one begins like, and needs neither tokens nor the engine's hashes.
+From an engine's reports of it another process can estimate how much of a new prompt is cached: it compares
+the new prompt with the served ones, and needs neither tokens nor the engine's hashes.
 
 A prompt's cached part grows while it is computed, cannot shrink while its request runs, and then shrinks by
 eviction, the least recently used prompt first. So `ServedPrompts.changes` looks up the prompts that are being
 computed, the least recently used ones until some have not changed, and a few of the others in turn, which
-corrects everything else. A prompt that a later one continues is used with it. A prompt that has lost a block
-counts as gone: its first blocks are either next to be evicted, or those of a later prompt too.
+corrects all other prompts. If a later prompt continues one, both are used together. A prompt that has lost a
+block counts as gone: its first blocks are either next to be evicted, or belong to a later prompt too.
 """
 
 from collections import OrderedDict, deque
@@ -24,23 +24,23 @@ GROWING = 8
 """Prompts being computed that are looked up each time."""
 
 UNCHANGED = 2
-"""Least recently used prompts without a change, after which the others are assumed to have none either."""
+"""Unchanged prompts, least recently used first, after which the others are assumed to be unchanged too."""
 
 OLDEST = 16
 """Most of the least recently used prompts that are looked up each time."""
 
 IN_TURN = 4
-"""Others that are looked up each time."""
+"""Other prompts that are looked up each time."""
 
 IDLE_IN_TURN = 64
-"""The same of an engine that computes nothing: all within eight reports, where one was lost before."""
+"""The same for an idle engine: all prompts within eight reports, to recover from a lost report."""
 
 
 class CachedBlocks(NamedTuple):
     """The first blocks of a prompt that are cached.
 
     held: whether a request holds the last one of them. own: how many of them the prompt's own request holds;
-        it may hold copies that were computed beside them.
+        it may hold copies of the others, which it computed at the same time.
     """
 
     blocks: int
@@ -54,8 +54,8 @@ NONE_CACHED = CachedBlocks(0, False)
 class CachedPrompt(NamedTuple):
     """A served prompt.
 
-    cached_tokens: of its first ones, in the prefix cache. held_tokens: of these, in blocks that its request
-        holds, as long as that runs.
+    cached_tokens: leading tokens in the prefix cache. held_tokens: those of them in blocks that its request
+        holds while it runs.
     """
 
     request_id: str
@@ -75,8 +75,8 @@ class _Served:
 class ServedPrompts:
     """The last prompts of one engine: at most `MOST_PROMPTS`, with `MOST_KEYS` blocks together.
 
-    look_up: returns what is cached of a prompt whose full blocks have these keys. It is given the blocks of
-        its request too, and how many of the first ones are known to be the cached ones.
+    look_up: returns the cached blocks of a prompt whose full blocks have these keys. Its other arguments are
+        the blocks of the prompt's request, and how many of the first ones are known to be cached.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class ServedPrompts:
     ) -> None:
         """Add a prompt whose prefill begins. One without a full block, or with too many, is left out.
 
-        own: the list of its request's blocks, to which blocks are added until the request ends. found: how
-            many it found cached.
+        own: the list of its request's blocks, to which blocks are added until the request ends. found: number
+            of blocks that were cached when it started.
         """
         self._drop(request_id)
         if not 0 < len(keys) <= MOST_KEYS:
@@ -120,7 +120,7 @@ class ServedPrompts:
             self._drop(oldest)
 
     def ended(self, request_id: str) -> None:
-        """Note that a request has ended: no more of its prompt is going to be cached."""
+        """Record that a request has ended: its prompt's cached part no longer grows."""
         if request_id in self._running:
             del self._running[request_id]
             served = self._served[request_id]
@@ -128,9 +128,9 @@ class ServedPrompts:
             self._use(served.keys)
 
     def changes(self, in_turn: int = IN_TURN) -> list[CachedPrompt]:
-        """Return prompts that may have changed, as they are now; one that is gone is returned once.
+        """Return the present state of prompts that may have changed; one that is gone is returned once.
 
-        in_turn: how many others are looked up.
+        in_turn: number of other prompts that are looked up.
         """
         found = {name: self._look_up(name) for name in self._growing_now()}
         found |= self._oldest()
@@ -179,9 +179,9 @@ class ServedPrompts:
         return CachedPrompt(name, served.prompt_tokens, *tokens)
 
     def _use(self, keys: Sequence[Hashable]) -> None:
-        """Make a prompt with these keys, and those that it continues, the most recently used ones.
+        """Mark a prompt with these keys, and the prompts that it continues, as most recently used.
 
-        The longest is evicted first.
+        The longest of them is evicted first.
         """
         for key in reversed(keys):
             for name in self._by_last_key.get(key, ()):

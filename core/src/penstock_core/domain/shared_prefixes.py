@@ -1,8 +1,8 @@
-"""Which requests hold the same leading KV blocks, so that a forecast counts those once.
+"""Leading KV blocks that several requests hold, so that a forecast counts these blocks once.
 
 Requests are in lexicographic order of their blocks. Then neighbours have the most leading blocks in common,
-and what any two have in common is the least that two neighbours between them have. So one number for each
-request describes all their common prefixes.
+and any two requests have as many in common as the neighbours between them that have the fewest. So one number
+for each request describes all their common prefixes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,10 +13,10 @@ from penstock_core.domain.request import RequestId
 
 
 class SharedPrefixes(NamedTuple):
-    """The requests that hold leading blocks which others hold too.
+    """Requests that hold leading blocks which other requests hold too.
 
-    ids: neighbours have the most in common. common_blocks: leading blocks that each holds together with the
-        one before it; 0 for the first.
+    ids: in lexicographic order of their blocks. common_blocks: leading blocks that each request has in common
+        with the one before it; 0 for the first.
     """
 
     ids: Sequence[RequestId] = ()
@@ -24,7 +24,7 @@ class SharedPrefixes(NamedTuple):
 
 
 def shared_prefixes(held: Mapping[RequestId, Sequence[int]]) -> SharedPrefixes:
-    """Return the common prefixes of requests that hold these blocks, each in the order of its tokens."""
+    """Return the common prefixes of requests that hold these blocks. held: blocks in the order of tokens."""
     ordered = sorted([(list(blocks), request_id) for request_id, blocks in held.items() if blocks])
     common = [0, *[leading_in_common(before, blocks) for (before, _), (blocks, _) in pairwise(ordered)], 0]
     kept = [at for at in range(len(ordered)) if common[at] or common[at + 1]]
@@ -32,7 +32,7 @@ def shared_prefixes(held: Mapping[RequestId, Sequence[int]]) -> SharedPrefixes:
 
 
 def leading_in_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many leading blocks are the same, by a binary search that compares each block once or so."""
+    """Return how many leading blocks are the same, by a binary search."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -44,13 +44,13 @@ def leading_in_common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def shared_blocks(shared: SharedPrefixes) -> dict[RequestId, int]:
-    """Return how many leading blocks each request holds together with any other."""
+    """Return for each request the most leading blocks that it has in common with another."""
     after = [*shared.common_blocks[1:], 0]
     return dict(zip(shared.ids, map(max, shared.common_blocks, after), strict=True))
 
 
 def common_with(shared: SharedPrefixes, request_id: RequestId, most: int) -> dict[RequestId, int]:
-    """Return the leading blocks that each request has in common with this one, at most `most`; itself too."""
+    """Return the leading blocks, at most `most`, that each request has in common with this one."""
     common = {request_id: most}
     if request_id not in shared.ids:
         return common
@@ -61,7 +61,7 @@ def common_with(shared: SharedPrefixes, request_id: RequestId, most: int) -> dic
 
 
 def _falling(most: int, neighbours: Iterable[tuple[RequestId, int]]) -> dict[RequestId, int]:
-    """Return what is left in common with each of these neighbours, from near to far, until nothing is."""
+    """Return the blocks in common with each neighbour, from near to far, while there are any."""
     left: dict[RequestId, int] = {}
     for request_id, common in neighbours:
         most = min(most, common)

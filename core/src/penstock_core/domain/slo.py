@@ -43,7 +43,7 @@ _WINDOWS = {Judge.MEAN: 0, Judge.WINDOW: WINDOW_TOKENS, Judge.MAX: 1}
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Targets as a tier states them.
+    """The targets of a tier.
 
     ttft_s: seconds to the first token, or None.
     ttft_slowdown: a multiple of the prompt's prefill time on an idle replica. With both, the shorter one is

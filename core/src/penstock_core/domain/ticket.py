@@ -1,4 +1,4 @@
-"""Tickets: a request's proof to its engine of what the sidecar has decided about it.
+"""Tickets: signed admission decisions of the sidecar, which requests carry to the engine.
 
 Where tokens do not pass the sidecar, a router sends the request to the engine itself. So that admission
 cannot be bypassed, the engine reads SLO fields from a ticket only: the fields, the time of issue and the
@@ -7,9 +7,9 @@ valid ticket is best effort.
 
     penstock1.<base64url of the JSON payload>.<base64url of the HMAC over all before it>
 
-The fields travel inside the ticket and nowhere else, so there is nothing beside it to alter. It names the
-request's id, which the sidecar never gives twice; the engine accepts each id once for each answer and within
-`VALID_S`, so it has to remember ids for no longer. Both read the clock of the machine that they share.
+The fields are only inside the ticket, so a client cannot alter them. The ticket names the request's id, which
+the sidecar never gives twice. The engine accepts each id once for each answer and within `VALID_S`, so it
+remembers ids only that long. Both read the clock of the machine that they share.
 """
 
 import hmac
@@ -27,14 +27,14 @@ TICKET = "penstock_ticket"
 """Field of `vllm_xargs` that carries a request's ticket."""
 
 VALID_S = 10.0
-"""How long a ticket can be used. Connecting takes 2 s at most; the rest is for an engine's API server that is
-busy with long prompts."""
+"""Seconds for which a ticket is valid. Connecting takes 2 s at most; the rest is for an engine's API server
+that is busy with long prompts."""
 
 MOST_REMEMBERED = 1 << 16
-"""Ids remembered at once: 6,500 requests per second. Above it a ticket is refused, not used twice."""
+"""Most ids remembered at once: enough for 6,500 requests per second. Tickets beyond it are refused."""
 
 LONGEST_TICKET = 1 << 13
-"""Most characters of a ticket. Its fields are bounded, and take 1,500."""
+"""Most characters of a ticket. Its bounded fields take 1,500."""
 
 _VERSION = "penstock1"
 
@@ -45,13 +45,13 @@ class TicketFault(StrEnum):
     MISSING = "missing"  # the request has none
     FORGED = "forged"  # not made with this key, or altered
     EXPIRED = "expired"
-    USED = "used"  # every answer that it is for has been requested
-    FULL = "full"  # too many are remembered
+    USED = "used"  # all of its answers have been requested
+    FULL = "full"  # too many tickets are remembered
 
 
 @dataclass(frozen=True, slots=True)
 class EngineTicket:
-    """What a sidecar has decided. issued_s: on the machine's clock. uses: answers that are asked for."""
+    """A sidecar's decision. issued_s: time of issue on the machine's clock. uses: number of answers."""
 
     fields: Mapping[str, Scalar]
     issued_s: float
@@ -59,9 +59,9 @@ class EngineTicket:
 
 
 class SloFields(NamedTuple):
-    """A request's SLO fields, and the time from which their durations count.
+    """A request's SLO fields.
 
-    refused: why its ticket was not accepted.
+    from_s: time from which their durations count. refused: why the request's ticket was refused.
     """
 
     fields: Mapping[str, Scalar]
@@ -77,7 +77,7 @@ def sealed(ticket: EngineTicket, key: bytes) -> str:
 
 
 def opened(text: object, key: bytes) -> EngineTicket | None:
-    """Return the ticket if it was sealed with this key; else None. An empty key is no secret: None."""
+    """Return the ticket if it was sealed with this key; else None. An empty key opens no ticket."""
     if not key or not isinstance(text, str) or len(text) > LONGEST_TICKET or not text.isascii():
         return None
     signed, _, code = text.rpartition(".")
@@ -88,9 +88,9 @@ def opened(text: object, key: bytes) -> EngineTicket | None:
 
 
 class TicketCheck:
-    """An engine's check: accepts each ticket as often as its request has answers.
+    """An engine's check, which accepts each ticket as often as its request has answers.
 
-    The engine asks about a request again after an error of its own, so the same holder is always accepted.
+    The engine checks a request again after an error of its own, so the same holder is always accepted.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class TicketCheck:
         self._holders: OrderedDict[str, tuple[float, set[str]]] = OrderedDict()  # with the end of memory
 
     def use(self, key: bytes) -> None:
-        """Accept tickets of this key from now on. A restarted sidecar has another; b"" is none."""
+        """Accept tickets of this key from now on. A restarted sidecar has a new key; b"" means no key."""
         if key != self._key:
             self._key = key
             self._holders.clear()
@@ -132,9 +132,9 @@ class TicketCheck:
     def fields(
         self, xargs: Mapping[str, Scalar], key: bytes, holder: str, now_s: float, read_s: float
     ) -> "SloFields":
-        """Return the SLO fields of a request's ticket; none without a valid one.
+        """Return the SLO fields of a request's ticket; empty without a valid ticket.
 
-        key: the sidecar's as of now. read_s: when the engine has read the request.
+        key: the sidecar's present key. read_s: when the engine has read the request.
         """
         self.use(key)
         ticket = self.accept(xargs.get(TICKET), holder, now_s)

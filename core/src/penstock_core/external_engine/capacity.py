@@ -2,16 +2,16 @@
 
 Four conditions are checked:
 
-- A slot, so that no request waits in the engine's own queue, which knows no policy.
+- A slot, so that no request waits in the engine's own queue, where no policy applies.
 - KV memory at the future peak of all requests inside (`kv_forecast`): an engine that runs out of blocks
   preempts.
 - The TPOT of the decodes inside. The engine computes the prompt as fast as it can, and until then each of its
   iterations takes as long as a full batch. Tokens that are due meanwhile must still be in time; the slack of
-  decodes that are ahead of their deadlines is used. One that cannot meet its TPOT in any case is left out.
+  decodes that are ahead of their deadlines is used. Decodes that cannot meet their TPOT anyway are ignored.
 - For best effort, a share of slots and memory: a request inside cannot be paused when one with an SLO
   arrives.
 
-The third condition yields to time. A request whose own first token can only just be in time is released,
+The third condition has exceptions. A request whose own first token can only just be in time is released,
 because its SLO counts as much. So is a request that has waited for `patience_s`.
 """
 
@@ -32,7 +32,7 @@ class ReleaseWindow:
     """Limits on what is sent to an external engine.
 
     lead_s: seconds, besides one iteration, by which the next prompt is sent before those inside are computed:
-        the transfer time to the engine, so that it does not run idle while requests wait.
+        the transfer time to the engine, so that it is not idle while requests wait.
     best_effort_share: largest share of slots and memory that best effort may hold inside.
     patience_s: seconds from its arrival for which a request is held back to protect the TPOT of others.
     """
@@ -43,7 +43,7 @@ class ReleaseWindow:
 
 
 class Refusal(NamedTuple):
-    """Why a request is held. passed_over: whether later ones may be released before it."""
+    """The decision to hold a request. passed_over: whether later requests may be released before it."""
 
     passed_over: bool
 

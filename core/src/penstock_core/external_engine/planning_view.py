@@ -3,7 +3,7 @@
 A request inside such an engine cannot be taken back, paused or reordered. The engine computes prompts first
 come first served, beside all its decodes, and reports progress only by generated tokens. So planning starts
 from the moment when the prompts inside are computed: they decode by then, each other decode has generated one
-more token per iteration, and nothing inside is preempted, not even best effort.
+more token per iteration, and no request inside is preempted, not even best effort.
 
 The time model predicts that moment, from when the first of those prompts began. An engine that is later than
 predicted is assumed to be done at the end of the iteration in progress.

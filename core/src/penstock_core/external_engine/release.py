@@ -8,8 +8,8 @@ are released in its order, as far as there is capacity for their whole prompts (
 engine cannot be limited to a chunk. An admitted request is not overtaken for lack of capacity.
 
 Then the policy is asked for the step after that, until the engine has work for an iteration and for the
-transfer time. The rest stays where the policy can still reorder it. An empty engine gets a request whatever
-the policy decides.
+transfer time. The other requests stay held, where the policy can still reorder them. An empty engine gets a
+request whatever the policy decides.
 
 Parts of a step that cannot be executed: draft tokens, chunks, and preemption of requests inside.
 """

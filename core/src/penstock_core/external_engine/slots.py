@@ -14,9 +14,9 @@ RELAXED_BY = 8
 
 
 class EngineSlots(NamedTuple):
-    """limit: the configured slots.
+    """Slots of one external engine.
 
-    most: slots that are used now. queued: whether the last report had a queue.
+    limit: the configured slots. most: slots that are used now. queued: whether the last report had a queue.
     """
 
     limit: int

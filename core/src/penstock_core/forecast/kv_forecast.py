@@ -12,7 +12,7 @@ between.
 The forecast has one row per request and one column per bucket of steps: the most blocks that the request
 holds within that bucket. The usage of a set is the sum of its rows, so adding a request adds a row. With one
 bucket for every end the forecast is exact. With more than `MOST_BUCKETS` ends, neighbouring ends share a
-bucket and the forecast is an upper bound. `shared_rows` takes out what several requests hold together.
+bucket and the forecast is an upper bound. `shared_rows` subtracts blocks that several requests hold together.
 """
 
 from collections.abc import Sequence
@@ -45,13 +45,13 @@ class KvForecast(NamedTuple):
 
     @property
     def usage(self) -> Ints:
-        """Blocks of all requests together, per bucket."""
+        """Return the blocks of all requests together, per bucket."""
         total: Ints = self.blocks.sum(axis=0)
         return total
 
     @property
     def peak_blocks(self) -> int:
-        """Most blocks that all requests hold together at any step."""
+        """Return the most blocks that all requests hold together at any step."""
         return int(self.usage.max())
 
 
@@ -66,10 +66,10 @@ def forecast(
 ) -> KvForecast:
     """Forecast jobs that hold `size_tokens` now and have `left` tokens (at least one) to come, each.
 
-    Blocks that several jobs hold are counted once, where `kv` says which they are.
+    If `kv` has the common prefixes of jobs, blocks that several jobs hold are counted once.
 
     delay_steps: how much later each may start; None: all start now.
-    present: how many of the jobs, the first ones, are certainly there; None: all.
+    present: how many of the jobs, the first ones, are certainly in the set; None: all.
     """
     last = left - 1
     until = last if delay_steps is None else last + delay_steps

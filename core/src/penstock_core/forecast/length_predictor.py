@@ -10,9 +10,9 @@ prompt bucket its tier, the tier a fixed prior. That is the chat service in the 
 median 129 output tokens): lognormal with median 128 and sigma 1, which has the same mean and the 0.9 quantile
 at 461.
 
-Lengths are counted in bins that grow by a tenth, uniform within a bin. Old answers decay: each newer one
-weighs a little more, which is equivalent to decay and costs nothing. An answer that its token limit has cut
-off was longer: its weight goes to longer lengths, by the present distribution.
+Lengths are counted in bins that grow by a tenth, uniform within a bin. Old answers decay: each newer answer
+has a little more weight, which is equivalent. An answer that was cut off at its token limit would have been
+longer, so its weight is distributed over longer lengths, by the present distribution.
 """
 
 from bisect import bisect_right
@@ -34,7 +34,7 @@ SURE_QUANTILE = 0.02
 
 PRIOR_MEDIAN_TOKENS, PRIOR_SIGMA = 128.0, 1.0
 PRIOR_ANSWERS = 20.0
-"""Answers of its own with which a level weighs as much as the level above it."""
+"""Number of answers from which a level has the same weight as its prior, the level above it."""
 
 MEMORY_ANSWERS = 2000.0
 """Answers of a tier after which one has decayed to a third."""

@@ -1,9 +1,8 @@
 """Decides when a request in its engine counts as lost.
 
 An engine may accept a request and never continue it, while its health check succeeds. The planner forecasts
-what it should have done by now, so a request is lost once it is late against that forecast by more than an
-allowance: nine times the forecast, at least the longest pause of a healthy engine, at most the pool's
-    setting.
+the request's progress, so a request is lost once it is late against that forecast by more than an allowance:
+nine times the forecast, at least the longest pause of a healthy engine, at most the pool's setting.
 
 The expected sign of progress depends on where the request is:
 
@@ -11,7 +10,7 @@ The expected sign of progress depends on where the request is:
 - queued: any progress of the engine, since a long queue is not a failure; and its own start, once the work of
   all present requests would have been done ten times;
 - coming: an entry in the engine's report, which lists all its requests;
-- unseen: its end. If the engine does not report, nothing shows how far an answer is, so its forecast is the
+- unseen: its end. If the engine does not report, the progress of an answer is unknown, so its forecast is the
   wait and the longest answer that it may have.
 """
 
@@ -51,8 +50,9 @@ class Signs(NamedTuple):
 class Expected(NamedTuple):
     """The planner's forecast for a request.
 
-    first_s: until its first token. step_s: an iteration. work_s: all work there, in full batches.
-    tokens: most that its answer may have.
+    first_s: time until its first token. step_s: duration of an iteration. work_s: time of all the engine's
+        work, in full batches.
+    tokens: most tokens that its answer may have.
     """
 
     first_s: float

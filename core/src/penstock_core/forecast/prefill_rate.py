@@ -29,7 +29,7 @@ class PrefillRate(NamedTuple):
 def prefill_rate(view: ReplicaView, decodes: BatchWork, tightest_s: float, ordinary_s: float) -> PrefillRate:
     """Return the rate beside these decodes (without drafts) under the tightest of their TPOT targets.
 
-    ordinary_s: of a batch (`batch_length.ordinary_batch_s`).
+    ordinary_s: duration of an ordinary batch (`batch_length.ordinary_batch_s`).
     """
     model, drafts, generated = view.model, 0, 1.0
     speculation = view.speculation

@@ -3,7 +3,7 @@
 Tokens are proportional to bytes: about four bytes per token for English and code, fewer for other scripts.
 The mean ratio and its mean deviation are learned from the engine's reports. Estimates are too high by that
 deviation, because a prompt that is longer than planned is late, and a shorter one only leaves time to others.
-A short prompt is mostly template and teaches little, so its weight grows with its length.
+A short prompt is mostly template, so the weight of a prompt grows with its length.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class PromptLength:
     def observe(self, text_bytes: int, messages: int, prompt_tokens: int) -> "PromptLength":
         """Return the state after a prompt turned out to have `prompt_tokens`.
 
-        A prompt without text teaches nothing.
+        A prompt without text leaves the state unchanged.
         """
         text_tokens = prompt_tokens - MESSAGE_TOKENS * messages
         if text_tokens <= 0 or text_bytes <= 0:

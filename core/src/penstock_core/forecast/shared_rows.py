@@ -1,12 +1,12 @@
-"""Leading blocks that several requests of a forecast hold are counted for one of them at a time.
+"""Counts leading blocks that several requests of a forecast hold for one of these requests at a time.
 
-The blocks of a set of requests are the sum of what each adds to those before it, in any order: its own blocks
-without the most that it has in common with one of them. In the order of predicted ends, the last one first,
-all those before a request are there as long as it is, so what it adds is its row minus one number.
+The blocks of a set of requests are the sum over the requests, in any order, of the blocks that each adds to
+those before it: its own blocks minus the most that it has in common with one of them. In descending order of
+predicted ends, all requests before one run at least as long as it does, so it adds its row minus one number.
 
-Candidates may not be in the set, and requests that wait hold nothing yet. Both count only on requests that
-are in the set and hold the blocks, and only as long as these do. Two candidates therefore count the same
-cached blocks twice once no request holds them any more: they may be evicted before the second one starts.
+Candidates may not be in the set, and requests that wait hold no blocks yet. Both share only blocks of
+requests that are in the set and hold them, and only while these do. Two candidates therefore count the same
+cached blocks twice once no request holds them: they may be evicted before the second candidate starts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from penstock_core.domain.shared_prefixes import SharedPrefixes, common_with
 
 
 class _Present(NamedTuple):
-    """Requests that are in the set. rows: by id. ends: in how many buckets each row is."""
+    """Requests that are in the set. rows: index of each row, by id. ends: number of buckets of each row."""
 
     rows: Mapping[RequestId, int]
     ends: Ints
@@ -31,7 +31,7 @@ def counted_once(
 ) -> Ints:
     """Return forecast rows of blocks, one per job, in which blocks that several jobs hold are counted once.
 
-    present: how many of the jobs, the first ones, are certainly there; None: all.
+    present: how many of the jobs, the first ones, are certainly in the set; None: all.
     """
     firm = jobs[:present]
     there = _Present({job.request.id: row for row, job in enumerate(firm)}, (blocks > 0).sum(axis=1))
@@ -51,7 +51,7 @@ def _held(job: Job, block_tokens: int) -> int:
 
 
 def _common_with_present(shared: SharedPrefixes, job: Job, held: int, there: _Present, buckets: int) -> Ints:
-    """Return the most that a job has in common with a request that is there, per bucket."""
+    """Return the most blocks, per bucket, that a job has in common with a request in the set."""
     most: Ints = np.zeros(buckets, np.int64)
     for request_id, blocks in common_with(shared, job.prefix_of or job.request.id, held).items():
         row = there.rows.get(request_id)
@@ -62,8 +62,9 @@ def _common_with_present(shared: SharedPrefixes, job: Job, held: int, there: _Pr
 
 
 def _with_longer(shared: SharedPrefixes, there: _Present) -> dict[int, int]:
-    """Return the most that each row has in common with one that ends later; if they end together, with a
-    later row.
+    """Return for each row the most blocks that it has in common with a row that ends later.
+
+    Of rows that end together, the later row counts as ending later.
     """
     rows: list[int] = []
     common: list[int] = []
@@ -83,7 +84,7 @@ def _with_longer(shared: SharedPrefixes, there: _Present) -> dict[int, int]:
 def _with_nearest(ends: Sequence[tuple[int, int]], common: Sequence[int]) -> list[int]:
     """Return the blocks in common with the nearest request before each that ends later; 0 if there is none.
 
-    common: with the one just before. It falls with distance, so none that is further away has more.
+    common: blocks in common with the request just before. Requests further away do not have more.
     """
     found: list[int] = []
     longer: list[tuple[tuple[int, int], int]] = []  # falling ends, and what each has in common with its left

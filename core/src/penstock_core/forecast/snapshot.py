@@ -6,7 +6,7 @@ fast it would be, how long an iteration takes, how much memory is free at the fu
 the replica; admission still decides.
 
 The prefill queue is modelled as a fluid (`prefill_rate`): prefills one after the other by deadline, at the
-rate that the decodes which run by then leave. Best effort is counted but not forecast, since it is preempted.
+rate that the decodes of that time allow. Best effort is counted but not forecast, since it is preempted.
 Times are durations from the moment of the snapshot, so clocks need not agree.
 
 Sidecars and simulated replicas use this code, in one pass over columns.
@@ -37,10 +37,10 @@ class Snapshot:
     running, waiting, best_effort: requests; the first two include best effort.
     prefill_tokens_left: prompt tokens of its requests that are not computed yet.
     work_s: time of an engine with full batches for all accepted work.
-    prefill_wait_s: until a prefill behind all others would begin; infinite if decodes leave no time.
+    prefill_wait_s: time until a prefill behind all others would begin; infinite if decodes leave no time.
     prefill_slack_s: how much longer all prefills may take without any of them being late.
-    prefill_tokens_s: prompt tokens per second, beside the decodes by then.
-    step_s: an iteration of its decodes alone.
+    prefill_tokens_s: prompt tokens per second, beside the decodes that run then.
+    step_s: duration of an iteration of its decodes alone.
     tightest_tpot_s: smallest TPOT target of its decodes; infinite for none.
     kv_tokens_headroom: free tokens at the future peak of all accepted requests.
     """
@@ -63,8 +63,8 @@ class Snapshot:
 def is_valid(received: Snapshot) -> bool:
     """Return whether all durations and rates are valid: neither NaN nor negative.
 
-    A peer of another version, or a faulty one, may send anything. All comparisons with NaN are false, so it
-    would decide every order's choice.
+    A peer of another version, or a faulty one, may send any value. Every comparison with NaN is false, so a
+    NaN would decide the choice of every order.
     """
     return (
         received.work_s >= 0

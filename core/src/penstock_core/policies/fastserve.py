@@ -6,8 +6,8 @@ first, at every iteration [FastServe, §4; five queues as in AccelGen's comparis
 requests of the lowest queues are preempted for those of upper ones.
 
 Costs: a preempted request is computed again here, whereas FastServe swaps it to the host, so beyond capacity
-much work is done twice. A request in a low queue is served irregularly and misses its TPOT target. It knows
-no SLO and rejects nothing. Knobs: `queues`; `aging_s`, time without service after which a request moves to
+much work is done twice. A request in a low queue is served irregularly and misses its TPOT target. It ignores
+SLOs and rejects no request. Knobs: `queues`; `aging_s`, time without service after which a request moves to
 the top queue; the engine's `limits.batch_tokens`.
 """
 

@@ -4,10 +4,10 @@ Choose it as the lower bound of comparisons, or for offline work where order mat
 is how servers batched before requests could join a running batch (FasterTransformer's static batches), and
 the order from which the annealing paper starts. The queue is cut where memory at all predicted last tokens,
 or slots, run out. A batch's prompts are computed whole, then all of it decodes together. Requests that end
-early leave, but none joins until the last has ended. Without wrong predictions nothing is preempted.
+early leave, but none joins until the last has ended. Without wrong predictions no request is preempted.
 
 Costs: a batch lasts as long as its longest answer, while slots and memory of finished requests are idle, and
-every arrival waits for its end. It knows no SLO and rejects nothing. One knob, the engine's:
+every arrival waits for its end. It ignores SLOs and rejects no request. One knob, the engine's:
 `limits.running`, the size of a batch.
 """
 

@@ -7,8 +7,8 @@ lasts until all predicted ends and all decodes would still meet the smallest TPO
 held. Requests that can no longer meet their SLO are shed: served behind all others, and preempted first
 [after FluidServe].
 
-Costs: clients are not notified. A client whose request is held learns at its deadline what a rejection would
-have said immediately, when another replica could still have served it. Starting is greedy, one by one: no
+Costs: clients are not notified. A client whose request is held learns only at the deadline that its SLO is
+missed; an immediate rejection would have let another replica serve it. Starting is greedy, one by one: no
 plan weighs which of several requests to start. Wrong lengths cause wrong memory forecasts.
 
 Knobs: `most_prompt_tokens` of a batch; the engine's `limits.batch_tokens`.
@@ -29,9 +29,9 @@ from penstock_core.policies.unconditional_admission import admit_all
 
 @dataclass(frozen=True, slots=True)
 class FluidServe:
-    """Starts requests by deadline if they fit to their end, holds the rest, sheds the lost.
+    """Starts requests by deadline if they fit until their end, holds the others, sheds lost requests.
 
-    The state is the shed jobs.
+    The state is the set of shed jobs.
     """
 
     most_prompt_tokens: int = 1024

@@ -1,11 +1,11 @@
 """**orca.** Iteration-level batching with memory reserved up to the longest answer that a request allows.
 
-Choose it if a running request must never lose its memory: nothing is preempted. Requests join and leave at
+Choose it if a running request must never lose its memory: no request is preempted. Requests join and leave at
 every iteration, whole prompts beside decodes, in order of arrival. A new request starts when the KV cache
 could hold it and all running ones at their longest (`max_tokens`), and a slot is free [Orca, Algorithm 1].
 
 Costs: most answers end long before their limit, so most reserved memory stays unused and few requests run at
-once; a whole prompt stops all decodes while it is computed. It knows no SLO and rejects nothing. Knobs are
+once; a whole prompt stops all decodes while it is computed. It ignores SLOs and rejects no request. Knobs are
 the engine's: `limits.running`, its slots (AccelGen's comparison uses 8), and `limits.batch_tokens`, beyond
 which a prompt is computed in chunks.
 """

@@ -1,6 +1,6 @@
 """**qoserve.** Sizes prompt chunks by the slack of decodes; requests that can no longer be in time wait.
 
-Choose it if tiers differ and nothing may be rejected: batches are long while decodes are ahead of their
+Choose it if tiers differ and no request may be rejected: batches are long while decodes are ahead of their
 deadlines and short while they are not, so the token budget needs no tuning, and in a burst requests that can
 still be in time are not delayed by those that cannot [Niyama; QoServe]. Prompts are ordered by deadline plus
 `work_weight` times their own prefill time: under load a short prompt that is due a little later goes first.
@@ -8,7 +8,7 @@ still be in time are not delayed by those that cannot [Niyama; QoServe]. Prompts
 Costs: all requests are admitted, so beyond capacity a share of them waits for long without a notice. It plans
 one batch ahead and does not forecast memory: a decode may be preempted. Relegation is final.
 
-Knobs: `work_weight`; `most_prompt_tokens`, beyond which longer chunks gain nothing; the engine's
+Knobs: `work_weight`; `most_prompt_tokens`, beyond which longer chunks have no benefit; the engine's
 `limits.batch_tokens`.
 """
 

@@ -1,11 +1,11 @@
 """**sarathi.** Fixed chunks: every decode in every batch, and the rest of a token budget for prompts.
 
 Choose it if one TPOT target applies to all requests and load is steady: with the right budget no token waits
-longer than one batch of that size, and nothing has to be predicted. Decodes go first, then the prompt in
+longer than one batch of that size, and no prediction is needed. Decodes go first, then the prompt in
 progress, then new requests in order of arrival [Sarathi-Serve; SplitFuse, SOLA §4.1: n = 256, k = 512].
 
 Costs: the budget suits one TPOT target and one load. A small one keeps decodes regular and delays prompts, a
-large one the opposite; each chunk of a prompt reads the previous ones again. It knows no SLO and rejects
+large one the opposite; each chunk of a prompt reads the previous ones again. It ignores SLOs and rejects
 nothing. One knob, the engine's: `limits.batch_tokens`; the best value is the largest budget whose batch meets
 the smallest TPOT target.
 

@@ -6,7 +6,7 @@ would take alone: its prompt, and its predicted answer at one token per batch. R
 interrupted.
 
 Costs: long requests wait as long as shorter ones keep arriving, beyond capacity without end. A wrong length
-gives a wrong position. It knows no SLO and rejects nothing. One knob, the engine's: `limits.batch_tokens`.
+gives a wrong position. It ignores SLOs and rejects no request. One knob, the engine's: `limits.batch_tokens`.
 """
 
 from collections.abc import Iterator, Sequence

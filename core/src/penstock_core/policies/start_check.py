@@ -6,7 +6,7 @@ Two conditions, for jobs that can still meet their SLO:
   different times (`kv_forecast`). Memory of other jobs does not count, since they are preempted on demand.
 - TPOT: a batch of all their decodes takes at most the smallest TPOT target among them.
 
-A job that starts counts from then on. An empty replica starts any job.
+A job that starts counts as running for the next ones. An empty replica starts any job.
 """
 
 from itertools import chain, islice

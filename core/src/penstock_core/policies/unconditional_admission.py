@@ -1,4 +1,4 @@
-"""Admission of policies that reject nothing: predictions for each candidate, without an SLO check."""
+"""Admission of policies that reject no request: predictions for each candidate, without an SLO check."""
 
 from collections.abc import Sequence
 

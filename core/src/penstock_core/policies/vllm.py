@@ -1,13 +1,13 @@
 """**vllm.** Today's vLLM: all requests are admitted, first come first served, prompts in chunks beside
 decodes.
 
-Choose it as the baseline, or if load stays below capacity: nothing is rejected or planned. Each step spends a
+Choose it as the baseline, or if load stays below capacity: it neither rejects nor plans. Each step spends a
 token budget on running requests in the order they were started, decodes and unfinished prompts alike, then on
 waiting ones in order of arrival. When blocks run out, the request started last is preempted, and computed
 again from its tokens. If the engine has a drafter, every decode verifies the same fixed number of draft
 tokens.
 
-Costs: knows no SLO. A burst makes all requests late, tight and loose tiers alike, and best effort is served
+Costs: ignores SLOs. A burst makes all requests late, tight and loose tiers alike, and best effort is served
 like the rest. The budget also bounds the longest pause between two tokens. One knob, the engine's:
 `limits.batch_tokens`.
 """

@@ -5,7 +5,7 @@ has prompts only, in order of arrival; otherwise it is one token for every runni
 §6.1; the vLLM of SLOs-Serve, §6.1].
 
 Costs: every arrival stops all decodes for the duration of its prompt, so under load TPOT has gaps that no
-setting removes. Nothing is rejected or planned. One knob, the engine's: `limits.batch_tokens`, prompt tokens
+setting removes. It neither rejects nor plans. One knob, the engine's: `limits.batch_tokens`, prompt tokens
 that are batched together. A longer prompt, which that engine would have rejected, is computed in chunks.
 """
 

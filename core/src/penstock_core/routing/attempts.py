@@ -2,9 +2,9 @@
 
 A request is tried at the replicas in an order (see `orders`) until one accepts it. After `max_hops`
 rejections, or if no replica is left, the backup decides: serve it best effort, or answer that its SLO cannot
-be met. Best effort goes to the replica where the least has to be computed before it is done: what that
-replica has not cached of its prompt, times the best-effort requests there and this one. So a session that was
-rejected once continues where its prefix is, and does not push others out of a second cache.
+be met. Best effort goes to the replica where the least has to be computed before it is done: the uncached
+tokens of its prompt, times the number of best-effort requests there including this one. So a session that was
+rejected once continues where its prefix is cached, and does not evict other prefixes from a second cache.
 
 Only rejections count as hops. A replica that is lost before its first byte, that drains, or whose engine is
 down has not decided about its capacity and is skipped. But a request may be the cause of the loss of its
@@ -32,23 +32,23 @@ RETRY_UNKNOWN_S = 1
 """Retry-After in seconds if no replica could estimate when it will have capacity."""
 
 RETRY_LONGEST_S = 3600
-"""Longest Retry-After in seconds. Planners forecast seconds; an hour only means "later"."""
+"""Longest Retry-After in seconds. Planners forecast seconds, so a longer time would have no meaning."""
 
 REPLAYS = 1
 """Times that a request is sent again after the loss of its replica."""
 
 BACKUPS = 2
-"""Backups in a list of attempts: the first one may have been lost since its last snapshot."""
+"""Number of backups in a list of attempts: the first one may have been lost since its last snapshot."""
 
 OUT_OF_SERVICE = frozenset({Reason.DRAINING, Reason.ENGINE_DOWN})
 """Reasons that concern the replica's state, not its capacity."""
 
 UNKNOWN_REQUEST = RoutingRequest(tier="", body_bytes=0, turn=0)
-"""A request of which nothing is known."""
+"""A request without any known property."""
 
 
 class Backup(StrEnum):
-    """What happens to a request that all replicas rejected."""
+    """Treatment of a request that all replicas rejected."""
 
     BEST_EFFORT = "best-effort"
     REJECT = "reject"
@@ -58,7 +58,7 @@ class Try(NamedTuple):
     """Send the request to this replica.
 
     hop: 1 for the first replica that answers; the backup does not count.
-    backup: as best effort, because it was rejected.
+    backup: whether to send it as best effort, because all replicas rejected it.
     """
 
     replica: str
@@ -69,7 +69,7 @@ class Try(NamedTuple):
 class Unattainable(NamedTuple):
     """Answer: the SLO cannot be met, because capacity is in use.
 
-    replicas: how many rejected the request.
+    replicas: number of replicas that rejected the request.
     retry_after_s: whole seconds from now; None if a retry is useless.
     """
 
@@ -84,8 +84,8 @@ class NoReplicas(NamedTuple):
 class ReplicaLost(NamedTuple):
     """Answer: replicas were lost with this request, and it is sent to no other.
 
-    losses: how many. Beyond `REPLAYS` the request is suspect, and a client's retry would cost further
-        replicas.
+    losses: number of lost replicas. Beyond `REPLAYS` the request may be the cause, and a client's retry could
+        crash further replicas.
     """
 
     losses: int
@@ -101,9 +101,9 @@ class Attempts:
     left: replicas still to try, in order.
     rejections: so far, one per hop.
     gone: replicas that were lost or out of service when tried.
-    backup_rejected: the backup's replica has rejected it too.
-    losses: replicas that were lost with the request. over: it may not be sent again.
-    request: what is known of it, for the choice of the backup's replica.
+    backup_rejected: whether the backup's replica has rejected it too.
+    losses: replicas that were lost with the request. over: whether it may not be sent again.
+    request: its known properties, for the choice of the backup's replica.
     """
 
     left: tuple[str, ...]
@@ -218,7 +218,7 @@ def _backup_replica(attempts: Attempts, loads: Sequence[ReplicaLoad]) -> str | N
 
 
 def _best_effort_work(request: RoutingRequest, load: ReplicaLoad) -> int:
-    """Return the prompt tokens to compute there, times the requests that share the remaining capacity."""
+    """Return the prompt tokens to compute at a replica, times the requests that share its spare capacity."""
     return request.uncached_tokens(load.name) * (load.snapshot.best_effort + 1)
 
 

@@ -1,4 +1,4 @@
-"""Ejects replicas that do not answer, for a while.
+"""Ejects replicas that do not answer, for a limited time.
 
 A replica can be connected and silent: its process hangs, or is frozen, while the kernel keeps its
 connections. Every request sent there waits for the verdict's timeout before it goes to the next replica. So a
@@ -23,7 +23,7 @@ CONSECUTIVE = 3
 """Failures in a row that eject. Envoy's default is 5; here each failure costs a request a timeout."""
 
 MOST_DOUBLINGS = 16
-"""Ejections in a row after which the time grows no more: it is the longest long before."""
+"""Ejections in a row after which the time no longer grows; it reaches `LONGEST_S` much earlier."""
 
 FIRST_S = 5.0
 """Seconds of the first ejection: about one verdict's timeout."""
@@ -42,10 +42,10 @@ SPREAD = 0.5
 class ReplicaHealth:
     """A replica's recent answers.
 
-    failures: in a row, while in service.
-    ejections: in a row; each doubles the duration of the next.
+    failures: number in a row while in service.
+    ejections: number in a row; each doubles the duration of the next.
     until_s: end of its ejection; None while it is in service. since_s: when it returned to service.
-    probing: the single request of a half-open replica is in progress.
+    probing: whether the single request of a half-open replica is in progress.
     """
 
     failures: int = 0
@@ -93,8 +93,8 @@ def probe_cancelled(health: ReplicaHealth) -> ReplicaHealth:
 def panics(taking: int, connected: int) -> bool:
     """Return whether ejections are ignored: fewer than half of the connected replicas would take requests.
 
-    So many do not fail independently: the fault is more likely the router's own or common to all, and the
-    rest could not carry the load of the others. As a consequence, the last replica is never ejected. Envoy's
-    panic threshold is also one half.
+    So many replicas do not fail independently: more likely the router itself or a common cause is at fault,
+    and the remaining replicas could not serve the load. As a consequence, the last replica is never ejected.
+    Envoy's panic threshold is also one half.
     """
     return 2 * taking < connected

@@ -1,4 +1,4 @@
-"""Longest time for which a replica may report nothing about a request that it has accepted.
+"""Longest time for which a replica may report no progress of a request that it has accepted.
 
 The sidecar ends requests whose engine makes no progress. This is the router's own bound, for a sidecar that
 has lost track of a request. It is far above the forecast, because ending a request that is only late wastes

@@ -1,10 +1,10 @@
-"""What routing orders know: replicas by their last snapshots, and the request.
+"""The input of routing orders: replicas by their last snapshots, and the request.
 
-A snapshot is old when it is read. Two facts about the time since are known: its length, in which the replica
-has continued its work, and which requests this router has sent there that are not in the snapshot.
-`ReplicaLoad` includes both, so that an order needs no state and a burst does not go to one replica by one
-stale number. It has the time of its snapshot, not its age, so it changes only if the replica's load does, and
-a router keeps one for each replica.
+A snapshot is old when it is read. A router knows two facts about the time since the snapshot: how long it
+was, so how much the replica has continued its work, and the requests that this router has sent to the replica
+since then. `ReplicaLoad` includes both, so that an order needs no state and a stale snapshot does not send a
+whole burst to one replica. It has the time of its snapshot, not its age, so it changes only if the replica's
+load does, and a router keeps one for each replica.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +21,9 @@ from penstock_core.forecast.snapshot import Snapshot
 class ReplicaLoad:
     """A replica that takes requests.
 
-    snapshot: the last one. snapshot_s: when it came.
-    sent, sent_tokens: requests sent since that are not in it, and the sum of their prompts, without what the
-        replica was expected to have cached of them.
+    snapshot: the last one. snapshot_s: when it was received.
+    sent, sent_tokens: requests sent since then that are not in it, and the sum of their prompt tokens that
+        the replica was not expected to have cached.
     """
 
     name: str
@@ -88,12 +88,12 @@ class RoutingRequest(NamedTuple):
     """The properties of a request that orders use.
 
     turn: number of requests that this router has routed before it.
-    ttft_s, tpot_s: what remains of its targets; infinite if it has none or they are unknown.
+    ttft_s, tpot_s: the rest of its targets; infinite if it has none or they are unknown.
     now_s: when it is routed, on the clock of `ReplicaLoad.snapshot_s`.
     cached_tokens: tokens of its prompt that a replica is expected to have cached, by the replica's name.
         Replicas that are not in it are expected to have none.
-    affinity: what it has in common with requests that are likely to share its prefix, such as its session.
-        Orders that go by it send these to the same replicas; None where nothing is to be gained by that.
+    affinity: key that it shares with requests that are likely to have the same prefix, such as its session.
+        Orders by prefix send requests with the same key to the same replicas. None: no such key.
     """
 
     tier: str
@@ -111,7 +111,7 @@ class RoutingRequest(NamedTuple):
         return estimated_tokens(self.body_bytes)
 
     def uncached_tokens(self, replica: str) -> int:
-        """Return the tokens of its prompt that this replica is expected to compute; the last one always."""
+        """Return the tokens of its prompt that this replica is expected to compute, at least the last one."""
         return max(self.prompt_tokens - self.cached_at(replica), 1)
 
     def cached_at(self, replica: str) -> int:

@@ -1,9 +1,9 @@
 """Bounds how many requests are sent a second time after a replica was lost.
 
-A lost replica costs each of its waiting requests one replay, which is what replays are for. If replicas are
-lost repeatedly, replays are additional load, and if the requests cause the losses, replays spread them. So
-replays are a bounded share of all requests, like the retry budgets of Envoy and Finagle: every request adds
-`SHARE`, a replay takes 1. Of n requests at most `LARGEST_BUDGET + SHARE · n` are replayed.
+After the loss of a replica each of its waiting requests is replayed once. If replicas are lost repeatedly,
+replays are additional load, and if requests cause the losses, replays crash further replicas. So replays are
+a bounded share of all requests, like the retry budgets of Envoy and Finagle: every request adds `SHARE` to
+the budget, and a replay takes 1. Of n requests at most `LARGEST_BUDGET + SHARE · n` are replayed.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ LARGEST_BUDGET = 1024.0
 
 @dataclass(frozen=True, slots=True)
 class RetryBudget:
-    """left: replays that are allowed now."""
+    """A budget of replays. left: replays that are allowed now."""
 
     left: float = LARGEST_BUDGET
 
@@ -26,5 +26,5 @@ class RetryBudget:
         return self if self.left >= LARGEST_BUDGET else RetryBudget(min(self.left + SHARE, LARGEST_BUDGET))
 
     def replayed(self) -> "RetryBudget | None":
-        """Return the budget after a replay; None if it has none left."""
+        """Return the budget after a replay; None if no replay is left."""
         return RetryBudget(self.left - 1) if self.left >= 1 else None

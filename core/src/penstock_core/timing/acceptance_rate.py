@@ -18,7 +18,7 @@ from penstock_core.timing.learned_tiers import with_latest
 from penstock_core.timing.speculation import Speculation
 
 PRIOR_TRIALS = 100.0
-"""Trials of its own with which a level weighs as much as the one above it."""
+"""Number of trials from which a level has the same weight as its prior, the level above it."""
 
 MEMORY_TRIALS = 5000.0
 """Trials after which one has decayed to a third: some minutes of one tier's decodes."""

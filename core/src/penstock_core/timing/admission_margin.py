@@ -1,14 +1,14 @@
 """Margin of admission, controlled by the share of admitted requests that meet their SLO.
 
-A correction learns how long iterations take (`correction`). Whether that is enough shows in one figure: of
-the requests that were admitted, how many kept their SLO. Where fewer do than `TARGET_SHARE`, admission plans
-with a slower engine and so admits less, until they do; where more do, the margin narrows. It is tracked
-online like a quantile (stochastic approximation): a request that missed its SLO widens it `TARGET_SHARE / (1
-- TARGET_SHARE)` times as much as one that kept it narrows it, which balances where the share is the target.
+A correction learns how long iterations take (`correction`). The share of admitted requests that met their SLO
+shows whether that is enough. If the share is below `TARGET_SHARE`, admission plans with a slower engine and
+so admits fewer requests; if it is above, the margin narrows. The margin is tracked online like a quantile
+(stochastic approximation): a request that missed its SLO widens it `TARGET_SHARE / (1 - TARGET_SHARE)` times
+as much as one that met its SLO narrows it, so it is in balance at the target share.
 
-A replica that admits nothing has nothing to learn from, so a margin halves with time while no request ends.
-It applies to admission alone: the engine forms batches without it, so a batch computes at least what
-admission planned.
+A replica that admits no request cannot learn from requests, so the margin halves with time while no admitted
+request ends. It applies to admission alone: the engine forms batches without it, so a batch computes at least
+as much as admission planned.
 
 The state is a value: `judged` returns the next one.
 """
@@ -19,20 +19,20 @@ from math import isfinite
 from penstock_core.timing.time_model import TimeModel
 
 TARGET_SHARE = 0.98
-"""Share of admitted requests that should meet their SLO. On a steady machine 99 % and more do, where the
-margin rests at 1 (`bench/disturbances.py`)."""
+"""Share of admitted requests that should meet their SLO. On a machine without disturbances 99 % and more do,
+and the margin stays at 1 (`bench/disturbances.py`)."""
 
 WIDENING = 0.15
 """Growth of the margin by one request that missed its SLO."""
 
 MOST_MARGIN = 4.0
-"""Largest margin. With an engine four times as slow as measured, hardly anything is admitted."""
+"""Largest margin. On an engine four times as slow as measured, almost no request is admitted."""
 
 QUIET_S = 15.0
-"""Seconds without an admitted request that ends, after which the margin begins to shrink."""
+"""Seconds without the end of an admitted request after which the margin begins to shrink."""
 
 HALF_LIFE_S = 30.0
-"""Seconds after which half of it is left then."""
+"""Seconds in which the margin then halves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def margin_at(state: AdmissionMargin, now_s: float) -> float:
 
 
 def judged(state: AdmissionMargin, met: bool, now_s: float) -> AdmissionMargin:
-    """Return the margin after an admitted request has ended. met: whether it kept its SLO.
+    """Return the margin after an admitted request has ended. met: whether it met its SLO.
 
     Raises ValueError if the time is not finite.
     """
@@ -63,6 +63,6 @@ def judged(state: AdmissionMargin, met: bool, now_s: float) -> AdmissionMargin:
 
 
 def widened(model: TimeModel, state: AdmissionMargin, now_s: float) -> TimeModel:
-    """Return the model to admit with; the same object where there is no margin."""
+    """Return the model for admission; the same object if there is no margin."""
     margin = margin_at(state, now_s)
     return model if margin == 1.0 else replace(model, scale=model.scale * margin)

@@ -9,12 +9,12 @@ Single slow iterations are learned apart, and plans leave time for them (`step_t
 
 A mean is exceeded by every other iteration, and lines are exceeded at every step of the kernels. `margin` is
 the ratio to the mean that only one iteration in forty exceeds (`quantile_margin`), and `corrected` plans with
-it. Noise averages out over the tokens of an answer, so an SLO judged by means is met with room to spare; one
-judged by single gaps is missed by the fortieth iteration that also uses its whole budget. The first
+it. Noise averages out over the tokens of an answer, so an SLO judged by means is met with a reserve; an SLO
+judged by single gaps is missed if that one iteration in forty also uses its whole budget. The first
 iterations are planned with a margin of a tenth, about the error of a fit.
 
-Mean and margin are those of all iterations. Where a kind of them, decodes alone for example, is clearly
-faster or slower beside the others than the model says, it has its own (`kind_correction`).
+Mean and margin are those of all iterations. A kind of iteration, for example of decodes alone, has its own if
+it is clearly faster or slower than the model predicts relative to the other kinds (`kind_correction`).
 
 Only iterations update a correction, and one learned while other programs used the machine may be so
 pessimistic that all requests are rejected and there are no iterations. So it decays while the engine is idle
@@ -47,7 +47,7 @@ class Correction:
     margin: ratio to the mean that one iteration in forty exceeds; at least 1.
     observed: iterations learned from.
     tail: its slow steps.
-    kinds: what differs by kind of iteration.
+    kinds: corrections by kind of iteration.
     """
 
     ratio: float = 1.0
@@ -98,7 +98,7 @@ def expected(model: TimeModel, correction: Correction) -> TimeModel:
 
 
 def corrected(model: TimeModel, correction: Correction) -> TimeModel:
-    """Return the model for planning: a speed that all but one iteration in forty reach, and the slow ones."""
+    """Return the model for planning: the speed that all but one iteration in forty reach, and slow steps."""
     margin = correction.margin
     quantiles = [applied_ratio(kind.ratio * kind.margin / margin) for kind in correction.kinds]
     planned = _by_kind(replace(model, scale=model.scale * correction.ratio * margin), *quantiles)
@@ -109,7 +109,7 @@ def corrected(model: TimeModel, correction: Correction) -> TimeModel:
 
 
 def _by_kind(model: TimeModel, decode: float, prefill: float, mixed: float) -> TimeModel:
-    """Return the model with these further factors; the same object where there are none."""
+    """Return the model with these factors by kind; the same object if all are 1."""
     if decode == prefill == mixed == 1.0:
         return model
     return replace(

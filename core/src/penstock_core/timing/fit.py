@@ -1,18 +1,18 @@
 """Fits a time model to measured iterations, for `penstock profile` and `timeModel: auto`.
 
-The model is linear but for its roofline, whose two lines meet at some batch size. For a given meeting point
-it is a problem of least absolute errors, so each is tried, and the closest model wins. Errors are relative to
-the measured time: a millisecond matters more in a decode step of 10 ms than in a prefill of a second. They
-are not squared, so a disturbed measurement has little effect. No coefficient may be negative, since more work
-never takes less time: of negative columns the lowest is dropped, and the rest is solved again. The one
-exception is the fixed part of the compute-bound line, an extrapolation to batches that are never bound by
-compute.
+The model is linear except for its roofline, whose two lines meet at some batch size. For a given meeting
+point it is a problem of least absolute errors, so every meeting point is tried, and the closest model is
+used. Errors are relative to the measured time: a millisecond matters more in a decode step of 10 ms than in a
+prefill of a second. They are not squared, so a disturbed measurement has little effect. No coefficient may be
+negative, since more work never takes less time: the most negative column is dropped, and the rest is solved
+again. The one exception is the fixed part of the compute-bound line, an extrapolation to batches that are
+never bound by compute.
 
-Two lines need evidence: each must have enough points, and together they must be better than one line.
+Two lines are used only if each has enough points and both together are clearly better than one line.
 
-The quality of a fit is measured on points that it has not seen (`held_out`): every fourth of them, in the
-order of their tokens, so that small and large batches are represented alike; four times, so that each point
-is held out once.
+The quality of a fit is measured on points that were not used for it (`held_out`): every fourth of them, in
+the order of their tokens, so that small and large batches are represented equally; four times, so that each
+point is held out once.
 """
 
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ class Quality:
 class Fit:
     """A model of all points.
 
-    seen: errors on them. held_out: errors of models of three quarters of the points on the others.
+    seen: errors on these points. held_out: errors of models of three quarters of the points on the others.
     """
 
     model: TimeModel
@@ -95,7 +95,7 @@ def fit(name: str, points: Sequence[Point]) -> Fit:
 
 
 def _unseen_s(name: str, points: Sequence[Point]) -> list[float]:
-    """Return for each point the prediction of a model of three quarters of the points without it."""
+    """Return for each point the prediction of a model that was fitted without it."""
     predicted_s = [0.0] * len(points)
     for first in range(HELD_OUT_EVERY):
         seen = [point for at, point in enumerate(points) if at % HELD_OUT_EVERY != first]
@@ -106,7 +106,7 @@ def _unseen_s(name: str, points: Sequence[Point]) -> list[float]:
 
 
 def closest(name: str, points: Sequence[Point]) -> TimeModel:
-    """Return the model with one or two lines, by the evidence."""
+    """Return the model with one line, or with two lines if these are clearly better."""
     one = _one_line(name, points)
     tried = [_two_lines(name, points, tokens) for tokens in _meeting_points(points)]
     two = min(tried, key=lambda model: _error(model, points), default=one)

@@ -1,4 +1,4 @@
-"""Correction of a time model by kind of iteration: of decodes alone, of prefill alone, of both.
+"""Correction of a time model by kind of iteration: decodes alone, prefill alone, or both.
 
 A model may be right on average and wrong for each kind. On a CPU, for example, a prompt's tokens may take
 longer than fitted and decodes less. One ratio for all then follows whichever kind was last, so prefill after
@@ -6,9 +6,9 @@ many decodes is planned too short, and its iterations look like stalls.
 
 Each kind has a mean and a quantile of measured over predicted time, both relative to the mean of all kinds.
 That mean (`correction`) follows a change of the engine's speed, which applies to all kinds, also to those
-that were not seen since. So kinds learn slowly, and the less the larger a kind's share of the iterations is:
-while an engine computes decodes alone, nothing tells its speed from theirs. What a kind has learned fades
-with iterations of other kinds, and while the engine is idle.
+without iterations since. So a kind learns slowly, and more slowly the larger its share of the iterations is:
+while an engine computes decodes alone, their speed cannot be distinguished from the engine's. A kind's
+correction fades with iterations of other kinds, and while the engine is idle.
 
 A kind is corrected only where it is clearly off (`applied_ratio`). The built-in models are up to 4 % off by
 kind, within the common margin, and correcting that would make plans depend on noise.
@@ -23,23 +23,23 @@ from penstock_core.timing.quantile_margin import clipped, error_after, margin_af
 from penstock_core.timing.time_model import BatchWork
 
 KIND_RATE = 0.02
-"""Weight of one iteration of a kind, at most. Well below that of the common mean, which follows changes."""
+"""Largest weight of one iteration of a kind, far below that of the common mean, which follows changes."""
 
 PRIOR_STEPS = 2.0
 """Weight of the prior, that a kind is like all others, in iterations of that kind."""
 
 STALE_STEPS = 20_000.0
-"""Iterations of other kinds after which a third of a correction is left: ten minutes or so. A kind
-that is one iteration in twenty is thereby predicted a thirtieth wrong."""
+"""Iterations of other kinds, about ten minutes, after which a third of a correction is left. For a kind that
+is one iteration in twenty, this causes an error of a thirtieth."""
 
 SHARE_RATE = 0.01
 """Weight of one iteration in the shares of the kinds."""
 
 IGNORED, CORRECTED = log(1.1), log(1.2)
-"""A kind that is off by less than a tenth is not corrected, by more than a fifth wholly."""
+"""Logarithms of ratios: a kind is not corrected below the first, and completely above the second."""
 
 KNOWN_STEPS = 10
-"""Iterations of a kind before a slow one is distinguished from one of a slow kind."""
+"""Iterations of a kind after which a slow iteration can be distinguished from a slow kind."""
 
 
 class KindCorrection(NamedTuple):
@@ -48,7 +48,7 @@ class KindCorrection(NamedTuple):
     ratio: mean of measured over predicted time, relative to that of all kinds.
     error: mean absolute error that remains.
     margin: ratio to the kind's mean that one of its iterations in forty exceeds.
-    observed: its iterations. share: of the last hundred of all.
+    observed: number of its iterations. share: its share of the last hundred iterations of all kinds.
     """
 
     ratio: float = 1.0
@@ -58,7 +58,10 @@ class KindCorrection(NamedTuple):
     share: float = 0.0
 
     def after(self, relative: float) -> "KindCorrection":
-        """Return the correction after one more iteration of this kind. relative: to the mean of all kinds."""
+        """Return the correction after one more iteration of this kind.
+
+        relative: its duration, relative to the mean of all kinds.
+        """
         own = relative / self.ratio
         rate = max(KIND_RATE, 1.0 / (self.observed + PRIOR_STEPS)) * (1.0 - self.share)
         error = error_after(self.error, own)
@@ -71,7 +74,7 @@ class KindCorrection(NamedTuple):
         )
 
     def fading(self, left: float) -> "KindCorrection":
-        """Return the correction of which this share is left."""
+        """Return the correction after it has faded to this share."""
         margin = NEW_KIND.margin + (self.margin - NEW_KIND.margin) * left
         return self._replace(ratio=self.ratio**left, margin=margin)
 
@@ -96,7 +99,10 @@ class Kinds(NamedTuple):
         return self[_kind(work)]
 
     def after(self, work: BatchWork, relative: float) -> "Kinds":
-        """Return the corrections after one more iteration. relative: to the mean of all kinds."""
+        """Return the corrections after one more iteration.
+
+        relative: its duration, relative to the mean of all kinds.
+        """
         here, left = _kind(work), 1.0 - 1.0 / STALE_STEPS
         rate = max(SHARE_RATE, 1.0 / (1 + sum([kind.observed for kind in self])))
         shared = [kind._replace(share=kind.share * (1.0 - rate)) for kind in self]
@@ -109,7 +115,7 @@ class Kinds(NamedTuple):
         )
 
     def fading(self, left: float) -> "Kinds":
-        """Return the corrections of which this share is left."""
+        """Return the corrections after they have faded to this share."""
         return Kinds._make([one.fading(left) for one in self])
 
 
@@ -117,13 +123,13 @@ NEW_KINDS = Kinds()
 
 
 def applied_ratio(ratio: float) -> float:
-    """Return how much of a kind's ratio is used: none of a small one, all of a large one, without a jump."""
+    """Return the ratio that is applied to a kind: 1 for a small difference, rising to the whole ratio."""
     share = (abs(log(ratio)) - IGNORED) / (CORRECTED - IGNORED)
     return 1.0 if share <= 0.0 else float(ratio ** min(share, 1.0))
 
 
 def _kind(work: BatchWork) -> int:
-    """The place of an iteration's kind in `Kinds`, as `time_model.kind_scale` tells them."""
+    """Return the index of an iteration's kind in `Kinds`, by the rule of `time_model.kind_scale`."""
     if work.context_tokens == 0:
         return 1
     return 2 if work.prefill_work > 0.0 else 0

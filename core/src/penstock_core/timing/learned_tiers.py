@@ -14,6 +14,6 @@ MOST_TIERS = 64
 
 
 def with_latest(known: Mapping[str, Learned], learned: Mapping[str, Learned]) -> Mapping[str, Learned]:
-    """Return the known state with the new one, without the tiers that were updated least recently."""
+    """Return the known state with the new one; beyond `MOST_TIERS`, the least recently updated tiers go."""
     latest = {tier: what for tier, what in known.items() if tier not in learned} | dict(learned)
     return dict(islice(latest.items(), max(len(latest) - MOST_TIERS, 0), None))

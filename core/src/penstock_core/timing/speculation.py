@@ -39,9 +39,9 @@ def tokens_expected(acceptance: float, drafts: int) -> float:
 def fastest_length(model: TimeModel, decodes: BatchWork, tokens: Sequence[float]) -> tuple[int, float]:
     """Return the speculation length with the highest rate of generated tokens, and that rate.
 
-    decodes: a batch of them without draft tokens.
-    tokens: mean number that they generate, by draft tokens from none to the most. It grows ever more slowly
-        with the length and a batch's duration does not, so once the rate falls it falls for all larger ones.
+    decodes: a batch of decodes without draft tokens.
+    tokens: mean number of tokens that they generate, for 0, 1, 2, … draft tokens. Each further draft token
+        adds fewer tokens at the same cost, so once the rate falls it falls for all greater lengths.
     """
     best, best_rate = 0, 0.0
     for drafts, generated in enumerate(tokens):

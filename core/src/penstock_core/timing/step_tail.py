@@ -1,13 +1,13 @@
-"""Slow steps of an engine: how often they come, how slow they are, and how many a plan must survive.
+"""Slow steps of an engine: how frequent they are, how slow they are, and for how many a plan leaves time.
 
-A step now and then takes several times as long as planned: a stalled host, a neighbour that takes memory
-bandwidth. A quantile of single steps does not cover that: one in fifty is rarer than one in forty, and an
-answer of a thousand tokens meets twenty. So the tail of step times has two numbers, the share of steps that
-are slow and the mean excess of those, and a plan leaves time for as many slow steps as may come before a
-deadline (`spare_steps`).
+Occasionally a step takes several times as long as planned, because the host stalls or another process uses
+memory bandwidth. A quantile of single steps does not cover that: a step in fifty is beyond the quantile of
+one in forty, and an answer of a thousand tokens has twenty such steps. So the tail of step times has two
+numbers, the share of slow steps and their mean excess, and a plan leaves time for as many slow steps as may
+occur before a deadline (`spare_steps`).
 
-Several slow steps in a row are another matter: the engine has changed its speed, which the correction follows
-(`correction`). From the third on they are not counted.
+Several slow steps in a row mean that the engine's speed has changed, which the correction follows
+(`correction`). From the third on they do not count as slow.
 
 The state is a value: `after` returns the next one.
 
@@ -21,7 +21,8 @@ SLOW = 1.5
 """Ratio to the mean from which a step is slow. Noise and the steps of kernels stay below it."""
 
 CHANGED_STEPS = 3
-"""Slow steps in a row that are a change of speed. One slow step in fifty does that once in 125,000."""
+"""Slow steps in a row that count as a change of speed. With one slow step in fifty, this many occur in a row
+by chance once in 125,000 steps."""
 
 MEMORY_STEPS = 1000.0
 """Steps after which one has decayed to a third: less than a minute."""
@@ -30,26 +31,26 @@ PRIOR_STEPS = 60.0
 """Weight of the prior, that no step is slow, in steps."""
 
 LEAST_CHANCE = 1 / 200
-"""Share of slow steps from which plans leave time for them. Rarer ones are left to other margins."""
+"""Share of slow steps from which plans leave time for them. Other margins cover rarer ones."""
 
 MOST_EXCESS = 9.0
-"""Largest excess that one slow step teaches."""
+"""Largest excess that is learned from one slow step."""
 
 LATE_FIRST_TOKENS = 0.02
 """Risk that a first token is late because of more slow steps than there is time for."""
 
 LATE_WINDOWS = 0.02
-"""Risk that any window of an answer is, shared among all of its windows."""
+"""Risk that any window of an answer is late for that reason, divided among its windows."""
 
 MANY_STEPS = 100.0
-"""Expected slow steps from which their number is normally distributed."""
+"""Expected number of slow steps from which the normal distribution is used."""
 
 
 class StepTail(NamedTuple):
     """Slow steps of an engine.
 
-    chance: share of its steps. excess: mean of what they take beyond the mean step, relative to it.
-    in_a_row: slow steps just now; once the speed has changed, steps that the mean has not reached yet.
+    chance: share of its steps. excess: mean time beyond the mean step, relative to the mean step.
+    in_a_row: present number of slow steps in a row; after a change of speed, until the mean has followed it.
     """
 
     chance: float = 0.0
@@ -57,7 +58,10 @@ class StepTail(NamedTuple):
     in_a_row: int = 0
 
     def after(self, relative: float, observed: int) -> "StepTail":
-        """Return the tail after one more step. relative: to the mean. observed: steps before it."""
+        """Return the tail after one more step.
+
+        relative: its duration, relative to the mean. observed: number of steps before it.
+        """
         if relative <= SLOW:
             return StepTail(self.chance * (1.0 - _weight(observed)), self.excess)
         tail = self._replace(in_a_row=self.in_a_row + 1)
@@ -69,7 +73,7 @@ class StepTail(NamedTuple):
         return tail._replace(chance=chance, excess=self.excess + learned)
 
     def fading(self, left: float) -> "StepTail":
-        """Return the tail of which this share is left."""
+        """Return the tail after it has faded to this share."""
         return self._replace(chance=self.chance * left)
 
 
@@ -77,15 +81,15 @@ NO_TAIL = StepTail()
 
 
 def _weight(observed: int) -> float:
-    """Weight of one step beside those before it."""
+    """Return the weight of one step relative to those before it."""
     return 1.0 / min(observed + PRIOR_STEPS, MEMORY_STEPS)
 
 
 def spare_steps(chance: float, steps: float, risk: float) -> float:
-    """Return how many of these steps a plan expects to be slow, so that more are with at most this risk.
+    """Return a number of slow steps that is exceeded among these steps with at most this risk.
 
-    By the Poisson distribution, a little more cautious than the binomial. Plain arithmetic, so that compiled
-    code can call it.
+    Uses the Poisson distribution, which is slightly more cautious than the binomial. Plain arithmetic, so
+    that compiled code can call it.
     """
     expected = chance * steps
     if expected > MANY_STEPS:
@@ -100,7 +104,7 @@ def spare_steps(chance: float, steps: float, risk: float) -> float:
 
 
 def step_end_s(planned_end_s: float, planned_s: float, slow_excess: float, now_s: float) -> float:
-    """Return when the step in progress ends. One that is overdue is a slow one."""
+    """Return when the step in progress ends. An overdue step is assumed to be slow."""
     if now_s <= planned_end_s:
         return planned_end_s
     return max(planned_end_s + slow_excess * planned_s, now_s)

@@ -26,7 +26,7 @@ UNBOUNDED_TOKENS = 1 << 30
 """More tokens than any batch has, returned for an infinite duration."""
 
 LONE_CHUNK_STRETCH = 2.0
-"""Duration of a batch of one chunk whose limit is too short for any: so many times that of one token."""
+"""Duration of a batch of one chunk if even one token exceeds its limit, as a multiple of one token's."""
 
 
 class BatchWork(NamedTuple):
@@ -79,7 +79,7 @@ ONE_DECODE = BatchWork(1, context_tokens=1)
 class Coefficients(Protocol):
     """Coefficients of the formula: a `TimeModel`, or its numbers in compiled code.
 
-    terms: `Term`s, or a table with a row for each and a `Term`'s fields as columns.
+    terms: `Term`s, or a table with one row per term and a `Term`'s fields as columns.
     """
 
     @property
@@ -200,8 +200,8 @@ class TimeModel:
     ) -> int:
         """Return the most tokens whose iteration takes at most `time_s`, beside this attention (`time2bs`).
 
-        The inverse of `seconds`, to a billionth of a token, where there is prefill in the iteration; it is
-        taken to be beside a context. At most `UNBOUNDED_TOKENS`, also for an infinite time.
+        The inverse of `seconds`, to a billionth of a token, for an iteration with prefill. At most
+        `UNBOUNDED_TOKENS`, also for an infinite time.
         """
         attention_s = self.context_token_s * context_tokens + self.prefill_work_s * prefill_work
         scale = self.scale * (self.mixed_scale if context_tokens else self.prefill_scale)
@@ -244,7 +244,7 @@ def to_json(model: TimeModel) -> dict[str, Any]:
 def from_json(values: Mapping[str, Any]) -> TimeModel:
     """Return the model that `to_json` wrote, in this version or another: unknown fields are ignored.
 
-    Raises ValueError where a field is missing, or its value would make durations meaningless.
+    Raises ValueError if a field is missing, or its value would make durations invalid.
     """
     try:
         terms = tuple(Term(**_numbers(term, TERM_FIELDS)) for term in values["terms"])

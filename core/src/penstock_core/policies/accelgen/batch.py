@@ -13,10 +13,10 @@ Exclusive allocation (§4.2): a prompt is only cut while no other is unfinished,
 prompt at a time has the KV cache to itself and frees it sooner; whole prompts overtake it.
 
 Two rules bound preemption, which would otherwise cause further preemption once the cache is full. A prompt
-starts only if there are free blocks for all of it beside what unfinished ones still need, as the paper's
-engine allocated them. By the paper's pseudocode it would start with the free blocks, and half-computed
-prompts that fill the cache end only by preemption. And an urgent prompt takes blocks only from a decode that
-has time to be computed again; otherwise one target would be met by missing another.
+starts only if there are free blocks for the whole prompt besides those that unfinished prompts still need, as
+the paper's engine allocated them. By the paper's pseudocode it would start with the free blocks, and
+half-computed prompts that fill the cache end only by preemption. And an urgent prompt takes blocks only from
+a decode that has time to be computed again; otherwise one target would be met by missing another.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@ where throughput saturates. Requests that are about to miss a target come first;
 remaining time it selects prompts that together use up tokens and KV blocks. One long prompt at a time is cut
 into chunks, so it ends sooner and short ones overtake it.
 
-Costs: rejects nothing, and requests that can no longer meet their SLO stay first in the queue. Memory is
+Costs: rejects no request, and requests that can no longer meet their SLO stay first in the queue. Memory is
 allocated as it is free, not by forecast, so growing answers preempt one another under load. A tier with a
 very tight TPOT makes every batch small while one of its requests decodes.
 

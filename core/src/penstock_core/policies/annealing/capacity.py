@@ -43,7 +43,7 @@ def room(
 ) -> Room:
     """Return the room for at most `most`.
 
-    inputs: of running requests, in order. prompt_tokens: of a typical prompt.
+    inputs: those of the running requests, in order. prompt_tokens: length of a typical prompt.
     """
     if not running or most < 1:
         return Room(most, NO_RUNNING_REQUESTS)

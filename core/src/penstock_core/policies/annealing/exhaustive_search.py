@@ -1,4 +1,4 @@
-"""Optimal plan of few requests, from a good one [annealing, §4.3: result of its exhaustive search].
+"""Optimal plan of few requests, starting from a good plan [annealing, §4.3, exhaustive search].
 
 Branch and bound over batches: the first batch is every subset of the requests, the next every subset of the
 rest, and so on; the order within a batch has no effect. The bound for the remaining requests assumes that all

@@ -12,7 +12,7 @@ and a whole answer is the sum over its tokens, which has a closed form (eq. 16):
 The coefficients are the least-squares solution over profiled batches. If an engine has a time model of
 iterations, its batches are computed instead of measured, on the paper's grid of sizes and of lengths below
 2k, and fitted in the same way. The fit is made for the model at scale 1 and then scaled, prefill and
-decode by their own kinds of iteration, so an online correction costs nothing.
+decode by their own kinds of iteration, so an online correction needs no new fit.
 
 Lengths beyond the grid are extrapolated. An iteration model is not exactly bilinear, and a fit of squared
 errors favours large batches.
@@ -30,7 +30,7 @@ from penstock_core.compilation.arrays import Floats
 from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
 
 ALIKE = 1e-12
-"""Part of a column, relative to its length, that others must leave for it to be a column of its own."""
+"""Smallest part of a column, relative to its length, that must be independent of the other columns."""
 
 Amount = TypeVar("Amount", float, Floats)
 """A number or an array of numbers."""

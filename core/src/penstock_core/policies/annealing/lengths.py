@@ -3,10 +3,10 @@
 The paper's length sampler: mean and deviation of finished answers are tracked online for each type of task,
 and the length of a new request is drawn from them. Here the tracked quantity is the length's share of the
 predicted length: a job already has a prediction, a high quantile from its prompt and tier, which is better
-than a Gaussian and deliberately long. The mean share turns it into an expected length; with known lengths it
-is one, without deviation.
+than a Gaussian and deliberately long. The mean share turns it into an expected length; with known lengths
+the share is 1, without deviation.
 
-Values, no state: draws come from a seed.
+Functions are pure: random draws depend on a seed.
 """
 
 from collections.abc import Mapping

@@ -6,9 +6,9 @@ end-to-end deadline, and no request may be rejected: waiting requests are planne
 wait does, and one that is lost anyway goes last. The objective is `G = n / t`: requests in time over the sum
 of all latencies. It only decides which requests start when, so it works in front of any engine.
 
-Costs: rejects nothing, so beyond capacity it chooses which requests are late, and prefers three short ones to
-one long one. It relies on predicted lengths more than any other policy here. A plan takes 0.1 to 0.5 ms, and
-is made when a slot is free and the queue has changed; numba is imported on use.
+Costs: rejects no request, so beyond capacity it chooses which requests are late, and prefers three short ones
+to one long one. It relies on predicted lengths more than any other policy here. A plan takes 0.1 to 0.5 ms,
+and is made when a slot is free and the queue has changed; numba is imported on use.
 
 Knobs: `window`, requests planned at once; `spread`, share of the lengths' deviation that is drawn for a plan
 (1 as in the paper; 0 plans with the mean); `aging_s`, delay of the oldest request after which none overtakes

@@ -32,7 +32,7 @@ from penstock_core.policies.annealing.plan_tables import PLAN_TABLES_TYPE, PlanT
 
 HOTTEST, COLDEST, COOLING, MOVES_A_LEVEL = 500.0, 20.0, 0.95, 100
 TEMPERATURE_PER_BEST = 1000.0
-"""Unit of temperatures: this share of the best G seen."""
+"""Temperatures are in units of the best G seen, divided by this number."""
 
 EXACT_REQUESTS = 8
 """Most requests for which the result is the optimum."""
@@ -45,7 +45,7 @@ class BatchSequence(NamedTuple):
     """An order of requests in batches.
 
     order: requests by column, first served first. sizes: of the batches, in the same order.
-    value: its G. moves: of annealing to find it; 0 without annealing.
+    value: its G. moves: annealing moves made to find it; 0 without annealing.
     """
 
     order: tuple[int, ...]
@@ -122,7 +122,7 @@ def fill(ends: Ints, most: int) -> int:
 
 @part
 def batch_of(ends: Ints, place: int) -> int:
-    """Return the batch of a place in the order."""
+    """Return the batch that contains this place in the order."""
     batch = 0
     while ends[batch + 1] <= place:
         batch += 1

@@ -1,9 +1,9 @@
 """Decides which new requests to admit: the dynamic program chooses a set, and a batch plan confirms it.
 
-Most decisions need no choice: all candidates fit, or there is one and it does not. Otherwise `selection`
-proposes a set. It models batches as a fluid and ignores the price, so its set is checked by a batch plan,
-repeatedly without its costliest half until one is feasible. Then the remaining candidates are tried beside
-it, the cheapest first.
+Most decisions need no choice: all candidates fit, or there is a single one and it does not fit. Otherwise
+`selection` proposes a set. It models batches as a fluid and ignores the price, so a batch plan checks its
+set. While the plan is infeasible, the costlier half of the set is dropped and the rest is checked again. Then
+the remaining candidates are tried together with the confirmed set, the cheapest first.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ from penstock_core.policies.slos_serve.selection import propose
 from penstock_core.policies.slos_serve.workload import AdmittedSet
 
 MOST_TRIED = 4
-"""Candidates tried by plans of their own, of those that the program left out: worth up to 4 points of
-attainment in bursts (`bench/results/ablations.md`)."""
+"""Most candidates outside the program's set that are tried, each by its own plan. This gains up to 4 points
+of attainment in bursts (`bench/results/ablations.md`)."""
 
 Try = Callable[[Sequence[Job]], Feasible | Infeasible]
-"""Whether these candidates fit together beside the admitted requests."""
+"""Returns whether these candidates fit together beside the admitted requests."""
 
 
 class _Refused(NamedTuple):
-    """Candidates that do not fit, because those that were tried do not."""
+    """Candidates that are refused because the tried ones, of which they are part, do not fit."""
 
     jobs: Sequence[Job]
     tried: Sequence[Job]
@@ -34,7 +34,10 @@ class _Refused(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """chosen: fit together; plan: if there are any."""
+    """A choice among candidates.
+
+    chosen: candidates that fit together. plan: their plan; None without any. refused: the others.
+    """
 
     chosen: Sequence[Job] = ()
     plan: Feasible | None = None
@@ -42,7 +45,7 @@ class _Choice(NamedTuple):
 
 
 def decide(admitted: AdmittedSet, candidates: Sequence[Job]) -> dict[RequestId, Verdict]:
-    """Return the verdicts on candidates (by deadline, none best effort) beside the admitted requests."""
+    """Return the verdicts on candidates, which are in order of deadline and not best effort."""
     if not candidates:
         return {}
 
@@ -65,7 +68,7 @@ def decide(admitted: AdmittedSet, candidates: Sequence[Job]) -> dict[RequestId, 
 
 
 def _confirmed(fit: Try, proposed: list[Job]) -> _Choice:
-    """Return the proposed set, halved by dropping the costliest until a plan is feasible."""
+    """Return the proposed set, halved by dropping the costliest candidates until a plan is feasible."""
     while proposed:
         answer = fit(proposed)
         if isinstance(answer, Feasible):
@@ -92,7 +95,7 @@ def _with_others(
 
 
 def _admitted(choice: _Choice, now_s: float) -> dict[RequestId, Verdict]:
-    """Return the verdicts on candidates of the plan."""
+    """Return the verdicts on the chosen candidates."""
     plan = choice.plan
     if plan is None:
         return {}

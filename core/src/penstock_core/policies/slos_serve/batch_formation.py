@@ -23,12 +23,12 @@ from penstock_core.policies.slos_serve.batch_plan import FirstBatch, first_batch
 from penstock_core.policies.slos_serve.workload import Workload
 
 SCARCE = 0.5
-"""Share of the KV cache, held by admitted requests, from which best effort only runs where they do not.
-Without it Chatbot attains 4 points less near capacity (`bench/results/ablations.md`)."""
+"""Share of the KV cache held by admitted requests from which best effort does not lengthen batches. Without
+this limit Chatbot attains 4 points less near capacity (`bench/results/ablations.md`)."""
 
 
 class Victims:
-    """The jobs of one step that may be preempted; each is offered once (`OpenBatch.make_room`)."""
+    """The jobs of one step that may be preempted. Each is returned once (`OpenBatch.make_room`)."""
 
     def __init__(self, best_effort: Sequence[Job], admitted: Sequence[Job]) -> None:
         """Take the best-effort jobs in the order they were started."""
@@ -37,7 +37,7 @@ class Victims:
 
     @cached_property
     def _admitted(self) -> list[Job]:
-        """Admitted jobs by deadline, sorted on first use."""
+        """Return the admitted jobs by deadline, sorted on first use."""
         return sorted(holding_kv(self._all_admitted), key=deadline_order)
 
     def of(self, job: Job) -> Iterator[Job]:
@@ -54,10 +54,10 @@ class Victims:
 def form_batch(workload: Workload, first: FirstBatch | None = None) -> Step:
     """Return the largest batch that makes no token of an admitted request late.
 
-    first: first batch of the plan, where that is known: with the protected one among the admitted.
+    first: the plan's first batch if it is known already, as with a protected best-effort request.
     """
     admitted, surplus = workload.admitted, workload.best_effort
-    repeatable = first is None and not surplus  # the turn of best effort comes and goes with time
+    repeatable = first is None and not surplus  # whether best effort runs depends on time
     victims = Victims(surplus, admitted.jobs)
     first = first or first_batch(admitted, alone=not surplus)
     batch = OpenBatch(admitted.view)
@@ -73,7 +73,10 @@ def form_batch(workload: Workload, first: FirstBatch | None = None) -> Step:
 
 
 def _surplus_limit_s(batch: OpenBatch, limit_s: float) -> float:
-    """How long best effort may make the batch: the less, the more of the KV cache admitted requests hold."""
+    """Return the duration up to which best effort may lengthen the batch.
+
+    It decreases with the share of the KV cache that admitted requests hold.
+    """
     if not batch.tokens:
         return limit_s
     kv, taken_s = batch.view.kv, batch.seconds()

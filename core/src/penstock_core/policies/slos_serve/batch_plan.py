@@ -1,4 +1,4 @@
-"""Batch plans: simulated future batches of a replica, one by one, until every prompt there is computed.
+"""Batch plans: simulated future batches of a replica, one by one, until all of its prompts are computed.
 
 Admission and the engine make the same plans. Admission accepts a candidate only if the plan with it meets
 every deadline; the engine then computes the first batch of such a plan, so plans and execution agree [plans
@@ -8,38 +8,40 @@ prefills by deadline in the rest of the longest batch that makes no token late.
 **Length of a batch.** TPOT is judged over windows, so a decode need not meet it for each token: it must reach
 the end of its window in time. With r tokens left in the window, a batch may last until that deadline minus
 the time of the r - 1 other tokens in batches without prefill. If the answer may end before its window does
-(`Job.sure_tokens`), the deadline of the next token counts. A batch also lasts at most as long as four of the
-shortest, 60 ms where that is no more than eight of them, or twice as long as its decodes alone: it cannot be
-interrupted, so an arriving request may wait for all of it. Without decodes, a prompt of which one token takes
-longer is computed all the same: by a wrong time model, or after a very long context (`largest_chunk`).
+(`Job.sure_tokens`), the deadline of the next token counts. A batch cannot be interrupted, so an arriving
+request may wait for all of it. Therefore its length is also bounded (`batch_length`): by four of the shortest
+batches, by 60 ms if that is at most eight of them, or by twice the duration of its decodes alone. Without
+decodes a prompt is computed even if one of its tokens takes longer than that, because of a wrong time model
+or a very long context (`largest_chunk`).
 
-**Slow steps.** An engine may have steps that take several times as long (`step_tail`). Then a batch, itself
-perhaps a slow one, leaves as much of a window as its other tokens need, some of them in slow steps: as many
-as come with a small risk. After a slow step decodes are therefore computed alone until the window ends or
-there is time again, even if a first token is late then: a window is shared by many answers.
+**Slow steps.** An engine may have steps that take several times as long (`step_tail`). Then the plan assumes
+that the batch itself may be slow, and so may some of the window's other steps: as many as occur with a small
+risk. A batch leaves enough of the window for all of them. After a slow step, decodes are therefore computed
+alone until the window ends or there is enough time again, even if a first token is late: a late window
+affects many answers.
 
 **Speculation.** Acceptance is random, so a plan counts one token per decode and batch, whatever the
 speculation length; accepted draft tokens then leave time for later batches. The paper counts the average.
-Accepted drafts have one cost: a window that they fill early ends early, and its lead over the target is lost.
-So a plan assumes, for a window with draft tokens, the worst position to which they can have advanced it. It
-does not also assume that the answer ends early: that would cost a quarter of the admitted requests at
-predicted lengths, and without it one or two admitted requests in a thousand miss their SLO.
+Accepted drafts have one disadvantage: a window that they fill early ends early, and its lead over the target
+is lost. So for a window with draft tokens a plan assumes the worst position that they can have reached. It
+does not also assume that the answer ends early: that would reject a quarter of the requests that are admitted
+with predicted lengths, and without it one or two admitted requests in a thousand miss their SLO.
 
 **Thinking** with its own TPOT target may end with any token. Its last window is judged at that token, however
-short, so only the next token is certain; and the answer's target counts from there, so the token after it
-must also meet that target, however far ahead the thinking was.
+short it is, so only the next token is certain. The answer's target counts from that token, so the token after
+it must also meet that target, however far ahead of its deadlines the thinking was.
 
 **Why admitted requests meet their SLO.** A plan determines everything: the tokens of each batch, its
 duration, and the requests that decode in it. After the engine has computed the first batch of a feasible
 plan, the rest of that plan is feasible for the new state. Requests that end early or are cancelled only free
-time and memory: a batch as long as before computes more, so at the end of every batch at least as much is
-done. And every new request was admitted with such a plan of its own.
+time and memory: a batch of the same duration computes more, so at the end of every batch at least as much is
+computed as planned. And every new request was admitted with a feasible plan that includes it.
 
 There are three exceptions. Deadlines of windows assume batches with all present requests. When a request
-leaves, batches are faster, so earlier ones may last longer, and for one in ten thousand requests the longer
-ones meet a deadline worse. When thinking ends, its deadlines are later than planned. And a prompt that is
-computed earlier than planned, because draft tokens were accepted, also decodes earlier, beside the prompts
-behind it: with drafts one first token in 2,500 is late by that.
+leaves, batches are faster, so earlier ones may last longer, and for one in ten thousand requests a longer
+batch misses a deadline. When thinking ends, the new deadlines differ from the planned ones. And a prompt that
+is computed earlier than planned, because draft tokens were accepted, also decodes earlier, beside the prompts
+behind it: with drafts this makes one first token in 2,500 late.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -60,29 +62,29 @@ from penstock_core.timing.batch_length import ordinary_batch_s
 from penstock_core.timing.time_model import ONE_DECODE, ONE_TOKEN, BatchWork, TimeModel, chunk_work
 
 LENGTHS = (1.0, 4.0)
-"""Batches tried, as multiples of that: longer ones waste less where ordinary ones would be late. Without them
-Summarizer attains 1.5 points less near capacity (`bench/results/ablations.md`)."""
+"""Batch lengths tried, as multiples of the ordinary one: longer batches waste less time on their fixed cost.
+Without the longer ones Summarizer attains 1.5 points less near capacity (`bench/results/ablations.md`)."""
 
 MARGIN = 0.2
-"""Safety margin of a batch beside an answer with a hundred windows or more to go.
+"""Safety margin on the length of batches beside an answer with a hundred or more windows to come.
 
-Such a batch lasts at most the slack that the answer leaves / (1 + margin): the end of every window is a
-chance to be late by one slow iteration, and a long answer meets many. Near capacity a margin costs more
-requests than it saves, so there is one only while a replica serves more rejected requests as best effort than
-admitted ones. At three times the capacity of Reasoning 98.3 % of admitted requests keep their SLO without it
-and 99.5 % with it (ADR 0014, `bench/results/ablations.md`)."""
+Such a batch lasts at most the answer's slack / (1 + margin). At the end of every window one slow iteration
+can make the answer late, and a long answer has many windows. Near capacity a margin costs more requests than
+it saves, so it applies only while a replica serves more rejected requests as best effort than admitted ones.
+At three times the capacity of Reasoning 98.3 % of admitted requests meet their SLO without it and 99.5 % with
+it (ADR 0014, `bench/results/ablations.md`)."""
 
 NO_TARGET_S = 1e9
-"""The TPOT target of requests that have none, or one that by now not even a batch of one token meets."""
+"""TPOT target of requests without a target, or with one that not even a batch of one token can meet now."""
 
 
 class BatchingRule(NamedTuple):
-    """How batches of a plan are formed.
+    """A rule by which batches of a plan are formed.
 
-    longest_s: of a batch with prefill in it, unless its decodes allow more (`longest_batch_s`).
+    longest_s: longest batch with prefill, unless its decodes allow more (`longest_batch_s`).
     speculation: draft tokens of decodes, by tier.
-    skips: decodes that are in time without it may be left out of a batch, for the prefill in it.
-    margin: of batches beside long answers (`MARGIN`).
+    skips: whether decodes that are in time without a token may be left out of a batch, in favour of prefill.
+    margin: safety margin of batches beside long answers (`MARGIN`).
     """
 
     longest_s: float
@@ -94,8 +96,8 @@ class BatchingRule(NamedTuple):
 class FirstBatch(NamedTuple):
     """The first batch of a plan.
 
-    limit_s: how long it may be. speculation: draft tokens of its decodes, by tier. skipped: places of decodes
-    that it leaves out.
+    limit_s: its longest duration. speculation: draft tokens of its decodes, by tier.
+    skipped: indices of decodes that it leaves out.
     """
 
     limit_s: float
@@ -104,13 +106,13 @@ class FirstBatch(NamedTuple):
 
 
 class BatchPlan(NamedTuple):
-    """What a simulation of the future found.
+    """The result of a simulation.
 
     rows: the requests at its beginning.
-    in_time: whether every deadline is met that still can be.
-    sustainable: whether decodes then meet their TPOT targets.
+    in_time: whether every deadline is met that can still be met.
+    sustainable: whether decodes meet their TPOT targets after it.
     first: its first batch.
-    first_token_s: when each prompt's first token is generated, in their order. batches: after how many.
+    first_token_s: times of the prompts' first tokens, in order. batches: number of batches until then.
     """
 
     rule: BatchingRule
@@ -123,7 +125,7 @@ class BatchPlan(NamedTuple):
 
     @property
     def feasible(self) -> bool:
-        """Whether it meets every deadline, and decodes stay in time after it."""
+        """Return whether it meets every deadline and decodes stay in time after it."""
         return self.in_time and self.sustainable
 
 
@@ -150,7 +152,7 @@ class InitialState(NamedTuple):
 def first_batch(admitted: AdmittedSet, *, alone: bool) -> FirstBatch:
     """Return the first batch of the best plan.
 
-    alone: no best effort may be in it. If there are only decodes then, no plan has to be simulated.
+    alone: without best effort. If there are only decodes then, no plan has to be simulated.
     """
     if alone and not admitted.prompts and _decodes_fit(admitted):
         return FirstBatch(inf, admitted.speculation)
@@ -158,7 +160,7 @@ def first_batch(admitted: AdmittedSet, *, alone: bool) -> FirstBatch:
 
 
 def _decodes_fit(admitted: AdmittedSet) -> bool:
-    """Whether there is room for a token of each decode, and with draft tokens none is late."""
+    """Return whether a token of each decode fits, with draft tokens, without making any decode late."""
     view, decodes, lengths = admitted.view, admitted.decodes, admitted.speculation
     if len(decodes) > min(view.kv.free_blocks, view.limits.batch_tokens):
         return False
@@ -171,9 +173,9 @@ def _decodes_fit(admitted: AdmittedSet) -> bool:
 
 
 def best_plan(admitted: AdmittedSet, *, either_margin: bool = False) -> BatchPlan:
-    """Return the first feasible plan by these rules; where none is, the last one in which no decode waits.
+    """Return the plan of the first rule that is feasible; else the last plan in which no decode waits.
 
-    either_margin: the engine may plan with the other margin than admission: the load may have changed since.
+    either_margin: try both margins, because the load may have changed since admission chose one.
     """
     state = InitialState.of(admitted.view, admitted.decodes, admitted.prompts)
     tried = rules(admitted)
@@ -190,9 +192,9 @@ def best_plan(admitted: AdmittedSet, *, either_margin: bool = False) -> BatchPla
 
 
 def rules(admitted: AdmittedSet) -> Iterator[BatchingRule]:
-    """Yield the rules that are tried: ordinary batches, longer ones, and some without all decodes.
+    """Yield the rules to try: ordinary batches, longer ones, and batches without some of the decodes.
 
-    Lazily: mostly the first is feasible, and whether decodes may wait is not asked for it.
+    Lazy: mostly the first is feasible, so whether decodes may wait need not be computed.
     """
     shortest_s = admitted.view.model.seconds(ONE_TOKEN)
     ordinary_s = ordinary_batch_s(shortest_s)
@@ -206,10 +208,11 @@ def rules(admitted: AdmittedSet) -> Iterator[BatchingRule]:
 
 
 def _may_wait(admitted: AdmittedSet) -> bool:
-    """Whether some decode needs no token in every batch, and waiting, which holds blocks, costs no memory.
+    """Return whether some decode can skip batches and the KV cache holds the peaks of all requests at once.
 
-    Without such batches Reasoning attains 6 points less near capacity (`bench/results/ablations.md`). One
-    that has waited has no time left for a slow step, so on an engine with those none waits.
+    A decode that skips batches holds its blocks for longer. Without such batches Reasoning attains 6 points
+    less near capacity (`bench/results/ablations.md`). A decode that has waited has no time left for a slow
+    step, so on an engine with slow steps none waits.
     """
     view, jobs = admitted.view, admitted.jobs
     targets_s = [job.tpot_s for job in jobs if job.tpot_s is not None]
@@ -251,12 +254,12 @@ def _engine(view: ReplicaView) -> Engine:
 
 
 def _rows(jobs: Sequence[Job], decodes: int, model: TimeModel) -> Rows:
-    """Return the requests as columns, none of them in the batch that runs now."""
+    """Return the requests as columns. None of them counts as part of the batch that runs now."""
     of = transposed(jobs)
     targets = [request.targets for request in of.request]
     tpot_s = _floats([NO_TARGET_S if tpot_s is None else tpot_s for tpot_s in of.tpot_s])
     tokens = _floats(of.generated_tokens)
-    # each token may be the last of its thinking: its lead is lost then, and the answer's target counts
+    # each token may end the thinking: then its lead is lost, and the answer's target applies
     gap_s = _floats([target.answer_tpot_s or inf for target in targets])
     since = tokens - _floats([0 if anchor is None else anchor.tokens for anchor in of.anchor])
     decoding = np.zeros(len(jobs), np.int64)
@@ -283,7 +286,7 @@ def _floats(values: Sequence[Any]) -> Floats:
 
 
 def _in_batch(jobs: Sequence[Job], decoding: Ints, start_s: float, resting: Collection[RequestId]) -> Ints:
-    """Decodes that have a token in the batch which ends at `start_s`."""
+    """Return 1 for decodes that have a token in the batch which ends at `start_s`, else 0."""
     runs = [(job.anchor or NO_ANCHOR).at_s < start_s and job.request.id not in resting for job in jobs]
     return decoding * np.array(runs, np.int64)
 
@@ -297,7 +300,7 @@ def _prompts(prompts: Sequence[Job], model: TimeModel, start_s: float) -> Prompt
 
 
 def _due_s(job: Job, model: TimeModel, start_s: float) -> float:
-    """A prompt's deadline, unless not even the next batch could meet it."""
+    """Return a prompt's deadline; infinite if not even the next batch could meet it."""
     pending, done = job.pending_tokens, job.computed_tokens
     alone_s = model.seconds(BatchWork(pending, 0, chunk_work(pending, done)))
     return job.due_s if start_s + alone_s <= job.due_s else inf

@@ -1,4 +1,4 @@
-"""When a rejected candidate might fit, as far as can be told from the requests that are there."""
+"""Estimate of the time at which a rejected candidate might fit, from the present requests alone."""
 
 from collections.abc import Sequence
 from math import inf
@@ -11,9 +11,9 @@ from penstock_core.timing.time_model import BatchWork
 
 
 def earliest_s(admitted: AdmittedSet, tried: Sequence[Job], answer: Infeasible) -> float:
-    """Return from now until candidates that were tried beside the admitted requests might fit.
+    """Return the seconds from now until the tried candidates might fit beside the admitted requests.
 
-    answer: why they do not.
+    answer: the reason why they do not fit now.
     """
     if answer.reason is Reason.KV_MEMORY:
         return answer.crowded_steps * answer.step_s
@@ -27,7 +27,7 @@ def _until_one_ends_s(jobs: Sequence[Job], step_s: float) -> float:
 
 
 def _until_computed_s(admitted: AdmittedSet, tried: Sequence[Job], step_s: float) -> float:
-    """Return the time until the prompts that are there leave candidates like these the time they need."""
+    """Return the seconds until so many admitted prompts are computed that the candidates have enough time."""
     view = admitted.view
     tokens = sum([job.pending_tokens for job in (*admitted.prompts, *tried)])
     waited_s = max(view.busy_until_s - view.now_s, 0.0)

@@ -18,10 +18,10 @@ from penstock_core.timing.time_model import BatchWork
 
 
 class Feasible(NamedTuple):
-    """They fit.
+    """The candidates fit.
 
-    plan: that meets every deadline. first_token_s: when each prompt's first token is generated, by id.
-    step_s: a batch of all decodes alone.
+    plan: a plan that meets every deadline. first_token_s: time of each prompt's first token, by id.
+    step_s: duration of a batch of all decodes alone.
     """
 
     plan: BatchPlan
@@ -30,9 +30,10 @@ class Feasible(NamedTuple):
 
 
 class Infeasible(NamedTuple):
-    """They do not.
+    """The candidates do not fit.
 
-    step_s: a batch of all decodes alone. crowded_steps: steps in which the KV cache has no room for them.
+    step_s: duration of a batch of all decodes alone. crowded_steps: number of steps in which the KV cache has
+        too few blocks for them.
     """
 
     reason: Reason
@@ -45,7 +46,7 @@ def feasible(
 ) -> Feasible | Infeasible:
     """Return whether these candidates (prompts, none best effort) fit beside the admitted requests.
 
-    with_lead: whether their own first tokens must be planned early enough for slow steps (`lead`).
+    with_lead: whether the candidates' own first tokens must be early enough for slow steps (`lead`).
     """
     together = admitted.with_requests(*new)
     view, prompts, step_s = together.view, together.prompts, together.step_s
@@ -78,7 +79,7 @@ def feasible(
 
 
 class _Peak(NamedTuple):
-    """The future peak of the KV cache. share: of all blocks. over_in_steps: after which it has passed."""
+    """Future peak of the KV cache. share: of all blocks. over_in_steps: steps until it has passed."""
 
     share: float
     over_in_steps: int

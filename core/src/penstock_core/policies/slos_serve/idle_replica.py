@@ -1,4 +1,4 @@
-"""Whether an idle replica could meet the SLO of a request. If not, no replica of the pool ever can."""
+"""Check against an idle replica. If even that cannot meet a request's SLO, no replica of the pool can."""
 
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
@@ -7,7 +7,7 @@ from penstock_core.timing.time_model import BatchWork
 
 
 def possible_when_idle(job: Job, view: ReplicaView) -> bool:
-    """Return whether an idle replica could meet this job's SLO, or hold it where it is best effort."""
+    """Return whether an idle replica could meet this job's SLO, or hold its KV if it is best effort."""
     kv, model = view.kv, view.model
     size_tokens = job.request.prompt_tokens + job.generated_tokens
     if job.best_effort:

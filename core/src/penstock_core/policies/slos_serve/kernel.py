@@ -1,6 +1,6 @@
 """The compiled loop of a batch plan, one batch after the other. `batch_plan` describes its rules.
 
-A plan has dozens of batches of hundreds of requests, and one is made for every batch and every candidate. The
+A plan has dozens of batches of hundreds of requests, and every batch and every candidate needs a plan. The
 functions of the time model and of windows are compiled together with the loop that calls them. Results are
 the same as in Python.
 """
@@ -34,25 +34,25 @@ TIME_ERROR_S = 1e-9
 """Deadlines are sums of floats; two that are meant to be equal may differ by this."""
 
 MOST_BATCHES = 256
-"""A plan that needs more is infeasible: no first token can wait so long."""
+"""Most batches of a plan. A plan that needs more is infeasible: no first token can wait that long."""
 
 LONG_ANSWER_TOKENS = 100.0 * WINDOW_TOKENS
-"""Still to come of an answer that is long (`batch_plan.MARGIN`)."""
+"""Remaining tokens from which an answer counts as long (`batch_plan.MARGIN`)."""
 
 MOST_IDLE_BATCHES = 2 * WINDOW_TOKENS
-"""Batches in a row without a token of any prompt, after which there will never be one."""
+"""Batches in a row without a prompt token, after which no later batch would have one either."""
 
 
 LATE = -1
-"""Instead of a prompt's number: a deadline is missed."""
+"""Returned instead of a prompt's number if a deadline is missed."""
 
 
 class Engine(NamedTuple):
     """A time model in numbers, and the engine's bound on a batch.
 
     terms: a row for each line of the roofline, with the fields of `time_model.Term`.
-    slow_chance, slow_excess: its slow steps, as far as plans leave time for them.
-    decode_scale, prefill_scale, mixed_scale: by kind of batch.
+    slow_chance, slow_excess: its slow steps; 0 if plans leave no time for them.
+    decode_scale, prefill_scale, mixed_scale: scales by kind of batch.
     """
 
     terms: Floats
@@ -72,13 +72,13 @@ class Rows(NamedTuple):
     """One row per request: decodes, then prompts, which decode once they are computed.
 
     decoding: 1 for decodes. in_batch: 1 for those with a token in the batch that runs now.
-    window: over which TPOT is judged (`token_window`). since: tokens after its window began.
-    deadline_s: of the next token by the TPOT target.
-    gap_s: longest time between two tokens, however far ahead they are; infinite for most.
-    gap_ends_s: when the next token is due, for that.
-    sure, left: tokens still to come, at least and by prediction.
-    drafts: verified beside the token in every batch. most: tokens since its window began if all drafts were
-    accepted.
+    window: tokens over which TPOT is judged (`token_window`). since: tokens since the present window began.
+    deadline_s: deadline of the next token by the TPOT target.
+    gap_s: longest time between two tokens, however early they are; infinite for most requests.
+    gap_ends_s: deadline of the next token by `gap_s`.
+    sure, left: remaining tokens, almost certain and predicted.
+    drafts: draft tokens verified in every batch. most: tokens since the present window began if all draft
+        tokens were accepted.
     """
 
     decoding: Ints
@@ -97,7 +97,7 @@ class Rows(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """What is still to be computed, in the order of the last rows. due_s: infinite where it is late."""
+    """Prompts to compute, in the order of the last rows. due_s: infinite if the prompt is late anyway."""
 
     pending: Ints
     computed: Ints
@@ -105,7 +105,7 @@ class Prompts(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A batching rule in numbers: longest batch, 1 where decodes may wait, and the margin of long answers."""
+    """A `BatchingRule` in numbers. skips: 1 if decodes may be left out of a batch, else 0."""
 
     longest_s: float
     skips: int
@@ -113,7 +113,7 @@ class Rule(NamedTuple):
 
 
 class Time(NamedTuple):
-    """When a batch begins, and its longest duration."""
+    """Start of a batch, and its longest duration."""
 
     now_s: float
     limit_s: float
@@ -121,7 +121,7 @@ class Time(NamedTuple):
 
 @part
 def _decodes(rows: Rows, chosen: Ints) -> BatchWork:
-    """A batch of these rows' decodes alone."""
+    """Return the work of a batch of these rows' decodes alone."""
     tokens, context, steps = 0, 0, 0
     for row in range(len(chosen)):
         if chosen[row]:
@@ -138,7 +138,7 @@ def _batch_s(engine: Engine, work: BatchWork) -> float:
 
 @part
 def _catch_up_s(engine: Engine, rows: Rows) -> float:
-    """Duration of a batch of all rows' decodes, also when they are a window further."""
+    """Return the duration of a batch of all rows' decodes when each has a window of tokens more."""
     together = _decodes(rows, np.ones(len(rows.decoding), np.int64))
     grown = together.context_tokens + WINDOW_TOKENS * len(rows.decoding)
     return _batch_s(engine, BatchWork(together.tokens, grown, 0.0, together.spec_steps))
@@ -146,7 +146,7 @@ def _catch_up_s(engine: Engine, rows: Rows) -> float:
 
 @part
 def _window_slack_s(rows: Rows, row: int, since: float, catch_up_s: float) -> float:
-    """How much later than its next deadline a batch may end for a row to reach its window's end in time."""
+    """Return how much later than a row's next deadline a batch may end if its window is to end in time."""
     if rows.window[row] == 0:
         return 0.0
     others = max(tokens_until_judged(rows.window[row], since, rows.sure[row]), 1.0) - 1.0
@@ -155,23 +155,23 @@ def _window_slack_s(rows: Rows, row: int, since: float, catch_up_s: float) -> fl
 
 @part
 def _latest_end_s(rows: Rows, row: int, catch_up_s: float) -> float:
-    """When a batch may end for the row to be in time, if its other tokens then take `catch_up_s` each."""
+    """Return when a batch may end for the row to be in time if its later tokens take `catch_up_s` each."""
     end_s = rows.deadline_s[row] + _window_slack_s(rows, row, rows.since[row], catch_up_s)
     return float(min(end_s, rows.gap_ends_s[row]))
 
 
 @part
 def _spare_steps(engine: Engine, rows: Rows, row: int, steps: float) -> float:
-    """How many of these steps may be slow: more, the more windows the row still has."""
+    """Return how many of these steps may be slow. The number grows with the row's remaining windows."""
     windows = max(rows.left[row] / rows.window[row], 1.0) if rows.window[row] > 0 else 1.0
     return spare_steps(engine.slow_chance, steps, LATE_WINDOWS / windows)
 
 
 @part
 def _usable_s(engine: Engine, rows: Rows, row: int, now_s: float, catch_up_s: float) -> float:
-    """Longest batch, itself perhaps a slow one, with which a row reaches its window's end in spite of those.
+    """Return the longest batch with which a row ends its window in time despite slow steps, itself included.
 
-    Also where the answer may end before the window: it ends there once, and few windows are the last.
+    An answer that may end within the window is treated alike, because only its last window is shorter.
     """
     steps = max(rows.window[row] - rows.since[row], 1.0)
     spare = _spare_steps(engine, rows, row, steps)
@@ -190,7 +190,7 @@ def _begin_window(rows: Rows, row: int, now_s: float, since: float) -> None:
 
 @part
 def _generate(rows: Rows, chosen: Ints, now_s: float, catch_up_s: float) -> None:
-    """One token for each of these rows, of the batch that ends now."""
+    """Generate one token for each of these rows, in the batch that ends now."""
     for row in range(len(chosen)):
         if not chosen[row]:
             continue
@@ -213,9 +213,9 @@ def _generate(rows: Rows, chosen: Ints, now_s: float, catch_up_s: float) -> None
 
 @part
 def _end_window_early(rows: Rows, row: int, now_s: float, catch_up_s: float) -> None:
-    """The worst that drafts can have done: nothing, or end the window just now, and with it the lead.
+    """Apply the worse effect that draft tokens can have had: none, or the window, with its lead, ends now.
 
-    `sure` counts one token all the same: an answer that is nearly over is hardly ever ahead by much.
+    `sure` still counts one token per batch, because an answer near its end rarely has a large lead.
     """
     if rows.most[row] < rows.window[row]:
         return
@@ -226,10 +226,10 @@ def _end_window_early(rows: Rows, row: int, now_s: float, catch_up_s: float) -> 
 
 @part
 def _extend_missed(engine: Engine, rows: Rows, now_s: float, longest_s: float) -> None:
-    """Decodes that are late anyway get half of what a period leaves until they are on time again.
+    """Extend the deadlines of decodes that are late anyway, so that prefill gets half of the spare time.
 
-    Rows without a deadline are left out of that: they must not make anybody late. A gap that decodes alone
-    exceed is not kept any longer.
+    Rows without a deadline do not count for the spare time, because they must not make other rows late. A gap
+    that a batch of decodes alone exceeds is no longer enforced.
     """
     count, context, tightest_s = 0, 0, inf
     for row in range(len(rows.decoding)):
@@ -250,7 +250,7 @@ def _extend_missed(engine: Engine, rows: Rows, now_s: float, longest_s: float) -
 
 @part
 def _limit(engine: Engine, rows: Rows, rule: Rule, now_s: float, catch_up_s: float) -> tuple[bool, Time]:
-    """Whether no decode is late, and how long the batch that begins now may be."""
+    """Return whether no decode is late, and the longest duration of the batch that begins now."""
     decodes_s = _batch_s(engine, _decodes(rows, rows.decoding))
     if decodes_s == 0.0:
         return True, Time(now_s, rule.longest_s)
@@ -269,7 +269,7 @@ def _limit(engine: Engine, rows: Rows, rule: Rule, now_s: float, catch_up_s: flo
 
 @part
 def _chosen(rows: Rows, skips: int, time: Time, catch_up_s: float) -> Ints:
-    """Decodes in a batch: all, or those that would be late with their token in the batch after it."""
+    """Return the decodes of a batch: all, or those that would be late if they waited for the next batch."""
     chosen = rows.decoding.copy()
     if skips:
         next_end_s = time.now_s + time.limit_s + catch_up_s - TIME_ERROR_S
@@ -281,7 +281,7 @@ def _chosen(rows: Rows, skips: int, time: Time, catch_up_s: float) -> Ints:
 
 @part
 def _begin_decoding(rows: Rows, row: int, now_s: float) -> None:
-    """A prompt is computed. A request that was preempted before goes on from its old window."""
+    """Start the decode of a computed prompt. A request that was preempted continues its old window."""
     rows.left[row] -= 1.0
     rows.sure[row] -= 1.0
     rows.decoding[row] = 1 if rows.left[row] > 0 else 0
@@ -296,9 +296,9 @@ def _begin_decoding(rows: Rows, row: int, now_s: float) -> None:
 
 @part
 def _fill(engine: Engine, prompts: Prompts, work: BatchWork, time: Time, todo: int) -> tuple[float, int]:
-    """Fill a batch of decodes with prompts: its seconds, and the first prompt that is not computed then.
+    """Fill a batch of decodes with prompts. Returns its seconds, and the first prompt that is not finished.
 
-    LATE where one that it finishes is late, or another has to be. Without decodes it has always a chunk.
+    Returns LATE if a prompt misses its deadline. A batch without decodes always has a chunk.
     """
     now_s, limit_s = time.now_s, time.limit_s
     while todo < len(prompts.pending):
@@ -323,7 +323,7 @@ def _fill(engine: Engine, prompts: Prompts, work: BatchWork, time: Time, todo: i
 
 @part
 def _sustained_s(engine: Engine, rows: Rows, row: int) -> float:
-    """Longest batch of decodes that meets a row's TPOT target in spite of slow ones."""
+    """Return the longest batch of decodes that meets a row's TPOT target despite slow steps."""
     if engine.slow_excess == 0.0:
         return float(rows.tpot_s[row])
     steps = float(rows.window[row]) if rows.window[row] > 0 else rows.left[row]
@@ -333,14 +333,14 @@ def _sustained_s(engine: Engine, rows: Rows, row: int) -> float:
 
 @part
 def _sustainable(engine: Engine, rows: Rows, skips: int) -> bool:
-    """Whether decodes meet their TPOT targets when nothing but them is computed."""
+    """Return whether decodes meet their TPOT targets in batches without prefill."""
     tightest_s, share, count = inf, 0.0, 0
     for row in range(len(rows.decoding)):
         if rows.decoding[row]:
             tightest_s = min(tightest_s, _sustained_s(engine, rows, row))
             count += 1
     work = _decodes(rows, rows.decoding)
-    if skips and count > 0:  # each has a token in so many batches as its target asks for
+    if skips and count > 0:  # each has a token in as many batches as its target requires
         for row in range(len(rows.decoding)):
             if rows.decoding[row]:
                 share += tightest_s / rows.tpot_s[row] / count
@@ -361,9 +361,9 @@ def simulate(
 ) -> tuple[int, int, float, Ints, Floats, Ints]:
     """Simulate batch after batch until no prompt is left or a deadline is missed.
 
-    Rows and prompts are changed in place. Return whether every deadline is met and whether the decodes are
-    sustainable then (1 or 0); the longest that the first batch may be, and its decodes; when each prompt's
-    first token is generated, and after how many batches.
+    Changes rows and prompts in place. Returns whether every deadline is met and whether the decodes are
+    sustainable after that (1 or 0); the longest duration of the first batch, and its decodes; the time of
+    each prompt's first token, and the number of batches until then.
     """
     left = len(prompts.pending)
     first_token_s, batches = np.full(left, inf), np.zeros(left, np.int64)

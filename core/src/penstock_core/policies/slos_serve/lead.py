@@ -1,4 +1,4 @@
-"""Lead of first tokens: planned so early that slow steps before them do not make them late."""
+"""Lead of first tokens: time between planned token and deadline, so that slow steps do not make it late."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def has_lead(
 ) -> bool:
     """Return whether candidates and prompts behind them have time for slow steps before their first tokens.
 
-    own: whether that is asked of candidates themselves. A slow step may take as long as the longest batch.
+    own: whether the candidates themselves need it. A slow step may take as long as the longest batch.
     """
     model, start_s = view.model, max(view.now_s, view.busy_until_s)
     candidates, in_progress = {job.request.id for job in new}, start_s > view.now_s

@@ -32,12 +32,12 @@ from penstock_core.policies.slos_serve.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class SlosServe:
-    """Admission by dynamic programming, batches by deadline [SLOs-Serve]. Remembers nothing between steps."""
+    """Admission by dynamic programming, batches by deadline [SLOs-Serve]. Stateless."""
 
     aging_s: float = Knobs().aging_s
 
     def start(self) -> None:
-        """Nothing to remember."""
+        """Return no state."""
 
     def admit(self, view: ReplicaView, new: Sequence[Job]) -> list[Verdict]:
         """Admit the most valuable set of new requests with which every deadline is met."""
@@ -49,7 +49,7 @@ class SlosServe:
         return [verdicts[job.request.id] or decided[job.request.id] for job in new]
 
     def step(self, view: ReplicaView, memory: None) -> tuple[Step, None]:
-        """Promote a best-effort request that can meet its SLO after all, and form the next batch."""
+        """Promote a best-effort request that can still meet its SLO, and form the next batch."""
         workload = Workload.of(view, self.aging_s)
         promoted = to_promote(workload) if workload.best_effort else None
         if promoted is not None:

@@ -1,10 +1,10 @@
-"""The most that a candidate may cost, by how full the replica is.
+"""The most that a candidate may cost, as a function of the replica's utilization.
 
-A replica that fills up must not admit everything that fits: one long request now may displace several short
-ones a moment later. So the more of a resource is committed, the cheaper a candidate has to be, relative to
-the admitted requests and to its value: the exponential price of online admission [Awerbuch, Azar and Plotkin,
-FOCS 1993]. A candidate may cost as much as the usual request when everything is committed, and `e^(steepness
-* free share)` times that before.
+A replica that fills up must not admit every request that fits: one long request now may displace several
+short ones a moment later. So the more of a resource is committed, the cheaper a candidate has to be, relative
+to the admitted requests and to its value: the exponential price of online admission [Awerbuch, Azar and
+Plotkin, FOCS 1993]. A candidate may cost `e^(steepness * free share)` times as much as the usual request, so
+exactly as much if the whole resource is committed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +19,8 @@ MEMORY_STEEPNESS, TIME_STEEPNESS = 9.0, 4.0
 (`bench/results/ablations.md`)."""
 
 FEW_REQUESTS = 4
-"""Admitted requests below which it is not known what is usual: worth up to 2 points in bursts
-(`bench/results/ablations.md`)."""
+"""Fewest admitted requests from which usual costs are computed. This minimum gains up to 2 points of
+attainment in bursts (`bench/results/ablations.md`)."""
 
 Cost = Callable[[Job], float]
 
@@ -49,7 +49,7 @@ def usual_costs(admitted: Sequence[Job]) -> UsualCosts:
 
 
 def too_costly(usual: UsualCosts, committed: Sequence[CommittedShares]) -> Reason | None:
-    """Return the resource of which a candidate costs too much, if there is one."""
+    """Return the reason if a candidate costs too much of a resource; else None."""
     shares = [(share.job, share.memory) for share in committed]
     if not affordable(usual.memory, memory, MEMORY_STEEPNESS, shares):
         return Reason.KV_MEMORY
@@ -60,21 +60,21 @@ def too_costly(usual: UsualCosts, committed: Sequence[CommittedShares]) -> Reaso
 
 
 def affordable(usual_cost: float, cost: Cost, steepness: float, shares: Iterable[tuple[Job, float]]) -> bool:
-    """Return whether every candidate is cheap enough for the share of the resource that is spent with it."""
+    """Return whether every candidate is cheap enough for the share of the resource committed with it."""
     return all([cost(job) <= usual_cost * exp(steepness * (1.0 - share)) for job, share in shares])
 
 
 def work(job: Job) -> float:
-    """Return its tokens, of prompt and answer, for its value."""
+    """Return a job's tokens of prompt and answer, divided by its value."""
     return (job.request.prompt_tokens + job.output_tokens) / job.request.value
 
 
 def memory(job: Job) -> float:
-    """Return the token-steps of KV cache that it takes in its whole life, for its value."""
+    """Return the token-steps of KV cache of a job's whole lifetime, divided by its value."""
     answer = job.output_tokens
     return answer * (job.request.prompt_tokens + answer / 2) / job.request.value
 
 
 def work_left(job: Job) -> float:
-    """Return its tokens that are still to be computed, for its value."""
+    """Return a job's tokens that are still to be computed, divided by its value."""
     return (job.pending_tokens + job.output_tokens_left) / job.request.value

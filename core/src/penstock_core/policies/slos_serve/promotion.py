@@ -4,12 +4,12 @@ A request that no replica could admit is served as best effort, and keeps its ta
 milliseconds: other requests end sooner than predicted, or are cancelled. FluidServe holds such requests back;
 here the client does not wait for its verdict. Promotion adds 1 to 7 points of attainment in every scenario.
 
-The cheapest is promoted if it fits, one per batch, because a promoted request takes time and memory from
-requests that have not arrived yet. The dynamic program, which considers all requests that can still meet
-their SLO, decides whether the others are worth more without it; then the cheapest of those is promoted.
+The cheapest request is promoted if it fits, one per batch, because a promoted request takes time and memory
+from requests that have not arrived yet. The dynamic program considers all requests that can still meet their
+SLO. If a set without the cheapest one is more valuable, the cheapest request of that set is promoted instead.
 
-Its client was answered best effort, so on an engine with slow steps it needs no lead for them
-(`feasibility`).
+The client was already answered "best effort", so on an engine with slow steps a promoted request needs no
+lead (`feasibility`).
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def to_promote(workload: Workload) -> RequestId | None:
 
 
 def _candidates(view: ReplicaView, best_effort: Sequence[Job]) -> list[Job]:
-    """Best-effort requests that may still meet their SLO, as they would be admitted, by deadline."""
+    """Return the best-effort requests that may still meet their SLO, as admitted jobs, by deadline."""
     return sorted([promoted(job) for job in best_effort if _can_meet_slo(view, job)], key=deadline_order)
 
 
@@ -60,5 +60,5 @@ def _value(job: Job) -> float:
 
 
 def _cost(job: Job) -> tuple[float, RequestId]:
-    """Prompt tokens still to be computed, for its value."""
+    """Return the job's prompt tokens still to be computed, divided by its value; then its id."""
     return job.pending_tokens / job.request.value, job.request.id

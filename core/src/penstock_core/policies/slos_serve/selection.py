@@ -15,7 +15,7 @@ memory is scarce, both are stored with it: every set up to `EXACT_CANDIDATES`, a
 The program models batches as a fluid. `feasibility` checks its set by a batch plan.
 
 A forced prefill constrains candidates up to its deadline, or up to the time at which it would be done without
-any of them, whichever is later: a request that is late already is not delayed further.
+candidates, whichever is later: a request that is late already is not delayed further.
 """
 
 from collections.abc import Sequence
@@ -36,20 +36,20 @@ from penstock_core.timing.batch_length import ordinary_batch_s
 from penstock_core.timing.time_model import ONE_DECODE, ONE_TOKEN, BatchWork, chunk_work
 
 EXACT_CANDIDATES = 10
-"""Candidates up to which every set is kept: the program is exact."""
+"""Number of candidates up to which every set is kept, so that the program is exact."""
 
 BEAM = 64
-"""Sets kept beyond that."""
+"""Number of sets that are kept for more candidates than that."""
 
 
 MOST_CANDIDATES = 32
-"""Candidates that the program sees, by deadline."""
+"""Most candidates that the program considers, by deadline."""
 
 
 class Prefill(NamedTuple):
-    """One prefill to be done.
+    """One prefill.
 
-    attention_s: of its duration, whatever the rate. candidate: its number, or None where it is forced.
+    attention_s: part of its duration that is independent of the rate. candidate: its number; None if forced.
     tpot_class: index of its TPOT target.
     """
 
@@ -62,13 +62,14 @@ class Prefill(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One choice to make.
+    """One instance of the dynamic program.
 
-    start_s: when the engine is free. prefills: by deadline. period_s, tokens_s: prefill rates by candidates
-    chosen (rows) and tightest TPOT class (columns); a rate of 0
-        is an infeasible state.
-    tightest: class that runs already.
-    values: of each candidate. claims: KV blocks of each per bucket of steps. room: blocks left per bucket.
+    start_s: when the engine is free. prefills: in order of deadline.
+    period_s, tokens_s: prefill rates by number of chosen candidates (rows) and tightest TPOT class (columns);
+        a rate of 0 is an infeasible state.
+    tightest: tightest TPOT class that runs already.
+    values: of each candidate. claims: KV blocks of each candidate per bucket of steps. room: free blocks per
+        bucket.
     """
 
     start_s: float
@@ -82,9 +83,10 @@ class Program:
 
 
 class Sets(NamedTuple):
-    """Sets of candidates still in the running, one row each.
+    """Sets of candidates that are still considered, one row each.
 
-    chosen: how many. tightest: TPOT class that runs with them. members: as bits. blocks: per binding bucket.
+    chosen: number of candidates. tightest: tightest TPOT class that runs with them. members: candidates as
+        bits. blocks: KV blocks per bucket that can be binding.
     """
 
     chosen: Ints
@@ -95,7 +97,7 @@ class Sets(NamedTuple):
     blocks: Ints
 
     def rows(self, kept: Ints | Bools) -> "Sets":
-        """Some of the sets."""
+        """Return some of the sets."""
         return Sets._make([column[kept] for column in self])
 
     def joined_with(self, more: "Sets") -> "Sets":
@@ -104,16 +106,16 @@ class Sets(NamedTuple):
 
 
 def propose(admitted: AdmittedSet, candidates: Sequence[Job], chosen: Sequence[Job] = ()) -> list[Job]:
-    """Return the candidates (by deadline) worth most together, beside those admitted and those chosen.
+    """Return the most valuable set of candidates (by deadline) beside those admitted and those chosen.
 
-    A fluid: a plan has to confirm it.
+    Batches are modelled as a fluid, so a plan has to confirm the set.
     """
     among, forced = candidates[:MOST_CANDIDATES], [*admitted.jobs, *chosen]
     return [among[i] for i in best_set(program_of(admitted.view, forced, among))]
 
 
 def best_set(program: Program) -> list[int]:
-    """Return the candidates worth most together; of equally good sets the one whose prefills end first."""
+    """Return the most valuable set of candidates; of equal ones the one whose prefills end first."""
     candidates = len(program.values)
     binding = program.claims.sum(axis=0) > program.room
     claims, room = program.claims[:, binding], program.room[binding]
@@ -142,7 +144,7 @@ def best_set(program: Program) -> list[int]:
 
 
 def without_candidates(program: Program) -> list[float]:
-    """Return when each prefill is passed if no candidate is chosen."""
+    """Return when each prefill would be done if no candidate were chosen."""
     now_s, passed = program.start_s, []
     for prefill in program.prefills:
         if prefill.candidate is None:
@@ -158,14 +160,14 @@ def _empty_set(program: Program, buckets: int) -> Sets:
 
 
 def _seconds(tokens_s: Floats, prefill: Prefill) -> Floats:
-    """Return how long it takes at each of these prefill rates; infinite where decodes leave nothing."""
+    """Return the duration at each of these prefill rates; infinite where decodes leave no time."""
     beside_s = np.full_like(tokens_s, inf)
     np.divide(prefill.tokens, tokens_s, out=beside_s, where=tokens_s > 0)
     return beside_s + prefill.attention_s
 
 
 def _beam(sets: Sets, room: Ints, most: int) -> Ints:
-    """Return, for every value, the set done first and the one that fills memory least, best values first."""
+    """Return, for every value, the set that is done first and the one with the fewest blocks, best first."""
     orders = [sets.done_s]
     if len(room):
         orders.append((sets.blocks / np.maximum(room, 1)).max(axis=1))

@@ -42,7 +42,7 @@ def speculation_lengths(
 
 
 def _worthwhile(acceptance: float, most: int, least_tokens: float) -> int:
-    """Draft tokens of which even the last generates as many tokens as its time is worth."""
+    """Return the largest speculation length whose last draft token is worth its time."""
     drafts = most
     while drafts and acceptance**drafts < least_tokens:
         drafts -= 1

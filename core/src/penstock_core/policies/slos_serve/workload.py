@@ -15,9 +15,9 @@ from penstock_core.timing.time_model import BatchWork
 
 @dataclass(frozen=True)
 class AdmittedSet:
-    """Requests of a replica whose SLO must be met. prompts: by deadline.
+    """Requests of a replica whose SLO must be met. prompts: in order of deadline.
 
-    rejected: requests beside them that asked for an SLO and are served best effort.
+    rejected: number of requests that were rejected with an SLO and are now served best effort.
     """
 
     view: ReplicaView
@@ -27,12 +27,12 @@ class AdmittedSet:
 
     @cached_property
     def jobs(self) -> Sequence[Job]:
-        """All of them, decodes first."""
+        """Return all requests, decodes first."""
         return [*self.decodes, *self.prompts]
 
     @cached_property
     def usual(self) -> UsualCosts:
-        """Their mean costs."""
+        """Return their mean costs."""
         return usual_costs(self.jobs)
 
     @cached_property
@@ -42,12 +42,12 @@ class AdmittedSet:
 
     @cached_property
     def step_s(self) -> float:
-        """Duration of a batch of a token of each, once all are computed."""
+        """Return the duration of a batch with one token of each request, once all prompts are computed."""
         context = sum([job.request.prompt_tokens + job.generated_tokens for job in self.jobs])
         return self.view.model.seconds(BatchWork(max(len(self.jobs), 1), context))
 
     def with_requests(self, *more: Job) -> "AdmittedSet":
-        """Return these requests and others."""
+        """Return the set with these requests added."""
         decodes = [*self.decodes, *[job for job in more if job.decoding]]
         prompts = sorted([*self.prompts, *[job for job in more if not job.decoding]], key=deadline_order)
         return AdmittedSet(self.view, decodes, prompts, self.rejected)
@@ -55,10 +55,10 @@ class AdmittedSet:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """All requests of a replica. best_effort: running ones in front.
+    """All requests of a replica. best_effort: running requests before waiting ones.
 
-    protecting: the same with the best-effort request that has waited too long, if there is one, among the
-    admitted ones.
+    protecting: the workload in which the best-effort request that has waited too long counts as admitted;
+        None if there is no such request.
     """
 
     admitted: AdmittedSet

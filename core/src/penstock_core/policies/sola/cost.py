@@ -33,7 +33,7 @@ from penstock_core.domain.request import RequestId
 from penstock_core.timing.time_model import BatchWork, TimeModel, line_seconds
 
 CONFIDENCE = 0.1
-"""α. The paper gives no value; ten iterations are about half a second of an engine's work."""
+"""α. The paper does not give its value. Ten iterations are about half a second of an engine's work."""
 
 LARGEST_CHANGE = 2.0
 """Largest ratio to the prediction, or its inverse, by which one iteration changes γ."""

@@ -13,9 +13,9 @@ its TPOT. Requests without a target have ratio 0, which no maximum selects.
 
 The latency with the worst ratio is minimised; the other is a constraint. If both exceed their targets, the
 constraint is loosened to the requests that still meet theirs: the worst ratio becomes the a %-level maximum,
-a being their share. If no request meets it, there is nothing to protect, and the maximum stays. The worst
+a being their share. If no request meets it, the maximum stays. The worst
 ratios of the last iterations are compared, because a prompt that was served a moment ago shows how long
-prompts wait, although none waits now.
+prompts wait, even if no prompt waits now.
 """
 
 from collections.abc import Sequence

@@ -6,9 +6,9 @@ closer to being late, prefill goes first, as much as leaves every decode in time
 first, with the fewest prompts that keep the rest in time. So neither latency is improved at the cost of the
 other's target.
 
-Costs: rejects nothing, so far beyond capacity all requests are late together. Prompts are delayed until they
-are urgent, which helps attainment and hurts mean TTFT. A request starts only if all predicted lengths fit the
-KV cache, so preemption is rare and some memory stays unused. Best effort uses the rest.
+Costs: rejects no request, so far beyond capacity all requests are late together. Prompts are delayed until
+they are urgent, which helps attainment and hurts mean TTFT. A request starts only if all predicted lengths
+fit the KV cache, so preemption is rare and some memory stays unused. Best effort uses the rest.
 
 Knobs: `window`, iterations over which the choice is smoothed; `surplus_s`, longest batch for requests without
 targets; `aging_s`, longest wait of one before none overtakes it.

@@ -15,7 +15,7 @@ BY_PREFIX = "prefix"
 """The order by prefix affinity."""
 
 WITHOUT_CACHES = "round-robin"
-"""The order that compares nothing: neither snapshots nor what replicas have cached."""
+"""The order that uses neither snapshots nor the replicas' cached prefixes."""
 
 ORDERS: Mapping[str, Order] = MappingProxyType(
     {

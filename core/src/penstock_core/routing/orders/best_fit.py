@@ -4,8 +4,8 @@ first.
 Each replica's snapshot has its planner's forecast: how long a prefill would wait, how fast it would be beside
 the decodes, how much memory is free at the future peak. From that this order predicts the result of
 admission. Replicas whose memory can hold the prompt come first, and among them the one with the soonest first
-token: admission is most likely there, and affects other requests least, since the wait is their work. A
-replica whose decodes have a tight TPOT target has less time for prefill, which its forecast includes.
+token: admission is most likely there, and affects other requests least, since the wait consists of their
+work. A replica whose decodes have a tight TPOT target has less time for prefill, which its forecast includes.
 
 Choose it with a policy that rejects, for long prompts, whose TTFT matters.
 

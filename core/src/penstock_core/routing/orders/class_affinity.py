@@ -12,9 +12,9 @@ which it would slow down. Within each group the soonest first token leads. If al
 Choose it if tiers have different TPOT targets and there are several replicas: classes settle in proportion to
 their load, without configuration or coordination between routers.
 
-Costs: a tier's own replicas are busier than others, so bursts cost what is gained between them. With equal
-TPOT targets it is `best-fit`. A tier without a TTFT target spills over only if memory is full. A best-effort
-tier has no TPOT target and slows no other down.
+Costs: a tier's own replicas are busier than others, so the gain between bursts is lost during bursts. With
+equal TPOT targets it is `best-fit`. A tier without a TTFT target spills over only if memory is full. A
+best-effort tier has no TPOT target and slows no other tier down.
 """
 
 from collections.abc import Sequence

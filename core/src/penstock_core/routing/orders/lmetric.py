@@ -18,7 +18,7 @@ from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 
 
 def lmetric(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
-    """Order by queued and new prefill tokens times batch size; by these tokens if nothing runs."""
+    """Order by queued and new prefill tokens times batch size; by these tokens if no request runs."""
     return ranked(loads, request, lambda load: _score(load, request.uncached_tokens(load.name)))
 
 

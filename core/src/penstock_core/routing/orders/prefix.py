@@ -5,16 +5,16 @@ It decides itself whether its load allows that: if it rejects, the next replica 
 and holds it from then on. So a hot prefix spreads to as many replicas as it needs, and the order needs no
 weights between affinity and load.
 
-Where no replica is known to hold anything of the prompt, requests with the same `affinity` go to the same
-replicas, by rendezvous hashing [Thaler and Ravishankar, 1998]: every router computes the same order, and a
-replica that comes or goes moves only the requests that it gets or had.
+If no replica is known to hold a prefix of the prompt, requests with the same `affinity` go to the same
+replicas, by rendezvous hashing [Thaler and Ravishankar, 1998]: every router computes the same order, and if a
+replica is added or removed, only the requests that go to it, or went to it, change their replica.
 
 Choose it for sessions, agents and long common system prompts, with a policy that rejects and with as many
 hops as replicas.
 
-Costs: one hop for every holder that rejects. A policy that rejects nothing queues all requests of a hot
+Costs: one hop for every holder that rejects. A policy that rejects no request queues all requests of a hot
 prefix at one replica; `best-fit` and `lmetric` weigh the queue against the prefill that is saved. Hashing
-does not look at load.
+ignores load.
 """
 
 from collections.abc import Sequence
