@@ -10,7 +10,7 @@ from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.forecast.kv_forecast import forecast_jobs
 from penstock_core.policies import build
 from penstock_core.timing.time_model import Term, TimeModel
-from penstock_simulator.engine.cached_kv import LOOKED_UP
+from penstock_simulator.engine.cached_kv import LOOKUPS_PER_VIEW
 from penstock_simulator.engine.engine_state import EngineState
 from penstock_simulator.engine.iteration import InvalidStep
 from penstock_simulator.prefix_cache.block_keys import recorded_keys
@@ -201,10 +201,10 @@ def test_a_preempted_request_is_never_taken_for_a_decode() -> None:
 def test_only_the_first_of_the_queue_are_looked_up() -> None:
     state = engine(blocks=1000, running=100)
     serve(state, "a", 160, first=1)
-    for i in range(LOOKED_UP + 2):
+    for i in range(LOOKUPS_PER_VIEW + 2):
         state.add(job(f"q{i}", 160, at_s=float(i)), 5, keys=keys(1, 160))
-    assert [waits.computed_tokens > 0 for waits in state.waiting] == [True] * LOOKED_UP + [False] * 2
-    state.apply(Step({f"q{LOOKED_UP}": 160}), 0.0)
+    assert [waits.computed_tokens > 0 for waits in state.waiting] == [True] * LOOKUPS_PER_VIEW + [False] * 2
+    state.apply(Step({f"q{LOOKUPS_PER_VIEW}": 160}), 0.0)
     assert state.running[0].computed_tokens == 160
 
 

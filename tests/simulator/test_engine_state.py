@@ -214,7 +214,7 @@ def test_a_request_that_can_never_fit_is_refused(job: Make) -> None:
     with pytest.raises(NeverFits):
         state.add(job("a", prompt_tokens=30), 3)
     state.add(job("a", prompt_tokens=30), 2)
-    with pytest.raises(ValueError, match="already here"):
+    with pytest.raises(ValueError, match="already in the engine"):
         state.add(job("a"), 1)
 
 

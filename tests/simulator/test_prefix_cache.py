@@ -45,7 +45,7 @@ def test_blocks_never_leak_and_hits_are_held(seed: int) -> None:
         else:
             tokens, salt = random_prompt(chance)
             request, count = of_tokens(f"r{number}", tokens, salt), len(tokens)
-            seen = cache.look_up(request, count)
+            seen = cache.lookup(request, count)
             assert seen.tokens < count
             assert seen.tokens == 0 or any(
                 earlier[: seen.tokens] == tokens[: seen.tokens] and its_salt == salt
@@ -61,7 +61,7 @@ def test_blocks_never_leak_and_hits_are_held(seed: int) -> None:
         for _, (tokens, salt) in running:  # its own content is in its own blocks
             whole = [*tokens, 7]
             assert (
-                cache.look_up(of_tokens("same", whole, salt), len(whole)).tokens
+                cache.lookup(of_tokens("same", whole, salt), len(whole)).tokens
                 == len(tokens) // BLOCK * BLOCK
             )
     for request, _ in running:
@@ -81,36 +81,36 @@ def test_the_tail_of_the_least_recently_used_prefix_is_evicted_first() -> None:
     cache.release(again)
     taken = of_tokens("new", range(200, 208))
     run(cache, taken, 8)  # its own free block without content, then the tail of `old`
-    assert cache.look_up(of_tokens("", range(13)), 13) == CachedPrefix(8, 2)
-    assert cache.look_up(of_tokens("", range(100, 109)), 9) == CachedPrefix(8, 2)
+    assert cache.lookup(of_tokens("", range(13)), 13) == CachedPrefix(8, 2)
+    assert cache.lookup(of_tokens("", range(100, 109)), 9) == CachedPrefix(8, 2)
 
 
 def test_shared_blocks_are_held_once_and_free_when_no_request_holds_them() -> None:
     cache = PrefixCache(10, BLOCK)
     first, second = of_tokens("first", range(9)), of_tokens("second", range(9))
     run(cache, first, 9)
-    assert cache.look_up(second, 9) == CachedPrefix(8, 0, "first")
+    assert cache.lookup(second, 9) == CachedPrefix(8, 0, "first")
     run(cache, second, 9)
     assert cache.pool.free_blocks == 10 - 4
     cache.release(first)
     assert cache.pool.free_blocks == 10 - 3
     cache.release(second)
     assert cache.pool.free_blocks == 10
-    assert cache.look_up(second, 9) == CachedPrefix(8, 2)
+    assert cache.lookup(second, 9) == CachedPrefix(8, 2)
 
 
 def test_a_prompt_that_is_cached_whole_computes_its_last_block_again() -> None:
     cache = PrefixCache(10, BLOCK)
     run(cache, of_tokens("a", range(8)), 8)
-    assert cache.look_up(of_tokens("b", range(8)), 8).tokens == 4
-    assert cache.look_up(of_tokens("b", range(9)), 9).tokens == 8
+    assert cache.lookup(of_tokens("b", range(8)), 8).tokens == 4
+    assert cache.lookup(of_tokens("b", range(9)), 9).tokens == 8
 
 
 def test_tenants_share_nothing() -> None:
     cache = PrefixCache(10, BLOCK)
     run(cache, of_tokens("a", range(8), "one"), 8)
-    assert cache.look_up(of_tokens("b", range(9), "other"), 9).tokens == 0
-    assert cache.look_up(of_tokens("b", range(9), "one"), 9).tokens == 8
+    assert cache.lookup(of_tokens("b", range(9), "other"), 9).tokens == 0
+    assert cache.lookup(of_tokens("b", range(9), "one"), 9).tokens == 8
 
 
 def test_draft_tokens_are_not_cached_until_they_are_accepted() -> None:
@@ -120,7 +120,7 @@ def test_draft_tokens_are_not_cached_until_they_are_accepted() -> None:
     cache.grow(request, 8, known_tokens=3)
     assert cache.pool.cached_keys == frozenset()
     cache.grow(request, 8, known_tokens=7)
-    assert cache.look_up(of_tokens("b", range(12)), 12).tokens == 4
+    assert cache.lookup(of_tokens("b", range(12)), 12).tokens == 4
 
 
 def test_a_request_finds_its_own_answer_cached_and_others_do_not() -> None:
@@ -128,8 +128,8 @@ def test_a_request_finds_its_own_answer_cached_and_others_do_not() -> None:
     request = RequestBlocks("a", token_keys(range(6), BLOCK))
     run(cache, request, 11)
     cache.release(request)
-    assert cache.look_up(request, 12).tokens == 8
-    assert cache.look_up(RequestBlocks("b", request.keys), 12).tokens == 4
+    assert cache.lookup(request, 12).tokens == 8
+    assert cache.lookup(RequestBlocks("b", request.keys), 12).tokens == 4
 
 
 def test_more_blocks_than_are_free_are_refused_without_a_change() -> None:
@@ -147,7 +147,7 @@ def test_the_cache_is_cleared_only_while_no_block_is_held() -> None:
     assert not cache.pool.clear()
     cache.release(request)
     assert cache.pool.clear()
-    assert cache.look_up(request, 9).tokens == 0
+    assert cache.lookup(request, 9).tokens == 0
     assert cache.pool.free_blocks == 10
 
 

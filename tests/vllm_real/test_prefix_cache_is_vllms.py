@@ -86,7 +86,7 @@ def start(memory: Memory, one: Both, tokens: int) -> int | None:
     found, cached, _ = memory.vllm.get_computed_blocks(one.vllm)
     assert isinstance(cached, int)
     whole = len(one.tokens)
-    seen = memory.ours.look_up(one.ours, whole)
+    seen = memory.ours.lookup(one.ours, whole)
     assert seen.tokens == cached
     tokens = min(tokens, whole - cached)
     new = memory.vllm.allocate_slots(one.vllm, tokens, cached, found, full_sequence_must_fit=True)

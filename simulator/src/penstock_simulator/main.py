@@ -74,13 +74,13 @@ async def serve_engine(
         api = build_api(pool, loop, options, _ticket_key(options))
         async with serving(api, listener, options.drain_s, tls=tls):
             log.info("ready", process="penstock-engine", address=address_of(listener))
-            await _either(stepping, stop)
+            await _wait_for_stop(stepping, stop)
     finally:
         stepping.cancel()
 
 
 def served_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
-    """Return the TLS that vLLM's flags ask for; None without a certificate. Raises StartError."""
+    """Return the TLS context that vLLM's flags request; None without a certificate. Raises StartError."""
     cert, key, required = (
         options.ssl_certfile,
         options.ssl_keyfile,
@@ -98,7 +98,7 @@ def served_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
         raise StartError(f"{error.filename}: {error.strerror}") from None
 
 
-async def _either(stepping: asyncio.Task[None], stop: asyncio.Event) -> None:
+async def _wait_for_stop(stepping: asyncio.Task[None], stop: asyncio.Event) -> None:
     """Wait for `stop`. Raises the step loop's exception if it ends first."""
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({stepping, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -179,7 +179,7 @@ def parser() -> argparse.ArgumentParser:
         "--seed",
         type=int,
         default=0,
-        help="seed of timing noise and of unstated lengths (default: %(default)s)",
+        help="seed of timing noise and of answer lengths that requests do not state (default: %(default)s)",
     )
     add(
         "--truth",
@@ -209,19 +209,19 @@ def parser() -> argparse.ArgumentParser:
         help=f"key that requests to /v1 must carry; prefer {VARIABLE}, because process lists show flags",
     )
     tls = flags.add_argument_group(
-        "TLS, by vLLM's flags", "Files that are renewed are read again, also without --enable-ssl-refresh."
+        "TLS, with vLLM's flags", "Renewed files are reloaded, also without --enable-ssl-refresh."
     )
     tls.add_argument("--ssl-certfile", type=Path, metavar="PEM", help="serve TLS with this certificate")
-    tls.add_argument("--ssl-keyfile", type=Path, metavar="PEM", help="and this key")
-    tls.add_argument("--ssl-ca-certs", type=Path, metavar="PEM", help="authorities that sign clients")
+    tls.add_argument("--ssl-keyfile", type=Path, metavar="PEM", help="key of the certificate")
+    tls.add_argument("--ssl-ca-certs", type=Path, metavar="PEM", help="authorities of client certificates")
     tls.add_argument(
         "--ssl-cert-reqs",
         type=int,
         choices=[int(ssl.CERT_NONE), int(ssl.CERT_REQUIRED)],
         default=int(ssl.CERT_NONE),
-        help="2 requires a client's certificate (default: %(default)s)",
+        help="2 requires a client certificate (default: %(default)s)",
     )
-    tls.add_argument("--enable-ssl-refresh", action="store_true", help="accepted, because vLLM needs it")
+    tls.add_argument("--enable-ssl-refresh", action="store_true", help="accepted for compatibility with vLLM")
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     return flags
 

@@ -3,8 +3,8 @@
 A policy's first calls are slow: modules are imported, and compiled code is loaded or built. `annealing` takes
 0.1 s for its first plan and 0.5 ms for every other. In a live engine the first requests would wait for that.
 So the policy first runs a second engine in virtual time, with a few synthetic requests: prefills and decodes,
-with an SLO and best effort. The policy's memory of it is discarded. An error here would fail the first
-clients, so it is raised.
+with an SLO and best effort. The policy's memory of it is discarded. Exceptions are raised, because they
+would also fail the first requests.
 """
 
 from typing import Any
@@ -24,13 +24,13 @@ STEPS = 16
 REQUESTS = 8
 """Requests of the small engine."""
 KV_TOKENS = 1 << 14
-"""Its memory: ample."""
+"""KV tokens of the small engine, more than its requests need."""
 PROMPT_TOKENS, ANSWER_TOKENS = 100, 6
 """Size of the first request."""
 
 
 def warm_up(policy: Policy[Any], limits: Limits, model: TimeModel, speculation: Speculation | None) -> None:
-    """Run the policy for a few steps of a small engine. Raises whatever the policy raises."""
+    """Run the policy for a few steps of a small engine. Raises any exception of the policy."""
     state = EngineState(KV_TOKENS, limits)
     memory, now_s = policy.start(), 0.0
     for number in range(STEPS):

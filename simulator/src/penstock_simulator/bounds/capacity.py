@@ -64,13 +64,13 @@ def _crossing(share: Callable[[float], float], level: float, start_rps: float, w
     while low is None or high is None or high[0] > low[0] * within:
         if rate_rps > ROOF_RPS:
             raise ValueError(f"the bound is above {ROOF_RPS:g} requests/s")
-        here = (rate_rps, share(rate_rps))
-        low, high = (here, high) if here[1] >= level else (low, here)
+        point = (rate_rps, share(rate_rps))
+        low, high = (point, high) if point[1] >= level else (low, point)
         if low is None or high is None:
             rate_rps *= WIDENING if high is None else 1 / WIDENING
             continue
         part = (low[1] - level) / (low[1] - high[1])
         on_line = low[0] * (high[0] / low[0]) ** min(max(part, 0.05), 0.95)
-        preempted = within**0.4
-        rate_rps = on_line * preempted if high[0] / on_line > on_line / low[0] else on_line / preempted
+        shift = within**0.4
+        rate_rps = on_line * shift if high[0] / on_line > on_line / low[0] else on_line / shift
     return high[0]

@@ -9,12 +9,11 @@ looser but never invalid.
 
 import highspy
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from penstock_simulator.bounds.array_types import Floats, Ints
 
-ENOUGH_ITERATIONS = 200
+MOST_ITERATIONS = 200
 """Iteration limit of the interior-point method, which takes 20 to 80 if it converges."""
 
 
@@ -98,7 +97,7 @@ def _prices(
         ("solver", "ipm"),
         ("run_crossover", "off"),
         ("threads", 1),
-        ("ipm_iteration_limit", ENOUGH_ITERATIONS),
+        ("ipm_iteration_limit", MOST_ITERATIONS),
     ):
         solver.setOptionValue(option, value)
     if solver.passModel(program) == highspy.HighsStatus.kError:

@@ -1,4 +1,4 @@
-"""What accepting a request needs from the replicas, as rows of the same linear program.
+"""The resources that an accepted request needs, as rows of the linear program.
 
 A request that meets its targets has, in every schedule:
 
@@ -20,17 +20,14 @@ from dataclasses import dataclass
 from math import ceil, inf, isfinite
 
 import numpy as np
-from numpy.typing import NDArray
 from penstock_core.domain.token_window import WINDOW_TOKENS
 
+from penstock_simulator.bounds.array_types import Floats, Ints
 from penstock_simulator.bounds.bound_setting import BoundSetting
 from penstock_simulator.bounds.least_work import LeastWork
 from penstock_simulator.bounds.linear_program import LinearProgram
 from penstock_simulator.bounds.replica_limits import ReplicaLimits, add_replica_limits
 from penstock_simulator.bounds.time_grid import TimeGrid, spans, time_grid
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 CLASSES = 4
 """Request classes by the memory that their decodes hold, so that large ones may draft more."""

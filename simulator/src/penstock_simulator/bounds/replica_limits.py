@@ -1,4 +1,4 @@
-"""What replicas can do in a period of time, as rows of a linear program: iterations, tokens, memory.
+"""The limits of replicas in a period of time, as rows of a linear program: iterations, tokens, memory.
 
 An iteration's work is counted in every period that it overlaps, by the share of its duration there. Then
 within a block, over all its iterations:
@@ -18,15 +18,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from penstock_core.timing.speculation import tokens_expected
 
+from penstock_simulator.bounds.array_types import Floats, Ints
 from penstock_simulator.bounds.bound_setting import BoundSetting
 from penstock_simulator.bounds.linear_program import LinearProgram
 from penstock_simulator.bounds.time_grid import TimeGrid
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Roofline(NamedTuple):

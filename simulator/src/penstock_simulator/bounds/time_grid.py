@@ -8,12 +8,9 @@ and is counted in blocks of equal length.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from penstock_simulator.bounds.array_types import Floats, Ints
 from penstock_simulator.bounds.least_work import LeastWork
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 MOST_BLOCKS_A_REQUEST = 8.0
 """Blocks in which the average request may decode. More blocks hardly tighten the bound."""
@@ -44,8 +41,8 @@ class TimeGrid:
 def time_grid(demand: LeastWork) -> TimeGrid:
     """Return a grid from the first release to the last deadline."""
     start_s, end_s = float(demand.release_s.min()), float(demand.end_s.max())
-    life_s = float(np.mean(demand.end_s - demand.release_s))
-    block_s = max(life_s / MOST_BLOCKS_A_REQUEST, (end_s - start_s) / MOST_BLOCKS)
+    mean_span_s = float(np.mean(demand.end_s - demand.release_s))
+    block_s = max(mean_span_s / MOST_BLOCKS_A_REQUEST, (end_s - start_s) / MOST_BLOCKS)
     blocks = np.linspace(start_s, end_s, max(round((end_s - start_s) / block_s), 1) + 1)
     slots = np.unique(np.concatenate((blocks, demand.release_s, demand.due_s)))
     block_of = np.searchsorted(blocks, slots[:-1], side="right") - 1

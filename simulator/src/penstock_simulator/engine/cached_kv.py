@@ -21,15 +21,15 @@ from penstock_simulator.prefix_cache.block_keys import BlockKey
 from penstock_simulator.prefix_cache.block_pool import Block
 from penstock_simulator.prefix_cache.prefix_cache import CachedPrefix, PrefixCache, RequestBlocks
 
-LOOKED_UP = 16
+LOOKUPS_PER_VIEW = 16
 """Waiting requests whose cached prefix is looked up for a view, in order of arrival. A look-up of 100,000
-tokens takes a third of a millisecond; the others are planned as if nothing of them were cached."""
+tokens takes a third of a millisecond; the others are planned without a cached prefix."""
 
 
 class Sharing(NamedTuple):
-    """What requests hold together.
+    """Blocks that several requests hold.
 
-    blocks: how many of its blocks others hold too, of each request that has any. prefixes: which others.
+    blocks: number of such blocks of each request that has any. prefixes: which requests share a prefix.
     """
 
     blocks: Mapping[RequestId, int]
@@ -39,8 +39,8 @@ class Sharing(NamedTuple):
 class CachedKv:
     """The prefix cache of one engine, and the blocks of its requests.
 
-    queried_tokens, hit_tokens: of all requests that were started, as vLLM counts them.
-    served: the last prompts that were started. resets: how often the cache was emptied.
+    queried_tokens, hit_tokens: totals of all requests that were started, as vLLM counts them.
+    served: the last prompts that were started. resets: number of times that the cache was emptied.
     """
 
     def __init__(self, total_blocks: int, block_tokens: int) -> None:
@@ -56,32 +56,32 @@ class CachedKv:
         return self.cache.pool.free_blocks
 
     def blocks_of(self, job: Job, keys: Sequence[BlockKey]) -> RequestBlocks:
-        """Return the blocks, none yet, of a request whose prompt has these keys."""
+        """Return the empty block list of a request whose prompt has these keys."""
         return RequestBlocks(job.request.id, keys)
 
     def cached_tokens(self, keys: Sequence[BlockKey], tokens: int) -> int:
-        """Return the tokens that a new request with these keys would find cached now."""
+        """Return the number of tokens that are cached now for a new request with these keys."""
         return self.cache.cached_tokens(keys, tokens)
 
     def candidate(self, job: Job, keys: Sequence[BlockKey]) -> Job:
         """Return a new request as a policy should see it now."""
-        return _seen(job, self.cache.look_up(self.blocks_of(job, keys), _sought_tokens(job)))
+        return _with_prefix(job, self.cache.lookup(self.blocks_of(job, keys), _sought_tokens(job)))
 
-    def seen(self, waiting: Iterable[ActiveRequest]) -> list[Job]:
+    def jobs_in_view(self, waiting: Iterable[ActiveRequest]) -> list[Job]:
         """Return waiting requests as a policy should see them now."""
-        jobs, looked_up = [], 0
+        jobs, lookups = [], 0
         for entry in waiting:
-            if entry.job.unheld_blocks is None and looked_up < LOOKED_UP:
-                looked_up += 1
-                jobs.append(self.look_up(entry))
+            if entry.job.unheld_blocks is None and lookups < LOOKUPS_PER_VIEW:
+                lookups += 1
+                jobs.append(self.lookup(entry))
             else:
                 jobs.append(entry.job)
         return jobs
 
-    def look_up(self, entry: ActiveRequest) -> Job:
-        """Return a waiting request that holds nothing with what is cached of it."""
+    def lookup(self, entry: ActiveRequest) -> Job:
+        """Return the job of a waiting request that holds no blocks, with its cached prefix."""
         assert entry.kv is not None, "every request of an engine with a prefix cache has this"
-        return _seen(entry.job, self.cache.look_up(entry.kv, _sought_tokens(entry.job)))
+        return _with_prefix(entry.job, self.cache.lookup(entry.kv, _sought_tokens(entry.job)))
 
     def sharing(self, requests: Iterable[ActiveRequest]) -> Sharing:
         """Return which of these requests hold the same blocks."""
@@ -95,13 +95,13 @@ class CachedKv:
         return self._shared
 
     def pin(self, entry: ActiveRequest) -> None:
-        """Let a waiting request hold what is cached of it."""
+        """Let a waiting request hold the blocks of its cached prefix."""
         assert entry.kv is not None, "every request of an engine with a prefix cache has this"
         cached = self.cache.start(entry.kv, _sought_tokens(entry.job))
         entry.job = with_cached_prefix(entry.job, cached, 0)
 
     def unpin(self, entry: ActiveRequest) -> None:
-        """Let a waiting request hold nothing."""
+        """Release the blocks that a waiting request holds."""
         assert entry.kv is not None, "every request of an engine with a prefix cache has this"
         self.cache.release(entry.kv)
         entry.job = entry.job._replace(computed_tokens=0, unheld_blocks=None, prefix_of=None)
@@ -118,11 +118,11 @@ class CachedKv:
         return cached
 
     def grow(self, entry: ActiveRequest, kv_tokens: int) -> None:
-        """Give a request blocks for `kv_tokens` entries; those that it completes are cached."""
+        """Give a request blocks for `kv_tokens` entries, and cache those that it completes."""
         self._grow(entry, kv_tokens, _size_tokens(entry.job))
 
     def grow_decode(self, entry: ActiveRequest, kv_tokens: int) -> None:
-        """Give a request a block for its next token, after `kv_tokens - 1` entries that are all its own."""
+        """Give a decode without draft tokens the block of entry `kv_tokens`."""
         self._grow(entry, kv_tokens, kv_tokens)
 
     def _grow(self, entry: ActiveRequest, kv_tokens: int, known_tokens: int) -> None:
@@ -156,10 +156,10 @@ def _size_tokens(job: Job) -> int:
 
 
 def _sought_tokens(job: Job) -> int:
-    """Return the tokens of which all but one may be found; a preempted job must compute two."""
+    """Return the tokens of which all but one may be cached; a preempted job must compute two."""
     return _size_tokens(job) - (job.generated_tokens > 0)
 
 
-def _seen(job: Job, found: CachedPrefix) -> Job:
+def _with_prefix(job: Job, found: CachedPrefix) -> Job:
     holder = None if found.holder is None else str(found.holder)
     return with_cached_prefix(job, found.tokens, found.free_blocks, holder)

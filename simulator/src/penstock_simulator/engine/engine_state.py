@@ -120,7 +120,7 @@ class EngineState:
     def waiting(self) -> tuple[Job, ...]:
         """Jobs that are not running, in order of arrival; their cached prefixes count as computed."""
         cached = self._blocks.cached
-        return self._waiting.jobs() if cached is None else tuple(cached.seen(self._waiting.entries))
+        return self._waiting.jobs() if cached is None else tuple(cached.jobs_in_view(self._waiting.entries))
 
     @property
     def running_count(self) -> int:
@@ -129,7 +129,7 @@ class EngineState:
 
     @property
     def waiting_count(self) -> int:
-        """Number of jobs that hold none."""
+        """Number of waiting jobs."""
         return len(self._waiting.entries)
 
     def view(
@@ -142,7 +142,7 @@ class EngineState:
     def lazy_view(
         self, now_s: float, busy_until_s: float, model: TimeModel, speculation: Speculation | None = None
     ) -> Callable[[], ReplicaView]:
-        """Return a function that computes the view as of this call; most such views are never read."""
+        """Return a function that computes the view at the time of this call; most are never read."""
         if self._repeated is None:
             view = self.view(now_s, busy_until_s, model, speculation)
             return lambda: view
@@ -155,7 +155,7 @@ class EngineState:
         return self._blocks.cached
 
     def cached_tokens(self, keys: Sequence[BlockKey], tokens: int) -> int:
-        """Return the tokens that are cached of a prompt of this length with these keys."""
+        """Return the number of cached tokens of a prompt of this length with these keys."""
         return 0 if self.cached is None else self.cached.cached_tokens(keys, tokens)
 
     def reset_prefix_cache(self) -> bool:
@@ -184,7 +184,7 @@ class EngineState:
             blocks. pinned: whether the cached part of its prompt may not be evicted until its prefill begins.
         """
         if job.request.id in self:
-            raise ValueError(f"request {job.request.id} is already here")
+            raise ValueError(f"request {job.request.id} is already in the engine")
         if self._kv.blocks_for(job.request.prompt_tokens + answer_tokens) > self.total_blocks:
             raise NeverFits(job.request.id)
         if self.cached is not None:
@@ -204,7 +204,7 @@ class EngineState:
         The caller has checked `has_room`. Raises ValueError.
         """
         if job.request.id in self:
-            raise ValueError(f"request {job.request.id} is already here")
+            raise ValueError(f"request {job.request.id} is already in the engine")
         self._stop_repeating()
         blocks = self._blocks.blocks_of(job, ())
         entry = ActiveRequest(job, answer_tokens, thinking_tokens, decoding=job.decoding, kv=blocks)
@@ -213,7 +213,7 @@ class EngineState:
         self._blocks.grow(entry, job.computed_tokens)
 
     def abort(self, job_id: RequestId) -> bool:
-        """Remove a request and free its blocks. Returns whether it was here."""
+        """Remove a request and free its blocks. Returns whether it was in the engine."""
         self._stop_repeating()
         self._running_cache = None
         entry = self._running.pop(job_id, None)
@@ -305,7 +305,7 @@ class EngineState:
         """Apply the repeated iterations that have ended to jobs and blocks."""
         if self._repeated is not None:
             self._running_cache = None
-            self._repeated.settle(self.block_tokens, under_way=bool(self._iteration.decodes))
+            self._repeated.settle(self.block_tokens, in_progress=bool(self._iteration.decodes))
 
     def _stop_repeating(self) -> None:
         """End the repetition, because the next iteration differs."""
@@ -324,13 +324,13 @@ class EngineState:
         finished[request.id] = Finish.LENGTH if limited else Finish.STOP
 
     def _checked(self, step: Step) -> Iteration:
-        """Return the step as an iteration; its new requests hold what is cached. Raises InvalidStep."""
+        """Return the step as an iteration; new requests hold their cached prefixes. Raises InvalidStep."""
         waiting, cached = self._waiting, self._blocks.cached
         if cached is None:
             return checked_iteration(step, self._running, waiting.by_id, self.limits, self._kv)
         before = [entry.job for entry in waiting.entries]
-        for entry, seen in zip(waiting.entries, cached.seen(waiting.entries), strict=True):
-            entry.job = seen
+        for entry, job in zip(waiting.entries, cached.jobs_in_view(waiting.entries), strict=True):
+            entry.job = job
         starting: set[RequestId] = set()
         try:
             wanted = checked_iteration(step, self._running, waiting.by_id, self.limits, self._kv)
@@ -357,7 +357,7 @@ class EngineState:
         if self._blocks.unpin_if_short(wanted, kv, idle=idle):
             kv = self._kv
         iteration, preempted = preempt_for_growth(wanted, tuple(self._running.values()), kv)
-        self._blocks.let_go(wanted, iteration)
+        self._blocks.release_unstarted(wanted, iteration)
         for entry in preempted:
             self._preempt(entry)
         return iteration

@@ -2,7 +2,7 @@
 
 Without one, blocks are a number: a request takes free ones as it grows, and gives all back. With one, blocks
 may be shared and stay cached after their request (`cached_kv`), and a waiting request may be pinned: it holds
-what is cached of its prompt until its prefill begins.
+its cached prefix until its prefill begins.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ class KvBlocks:
         return KvCache(self.total, self.free, self.block_tokens, *shared)
 
     def blocks_of(self, job: Job, keys: Sequence[BlockKey]) -> RequestBlocks | None:
-        """Return the blocks, none yet, of a request whose prompt has these keys; None without a cache."""
+        """Return the empty block list of a request whose prompt has these keys; None without a cache."""
         return None if self.cached is None else self.cached.blocks_of(job, keys)
 
     def needs_block(self, computed_tokens: int, blocks: int) -> bool:
@@ -79,14 +79,14 @@ class KvBlocks:
         entry.blocks = 0
 
     def started(self, entry: ActiveRequest) -> int:
-        """Note that a request's prefill begins. Returns its cached tokens."""
+        """Record that a request's prefill begins. Returns its cached tokens."""
         if self.cached is None:
             return 0
         self._pinned.pop(entry.job.request.id, None)
         return self.cached.started(entry)
 
     def pin(self, entry: ActiveRequest) -> None:
-        """Let a waiting request hold what is cached of it until its prefill begins."""
+        """Let a waiting request hold its cached prefix until its prefill begins."""
         if self.cached is not None:
             self.cached.pin(entry)
             self.free = self.cached.free_blocks
@@ -94,14 +94,14 @@ class KvBlocks:
                 self._pinned[entry.job.request.id] = entry
 
     def hold_cached(self, grants: Iterable[Grant]) -> None:
-        """Let requests that are to start hold what is cached of them."""
+        """Let requests that are to start hold their cached prefixes."""
         if self.cached is not None:
             for entry in self._not_pinned(grants):
                 self.cached.pin(entry)
             self.free = self.cached.free_blocks
 
-    def let_go(self, wanted: Iteration, iteration: Iteration) -> None:
-        """Take what `hold_cached` gave from requests of `wanted` that do not start in `iteration`."""
+    def release_unstarted(self, wanted: Iteration, iteration: Iteration) -> None:
+        """Release the prefixes of requests in `wanted` that do not start in `iteration`, unless pinned."""
         if self.cached is not None:
             starting = _ids(iteration)
             left_out = [grant for grant in wanted.grants if grant.entry.job.request.id not in starting]
@@ -110,9 +110,9 @@ class KvBlocks:
             self.free = self.cached.free_blocks
 
     def unpin_if_short(self, wanted: Iteration, kv: KvCache, *, idle: bool) -> bool:
-        """Unpin waiting requests if others need their blocks. Returns whether that was so.
+        """Unpin waiting requests if other requests need their blocks. Returns whether any were unpinned.
 
-        idle: whether nothing else can move, so that they need them too.
+        idle: whether the engine has nothing to compute, so that the first waiting request needs the blocks.
         """
         if self.cached is None or not self._pinned or not (idle or missing_blocks(wanted, kv) > 0):
             return False

@@ -1,7 +1,7 @@
 """Which requests are preempted if an iteration needs more KV blocks than are free.
 
-As in vLLM, the request started last is preempted first, until the rest fits. Two kinds go before it: requests
-that this iteration would start, which stay in the queue, and best-effort requests.
+As in vLLM, the request started last is preempted first, until the rest fits. Two kinds are preempted before
+it: requests that this iteration would start, which stay in the queue, and best-effort requests.
 """
 
 from collections.abc import Sequence

@@ -54,23 +54,23 @@ class RepeatedDecodes:
         return BatchShape(decodes=decodes, context_tokens=self.context_tokens + self.begun * decodes)
 
     def lazy_jobs(self) -> Callable[[], tuple[Job, ...]]:
-        """Return a function that computes the jobs as of this call."""
+        """Return a function that computes the jobs at the time of this call."""
         jobs, ends_s, ended = self.jobs, self.ends_s, len(self.ends_s)
         return lambda: tuple(after_each(jobs, ends_s[:ended])) if ended else jobs
 
-    def settle(self, block_tokens: int, *, under_way: bool) -> None:
-        """Apply all ended iterations to jobs and blocks. under_way: an iteration has begun and not ended."""
+    def settle(self, block_tokens: int, *, in_progress: bool) -> None:
+        """Apply all ended iterations to jobs and blocks. in_progress: whether one has begun and not ended."""
         if self.ends_s:
             self.jobs, self.ends_s = tuple(after_each(self.jobs, self.ends_s)), []
         for entry, job in zip(self.iteration.decodes, self.jobs, strict=True):
             entry.job = job
-            entry.blocks = max(entry.blocks, -(-(job.computed_tokens + under_way) // block_tokens))
+            entry.blocks = max(entry.blocks, -(-(job.computed_tokens + in_progress) // block_tokens))
 
 
 def repeated_decodes(
     entries: Sequence[ActiveRequest], least_blocks: int, block_tokens: int
 ) -> RepeatedDecodes | None:
-    """Return the repetition that these decodes, which are all running requests, can begin; None if none."""
+    """Return the repetition of a batch of all running requests, which decode; None if it cannot repeat."""
     left = min([entry.next_event_tokens - entry.job.generated_tokens for entry in entries], default=0) - 1
     rooms = [entry.blocks * block_tokens - entry.job.computed_tokens for entry in entries]
     if left < 1 or not 0 <= min(rooms) <= max(rooms) < block_tokens:

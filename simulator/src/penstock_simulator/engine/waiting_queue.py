@@ -8,7 +8,7 @@ from penstock_simulator.engine.iteration import ActiveRequest
 
 
 class WaitingQueue:
-    """Waiting requests. entries: in order. by_id: the same."""
+    """Waiting requests. entries: in order. by_id: the same requests by id."""
 
     def __init__(self) -> None:
         self.entries: list[ActiveRequest] = []
@@ -29,7 +29,7 @@ class WaitingQueue:
         self._jobs = None
 
     def remove(self, job_id: RequestId) -> ActiveRequest | None:
-        """Remove a request. Returns it; None if it does not wait."""
+        """Remove and return a request; None if it does not wait."""
         entry = self.by_id.pop(job_id, None)
         if entry is not None:
             place = bisect_left(self.entries, _arrival_s(entry), key=_arrival_s)
@@ -38,7 +38,7 @@ class WaitingQueue:
         return entry
 
     def changed(self) -> None:
-        """Note that a waiting request's job has changed."""
+        """Invalidate the tuple of jobs, because a waiting request's job has changed."""
         self._jobs = None
 
 

@@ -1,8 +1,8 @@
-"""Disturbances of an engine: a change of speed, slow steps now and then, an error by kind of token.
+"""Disturbances of an engine: changes of speed, occasional slow steps, and errors by kind of token.
 
-Clocks are throttled, neighbours take memory bandwidth or cores, single steps wait for a stalled host, and an
-engine unlike the profiled one computes prompts more slowly and decodes faster than fitted. The noise of every
-measured ground truth (`noise`) is mild; these are the bad days, and off unless asked for.
+Causes are throttled clocks, other loads on memory bandwidth or cores, a stalled host, and engines that differ
+from the profiled one, with slower prefills and faster decodes than fitted. Every measured ground truth has
+mild noise (`noise`). Disturbances are larger, and off by default.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class KindFactors:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What disturbs an engine; nothing by default."""
+    """The disturbances of an engine; none by default."""
 
     speed_changes: Sequence[SpeedChange] = ()
     slow_steps: SlowSteps | None = None

@@ -2,10 +2,10 @@
 
 The planner's time model is a maximum of two linear functions plus two slopes
 (`penstock_core.timing.time_model`). The ground truth differs from it as a GPU does: kernel times from
-measured tables, with steps and bends (`kernel_times`), times noise and drift (`noise`). For the paper's
-engines (`slos-serve-*`) no tables are public: theirs is the paper's coefficients, as are the planner's,
-with tiles of ±8 %. There the planner is nearly right, so a result needs a second reading on an engine with
-tables.
+measured tables, with steps and bends (`kernel_times`), times noise and drift (`noise`). The paper's
+engines (`slos-serve-*`) have no public tables: their ground truth uses the paper's coefficients, as the
+planner does, with tile steps of ±8 %. The planner's error is small there, so results should be confirmed on
+an engine with tables.
 
 `ExactTruth` is the planner's model itself, for runs that test the guarantee under a correct model.
 """
@@ -49,7 +49,7 @@ class ExactTruth:
     model: TimeModel
 
     def seconds(self, shape: BatchShape, at_s: float) -> float:
-        """Return the model's duration, whatever the time."""
+        """Return the model's duration, which does not depend on the time."""
         return self.model.seconds(shape.work())
 
 

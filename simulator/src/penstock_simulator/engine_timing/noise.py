@@ -12,7 +12,7 @@ NOISE = 0.03
 SLOW_STEP_CHANCE = 0.001
 """Share of slow iterations."""
 SLOW_STEP_LEAST, SLOW_STEP_MOST = 1.2, 2.0
-"""Range of their factor."""
+"""Range of the factor of slow iterations."""
 DRIFT = 0.05
 """Largest drift, as a share."""
 DRIFT_PERIODS_S = (97.0, 263.0, 611.0)
@@ -36,5 +36,5 @@ class TimingNoise:
     def drift(self, at_s: float) -> float:
         """Return the drift as a factor at `at_s` seconds."""
         waves = zip(DRIFT_PERIODS_S, self._phases, strict=True)
-        sway = sum(sin(2 * pi * at_s / period_s + phase) for period_s, phase in waves)
-        return 1 + DRIFT * sway / len(DRIFT_PERIODS_S)
+        total = sum(sin(2 * pi * at_s / period_s + phase) for period_s, phase in waves)
+        return 1 + DRIFT * total / len(DRIFT_PERIODS_S)

@@ -26,7 +26,7 @@ from penstock_simulator.serving.token_stream import Aborted, TokenStream
 ANSWER_MEDIAN_LOG = 5.3
 """Answers of unstated length are log-normal: median of 200 stream, 90th percentile of 560."""
 ANSWER_SIGMA = 0.8
-"""Deviation of the logarithm of their lengths."""
+"""Standard deviation of the logarithm of such a length."""
 
 _PREFIX = {ApiEndpoint.CHAT: "chatcmpl-", ApiEndpoint.COMPLETION: "cmpl-"}
 
@@ -35,10 +35,11 @@ _PREFIX = {ApiEndpoint.CHAT: "chatcmpl-", ApiEndpoint.COMPLETION: "cmpl-"}
 class Completions:
     """The two completion endpoints of one engine.
 
-    seed: of the lengths of answers that a request does not state. Like its words, a length follows from the
-        prompt: engines of one seed give a request the same answer.
-    tickets: where SLO fields count in tickets only; None where requests come from the sidecar only.
-    ticket_key: returns the key of tickets; b"" where there is none.
+    seed: seed of answer lengths that requests do not state. An answer's length and words depend only on the
+        prompt and the seed, so engines with equal seeds give the same answer.
+    tickets: check of tickets, if SLO fields are read from tickets only; None if only the sidecar sends
+        requests.
+    ticket_key: returns the key of tickets; b"" if there is none.
     """
 
     loop: StepLoop

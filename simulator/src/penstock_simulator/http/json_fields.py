@@ -39,7 +39,7 @@ def integer(
 def number(
     fields: Mapping[str, Any], name: str, low: float, high: float = math.inf, prefix: str = ""
 ) -> float | None:
-    """A finite number, or None where it is absent or null. Raises ApiError 400."""
+    """Return a finite number, or None if it is absent or null. Raises ApiError 400."""
     value = fields.get(name)
     if value is None:
         return None

@@ -55,7 +55,7 @@ class CompletionRequest:
     max_tokens: limit of the answer's tokens, bounded by the model's context.
     answer_tokens: true length of the answer if the body states it, else None.
     thinking_tokens: how many of them are thinking tokens.
-    answer: where the answer begins: its words follow from the prompt.
+    answer: beginning of the answer, which determines its words.
     prompt_ids: the prompt's token ids if the response is to have token ids (`return_token_ids`), else None.
     include_usage: whether the stream ends with a usage chunk.
     block_keys: of the prompt's full blocks; empty without a prefix cache.
@@ -95,7 +95,7 @@ def read_request(
     stream = boolean(body, "stream")
     options = mapping(body, "stream_options")
     if options and not stream:
-        raise bad_field("stream_options", "only with stream: true")
+        raise bad_field("stream_options", "requires stream: true")
     xargs = _xargs(body)
     answer = answer_start(_last_ids(body, endpoint))
     return CompletionRequest(

@@ -7,7 +7,7 @@ In chats, thinking is separate, as with vLLM's reasoning parsers: `reasoning_con
 in one delta if an iteration generated tokens of both. A completion is the model's raw text, including
 thinking.
 
-Where the request asks for token ids (`return_token_ids`), each chunk has those of its tokens, and the first
+If the request asks for token ids (`return_token_ids`), each chunk has those of its tokens, and the first
 those of the prompt.
 """
 
@@ -51,7 +51,7 @@ class ResponseHead:
 
     created_s: Unix time, whole seconds.
     answer: where the answer begins.
-    prompt_ids: the prompt's, where the response has token ids; else None.
+    prompt_ids: token ids of the prompt, if the response has token ids; else None.
     """
 
     endpoint: ApiEndpoint

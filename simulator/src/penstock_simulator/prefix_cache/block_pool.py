@@ -20,7 +20,7 @@ Block = int
 
 
 class OutOfBlocks(Exception):
-    """More blocks are wanted than are free, which the caller has to check before."""
+    """More blocks are requested than are free, which the caller must check before."""
 
 
 class BlockPool:
@@ -116,7 +116,7 @@ class BlockPool:
             self._free.move_to_end(block, last=False)
 
     def clear(self) -> bool:
-        """Empty the cache, if no request holds a block, as vLLM's `reset_prefix_cache`. Returns whether."""
+        """Empty the cache if no request holds a block, as vLLM does. Returns whether it was emptied."""
         if len(self._free) < len(self._holders):
             return False
         self._cached.clear()

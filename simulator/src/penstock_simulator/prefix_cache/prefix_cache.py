@@ -1,4 +1,4 @@
-"""The blocks of each request, and what a request finds cached when it starts.
+"""The blocks of each request, and the cached prefix of a request that starts.
 
 As vLLM's `KVCacheManager` for a model with full attention. A request that starts takes the longest cached
 prefix of its full blocks, but computes at least its last token: if all of its tokens are cached, the last
@@ -35,10 +35,10 @@ class RequestBlocks:
 
 
 class CachedPrefix(NamedTuple):
-    """What a request would find.
+    """The cached prefix of a request.
 
-    tokens: cached. free_blocks: cached blocks that no request holds yet.
-    holder: name of a request that holds the others, if one holds all of them.
+    tokens: number of cached tokens. free_blocks: cached blocks that no request holds.
+    holder: name of a request that holds all other cached blocks, if there is one.
     """
 
     tokens: int
@@ -54,8 +54,8 @@ class PrefixCache:
         self.pool = BlockPool(total_blocks)
         self._holders: dict[Block, RequestBlocks] = {}  # the last request that took each block
 
-    def look_up(self, request: RequestBlocks, tokens: int) -> CachedPrefix:
-        """Return what a request of `tokens` tokens that holds nothing would find now. Changes nothing."""
+    def lookup(self, request: RequestBlocks, tokens: int) -> CachedPrefix:
+        """Return the cached prefix of a request of `tokens` tokens that holds no blocks. Changes nothing."""
         found = self._find(request, tokens)
         free = self.pool.free_among(found)
         return CachedPrefix(len(found) * self.block_tokens, free, self._holder(found[: len(found) - free]))
@@ -65,7 +65,7 @@ class PrefixCache:
         return len(self.pool.find(keys[: (tokens - 1) // self.block_tokens])) * self.block_tokens
 
     def start(self, request: RequestBlocks, tokens: int) -> int:
-        """Let a request of `tokens` tokens hold what is cached of it. Returns the cached tokens."""
+        """Let a request of `tokens` tokens hold its cached prefix. Returns the cached tokens."""
         request.blocks = self._find(request, tokens)
         request.stored = len(request.blocks)
         self.pool.hold(request.blocks)

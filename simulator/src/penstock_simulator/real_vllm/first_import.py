@@ -1,6 +1,6 @@
-"""Whether vLLM starts in an environment that was just made.
+"""Checks that vLLM can be imported in a new environment, and its scheduler built.
 
-`python -m penstock_simulator.real_vllm.first_import` raises what is missing or does not fit.
+`python -m penstock_simulator.real_vllm.first_import` fails if a package is missing or incompatible.
 """
 
 from penstock_simulator.real_vllm.scheduler import EngineShape, build_scheduler

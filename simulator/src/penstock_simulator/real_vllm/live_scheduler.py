@@ -16,7 +16,7 @@ from penstock_core.domain.request import Job, RequestId
 
 from penstock_simulator.real_vllm.scheduler import build_scheduler, longest_tokens, shape_of
 
-A_TOKEN = 7
+TOKEN_ID = 7
 """The id of every token. The scheduler does not read them."""
 
 
@@ -50,17 +50,17 @@ class LiveScheduler:
 
         self._drafts = shape.drafts
         self._sampling = SamplingParams(max_tokens=longest_tokens(shape), ignore_eos=True)
-        self._under_way: Any = None
+        self._last_step: Any = None
 
     def follow(self, view: ReplicaView) -> None:
         """Report what has happened in the engine since the last step to vLLM. Raises SchedulersDiverged."""
         jobs = {job.request.id: job for job in (*view.running, *view.waiting)}
-        self._leave(jobs)
-        if self._under_way is not None:
+        self._remove_ended(jobs)
+        if self._last_step is not None:
             self._finish_step(jobs)
         for job in view.waiting:
             if job.request.id not in self.scheduler.requests:
-                self._arrive(job)
+                self._add(job)
         ours = [job.request.id for job in view.running]
         theirs = [request.request_id for request in self.scheduler.running]
         if ours != theirs:
@@ -69,37 +69,35 @@ class LiveScheduler:
     def schedule(self) -> Scheduled:
         """Return vLLM's next step."""
         output = self.scheduler.schedule()
-        self._under_way = output if output.num_scheduled_tokens else None
+        self._last_step = output if output.num_scheduled_tokens else None
         drafts = {job_id: len(tokens) for job_id, tokens in output.scheduled_spec_decode_tokens.items()}
         tokens = {
             job_id: count - drafts.get(job_id, 0) for job_id, count in output.num_scheduled_tokens.items()
         }
         return Scheduled(tokens, drafts, output.preempted_req_ids)
 
-    def _leave(self, jobs: dict[RequestId, Job]) -> None:
+    def _remove_ended(self, jobs: dict[RequestId, Job]) -> None:
         from vllm.v1.request import RequestStatus
 
         gone = [job_id for job_id in self.scheduler.requests if job_id not in jobs]
         if gone:
             self.scheduler.finish_requests(gone, RequestStatus.FINISHED_STOPPED)
 
-    def _arrive(self, job: Job) -> None:
+    def _add(self, job: Job) -> None:
         from vllm.v1.request import Request
 
-        asked = job.request
-        prompt = [A_TOKEN] * asked.prompt_tokens
-        self.scheduler.add_request(
-            Request(asked.id, prompt, self._sampling, None, arrival_time=asked.arrival_s)
-        )
+        new = job.request
+        prompt = [TOKEN_ID] * new.prompt_tokens
+        self.scheduler.add_request(Request(new.id, prompt, self._sampling, None, arrival_time=new.arrival_s))
 
     def _finish_step(self, jobs: dict[RequestId, Job]) -> None:
         """Report sampled tokens, then the drafts for the next step, as vLLM's engine core does."""
         from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
-        step, requests = self._under_way, self.scheduler.requests
+        step, requests = self._last_step, self.scheduler.requests
         computed = [job_id for job_id in step.num_scheduled_tokens if job_id in requests]
         sampled = [
-            [A_TOKEN] * (jobs[job_id].generated_tokens - requests[job_id].num_output_tokens)
+            [TOKEN_ID] * (jobs[job_id].generated_tokens - requests[job_id].num_output_tokens)
             for job_id in computed
         ]
         self.scheduler.update_from_output(
@@ -111,5 +109,5 @@ class LiveScheduler:
             ),
         )
         if self._drafts:
-            drafted = [[A_TOKEN] * self._drafts for _ in computed]
+            drafted = [[TOKEN_ID] * self._drafts for _ in computed]
             self.scheduler.update_draft_token_ids(DraftTokenIds(computed, drafted))

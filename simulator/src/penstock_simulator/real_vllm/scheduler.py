@@ -1,10 +1,9 @@
 """Builds vLLM's scheduler as `vllm serve` does: vLLM's configuration with its defaults.
 
 Set explicitly are the settings that the simulated engine has too: KV memory, batch tokens, slots, draft
-tokens, prefix caching. Asynchronous scheduling, which
-overlaps planning with the previous step, is off because planning takes no simulated time. The model is a
-placeholder that no decision reads; its context is the whole KV memory, so that memory is the only limit on a
-request.
+tokens, prefix caching. Asynchronous scheduling, which overlaps planning with the previous step, is off,
+because planning takes no simulated time. The model is a placeholder that no decision reads; its context is
+the whole KV memory, so that memory is the only limit on a request.
 
 Draft tokens are configured as n-gram drafts, which need no memory of their own, as in the simulated engine.
 """

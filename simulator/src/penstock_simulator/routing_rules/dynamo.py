@@ -1,9 +1,9 @@
 """Dynamo's KV router with its defaults: the lowest sum of prefill and decode cost first.
 
-Prefill cost: prompt tokens to compute at the replica, those of this request without what is cached included.
+Prefill cost: prompt tokens to compute at the replica, including this request's tokens that are not cached.
 Decode cost: tokens in the KV memory of its requests. Both are in blocks there; the unit does not change the
-order, nor do the new request's own blocks, which each replica would have. The overlap weight is 1, the
-temperature 0.
+order, nor do the new request's own blocks, because they are the same at each replica. The overlap weight is
+1, the temperature 0.
 
 Source: NVIDIA Dynamo documentation, "Routing Concepts" (v1.2), cost calculation: overlap_score_weight ·
 prefill_blocks + decode_blocks; and its `DefaultWorkerSelector`, where prefill blocks are those in progress at
@@ -21,7 +21,7 @@ OVERLAP_WEIGHT = 1.0
 def dynamo(
     loads: Sequence[ReplicaLoad], request: RoutingRequest, overlap_weight: float = OVERLAP_WEIGHT
 ) -> tuple[str, ...]:
-    """Order by the cost."""
+    """Return the replicas by cost, the lowest first."""
     return ranked(loads, request, lambda load: (_cost_tokens(load, request, overlap_weight),))
 
 

@@ -17,7 +17,7 @@ PREFIX_WEIGHT, QUEUE_WEIGHT, KV_WEIGHT = 3.0, 2.0, 2.0
 
 
 def llm_d(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
-    """Order by the weighted sum of the scores."""
+    """Return the replicas by the weighted sum of their scores, the highest first."""
     queues = [load.snapshot.waiting + load.sent for load in loads]
     shortest, longest = min(queues, default=0), max(queues, default=0)
 

@@ -22,7 +22,7 @@ BALANCE_RATIO = 1.5
 def sglang(
     loads: Sequence[ReplicaLoad], request: RoutingRequest, balance_requests: int = BALANCE_REQUESTS
 ) -> tuple[str, ...]:
-    """Order by load if it is out of balance; else by cached prefix or free memory."""
+    """Return the replicas by load if it is out of balance, else by cached prefix or free memory."""
     if _out_of_balance([load.batch for load in loads], balance_requests):
         return ranked(loads, request, lambda load: (load.batch,))
     longest = max((request.cached_at(load.name) for load in loads), default=0)

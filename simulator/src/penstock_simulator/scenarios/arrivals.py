@@ -18,8 +18,8 @@ from penstock_simulator.scenarios.scenario import RequestStream, Scenario
 def arrivals(scenario: Scenario, rate_rps: float, seed: int, laps: int = 1) -> Iterator[Arrival]:
     """Yield its requests in order of arrival. All requests of a session have the session's arrival time.
 
-    laps: how often the recorded window is repeated, with new lengths each time. A fleet of four needs four
-        times the requests to be under load for as long as one replica.
+    laps: repetitions of the recorded window, with new lengths each time. A fleet of four needs four times the
+        requests to be under load for as long as one replica.
     """
     if scenario.sessions is not None:
         yield from scenario.sessions.arrivals(rate_rps, seed, laps)
@@ -56,14 +56,14 @@ def _requests(
     for number, (row, requests) in enumerate(zip(rows, stream.requests(rows, random), strict=True)):
         name = f"{stream_number}-{number}"
         session = name if len(requests) > 1 else ""
-        for stage, ask in enumerate(requests):
+        for stage, request in enumerate(requests):
             yield Arrival(
                 f"{name}.{stage}" if session else name,
                 row.arrival_s,
-                ask.tier,
-                ask.prompt_tokens,
-                ask.output_tokens,
-                ask.thinking_tokens,
+                request.tier,
+                request.prompt_tokens,
+                request.output_tokens,
+                request.thinking_tokens,
                 session,
                 stage,
             )

@@ -29,15 +29,15 @@ TIGHT_TTFT, LOOSE_TTFT = 3.0, 5.0
 TIGHT_TPOT_S, LOOSE_TPOT_S = 0.050, 0.100
 """TPOT targets."""
 
-CHATTING = RecordingWindow("azure-conv", 0, 300, 300)
-SUMMARISING = RecordingWindow("azure-conv", 0, 300, 300, phase=0.5)
-"""Like CHATTING, offset by half a period, so that in a joint scenario their arrivals do not coincide."""
-THINKERS = RecordingWindow("azure-conv", 0, 100, 300)
-"""A third of CHATTING, because every request lasts minutes."""
-CODING = RecordingWindow("azure-code", 0, 300, 300)
-TOOLS = RecordingWindow("azure-code", 150, 100, 100)
-LONG_CONTEXT = RecordingWindow("mooncake", 0, 400, 1000)
-THINKING_CLIENTS = RecordingWindow("servegen-reasoning", 0, 120, 600)
+CHAT_WINDOW = RecordingWindow("azure-conv", 0, 300, 300)
+SUMMARY_WINDOW = RecordingWindow("azure-conv", 0, 300, 300, phase=0.5)
+"""Like CHAT_WINDOW, offset by half a period, so that in a joint scenario their arrivals do not coincide."""
+REASONING_WINDOW = RecordingWindow("azure-conv", 0, 100, 300)
+"""A third of CHAT_WINDOW, because every request lasts minutes."""
+CODE_WINDOW = RecordingWindow("azure-code", 0, 300, 300)
+TOOL_WINDOW = RecordingWindow("azure-code", 150, 100, 100)
+LONG_CONTEXT_WINDOW = RecordingWindow("mooncake", 0, 400, 1000)
+REASONING_CLIENTS_WINDOW = RecordingWindow("servegen-reasoning", 0, 120, 600)
 
 OPT_CONTEXT_TOKENS = 2048
 """Longest context of OPT."""
@@ -102,9 +102,9 @@ CHAT_TIER = _tier("chat", LOOSE_TTFT, LOOSE_TPOT_S)
 CODER_TIER = _tier("coder", LOOSE_TTFT, TIGHT_TPOT_S)
 SUMMARY_TIER = _tier("summary", TIGHT_TTFT, LOOSE_TPOT_S)
 
-CHAT = RequestStream(CHATTING, pairs("chat", "azure-conv", OPT_CONTEXT_TOKENS))
-CODE = RequestStream(CODING, pairs("coder", "azure-code", OPT_CONTEXT_TOKENS))
-SUMMARIES = RequestStream(SUMMARISING, pairs("summary", "arxiv-lengths", OPT_CONTEXT_TOKENS))
+CHAT = RequestStream(CHAT_WINDOW, pairs("chat", "azure-conv", OPT_CONTEXT_TOKENS))
+CODE = RequestStream(CODE_WINDOW, pairs("coder", "azure-code", OPT_CONTEXT_TOKENS))
+SUMMARIES = RequestStream(SUMMARY_WINDOW, pairs("summary", "arxiv-lengths", OPT_CONTEXT_TOKENS))
 
 SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: scenario
@@ -126,14 +126,14 @@ SCENARIOS: Mapping[str, Scenario] = {
                 _tier("tool-loop", TIGHT_TTFT, TIGHT_TPOT_S),
                 _tier("tool-final", TIGHT_TTFT, LOOSE_TPOT_S),
             ),
-            RequestStream(TOOLS, tool_sessions("tool", "tool-loop", "tool-final")),
+            RequestStream(TOOL_WINDOW, tool_sessions("tool", "tool-loop", "tool-final")),
         ),
         _on(
             R1_DISTILL,
             "reasoning",
             "minutes of thinking with a tight TPOT, then an answer with a loose one",
             _named(_tier("reasoning", TIGHT_TTFT, TIGHT_TPOT_S, LOOSE_TPOT_S)),
-            RequestStream(THINKERS, reasoning("reasoning")),
+            RequestStream(REASONING_WINDOW, reasoning("reasoning")),
             max_output_tokens=16_384,
         ),
         _on_opt(
@@ -149,7 +149,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             "arxiv",
             "summaries of whole articles on Llama-3-8B",
             _named(SUMMARY_TIER),
-            RequestStream(SUMMARISING, pairs("summary", "arxiv-lengths", ANY_TOKENS)),
+            RequestStream(SUMMARY_WINDOW, pairs("summary", "arxiv-lengths", ANY_TOKENS)),
         ),
         # TTFT is a slowdown, because prompt lengths differ by a factor of a thousand.
         _on(
@@ -157,14 +157,14 @@ SCENARIOS: Mapping[str, Scenario] = {
             "mooncake",
             "a long-context assistant on Llama-3-8B: 15,000 tokens of prompt on average",
             _named(_tier("long-context", LOOSE_TTFT, LOOSE_TPOT_S)),
-            RequestStream(LONG_CONTEXT, as_recorded("long-context")),
+            RequestStream(LONG_CONTEXT_WINDOW, as_recorded("long-context")),
         ),
         _on(
             LLAMA,
             "servegen-reasoning",
             "clients of a public reasoning service on Llama-3-8B; some answers have 20,000 thinking tokens",
             _named(_tier("reasoning", LOOSE_TTFT, TIGHT_TPOT_S, LOOSE_TPOT_S)),
-            RequestStream(THINKING_CLIENTS, as_recorded("reasoning")),
+            RequestStream(REASONING_CLIENTS_WINDOW, as_recorded("reasoning")),
             max_output_tokens=32_768,
         ),
         _with_prefixes(

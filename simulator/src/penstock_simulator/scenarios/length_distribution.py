@@ -18,11 +18,11 @@ TAIL_WIDTH = 0.1
 """Width of the uniform tail, as a share of the 99th percentile."""
 
 LEAST_MU = -20.0
-"""Below the parameter of any distribution of lengths."""
+"""Lower bound on `mu`, below that of any length distribution."""
 SIGMA_RANGE = (0.02, 4.0)
-"""Around the parameter of any distribution of lengths."""
+"""Bounds on `sigma` of any length distribution."""
 HALVINGS = 60
-"""More than a double's 53 bits, so that a root is as exact as it can be."""
+"""Bisection steps: more than the 53 bits of a double, so that roots are exact."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Scenario:
     kv_tokens: KV cache tokens of one replica.
     max_output_tokens: `max_tokens` of all requests.
     sessions: recorded sessions instead of streams, whose requests are judged one by one.
-    prefix_caching: whether engines keep KV blocks for later prompts that begin alike. block_tokens: of them.
+    prefix_caching: whether engines cache prefixes of prompts. block_tokens: tokens of a KV block.
     speculation: draft tokens of the engine with their true acceptance rate; None without a drafter.
     """
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 class RecordedTurn(NamedTuple):
     """One request of a recorded session.
 
-    think_s: from the answer to the session's previous request until this request; 0 for the first.
+    think_s: seconds from the previous answer of the session until this request; 0 for the first.
     hash_ids: ids of its prompt's blocks; equal ids are equal content up to the block's end.
     """
 

@@ -1,8 +1,8 @@
 """Closed-loop arrivals of recorded sessions.
 
-Sessions start at random times (Poisson, given their number). Their further requests come when the previous
-one was answered and the recorded think time has passed, so only the starts depend on the rate. The rate
-counts requests: sessions start so often that they bring this many on average.
+Sessions start at random times (Poisson, given their number). Each further request is sent after the previous
+answer and the recorded think time, so only the starts depend on the rate. The rate counts requests: sessions
+start at the rate that gives this many requests on average.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ GOLDEN = 0.6180339887498949
 class RecordedSessions:
     """Sessions of a recording.
 
-    count: of one sample. hash_id_tokens: tokens per hash id.
+    count: number of sessions in a sample. hash_id_tokens: tokens per hash id.
     """
 
     recording: str
@@ -29,7 +29,7 @@ class RecordedSessions:
     hash_id_tokens: int
 
     def arrivals(self, rate_rps: float, seed: int, laps: int) -> Iterator[Arrival]:
-        """Yield all requests, each at the start of its session. laps: as many times `count` sessions."""
+        """Yield all requests, each at the start of its session. laps: factor on the number of sessions."""
         sessions = [*self._drawn(seed, self.count * laps)]
         random = Random(f"starts {seed}")
         span_s = sum(len(turns) for _, turns in sessions) / rate_rps

@@ -65,9 +65,9 @@ class StepLoop:
         *,
         pinned: bool = False,
     ) -> TokenStream:
-        """Queue a request and return its tokens to come. Raises NeverFits, ValueError.
+        """Queue a request and return its token stream. Raises NeverFits, ValueError.
 
-        block_keys: of its prompt's full blocks. pinned: whether it was admitted because of what is cached.
+        block_keys: of its prompt's full blocks. pinned: whether it was admitted because of its cached prefix.
         """
         self.state.add(job, answer_tokens, thinking_tokens, block_keys, pinned=pinned)
         stream = self._streams[job.request.id] = TokenStream(job.request.id, self.now_s())
@@ -106,7 +106,7 @@ class StepLoop:
     def _end(self, work: BatchWork, began_s: float) -> float:
         """End the iteration and deliver its tokens. Returns the current time.
 
-        An iteration that makes up for a delay may take no time at all; nothing is learned from that.
+        An iteration that makes up for a delay may have no duration; the time model does not learn from it.
         """
         now_s = self.now_s()
         result = self.state.finish(now_s)

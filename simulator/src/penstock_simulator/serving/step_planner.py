@@ -39,8 +39,8 @@ class StepPlanner:
         try:
             step, memory = self._policy.step(view, self._memory)
             iteration = self._state.start(step)
-        except Exception as fault:
-            self._count(fault)
+        except Exception as error:
+            self._record_failure(error)
             return self._begin_by_fallback(view)
         finally:
             self._metrics.planning.observe(time.perf_counter() - before_s)
@@ -51,9 +51,9 @@ class StepPlanner:
         step, self._fallback_memory = self._fallback.step(view, self._fallback_memory)
         return self._state.start(step)
 
-    def _count(self, fault: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         self._metrics.policy_failures += 1
-        kind = f"{type(fault).__name__}: {str(fault)[:200]}"
-        if type(fault).__name__ not in self._logged:
-            self._logged.add(type(fault).__name__)
-            log.error("policy failed, the fallback policy plans this step", fault=kind, exc_info=fault)
+        kind = f"{type(error).__name__}: {str(error)[:200]}"
+        if type(error).__name__ not in self._logged:
+            self._logged.add(type(error).__name__)
+            log.error("policy failed, the fallback policy plans this step", fault=kind, exc_info=error)

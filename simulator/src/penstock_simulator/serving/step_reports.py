@@ -106,7 +106,7 @@ class StepReportSender:
 
 
 def _add_prefixes(report: StepReport, cached: CachedKv, state: EngineState) -> None:
-    """Add what is cached of waiting requests, and of prompts that were served before, and what is shared."""
+    """Add cached tokens of waiting requests and of prompts served before, and shared blocks."""
     waiting, shared = state.waiting, state.shared_prefixes
     report.caches_prefixes, report.cache_resets = True, cached.resets
     if any([job.unheld_blocks is not None for job in waiting]):

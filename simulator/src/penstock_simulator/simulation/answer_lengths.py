@@ -24,7 +24,7 @@ class AnswerLengths(Protocol):
         """Return `Job.sure_tokens`. true_tokens: length of the thinking stage, if there is one."""
 
     def observe(self, request: Request, tokens: int) -> None:
-        """Learn from an answer that has ended."""
+        """Update predictions with an answer that has ended."""
 
 
 class KnownLengths:
@@ -56,11 +56,11 @@ class LearnedLengths:
         return self._predict(request, 0)
 
     def sure(self, request: Request, true_tokens: int) -> int:
-        """Return a low quantile of them."""
+        """Return a low quantile of the lengths of similar finished answers."""
         return self._predictor.sure(request)
 
     def observe(self, request: Request, tokens: int) -> None:
-        """Add an answer to those of its tier and prompt length."""
+        """Record an answer for its tier and prompt length."""
         cut_short = tokens >= request.max_output_tokens
         self._predictor.observe(request.tier, request.prompt_tokens, tokens, cut_short=cut_short)
 

@@ -20,7 +20,7 @@ class EventQueue(Generic[Event]):
         return self._heap[0][0] if self._heap else None
 
     def next_before_s(self, other_s: float | None) -> float | None:
-        """Time of the first event, or this other one if it is earlier; None if there is neither."""
+        """Return the time of the first event or `other_s`, whichever is earlier; None if there is neither."""
         if other_s is None or self.next_s is None:
             return self.next_s if other_s is None else other_s
         return min(self.next_s, other_s)

@@ -22,7 +22,7 @@ from penstock_simulator.engine_timing.ground_truth import TruthKind
 
 
 class LengthKnowledge(StrEnum):
-    """What a replica knows of an answer's length in advance."""
+    """The answer lengths that a replica plans with."""
 
     PREDICTED = "predicted"  # a prediction learned online from the answers that this replica has finished
     KNOWN = "known"  # the true length
@@ -36,7 +36,7 @@ class Fleet:
     model: the time model that planning starts from. Under an exact ground truth it stays unchanged; under a
         measured one every replica corrects it online.
     kv_tokens: KV cache tokens of one replica.
-    tiers: by name. default_tier: tier of requests that name none.
+    tiers: by name. default_tier: tier of requests that have none.
     truth: kind of ground truth. truth_model: the built-in time model whose kernel tables are used; "" for
         that of `model`. disturbance: of every replica's ground truth.
     max_waiting: most best-effort requests of a replica, and most requests that wait at one.
@@ -50,7 +50,7 @@ class Fleet:
     snapshot_age_s: delay until routers see what a replica publishes, at each iteration and each verdict.
     placement_delay_s: delay until a router sees other routers' placements; infinite if they do not share
         them.
-    prefix_caching: whether engines keep KV blocks for later prompts that begin alike.
+    prefix_caching: whether engines cache prefixes of prompts.
     """
 
     policy: str

@@ -35,7 +35,7 @@ class IterationTimer:
         return max(step_end_s(self.expected_end_s, planned_s, self.model.slow_excess, now_s), now_s)
 
     def judged(self, met: bool, now_s: float) -> None:
-        """Learn whether an admitted request that has ended kept its SLO."""
+        """Record whether an admitted request that has ended met its SLO."""
         if self._learned is not None:
             self._margin = judged(self._margin, met, now_s)
 

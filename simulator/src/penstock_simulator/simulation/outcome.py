@@ -21,7 +21,7 @@ class SimulatedOutcome(NamedTuple):
     replica: replica that served it; "" if none did.
     hops: replicas that decided about it.
     ttft_s, tpot_s, e2e_s: None if they do not exist. tpot_s: as its tier's `judge` says.
-    cached_tokens: of its prompt, that the engine did not compute.
+    cached_tokens: prompt tokens that were found in the prefix cache.
     met: whether it met every target of its tier, whatever its verdict.
     """
 

@@ -1,4 +1,4 @@
-"""One replica in virtual time: a policy, an engine, and what the replica has learned.
+"""One replica in virtual time: a policy, an engine, and the replica's learned state.
 
 As in production, the policy is called at two points. `admit` decides about new requests when they arrive,
 also during an iteration, from the jobs as they were at its begin and its prefill chunks. `begin` starts an
@@ -52,7 +52,7 @@ class SimulatedReplica:
         self._lengths = answer_lengths(fleet.lengths)
         self._speculation = MeasuredSpeculation(fleet.speculation)
         self._engine = _engine(fleet, self._lengths, seed)
-        self._under_way = Iteration()
+        self._iteration = Iteration()
         self._progress_s = 0.0
         self._in_flight_limits = InFlightLimits(fleet.limits.running + fleet.max_waiting, fleet.max_waiting)
         self._best_effort: set[RequestId] = set()
@@ -70,15 +70,15 @@ class SimulatedReplica:
         return self.lazy_planning_view(now_s)()
 
     def lazy_planning_view(self, now_s: float) -> Callable[[], ReplicaView]:
-        """Return a function that computes the planning view of this moment; most are never read."""
-        busy, busy_until_s, under_way = self.busy, self._timer.busy_until_s(now_s), self._under_way
+        """Return a function that computes the planning view at the time of this call; most are never read."""
+        busy, busy_until_s, iteration = self.busy, self._timer.busy_until_s(now_s), self._iteration
         model = self._timer.admission_model(now_s)
         read_view = self._engine.lazy_view(now_s, busy_until_s, model, self._speculation.measured)
-        chunks = under_way.chunks()
+        chunks = iteration.chunks()
 
         def planning_view() -> ReplicaView:
             view = read_view()
-            resting = under_way.resting(view.running) if busy else frozenset[RequestId]()
+            resting = iteration.resting(view.running) if busy else frozenset[RequestId]()
             return at_iteration_end(view, chunks, resting)
 
         return planning_view
@@ -106,7 +106,7 @@ class SimulatedReplica:
             self._engine.finish(now_s)
             self._check_progress(now_s)
             return None
-        self.busy, self._under_way = True, iteration
+        self.busy, self._iteration = True, iteration
         return self._timer.begin(shape, now_s)
 
     def _step(self, now_s: float) -> Iteration:
@@ -117,7 +117,7 @@ class SimulatedReplica:
     def finish(self, now_s: float) -> list[SimulatedRequest]:
         """End the iteration and learn from it. Returns the requests whose answer is complete."""
         outcome = self._engine.finish(now_s)
-        self.busy, self._under_way, self._progress_s = False, Iteration(), now_s
+        self.busy, self._iteration, self._progress_s = False, Iteration(), now_s
         self._timer.end(now_s)
         self._speculation.observe(outcome.drafted)
         for job_id, tokens in outcome.tokens.items():

@@ -49,7 +49,7 @@ class Routers:
         turn, router = divmod(self._received, self._fleet.routers)
         self._received += 1
         targets, now_s = request.targets, request.arrival_s
-        asked = RoutingRequest(
+        routed = RoutingRequest(
             tier=request.tier,
             body_bytes=round(request.prompt_tokens * BYTES_PER_TOKEN),
             turn=turn,
@@ -61,9 +61,9 @@ class Routers:
             loads = self._names
         else:
             loads = self._loads(router, now_s)
-            asked = asked._replace(cached_tokens=self._expected_cached_tokens(request, keys))
+            routed = routed._replace(cached_tokens=self._expected_cached_tokens(request, keys))
         backup = Backup.REJECT if best_effort else self._fleet.backup
-        return router, Attempts(self._order(loads, asked), self._fleet.max_hops, backup, request=asked)
+        return router, Attempts(self._order(loads, routed), self._fleet.max_hops, backup, request=routed)
 
     def send(self, simulated: SimulatedRequest, now_s: float) -> NextAction:
         """Send a request to its next replica, if there is one."""

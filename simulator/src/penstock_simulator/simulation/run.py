@@ -2,10 +2,9 @@
 
 Events are: an iteration ends, a request arrives at its router or at a replica, the policy of an idle engine
 is called again, the autoscaler decides, a replica has started. At each time, events are processed in this
-order
-until none is left: iterations end, requests arrive, replicas decide about all requests that have arrived
-together. Then every idle engine with requests begins its next iteration. While no replica is ready, requests
-wait at the routers.
+order until none is left: iterations end, requests arrive, replicas decide about all requests that have
+arrived together. Then every idle engine with requests begins its next iteration. While no replica is ready,
+requests wait at the routers.
 
 The result depends only on the arguments and the seed; no clock is read. Memory is bounded by the requests in
 progress: arrivals are read from their iterator when they are due, and an outcome is yielded when its request
@@ -124,7 +123,7 @@ class _Simulation:
         self._to_start: dict[str, SimulatedReplica] = {}
         self._to_decide: dict[str, SimulatedReplica] = {}
         self._ended: list[SimulatedOutcome] = []
-        self._counts, self._under_way = DemandCounts(fleet.tiers), 0
+        self._counts, self._in_progress = DemandCounts(fleet.tiers), 0
         self._held: deque[SimulatedRequest] = deque()
         self._decided_s = 0.0
         self._last_counts: ReplicaCounts | None = None
@@ -190,7 +189,7 @@ class _Simulation:
         keys = prompt_keys(arrival, fleet)
         router, attempts = self._routers.receive(request, best_effort, keys)
         simulated = SimulatedRequest(arrival, request, best_effort, router, attempts, keys)
-        self._under_way += 1
+        self._in_progress += 1
         if arrival.prompt_tokens + arrival.output_tokens > fleet.longest_tokens:
             self._end(simulated.unserved_outcome(FirstVerdict.FAILED), now_s)
         else:
@@ -201,16 +200,16 @@ class _Simulation:
         if not self._replicas.ready:
             self._held.append(simulated)
             return
-        move = self._routers.send(simulated, now_s)
-        if isinstance(move, Try):
-            arrives = _RequestArrives(simulated, self._replicas.ready[move.replica])
+        action = self._routers.send(simulated, now_s)
+        if isinstance(action, Try):
+            arrives = _RequestArrives(simulated, self._replicas.ready[action.replica])
             self._events.schedule(now_s + self._fleet.hop_latency_s, arrives)
         else:
             self._counts.rejected(simulated)
             self._end(simulated.unserved_outcome(FirstVerdict.REJECTED), now_s)
 
     def _decide(self, now_s: float) -> None:
-        """Every replica decides about the requests that have arrived there."""
+        """Let every replica decide about the requests that have arrived there."""
         to_decide, self._to_decide = self._to_decide, {}
         for replica in to_decide.values():
             for simulated, verdict in replica.admit(now_s):
@@ -249,7 +248,7 @@ class _Simulation:
 
     def _end(self, outcome: SimulatedOutcome, now_s: float) -> None:
         self._ended.append(outcome)
-        self._under_way -= 1
+        self._in_progress -= 1
         self._counts.ended(outcome)
         following = self._sessions.ended(outcome, now_s)
         if following is None:
@@ -276,7 +275,7 @@ class _Simulation:
             self._routers.remove_replica(replica.name)
             self._to_start[replica.name] = replica
         self._start_missing_replicas(now_s)
-        if self._next_arrival is not None or self._under_way:
+        if self._next_arrival is not None or self._in_progress:
             self._events.schedule(now_s + autoscaler.period_s, _AutoscalerDecides())
 
     def _start_missing_replicas(self, now_s: float) -> None:

@@ -1,11 +1,9 @@
 """Sessions: sequences of requests, each sent when the previous one has ended.
 
 A later stage that arrives early waits here. In a closed loop all stages arrive with the first one, and each
-is sent when the previous one has ended and its think time has passed; each asks for its own SLO. Otherwise,
-after a stage that was not admitted, which the client reads in
-the
-verdict header, it sends the rest of the session as best effort: the session as a whole has missed its SLO,
-and must not displace others.
+is sent when the previous one has ended and its think time has passed; each has its own SLO. Otherwise, after
+a stage that was not admitted, which the client reads in the verdict header, it sends the rest of the session
+as best effort: the session as a whole has missed its SLO, and must not displace others.
 
 A session is forgotten after `FORGOTTEN_S` without a request, so memory is bounded. A stage that arrives later
 is sent like a first one.

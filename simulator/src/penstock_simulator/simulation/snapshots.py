@@ -1,4 +1,4 @@
-"""What routers know of a replica: its last visible snapshot, and the requests sent to it since.
+"""A replica as routers see it: its last visible snapshot, and the requests sent to it since.
 
 A replica publishes a snapshot when an iteration begins and with its verdicts. Routers see it `age_s` later,
 as in production. The first snapshot is visible immediately. A router counts the requests that it sent itself
@@ -34,8 +34,8 @@ class ReplicaSnapshots:
 
     def __init__(self, name: str, first: ReplicaView, age_s: float, placement_delay_s: float) -> None:
         self._name, self._age_s, self._placement_delay_s = name, age_s, placement_delay_s
-        self._under_way: deque[_Published] = deque()
-        self._arrived: _Published | None = None
+        self._pending: deque[_Published] = deque()
+        self._unread: _Published | None = None
         self._visible, self._visible_s = snapshot(first), first.now_s
         self._sent: dict[RequestId, _SentRequest] = {}
 
@@ -51,15 +51,15 @@ class ReplicaSnapshots:
 
     def publish(self, read_view: Callable[[], ReplicaView], now_s: float) -> None:
         """Publish the replica's state. read_view: computes it; called only if a router reads the snapshot."""
-        self._under_way.append(_Published(now_s, read_view))
-        self._arrive(now_s)
+        self._pending.append(_Published(now_s, read_view))
+        self._advance(now_s)
 
     def load(self, router: int, now_s: float) -> ReplicaLoad:
-        """Return the load that a router knows of at `now_s`."""
-        self._arrive(now_s)
-        if self._arrived is not None:
-            self._visible, self._visible_s = snapshot(self._arrived.read_view()), self._arrived.now_s
-            self._arrived = None
+        """Return the replica's load as a router sees it at `now_s`."""
+        self._advance(now_s)
+        if self._unread is not None:
+            self._visible, self._visible_s = snapshot(self._unread.read_view()), self._unread.now_s
+            self._unread = None
         placements_since_s = now_s - self._placement_delay_s
         since = [
             sent.uncached_tokens
@@ -68,11 +68,11 @@ class ReplicaSnapshots:
         ]
         return ReplicaLoad(self._name, self._visible, self._visible_s, len(since), sum(since))
 
-    def _arrive(self, now_s: float) -> None:
-        came = None
-        while self._under_way and self._under_way[0].now_s + self._age_s <= now_s:
-            came = self._arrived = self._under_way.popleft()
-        if came is not None and self._sent:
+    def _advance(self, now_s: float) -> None:
+        newest = None
+        while self._pending and self._pending[0].now_s + self._age_s <= now_s:
+            newest = self._unread = self._pending.popleft()
+        if newest is not None and self._sent:
             self._sent = {
-                request_id: sent for request_id, sent in self._sent.items() if sent.decided_s > came.now_s
+                request_id: sent for request_id, sent in self._sent.items() if sent.decided_s > newest.now_s
             }

@@ -18,8 +18,8 @@ from penstock_core.forecast.snapshot import Snapshot
 
 TOLERANCE = 0.1
 """Kubernetes' `horizontal-pod-autoscaler-tolerance`."""
-MOST_TIMES, MOST_MORE = 2, 4
-"""Largest scale-up: times the replicas, or so many more, whichever is more."""
+SCALE_UP_FACTOR, SCALE_UP_REPLICAS = 2, 4
+"""Largest scale-up: to this multiple of the replicas, or by this many, whichever is more."""
 
 
 def waiting(snapshot: Snapshot) -> float:
@@ -70,7 +70,7 @@ class QueueLengthAutoscaler:
         before = self._recommended or deque([TimedFigure(now_s, demand.desired)])
         self._recommended = _since(before, now_s - target.scale_down_window_s)
         self._recommended.append(TimedFigure(now_s, recommended))
-        most = max(demand.desired * MOST_TIMES, demand.desired + MOST_MORE)
+        most = max(demand.desired * SCALE_UP_FACTOR, demand.desired + SCALE_UP_REPLICAS)
         stabilized = int(max(timed.figure for timed in self._recommended))
         return min(max(recommended, min(stabilized, demand.desired)), most)
 

@@ -1,8 +1,8 @@
 """The replicas of a fleet as in a StatefulSet: by ordinal, the highest removed first.
 
 A removed replica drains: it takes no new requests, finishes those that it has, and is then gone. One that was
-starting is gone immediately. An ordinal is used again only after its replica has gone; the new replica has
-learned nothing.
+starting is gone immediately. An ordinal is used again only after its replica has gone; the new replica has no
+learned state.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,8 +44,8 @@ class FleetReplicas:
 
     def start_missing(self, ready_s: float) -> list[ReplicaStart]:
         """Start the replicas that are missing, to be ready at `ready_s`, and return their starts."""
-        there = {*self._ordinals.values(), *self._starting}
-        new = [ReplicaStart(ordinal, ready_s) for ordinal in range(self.desired) if ordinal not in there]
+        existing = {*self._ordinals.values(), *self._starting}
+        new = [ReplicaStart(ordinal, ready_s) for ordinal in range(self.desired) if ordinal not in existing]
         self._starting.update((start.ordinal, start) for start in new)
         return new
 

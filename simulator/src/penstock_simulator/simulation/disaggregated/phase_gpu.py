@@ -24,10 +24,10 @@ from penstock_simulator.simulation.simulated_request import SimulatedRequest
 
 
 class PhaseGpu:
-    """What both kinds share: requests by id, an engine and its timing.
+    """Base of both kinds: requests by id, an engine and its timing.
 
     busy: whether an iteration is running.
-    load_tokens: prompt tokens that are here or on their way, for load balancing.
+    load_tokens: prompt tokens of requests at this GPU or sent to it, for load balancing.
     """
 
     def __init__(self, name: str, fleet: Fleet, policy: Vllm | VllmLegacy, seed: int) -> None:
