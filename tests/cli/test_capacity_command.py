@@ -59,13 +59,13 @@ def test_the_json_is_a_list_with_the_documented_keys(penstock: Call) -> None:
         assert row["capacity_rps_per_replica"] == pytest.approx(2.0, rel=0.021)
 
 
-def test_the_same_question_has_the_same_answer(penstock: Call) -> None:
+def test_the_same_search_has_the_same_result(penstock: Call) -> None:
     for name in ("a.json", "b.json"):
         assert penstock("--scenario", "coder", "--policy", "vllm", "--json", name, "--resume", "m.jsonl") == 0
     assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
 
 
-def test_standard_output_holds_json_alone(penstock: Call, capfd: pytest.CaptureFixture[str]) -> None:
+def test_standard_output_has_only_json(penstock: Call, capfd: pytest.CaptureFixture[str]) -> None:
     assert penstock("--scenario", "coder", "--policy", "sola", "--json", "-") == 0
     out, err = capfd.readouterr()
     assert [row["policy"] for row in orjson.loads(out)] == ["sola"]
@@ -86,7 +86,7 @@ def test_the_table_has_the_best_policy_first_and_its_tuned_setting(
     assert "1024 tokens a step" in out
 
 
-def test_the_picture_is_made(penstock: Call) -> None:
+def test_the_figure_is_written(penstock: Call) -> None:
     assert penstock("--scenario", "coder", "--policy", "sola,oracle", "--plot", "o.svg") == 0
     picture = Path("o.svg").read_text()
     for name in ("attainment-coder-sola", "bound-coder", "plane-coder · coder-sola"):
@@ -144,7 +144,9 @@ def test_names_may_be_separated_by_spaces_and_count_once(penstock: Call) -> None
     assert rows[0]["truth"] == "measured"
 
 
-def test_json_on_standard_output_is_alone_there(penstock: Call, capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_on_standard_output_is_the_only_output(
+    penstock: Call, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert penstock("--scenario", "coder", "--policy", "oracle", "--json", "-") == 0
     shown = capfd.readouterr()
     assert len(orjson.loads(shown.out)) == 1
@@ -170,7 +172,7 @@ def test_with_a_json_file_the_table_and_its_explanation_stay_on_standard_output(
     ],
     ids=["a policy that is stuck", "vLLM is missing"],
 )
-def test_a_simulation_that_cannot_be_run_is_one_line(
+def test_a_simulation_that_cannot_run_is_one_line(
     *,
     penstock: Call,
     monkeypatch: pytest.MonkeyPatch,
@@ -196,7 +198,7 @@ def test_a_policy_that_attains_at_every_rate_is_a_failure(
 
 
 @pytest.mark.parametrize(("cores", "jobs", "used"), [(4, None, 4), (None, None, 1), (4, 2, 2)])
-def test_a_search_takes_all_cores_or_as_many_as_it_is_given(
+def test_a_search_uses_all_cores_or_the_given_number(
     monkeypatch: pytest.MonkeyPatch, cores: int | None, jobs: int | None, used: int
 ) -> None:
     requested: list[int] = []
@@ -221,7 +223,7 @@ def test_progress_of_a_search_is_on_standard_error(
     assert "of 1 capacities," in shown.err and "simulations" not in shown.out
 
 
-def test_the_share_that_is_done_grows_to_one() -> None:
+def test_the_completed_share_grows_to_one() -> None:
     seen = [
         share_done(SearchProgress(trials=trials, searches=ended), 4)
         for trials, ended in ((0, 0), (10, 0), (30, 1), (60, 2), (90, 3), (120, 4))
@@ -250,7 +252,7 @@ def test_without_a_terminal_progress_is_in_lines(
         ("--block-tokens", ["0"], ["1"]),
     ],
 )
-def test_a_flag_takes_values_within_its_bounds(
+def test_a_flag_accepts_values_within_its_bounds(
     monkeypatch: pytest.MonkeyPatch, flag: str, outside: list[str], inside: list[str]
 ) -> None:
     def stopped(scenarios: str, policies: str, conditions: object) -> None:

@@ -32,7 +32,7 @@ ANSWERS = [
 ]
 
 
-def test_the_best_of_a_scenario_is_first_and_the_others_are_shares_of_the_best_policy() -> None:
+def test_the_best_policy_is_first_and_others_are_shares_of_it() -> None:
     columns = [list(column.cells) for column in table(ANSWERS, CONDITIONS).columns]
     assert list(zip(*columns, strict=True)) == [
         ("coder", "oracle", "3.060", "3.060", "100.0", "–", "99.6–100.0", "153", "–"),
@@ -44,7 +44,7 @@ def test_the_best_of_a_scenario_is_first_and_the_others_are_shares_of_the_best_p
     ]
 
 
-def test_where_nothing_attains_there_is_no_best() -> None:
+def test_without_an_attaining_policy_there_is_no_best() -> None:
     shown = table([answer("vllm", 0.0, 0.02)], CONDITIONS)
     assert list(shown.columns[7].cells) == ["–"]
 
@@ -59,7 +59,7 @@ def test_the_title_states_the_search_conditions_and_the_replicas() -> None:
     assert title(2) == output.format("2 replicas")
 
 
-def test_the_summary_says_how_many_samples_confirmed_a_rate() -> None:
+def test_the_summary_has_the_number_of_samples_that_confirmed_a_rate() -> None:
     def samples(seeds: int) -> str:
         requested = SearchConditions(1, 0.9, LengthKnowledge.KNOWN, TruthKind.EXACT, seeds, "round-robin")
         return (
@@ -71,7 +71,7 @@ def test_the_summary_says_how_many_samples_confirmed_a_rate() -> None:
     assert [samples(1), samples(2)] == ["1 sample", "2 samples"]
 
 
-def test_a_row_is_the_answer_in_figures_of_four_digits() -> None:
+def test_a_row_has_the_result_in_four_digits() -> None:
     (row,) = as_json([answer("vllm", 1.5, 1.53, requests=907, promoted=45)])
     assert row == {
         "scenario": "coder",
@@ -93,7 +93,7 @@ def test_a_row_is_the_answer_in_figures_of_four_digits() -> None:
     }
 
 
-def test_a_row_has_the_split_and_the_slots_of_settings_that_have_some() -> None:
+def test_a_row_has_the_settings_split_and_slots() -> None:
     split, slotted = as_json(
         [
             answer("distserve", 1.0, 1.02, setting=PolicySetting(2048, ratio=Ratio(2, 1))),
@@ -119,7 +119,7 @@ def test_a_row_holds_the_whole_result(requested: CapacityResult) -> None:
     assert answer_of(row) == requested
 
 
-def test_figures_of_prefix_caches_are_there_where_engines_have_them() -> None:
+def test_rows_have_figures_of_prefix_caches_if_engines_have_them() -> None:
     figures = {"cached_share": 0.6123, "admitted_attainment": 0.9951, "imbalance": 1.25}
     with_caches, without = as_json([answer("vllm", 1.0, 1.02, **figures), answer("vllm", 1.0, 1.02)])
     assert {name: with_caches[name] for name in figures} == figures
@@ -141,6 +141,6 @@ def test_a_row_of_no_capacity_has_no_shares() -> None:
     assert answer_of(row).missed == 0
 
 
-def test_the_bounds_capacity_is_the_rate_that_it_rules_out() -> None:
+def test_the_capacity_of_the_bound_is_the_rate_that_it_rules_out() -> None:
     assert capacity_rps(answer("oracle", 3.0, 3.06)) == 3.06
     assert capacity_rps(answer("vllm", 3.0, 3.06)) == 3.0

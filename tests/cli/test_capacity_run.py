@@ -98,7 +98,7 @@ def test_a_recorded_trial_is_not_run_again() -> None:
     assert ran == [trial(1)]
 
 
-def test_workers_leave_ctrl_c_to_the_main_process_and_end_with_it() -> None:
+def test_workers_ignore_ctrl_c_and_end_with_the_main_process() -> None:
     with workers(2) as executor:
         assert executor.submit(signal.getsignal, signal.SIGINT).result() == signal.SIG_IGN
         processes = list(executor._processes.values())  # type: ignore[attr-defined]
@@ -135,7 +135,7 @@ def test_an_error_kills_the_workers() -> None:
     assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 2
 
 
-def test_the_share_that_is_done_is_guessed_until_searches_have_ended() -> None:
+def test_the_completed_share_is_estimated_until_searches_have_ended() -> None:
     def share(trials: int, searches: int, of: int = 4) -> float:
         return share_done(SearchProgress(trials=trials, searches=searches), of)
 
@@ -211,13 +211,13 @@ def test_a_curve_is_the_first_sample_at_rates_around_the_capacity() -> None:
 
 
 @pytest.mark.parametrize("answer", [found("oracle"), found(low_rps=0.0)], ids=["bound", "no capacity"])
-def test_a_bound_and_what_has_no_capacity_have_no_curve(answer: CapacityResult) -> None:
+def test_a_bound_and_a_policy_without_capacity_have_no_curve(answer: CapacityResult) -> None:
     with pytest.raises(StopIteration) as end:
         next(sweep(answer))
     assert end.value.value is None
 
 
-def test_the_code_that_decides_is_every_file_but_what_python_compiled(tmp_path: Path) -> None:
+def test_the_code_version_covers_all_files_except_compiled_ones(tmp_path: Path) -> None:
     (tmp_path / "data" / "__pycache__").mkdir(parents=True)
     for name in ("a.py", "data/b.csv", "data/__pycache__/c.pyc"):
         (tmp_path / name).write_text(name)
@@ -226,7 +226,7 @@ def test_the_code_that_decides_is_every_file_but_what_python_compiled(tmp_path: 
     assert code_digest() == code_digest()
 
 
-def test_a_result_is_in_its_file_at_once_and_a_broken_last_line_is_dropped(tmp_path: Path) -> None:
+def test_a_result_is_written_immediately_and_a_truncated_last_line_dropped(tmp_path: Path) -> None:
     path = tmp_path / "all" / "logs" / "memory.jsonl"
     spotted = TrialResult(100, 7, True, (("coder", 0.5, 0.25),), promoted=3)
     with TrialLog(path) as memory:

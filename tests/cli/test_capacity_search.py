@@ -88,7 +88,7 @@ def test_the_capacity_is_found_within_two_percent(true_rps: float) -> None:
     assert len(ran) <= 24
 
 
-def test_a_search_takes_the_steps_that_it_documents() -> None:
+def test_a_search_takes_the_documented_steps() -> None:
     _, ran = found(question(seeds=2), wall(lambda trial: 1.0))
     start = guess_rps(scenario("coder"))
     assert start == 4.154
@@ -100,7 +100,7 @@ def test_a_search_takes_the_steps_that_it_documents() -> None:
     assert second == [narrow[-1], *again, *finer, ahead[0]]
 
 
-def test_a_trial_ends_where_its_misses_decide_alone_or_with_the_other_samples() -> None:
+def test_a_trial_ends_once_its_misses_decide_alone_or_with_other_samples() -> None:
     _, ran = found(question(seeds=2), wall(lambda trial: 1.0))
     limits = {(trial.rate_rps, trial.seed): trial.most_misses for trial in ran}
     assert limits[4.154, 0] == 90  # a tenth of 905, while the first sample is the only one
@@ -109,7 +109,7 @@ def test_a_trial_ends_where_its_misses_decide_alone_or_with_the_other_samples() 
     assert limits[1.002, 1] == 2 * REQUESTS // 10 - missed
 
 
-def test_beside_an_earlier_answer_the_bracket_widens_from_two_percent() -> None:
+def test_from_an_earlier_result_the_bracket_widens_from_two_percent() -> None:
     beside = RateProbe(grid_of("slos-serve", scenario("coder")).start, 0.8)
     _, ran = found(question(seeds=2), wall(lambda trial: 1.0), before=beside)
     assert [trial.rate_rps for trial in ran if trial.seed == 0][:6] == [
@@ -122,13 +122,13 @@ def test_beside_an_earlier_answer_the_bracket_widens_from_two_percent() -> None:
     ]
 
 
-def test_a_search_that_ended_without_a_rate_is_begun_anew() -> None:
+def test_a_search_that_ended_without_a_rate_starts_again() -> None:
     beside_none = RateProbe(PolicySetting(1024), 0.0)
     assert next(capacity(question("vllm"), beside_none)) == next(capacity(question("vllm")))
 
 
 @pytest.mark.parametrize("before_rps", [0.05, 0.97, 1.0, 1.3, 20.0])
-def test_where_a_search_ended_before_the_next_begins_and_finds_the_same(before_rps: float) -> None:
+def test_a_search_starts_at_the_earlier_result_and_finds_the_same(before_rps: float) -> None:
     best = {512: 0.9, 1024: 1.0, 2048: 1.5, 4096: 1.46}
     world = wall(lambda trial: best.get(trial.batch_tokens, 0.1))
     _, from_afar = found(question("vllm"), world)
@@ -140,14 +140,14 @@ def test_where_a_search_ended_before_the_next_begins_and_finds_the_same(before_r
     assert len(ran) < len(from_afar) - 4
 
 
-def test_a_setting_that_is_tried_no_more_is_no_beginning() -> None:
+def test_a_setting_that_is_no_longer_tried_is_not_a_start() -> None:
     answer, _ = found(question("vllm"), wall(lambda trial: 1.0), before=RateProbe(PolicySetting(1000), 1.0))
     assert answer.low_rps == pytest.approx(1.0, rel=0.02)
 
 
 @pytest.mark.parametrize("policy", ["slos-serve", "vllm-spec", "distserve", "orca"])
 @pytest.mark.parametrize("true_rps", [1.0, 0.0])
-def test_a_row_has_the_answer_that_it_was_written_from(policy: str, true_rps: float) -> None:
+def test_a_row_reads_back_as_its_result(policy: str, true_rps: float) -> None:
     answer, _ = found(question(policy), wall(lambda trial: true_rps))
     answer = replace(answer, promoted=17 if true_rps else None)
     (row,) = as_json([answer])
@@ -244,14 +244,14 @@ def test_a_rate_that_attains_beyond_one_that_does_not_is_found(seeds: int) -> No
     assert answer.low_rps < answer.high_rps <= answer.low_rps * 1.0205
 
 
-def test_one_sample_decides_alone_only_where_it_is_sure() -> None:
+def test_one_sample_decides_alone_only_if_it_is_certain() -> None:
     _, ran = found(question(seeds=3), wall(lambda trial: 1.0))
     later = [trial.rate_rps for trial in ran if trial.seed > 0]
     assert later
     assert max(later) < 1.1 and min(later) > 0.85
 
 
-def test_a_trial_that_knows_its_end_at_once_is_complete_however_much_it_misses() -> None:
+def test_a_complete_trial_of_the_bound_is_used_despite_misses() -> None:
     world = wall(lambda trial: 4.0)
 
     def bound(trial: Trial) -> TrialResult:
@@ -269,7 +269,7 @@ def test_all_samples_count_together() -> None:
     assert answer.missed <= 0.1 * answer.requests
 
 
-def test_a_rate_that_the_first_sample_flattered_is_taken_back() -> None:
+def test_a_rate_that_only_the_first_sample_attains_is_rejected() -> None:
     answer, _ = found(question(seeds=3), wall(lambda trial: 2.0 if trial.seed == 0 else 1.0))
     assert answer.missed <= 0.1 * answer.requests
     assert 1.0 <= answer.low_rps <= 1.25
@@ -280,7 +280,7 @@ def test_capacity_is_zero_if_no_rate_attains() -> None:
     assert answer.low_rps == 0.0
 
 
-def test_where_no_rate_attains_in_all_samples_the_search_ends_without_one() -> None:
+def test_if_no_rate_attains_in_all_samples_the_search_has_no_rate() -> None:
     """The first alone is sure that it attains."""
     answer, ran = found(question(seeds=2), wall(lambda trial: 0.0 if trial.seed else 1.0))
     assert answer.low_rps == 0.0
@@ -295,7 +295,7 @@ def test_a_bracket_of_two_percent_is_not_narrowed() -> None:
     assert (answer.low_rps, answer.high_rps) == (1.0, 1.02)
 
 
-def test_a_rate_that_misses_more_than_all_samples_may_is_not_run_on_the_others() -> None:
+def test_a_rate_over_the_misses_of_all_samples_is_not_run_on_the_others() -> None:
     """With a target of 99.9 % the first sample alone is never sure of itself."""
     asked = question(seeds=2, attainment=0.999)
     _, ran = found(asked, lambda trial: 0.02 * trial.rate_rps**4)
@@ -311,7 +311,7 @@ def test_a_search_fails_if_every_rate_attains() -> None:
         found(question(), lambda trial: 0.0)
 
 
-def test_no_rate_beyond_the_highest_of_interest_is_tried() -> None:
+def test_a_search_stops_at_the_highest_rate() -> None:
     search = capacity(question(), RateProbe(PolicySetting(8192, 10), 10.0), most_rps=12.0)
     trials = next(search)
     tried = []
@@ -324,7 +324,7 @@ def test_no_rate_beyond_the_highest_of_interest_is_tried() -> None:
     assert unbounded.value.probe == RateProbe(PolicySetting(8192, 10), tried[-1])
 
 
-def test_complete_trials_without_a_bound_are_a_result_of_their_own() -> None:
+def test_the_result_adds_up_its_complete_trials() -> None:
     tallies = [TrialResult(100, 5, True, promoted=2, prompt_tokens=50, cached_tokens=20, admitted=80)]
     asked, probe = question(), RateProbe(PolicySetting(512), 3.0)
     found = result_of(asked, probe, [*tallies, tallies[0]._replace(admitted_missed=4, imbalance=1.5)])
@@ -332,7 +332,7 @@ def test_complete_trials_without_a_bound_are_a_result_of_their_own() -> None:
     assert (found.cached_share, found.admitted_attainment, found.imbalance) == (0.4, 1 - 4 / 160, 1.5)
 
 
-def test_a_search_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+def test_a_stopped_search_continues(tmp_path: Path) -> None:
     path, world = tmp_path / "memory.jsonl", wall(lambda trial: 1.0)
     whole, ran = found(question("vllm"), world, path)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -350,7 +350,7 @@ def test_trials_recorded_under_other_conditions_are_not_used(tmp_path: Path) -> 
     assert len(found(question(lengths=LengthKnowledge.PREDICTED), world, path)[1]) > 5
 
 
-def test_a_longer_trial_answers_for_a_shorter_one() -> None:
+def test_a_longer_trial_replaces_a_shorter_one() -> None:
     requested = Trial("coder", "vllm", 512, 0, 1, "round-robin", "known", "exact", 1.0, 0, most_misses=100)
     shorter, longer = replace(requested, most_misses=50), replace(requested, most_misses=150)
     with TrialLog(None) as memory:
@@ -362,7 +362,7 @@ def test_a_longer_trial_answers_for_a_shorter_one() -> None:
         assert memory.lookup(longer) == TrialResult(REQUESTS, 120, complete=True)
 
 
-def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_log_of_trials_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     path.write_text('[\n{"scenario": "coder"}\n]\n')
     with pytest.raises(Failure, match=r"--resume .*table\.json: line 1 is not a trial result") as error:
@@ -370,7 +370,7 @@ def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
     assert error.value.exit_code == 2
 
 
-def test_parallel_searches_find_the_same_as_searches_alone() -> None:
+def test_parallel_and_sequential_searches_agree() -> None:
     world = wall(lambda trial: 1.0 + trial.batch_tokens / 8192)
     questions = [question("vllm"), question("sarathi"), question("slos-serve")]
     with TrialLog(None) as memory:
@@ -378,7 +378,7 @@ def test_parallel_searches_find_the_same_as_searches_alone() -> None:
     assert together == [found(q, world)[0] for q in questions]
 
 
-def test_the_settings_of_a_policy() -> None:
+def test_every_policy_has_its_settings() -> None:
     coder, toolllm = scenario("coder"), scenario("toolllm")
     assert grid_of("slos-serve", coder).single
     assert not any(
@@ -397,7 +397,7 @@ def test_the_settings_of_a_policy() -> None:
             grid_of(name, coder)
 
 
-def test_a_grid_has_the_settings_of_its_axes_alone() -> None:
+def test_a_grid_has_only_the_settings_of_its_axes() -> None:
     grid = grid_of("orca-spec", scenario("coder"))
     inside = PolicySetting(2048, 3, None, 16)
     assert grid.has(inside) and grid.has(grid.start)
@@ -410,7 +410,7 @@ def test_a_grid_has_the_settings_of_its_axes_alone() -> None:
         assert not grid.has(outside)
 
 
-def test_a_search_begins_in_the_middle_of_every_axis() -> None:
+def test_a_search_starts_in_the_middle_of_every_axis() -> None:
     assert grid_of("vllm-spec", scenario("coder")).start == PolicySetting(1024, 3)
     assert grid_of("orca", scenario("coder")).start == PolicySetting(2048, 0, None, 32)
     assert str(grid_of("distserve", scenario("coder")).start.ratio) == "1:2"
@@ -421,7 +421,7 @@ def test_a_setting_is_named_by_its_values_that_differ_from_the_default() -> None
     assert str(PolicySetting(512, 3, Ratio(1, 2), 16)) == "512 tokens a step, 3 drafts, GPUs 1:2, 16 slots"
 
 
-def test_a_fleet_split_by_phase_takes_laps_for_the_gpus_of_its_largest_group() -> None:
+def test_a_split_fleet_repeats_the_trace_for_the_gpus_of_its_largest_group() -> None:
     assert (laps_of("vllm", 2), laps_of("distserve", 2)) == (2, 6)
 
 
@@ -430,6 +430,6 @@ def test_the_error_of_an_unknown_policy_lists_those_that_can_be_searched() -> No
         grid_of("nonsense", scenario("coder"))
 
 
-def test_wilsons_interval_is_the_published_one() -> None:
+def test_wilsons_interval_equals_the_published_one() -> None:
     assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)  # Newcombe 1998, Table I
     assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)

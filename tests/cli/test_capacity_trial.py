@@ -39,7 +39,7 @@ def result(trial: Trial) -> TrialResult:
     return run_trial(trial)
 
 
-def test_each_request_counts_once_as_missed_promoted_or_kept_by_its_first_verdict() -> None:
+def test_each_request_counts_once_as_missed_promoted_or_attained_by_its_first_verdict() -> None:
     missed = sum(not outcome.met for outcome in outcomes(PRESSED))
     promoted = sum(
         outcome.met and outcome.verdict is FirstVerdict.BEST_EFFORT for outcome in outcomes(PRESSED)
@@ -51,7 +51,7 @@ def test_each_request_counts_once_as_missed_promoted_or_kept_by_its_first_verdic
     assert 0 < missed < found.requests
 
 
-def test_a_tier_is_where_nine_tenths_of_its_requests_stay_within() -> None:
+def test_a_tiers_figures_are_ninetieth_percentiles() -> None:
     ((tier, ttft, tpot),) = result(PRESSED).spots
     slo = scenario("coder").tiers[tier].slo
     served = [outcome for outcome in outcomes(PRESSED) if outcome.tpot_s is not None]
@@ -61,7 +61,7 @@ def test_a_tier_is_where_nine_tenths_of_its_requests_stay_within() -> None:
     assert ttft > 0
 
 
-def test_a_trial_ends_once_more_have_missed_than_were_asked_about() -> None:
+def test_a_trial_ends_once_misses_exceed_the_requested_number() -> None:
     missed = result(PRESSED).missed
     assert run_trial(replace(PRESSED, most_misses=missed)).complete
     cut = run_trial(replace(PRESSED, most_misses=missed - 1))
@@ -136,14 +136,14 @@ def test_a_session_misses_once_however_many_of_its_requests_do(counted: Counted)
     assert counted([*missed, *alone]) == TrialResult(REQUESTS, 3, complete=True)
 
 
-def test_a_trial_ends_with_the_miss_that_is_one_too_many(counted: Counted) -> None:
+def test_a_trial_ends_with_the_first_miss_over_the_limit(counted: Counted) -> None:
     missed = [outcome(number, met=False) for number in range(9)]
     assert counted(missed, most_misses=9) == TrialResult(REQUESTS, 9, complete=True)
     assert counted(missed, most_misses=8) == TrialResult(REQUESTS, 9, complete=False)
     assert counted(missed, most_misses=3) == TrialResult(REQUESTS, 4, complete=False)
 
 
-def test_best_effort_that_met_its_targets_was_promoted_a_session_once(counted: Counted) -> None:
+def test_best_effort_that_met_its_targets_counts_as_promoted_once_a_session(counted: Counted) -> None:
     late = FirstVerdict.BEST_EFFORT
     outcomes = [
         outcome(0, verdict=late),
@@ -158,7 +158,7 @@ def test_best_effort_that_met_its_targets_was_promoted_a_session_once(counted: C
     assert (found.missed, found.promoted) == (2, 2)
 
 
-def test_a_tiers_place_is_what_nine_of_ten_stay_within_for_each_target_alone(counted: Counted) -> None:
+def test_a_tiers_percentile_is_computed_for_each_target_separately(counted: Counted) -> None:
     assert TIER.tpot_s is not None
     idle_s = fleet_of(TRIAL, CODER).model.prefill_seconds(PROMPT_TOKENS)
     ttft_s = TIER.targets(idle_s).ttft_s
@@ -172,7 +172,7 @@ def test_a_tiers_place_is_what_nine_of_ten_stay_within_for_each_target_alone(cou
     assert counted([*served, served[9]]).spots == (("coder", 1.4286, 1.2857),)
 
 
-def test_a_trial_is_of_its_questions_conditions() -> None:
+def test_a_trial_has_the_requested_conditions() -> None:
     conditions = SearchConditions(
         2, 0.9, LengthKnowledge.PREDICTED, TruthKind.MEASURED, seeds=3, order="best-fit"
     )
@@ -206,7 +206,7 @@ def test_a_fleet_is_the_scenarios_with_the_trials_setting() -> None:
     assert fleet_of(replace(TRIAL, slots=16), CODER).limits == Limits(512, 16)
 
 
-def test_only_a_trial_with_drafts_speculates_and_only_where_there_is_a_drafter() -> None:
+def test_only_a_trial_with_drafts_and_a_drafter_speculates() -> None:
     assert CODER.speculation is not None
     assert fleet_of(TRIAL, CODER).speculation is None
     assert fleet_of(replace(TRIAL, drafts=3), CODER).speculation == replace(CODER.speculation, max_tokens=3)
@@ -214,14 +214,14 @@ def test_only_a_trial_with_drafts_speculates_and_only_where_there_is_a_drafter()
     assert fleet_of(replace(TRIAL, scenario="toolllm", drafts=3), toolllm).speculation is None
 
 
-def test_replicas_share_the_load_of_as_many_laps_at_as_many_times_the_rate() -> None:
+def test_the_load_of_n_replicas_is_n_laps_at_n_times_the_rate() -> None:
     coming = arrivals_of(replace(TRIAL, replicas=3), CODER)
     assert len(coming) == 3 * REQUESTS
     assert coming[-1].arrival_s == pytest.approx(REQUESTS / TRIAL.rate_rps, rel=0.05)
 
 
 @pytest.mark.parametrize(("share", "missed"), [(1.0, 0), (1 - 90 / 905, 90), (0.9, 91), (0.0, 905)])
-def test_the_bound_misses_as_few_whole_requests_as_its_share_allows(
+def test_the_bound_misses_the_fewest_whole_requests_of_its_share(
     monkeypatch: pytest.MonkeyPatch, share: float, missed: int
 ) -> None:
     monkeypatch.setattr("penstock_simulator.bounds.bound", lambda coming, setting: share)
@@ -241,7 +241,7 @@ SWE = Trial("swe", "slos-serve", 2048, 0, 2, "prefix", "known", "exact", 1.0, 0,
 
 
 @pytest.mark.usefixtures("few_sessions")
-def test_turns_of_recorded_sessions_count_one_by_one_and_find_their_prefixes() -> None:
+def test_turns_of_recorded_sessions_count_separately_and_find_their_prefixes() -> None:
     found = run_trial(SWE)
     assert found.requests > 20
     assert (found.missed, found.complete) == (0, True)
@@ -278,7 +278,7 @@ def test_ids_can_have_fewer_tokens_than_recorded() -> None:
     assert 0 < found.cached_tokens < 0.5 * found.prompt_tokens
 
 
-def test_with_prefix_caches_every_replica_may_be_asked() -> None:
+def test_with_prefix_caches_every_replica_may_be_tried() -> None:
     trial = replace(SWE, replicas=8)
     assert fleet_of(trial, scenario("swe")).max_hops == 8
     assert fleet_of(replace(trial, scenario="coder"), scenario("coder")).max_hops == 3

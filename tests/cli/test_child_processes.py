@@ -75,7 +75,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-async def test_a_killed_process_comes_back() -> None:
+async def test_a_killed_process_is_restarted() -> None:
     received = Heard()
     one = child(PRINT_PID, received)
     first = int(await received.next_line())
@@ -90,7 +90,7 @@ async def test_a_killed_process_comes_back() -> None:
     assert one.exits == 1
 
 
-async def test_the_pause_grows_while_it_keeps_dying() -> None:
+async def test_the_restart_delay_grows_with_repeated_failures() -> None:
     received = Heard()
     one = child("raise SystemExit(3)", received)
     notes = [await received.next_note() for _ in range(3)]
@@ -99,7 +99,7 @@ async def test_the_pause_grows_while_it_keeps_dying() -> None:
     await one.stop(PATIENCE_S)  # while it pauses
 
 
-async def test_it_stays_down_for_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_stays_down_for_the_restart_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_cli.local.child_process.FIRST_PAUSE_S", 3600.0)
     received, starts, start = Heard(), list[object](), asyncio.create_subprocess_exec
 
@@ -119,7 +119,7 @@ async def test_it_stays_down_for_the_pause(monkeypatch: pytest.MonkeyPatch) -> N
     assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing of it is left"
 
 
-async def test_the_pause_grows_to_a_bound_and_is_short_again_for_one_that_had_settled(
+async def test_the_restart_delay_is_bounded_and_reset_after_a_stable_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(child_process, "FIRST_PAUSE_S", 0.01)
@@ -171,7 +171,7 @@ async def test_a_pool_that_stops_has_its_drain_timeout_and_a_grace(
     assert await received.next_note() == "engine-r0: did not stop within 0.3 s; killing it"
 
 
-async def test_one_that_does_not_listen_is_killed() -> None:
+async def test_a_process_that_ignores_the_signal_is_killed() -> None:
     received = Heard()
     one = child(DEAF, received)
     pid = int(await received.next_line())
@@ -180,7 +180,7 @@ async def test_one_that_does_not_listen_is_killed() -> None:
     assert not is_running(pid)
 
 
-async def test_children_of_a_killed_process_end_too() -> None:
+async def test_children_of_a_killed_process_end() -> None:
     received = Heard()
     one = child(
         f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {PRINT_PID!r}]); {PRINT_PID}",
@@ -196,7 +196,7 @@ async def test_children_of_a_killed_process_end_too() -> None:
     await one.stop(PATIENCE_S)
 
 
-async def test_a_long_line_is_passed_on_and_does_not_block() -> None:
+async def test_a_long_line_is_forwarded_without_blocking() -> None:
     received = Heard()
     one = child(f"print('x' * {3 * LONGEST_LINE_BYTES}); print('after', flush=True); " + PRINT_PID, received)
     seen = ""
@@ -261,7 +261,7 @@ def test_a_usual_admin_port_that_is_taken_is_replaced_by_a_free_one() -> None:
         assert laid_out(port).admin_url != f"http://{LOOPBACK}:{port + ADMIN_STEP}"
 
 
-def test_an_admin_port_that_was_asked_for_has_to_be_free() -> None:
+def test_a_requested_admin_port_has_to_be_free() -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Failure, match=f"port {port} on .* is taken; choose another with --admin-port"):
@@ -297,7 +297,7 @@ def test_overrides_reach_every_process_in_one_file(tmp_path: Path) -> None:
     assert pool.spec.applications[0].keys.file == str(source.parent / "keys.txt")
 
 
-def test_files_that_a_pool_names_are_found_from_a_changed_one(tmp_path: Path) -> None:
+def test_files_that_a_pool_names_are_found_from_its_changed_copy(tmp_path: Path) -> None:
     source = tmp_path / "pools" / "pool.yaml"
     source.parent.mkdir()
     model = {"format": FORMAT, "model": "m", "time_model": to_json(time_model("llama-3-8b-a100"))}
@@ -367,7 +367,7 @@ async def why(code: str) -> str:
     return output.removeprefix("sidecar-r0: ended (").partition("); restarting in")[0]
 
 
-async def test_why_it_ended_is_known_while_the_next_one_runs(tmp_path: Path) -> None:
+async def test_the_cause_of_an_end_is_known_while_the_next_process_runs(tmp_path: Path) -> None:
     received, before = Heard(), tmp_path / "before"
     first = f"import pathlib; before = pathlib.Path({str(before)!r})"
     fails = "if not before.exists(): before.touch(); raise OSError('gone')"
@@ -379,7 +379,7 @@ async def test_why_it_ended_is_known_while_the_next_one_runs(tmp_path: Path) -> 
     await one.stop(PATIENCE_S)
 
 
-async def test_the_process_that_ended_is_quoted() -> None:
+async def test_the_log_of_the_ended_process_is_quoted() -> None:
     assert await why("raise OSError(98, 'Address already in use')") == (
         "exit code 1: OSError: [Errno 98] Address already in use"
     )
@@ -397,7 +397,7 @@ async def test_a_killed_process_may_have_run_out_of_memory(code: str) -> None:
     assert (await why(code)).endswith("run fewer replicas, or give engines less memory")
 
 
-async def test_a_pool_that_is_never_ready_says_which_part_is_not(tmp_path: Path) -> None:
+async def test_a_pool_that_is_never_ready_names_the_part_that_is_not(tmp_path: Path) -> None:
     pool = load_pool(DEMO)
     options = LocalPoolOptions(DEMO, replicas=1, host=LOOPBACK, port=0, engines=("http://127.0.0.1:9",))
     layout = replace(plan_layout(options, tmp_path, pool), start_s=0.2)
@@ -432,7 +432,7 @@ async def test_a_pool_is_ready_when_every_part_answers_200(
     assert sorted(requested) == ["/health", "/health", "/metrics", "/metrics", "/ready", "/ready"]
 
 
-async def test_parts_that_are_not_ready_are_asked_again_after_a_pause(
+async def test_parts_that_are_not_ready_are_checked_again_after_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_pool, "POLL_S", 3600.0)

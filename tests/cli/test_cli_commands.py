@@ -40,7 +40,7 @@ def penstock(
 Penstock = Callable[..., Done]
 
 
-def test_the_installed_command_teaches_by_examples() -> None:
+def test_the_installed_commands_help_has_examples() -> None:
     command = Path(sys.executable).parent / "penstock"
     done = subprocess.run([str(command), "--help"], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0
@@ -48,7 +48,7 @@ def test_the_installed_command_teaches_by_examples() -> None:
         assert output in done.stdout
 
 
-def test_an_interrupt_is_a_failure_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_is_reported_as_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
@@ -58,7 +58,7 @@ def test_an_interrupt_is_a_failure_and_says_so(capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().err.splitlines()[-1] == "interrupted"
 
 
-def test_a_command_that_is_done_exits_with_its_code(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_completed_command_exits_with_its_code(capfd: pytest.CaptureFixture[str]) -> None:
     command = typer.Typer()
     command.command()(lambda: None)
     assert run(lambda: command([])) == 0
@@ -75,13 +75,13 @@ def test_main_exits_with_the_commands_code(monkeypatch: pytest.MonkeyPatch) -> N
     assert end.value.code == 2
 
 
-def test_without_a_command_there_is_help_and_no_shell_is_touched(penstock: Penstock) -> None:
+def test_without_a_command_help_is_printed_and_no_shell_is_changed(penstock: Penstock) -> None:
     done = penstock()
     assert "First steps:" in done.out + done.err
     assert "completion" not in penstock("--help").out
 
 
-def test_a_defect_is_shown_as_python_shows_it(
+def test_a_defect_prints_pythons_traceback(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
@@ -100,7 +100,7 @@ def test_a_good_pool_is_summarised(penstock: Penstock) -> None:
     assert "5 × idle prefill" in done.out
 
 
-def test_a_pool_s_headline_says_how_many_replicas_there_are_to_be() -> None:
+def test_a_pools_headline_has_its_number_of_replicas() -> None:
     pool = load_pool(Path(DEMO))
     assert "on 2 replicas" in headline(pool, 2)
     assert "on 1 replica (" in headline(pool, 1)
@@ -112,7 +112,7 @@ def test_an_answer_with_its_own_tpot_target_is_shown(penstock: Penstock, tmp_pat
     assert "50, then 120" in penstock("validate", "-f", path).out
 
 
-def test_a_bad_pool_exits_2_with_a_line_each(penstock: Penstock, tmp_path: Path) -> None:
+def test_an_invalid_pool_exits_with_2_and_a_line_per_error(penstock: Penstock, tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text(DEMO.read_text().replace("tpot: 50ms", "tpot: 50").replace("replicas: 2", "replicas: -1"))
     done = penstock("validate", "-f", path)
@@ -123,7 +123,7 @@ def test_a_bad_pool_exits_2_with_a_line_each(penstock: Penstock, tmp_path: Path)
     ]
 
 
-def test_a_pool_scaled_to_nothing_is_for_a_cluster(penstock: Penstock, tmp_path: Path) -> None:
+def test_a_pool_scaled_to_zero_needs_a_cluster(penstock: Penstock, tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text(DEMO.read_text().replace("replicas: 2", "replicas: 0"))
     assert "on 0 replicas" in penstock("validate", "-f", path).out
@@ -132,7 +132,7 @@ def test_a_pool_scaled_to_nothing_is_for_a_cluster(penstock: Penstock, tmp_path:
     assert (done.code, done.err) == (2, f"{path}: {output}\n")
 
 
-def test_a_bad_trace_exits_2_with_its_line(penstock: Penstock, tmp_path: Path) -> None:
+def test_an_invalid_trace_exits_with_2_and_names_its_line(penstock: Penstock, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens,tier\n0,1,1,a\n1,one,1,a\n")
     done = penstock("replay", "--trace", path, "--url", "http://127.0.0.1:9")
@@ -200,7 +200,7 @@ def test_a_command_that_fails_prints_one_line(
     assert (done.code, done.err) == (code, output + "\n")
 
 
-def test_an_unknown_policy_names_those_there_are(penstock: Penstock) -> None:
+def test_an_unknown_policy_is_refused_with_the_known_ones(penstock: Penstock) -> None:
     done = penstock("up", "-f", DEMO, "--policy", "vlm")
     assert done.code == 2
     assert 'spec.scheduling.policy: "vlm" is no policy; one of ' in done.err
@@ -223,7 +223,7 @@ def test_a_taken_port_is_one_line(penstock: Penstock) -> None:
     assert done.err.splitlines()[-1] == f"port {port} on 127.0.0.1 is taken; choose another with --port"
 
 
-def test_the_demo_says_where_it_has_to_be_run(penstock: Penstock) -> None:
+def test_the_demo_names_the_folder_that_it_needs(penstock: Penstock) -> None:
     done = penstock("demo")
     assert done.code == 1
     assert done.err == (

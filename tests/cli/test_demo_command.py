@@ -89,7 +89,7 @@ def test_the_same_trace_is_sent_to_two_pools_that_differ_in_policy_and_order(poo
         assert settings.tier_slos.slos.keys() == load_pool(POOL).tiers().keys()
 
 
-def test_both_are_shown_tier_by_tier_the_worst_first_and_then_together(
+def test_both_pools_are_shown_by_tier_worst_first_and_then_in_total(
     pools: Pools, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert penstock() == 0
@@ -132,7 +132,7 @@ def test_requests_that_failed_make_the_demo_fail(pools: Pools, capfd: pytest.Cap
 
 
 @pytest.mark.parametrize(("flag", "missing"), [("-f", "none.yaml"), ("--trace", "none.csv")])
-def test_a_missing_file_is_reported_before_anything_is_started(
+def test_a_missing_file_is_reported_before_a_process_starts(
     pools: Pools, capfd: pytest.CaptureFixture[str], flag: str, missing: str
 ) -> None:
     assert penstock(flag, missing) == 1

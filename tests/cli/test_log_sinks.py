@@ -7,7 +7,7 @@ from penstock_cli.local.log_sinks import ConsoleSink, FileSink
 from rich.console import Console
 
 
-def test_a_terminal_shows_each_line_behind_its_process_in_the_roles_colour() -> None:
+def test_a_terminal_shows_each_line_after_its_process_name_in_colour() -> None:
     written = StringIO()
     sink = ConsoleSink(Console(file=written, force_terminal=True, color_system="standard", width=20), 10)
     sink.line("engine-r0", "[bold]ready[/bold] " + "x" * 30)
@@ -22,7 +22,7 @@ def test_a_terminal_shows_each_line_behind_its_process_in_the_roles_colour() -> 
     ]
 
 
-def test_a_file_has_them_without_colours_and_is_closed_in_the_end() -> None:
+def test_a_log_file_has_no_colours_and_is_closed() -> None:
     written = StringIO()
     lines = list[str]()
     with FileSink(written) as sink:
@@ -33,7 +33,7 @@ def test_a_file_has_them_without_colours_and_is_closed_in_the_end() -> None:
     assert written.closed
 
 
-def test_a_line_is_in_the_file_at_once(tmp_path: Path) -> None:
+def test_a_line_is_written_to_the_file_immediately(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with FileSink(path.open("w")) as sink:
         sink.line("router", "up")

@@ -36,7 +36,7 @@ def limits_after(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, wanted: 
         (256, 1000, 5000, 1000),
     ],
 )
-def test_the_limit_is_raised_to_what_is_needed_and_never_lowered(
+def test_the_limit_is_raised_to_the_needed_number_and_never_lowered(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, wanted: int, after: int
 ) -> None:
     assert limits_after(monkeypatch, soft, hard, wanted) == (after, hard)

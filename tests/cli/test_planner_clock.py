@@ -33,7 +33,7 @@ class Ticking:
         return Step(duration_s=0.04), memory + 1
 
 
-def test_calls_are_timed_and_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_timed_and_forwarded(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, clock = Ticking(), PlannerClock()
     monkeypatch.setattr(planner_clock, "perf_counter", lambda: policy.now_s)
     monkeypatch.setattr("penstock_simulator.policies.build", lambda name, knobs: policy)

@@ -28,7 +28,7 @@ def reading(*pages: str) -> PlannerReading:
     return total
 
 
-def test_sidecars_are_added_and_the_longest_call_is_of_any() -> None:
+def test_calls_of_all_sidecars_are_added_and_the_longest_is_of_any() -> None:
     total = reading(page(0.004, ms1=3, ms5=10), page(0.002, ms1=2, ms5=5))
     assert total == PlannerReading(Counter({0.001: 5, 0.005: 15, INF: 15}), 0.004)
 
@@ -52,10 +52,10 @@ def test_without_two_readings_or_calls_there_are_no_times(
     assert planner_times(before, after) == PlannerTimes()
 
 
-def test_a_sidecar_that_began_anew_has_no_times() -> None:
+def test_a_restarted_sidecar_has_no_times() -> None:
     before, after = reading(page(0.004, ms1=10)), reading(page(0.001, ms1=5))
     assert planner_times(before, after) == PlannerTimes()
 
 
-def test_a_single_call_has_all_times() -> None:
+def test_all_percentiles_of_a_single_call_are_equal() -> None:
     assert planner_times(PlannerReading(), reading(page(0.0004, ms1=1))) == PlannerTimes(0.4, 0.4, 0.4)

@@ -53,7 +53,7 @@ def drawn(path: Path) -> Path:
     return path
 
 
-def test_a_capacity_figure_holds_every_curve_and_target(tmp_path: Path) -> None:
+def test_a_capacity_figure_has_every_curve_and_target(tmp_path: Path) -> None:
     seen = ids(drawn(tmp_path / "capacity.svg"))
     assert points(seen["attainment-chatbot-vllm"]) == 3
     assert points(seen["plane-coder · coder-vllm"]) == 3
@@ -63,7 +63,7 @@ def test_a_capacity_figure_holds_every_curve_and_target(tmp_path: Path) -> None:
     assert "bound-coder" not in seen
 
 
-def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
+def test_equal_figures_are_equal_files(tmp_path: Path) -> None:
     first, second = drawn(tmp_path / "a.svg"), drawn(tmp_path / "b.svg")
     assert first.read_bytes() == second.read_bytes()
     text = first.read_text()
@@ -71,11 +71,11 @@ def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
         assert words in text
 
 
-def test_a_png_is_a_png(tmp_path: Path) -> None:
+def test_a_png_file_has_its_signature(tmp_path: Path) -> None:
     assert drawn(tmp_path / "capacity.PNG").read_bytes().startswith(b"\x89PNG")
 
 
-def test_no_figure_of_another_kind() -> None:
+def test_a_figure_of_another_format_is_refused() -> None:
     check_suffix(None)
     check_suffix(Path("a.svg"))
     with pytest.raises(Failure, match=r"--plot a\.pdf: the suffix must be \.svg or \.png") as error:
@@ -88,7 +88,7 @@ def test_a_figure_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         drawn(tmp_path / "nowhere" / "capacity.svg")
 
 
-def test_a_simulation_figure_parts_kept_from_broken(tmp_path: Path) -> None:
+def test_a_simulation_figure_separates_met_from_missed(tmp_path: Path) -> None:
     tiers = {"chat": Tier("chat", Slo(ttft_s=1.0, tpot_s=0.1)), "batch": Tier("batch", best_effort=True)}
     fleet = Fleet("vllm", time_model("llama-3-8b-a100"), 4096, tiers, "chat")
     seen = RequestPlot(fleet)
@@ -129,7 +129,7 @@ def test_a_simulation_without_targets_is_an_empty_figure(tmp_path: Path) -> None
     assert "no tier has targets for TTFT and TPOT" in (tmp_path / "plane.svg").read_text()
 
 
-def test_a_place_in_the_plane_is_counted_in_targets() -> None:
+def test_axes_are_in_multiples_of_the_targets() -> None:
     slo = Slo(ttft_slowdown=5.0, tpot_s=0.1)
     assert spot(slo, 0.1, 1.0, 0.05) == pytest.approx((2.0, 0.5))
     assert spot(slo, 0.1, 1.0, None) == pytest.approx((2.0, 0.0))
@@ -146,7 +146,7 @@ def test_panels_show_the_targets() -> None:
 
 
 @pytest.mark.parametrize(("titles", "columns", "rows"), [(1, 1, 1), (3, 3, 1), (4, 3, 2), (7, 3, 3)])
-def test_panels_are_three_in_a_row_within_the_margins(titles: int, columns: int, rows: int) -> None:
+def test_there_are_three_panels_a_row_within_the_margins(titles: int, columns: int, rows: int) -> None:
     figure, axes = panels([f"panel {number}" for number in range(titles)])
     width, height = style.PANEL_INCHES
     assert figure.get_size_inches() == pytest.approx((width * columns, height * rows))
@@ -165,7 +165,7 @@ def test_panels_are_three_in_a_row_within_the_margins(titles: int, columns: int,
         assert gap / panel == pytest.approx(style.GAP_INCHES / (height - style.GAP_INCHES))
 
 
-def test_a_panel_has_its_grid_beneath_its_lines_and_is_open_above_and_on_the_right() -> None:
+def test_a_panel_has_its_grid_under_its_lines_and_no_top_and_right_axis() -> None:
     _, (panel,) = panels(["one"])
     assert panel.get_axisbelow() is True
     assert {side: spine.get_visible() for side, spine in panel.spines.items()} == {
@@ -176,7 +176,7 @@ def test_a_panel_has_its_grid_beneath_its_lines_and_is_open_above_and_on_the_rig
     }
 
 
-def test_each_policy_has_its_colour_and_marker_in_every_panel() -> None:
+def test_each_policy_has_one_colour_and_marker_in_all_panels() -> None:
     policies = [f"policy {number}" for number in range(len(style.COLOURS) + 1)]
     curves = [Curve("a", policy, (1.0, 2.0), (0.9, 0.5)) for policy in policies]
     _, axes = panels(["a", "b"])
@@ -200,7 +200,7 @@ def test_each_policy_has_its_colour_and_marker_in_every_panel() -> None:
     assert [text.get_text() for text in legend.get_texts()] == [policies[1], "bound"]
 
 
-def test_the_plane_has_paths_and_single_requests_within_its_edges() -> None:
+def test_the_plot_has_paths_and_single_requests_within_its_edges() -> None:
     spots = (Spot(0.001, 0.5), Spot(0.2, 1000.0))
     clouds = [Cloud("chat", f"policy {number}", spots, path=True) for number in range(9)]
     _, axes = panels(["chat", "coder"])
@@ -236,7 +236,7 @@ def test_a_panel_of_many_requests_shows_the_first_of_each_kind(tmp_path: Path) -
     assert (missed.label, missed.spots, missed.path) == (MISSED, (Spot(3.0, 0.5),), False)
 
 
-def test_a_capacity_figure_draws_the_bound_where_it_was_found_to_end(tmp_path: Path) -> None:
+def test_a_capacity_figure_draws_the_bound_at_its_capacity(tmp_path: Path) -> None:
     text = drawn(tmp_path / "a.svg").read_text()
     assert "TTFT, 90 % within / its target" in text
 

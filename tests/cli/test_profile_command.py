@@ -135,7 +135,7 @@ class Bar:
         self.reported.append((task, seconds))
 
 
-def test_the_bar_counts_readings_from_one_on_standard_error(
+def test_the_bar_on_standard_error_counts_readings_from_one(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bar, consoles = Bar(), []
@@ -163,7 +163,7 @@ def test_an_engine_that_cannot_be_measured_is_one_line(
     assert capfd.readouterr().err == "--engine: no engine answers there\n"
 
 
-def test_a_missing_folder_is_reported_before_anything_is_measured(
+def test_a_missing_folder_is_reported_before_the_measurement(
     engine: Engine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert penstock("--out", "no/tiny.json") == 2
@@ -178,7 +178,7 @@ def said(found: Profile) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_of_single_measurements_the_noise_is_unknown() -> None:
+def test_the_noise_of_single_measurements_is_unknown() -> None:
     unknown = "Each point was measured once, so the noise is unknown: increase --seconds."
     assert said(measured(reading(100, 0.02, times=1), reading(400, 0.05, times=1)))[-1] == unknown
     assert said(measured(reading(100, 0.02, times=1), reading(400, 0.05, times=2)))[-1] != unknown
@@ -198,7 +198,7 @@ def test_by_default_a_measurement_takes_two_minutes_and_small_batches(engine: En
         ("--kv-tokens", 1, None),
     ],
 )
-def test_a_flag_takes_values_within_its_bounds(
+def test_a_flag_accepts_values_within_its_bounds(
     engine: Engine, flag: str, least: int, most: int | None
 ) -> None:
     assert [penstock(flag, value) for value in (least - 1, least)] == [2, 0]
@@ -206,7 +206,7 @@ def test_a_flag_takes_values_within_its_bounds(
         assert [penstock(flag, value) for value in (most, most + 1)] == [0, 2]
 
 
-def test_the_bar_is_gone_when_the_table_is_shown() -> None:
+def test_the_bar_is_removed_before_the_table() -> None:
     screen = StringIO()
     with command._progress(Console(file=screen, force_terminal=True, width=80)) as bar:
         bar.add_task("reading 1", total=1.0)

@@ -47,7 +47,7 @@ def test_the_fit_is_shown_as_a_formula_with_its_accuracy() -> None:
     assert "deviate by 5.0% from their median, by 3.0% without drift" in text
 
 
-def test_noise_is_unknown_where_each_point_was_measured_once() -> None:
+def test_noise_is_unknown_if_each_point_was_measured_once() -> None:
     assert "the noise is unknown: increase --seconds" in "\n".join(shown(profile_of(times=1)))
 
 

@@ -47,7 +47,7 @@ def penstock(*flags: object, url: str = "http://h:1") -> int:
     return run(lambda: app(["replay", "--trace", "t.csv", "--url", url, *map(str, flags)]))
 
 
-def test_without_flags_everything_is_sent_as_it_was_recorded(asked: Settings) -> None:
+def test_without_flags_all_requests_are_sent_as_recorded(asked: Settings) -> None:
     assert penstock() == 0
     ((settings, console),) = asked
     assert settings == ReplaySettings(Path("t.csv"), "http://h:1")
@@ -83,7 +83,7 @@ def test_every_flag_reaches_the_replay(asked: Settings) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
-def test_a_url_may_end_as_clients_of_the_api_write_it(asked: Settings, url: str) -> None:
+def test_a_url_may_end_in_v1_and_slashes(asked: Settings, url: str) -> None:
     assert penstock(url=url) == 0
     assert asked[0][0].url == "http://h:1"
 
@@ -98,7 +98,7 @@ def test_a_rate_and_a_time_are_finite_and_above_0(
     assert asked == []
 
 
-def test_the_report_is_a_table_a_summary_and_how_late_the_client_was(
+def test_the_report_has_a_table_a_summary_and_the_clients_lateness(
     asked: Settings, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert penstock() == 0
@@ -112,7 +112,9 @@ def test_the_report_is_a_table_a_summary_and_how_late_the_client_was(
     assert shown.err == ""
 
 
-def test_json_on_standard_output_is_alone_there(asked: Settings, capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_on_standard_output_is_the_only_output(
+    asked: Settings, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert penstock("--json", "-") == 0
     shown = capfd.readouterr()
     assert orjson.loads(shown.out) == report().as_json()
@@ -134,9 +136,9 @@ def test_json_that_cannot_be_written_is_a_failure(asked: Settings, capfd: pytest
 
 
 @pytest.mark.parametrize(("late_s", "verdict"), [(0.010, "fine."), (0.011, "it could not keep the trace's")])
-def test_a_client_that_was_late_says_so(late_s: float, verdict: str) -> None:
+def test_a_late_client_is_reported(late_s: float, verdict: str) -> None:
     assert verdict in lateness(report(late_s).tally)
 
 
-def test_a_client_that_sent_nothing_was_not_late() -> None:
+def test_a_client_that_sent_no_request_was_not_late() -> None:
     assert lateness(ReplayTally()).endswith(": fine.")

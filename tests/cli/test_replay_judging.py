@@ -39,18 +39,18 @@ def answer_of(*pieces: tuple[bytes, float]) -> StreamedAnswer:
     return answer
 
 
-def test_each_event_with_content_is_a_token_in_its_time() -> None:
+def test_each_event_with_content_is_a_token_at_its_time() -> None:
     answer = answer_of((event("a"), 1.0), (event("b") + event("c"), 2.0), (USAGE % 3 + DONE, 3.0))
     assert answer.done
     assert answer.token_times_s() == [1.0, 2.0, 2.0]
 
 
-def test_an_event_may_come_in_pieces() -> None:
+def test_an_event_may_arrive_in_pieces() -> None:
     whole = event("a")
     assert answer_of((whole[:9], 1.0), (whole[9:], 1.5)).token_times_s() == [1.5]
 
 
-def test_a_role_or_an_empty_text_is_no_token() -> None:
+def test_a_role_or_an_empty_text_is_not_a_token() -> None:
     role = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
     word = b'data: {"choices":[{"delta":{"content":"hi"}}]}\r\n\r\n'
     end = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
@@ -71,7 +71,7 @@ def test_an_error_in_the_stream_is_named_by_its_code() -> None:
         answer_of((b"data: {nonsense\n\n", 1.0))
 
 
-def test_the_mean_tpot_leaves_the_first_token_out() -> None:
+def test_the_mean_tpot_excludes_the_first_token() -> None:
     times_s = [10.0, 10.1, 10.3]  # 0.3 s for two tokens after the first
     assert judged_tpot_s(times_s, Judge.MEAN) == pytest.approx(0.15)
     assert judged_tpot_s(times_s, Judge.MAX) == pytest.approx(0.2)
@@ -89,7 +89,7 @@ def test_a_slowdown_without_a_time_model_cannot_be_judged() -> None:
         TierSlos({"chat": Slo(ttft_slowdown=5.0)}, "chat").targets("chat", 190)
 
 
-def test_a_tier_without_targets_is_not_counted_with_those_that_have_some() -> None:
+def test_a_tier_without_targets_is_not_in_the_total() -> None:
     """Whatever happens to its requests, they miss nothing: they would raise the attainment of all."""
     tier_slos = TierSlos({"chat": Slo(tpot_s=0.1), "batch": Slo()}, "chat")
     tally = ReplayTally(tier_slos.tiers_without_targets)
@@ -106,7 +106,7 @@ def test_a_tier_without_targets_is_not_counted_with_those_that_have_some() -> No
     )
 
 
-def test_where_no_tier_has_a_target_nothing_is_judged() -> None:
+def test_without_targets_no_request_is_judged() -> None:
     tally = ReplayTally(frozenset({"batch"}))
     tally.add(outcome("batch", RequestEnding.BEST_EFFORT, kept=True), late_s=0.0)
     report = Report("slos-serve", 2, span_s=10.0, tally=tally)
@@ -132,7 +132,7 @@ def outcome(
     )
 
 
-def test_attainment_counts_everything_that_arrived() -> None:
+def test_attainment_counts_all_arrived_requests() -> None:
     tally = ReplayTally()
     for one in (
         outcome("chat", RequestEnding.ADMITTED, kept=True, ttft_s=0.1),
@@ -185,7 +185,7 @@ def test_attainment_counts_everything_that_arrived() -> None:
     assert tally.reasons == {"503 no_replicas": 1}
 
 
-def test_percentiles_are_values_that_were_seen() -> None:
+def test_percentiles_are_measured_values() -> None:
     ordered = [float(value) for value in range(1, 101)]
     assert percentile(ordered, 0.5) == 50.0
     assert percentile(ordered, 0.99) == 99.0
@@ -194,7 +194,7 @@ def test_percentiles_are_values_that_were_seen() -> None:
     assert percentile([], 0.5) is None
 
 
-def test_targets_from_the_command_line() -> None:
+def test_targets_are_read_from_the_command_line() -> None:
     tier_slos = slos_from_options(None, ["chat:ttft=800ms,tpot=50ms,e2e=30s,judge=window", "batch:e2e=1h"])
     assert tier_slos is not None
     assert tier_slos.slos["chat"] == Slo(0.8, None, 0.05, 30.0, Judge.WINDOW)
@@ -202,7 +202,7 @@ def test_targets_from_the_command_line() -> None:
     assert tier_slos.default_tier == "chat"
 
 
-def test_a_pool_files_tiers_with_one_replaced() -> None:
+def test_a_target_on_the_command_line_replaces_that_of_the_pool() -> None:
     demo = Path(__file__).resolve().parents[2] / "examples" / "demo-pool.yaml"
     tier_slos = slos_from_options(demo, ["chat:ttft=1s"])
     assert tier_slos is not None
@@ -221,7 +221,7 @@ def test_a_pool_files_tiers_with_one_replaced() -> None:
         ("chat:tpot=1s,judge=best", "--slo chat: 'best' is not a valid Judge"),
     ],
 )
-def test_targets_that_are_none(text: str, output: str) -> None:
+def test_invalid_targets_are_refused(text: str, output: str) -> None:
     with pytest.raises(Failure) as error:
         slos_from_options(None, [text])
     assert error.value.lines == (output,)
@@ -251,7 +251,7 @@ def test_tables_and_json_have_the_worst_tier_first_and_tiers_without_targets_las
     assert (batch["attained_admitted"], batch["attained_promoted"]) == (None, None)
 
 
-def test_a_single_tier_has_no_line_of_all_and_a_trace_of_one_moment_no_rate() -> None:
+def test_a_single_tier_has_no_total_and_a_trace_of_one_moment_no_rate() -> None:
     tally = ReplayTally()
     tally.add(outcome("chat", RequestEnding.ADMITTED, kept=True), late_s=0.0)
     report = Report(None, None, span_s=0.0, tally=tally)
@@ -260,19 +260,19 @@ def test_a_single_tier_has_no_line_of_all_and_a_trace_of_one_moment_no_rate() ->
     assert summary_line(report) == "At – requests/s 100.0 % of 1 requests met their tier's SLO."
 
 
-def test_with_a_target_in_every_tier_all_means_all() -> None:
+def test_with_a_target_in_every_tier_the_total_has_all_requests() -> None:
     tally = ReplayTally(frozenset({"not-asked"}))
     for tier in ("chat", "coder"):
         tally.add(outcome(tier, RequestEnding.ADMITTED, kept=True), late_s=0.0)
     assert list(table(Report(None, None, 1.0, tally), "").columns[0].cells) == ["chat", "coder", "all"]
 
 
-def test_a_tier_that_only_says_how_it_is_judged_has_no_target() -> None:
+def test_a_tier_with_only_a_judging_rule_has_no_target() -> None:
     tier_slos = TierSlos({"a": Slo(judge=Judge.MAX), "b": Slo(e2e_s=9.0), "c": Slo()}, "a")
     assert tier_slos.tiers_without_targets == {"a", "c"}
 
 
-def test_figures_are_right_of_names_on_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_figures_are_to_the_right_of_names_on_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     tally = ReplayTally()
     tally.add(outcome("a tier with a name", RequestEnding.ADMITTED, kept=True), late_s=0.0)
     shown = table(Report(None, None, span_s=1.0, tally=tally), "")
@@ -302,7 +302,7 @@ def test_an_event_needs_no_space_before_its_data() -> None:
     assert answer_of((b'data:{"choices":[{"text":"a"}]}\n\ndata:[DONE]\n\n', 1.0)).done
 
 
-def test_thinking_is_content_under_either_of_its_names() -> None:
+def test_thinking_is_content_under_both_field_names() -> None:
     pieces = [
         (b'data: {"choices":[{"delta":{"%s":"hm"}}]}\n\n' % name, at_s)
         for name, at_s in ((b"reasoning_content", 1.0), (b"reasoning", 2.0), (b"content", 3.0))
@@ -310,7 +310,7 @@ def test_thinking_is_content_under_either_of_its_names() -> None:
     assert answer_of(*pieces).token_times_s() == [1.0, 2.0, 3.0]
 
 
-def test_an_error_that_is_a_text_is_quoted_up_to_60_characters() -> None:
+def test_an_error_that_is_a_string_is_quoted_up_to_60_characters() -> None:
     with pytest.raises(StreamError, match=rf"^{'x' * 60}$"):
         answer_of((b'data: {"error":"%s"}\n\n' % (b"x" * 61), 1.0))
     with pytest.raises(StreamError, match=r"^server_error$"):

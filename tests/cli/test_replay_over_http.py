@@ -123,7 +123,7 @@ async def test_every_request_is_sent_once_with_the_traces_counts(serve: Any, tmp
     assert (report.policy, report.replicas) == ("slos-serve", 2)
 
 
-async def test_a_tiers_targets_decide(serve: Any, tmp_path: Path) -> None:
+async def test_a_tiers_targets_decide_attainment(serve: Any, tmp_path: Path) -> None:
     server = Server(answered, pool=POOL)
     rows = tmp_path / "rows.csv"
     report = await replayed(
@@ -239,7 +239,7 @@ async def test_a_broken_answer_is_a_failure_with_its_reason(
     assert times == 1
 
 
-async def test_beyond_the_bound_requests_are_not_sent_and_count(serve: Any, tmp_path: Path) -> None:
+async def test_requests_over_the_bound_are_not_sent_and_count_as_missed(serve: Any, tmp_path: Path) -> None:
     server = Server(all_at_once(2))
     trace = trace_of(tmp_path, *("0,1,1," for _ in range(5)))
     report = await replayed(ReplaySettings(trace, await serve(server), max_in_flight=2))
@@ -247,7 +247,7 @@ async def test_beyond_the_bound_requests_are_not_sent_and_count(serve: Any, tmp_
     assert report.tally.reasons["not sent: 2 requests are in flight (--max-inflight)"] == 3
 
 
-async def test_the_rate_and_the_duration_choose_what_is_sent(serve: Any, tmp_path: Path) -> None:
+async def test_the_rate_and_the_duration_select_the_requests(serve: Any, tmp_path: Path) -> None:
     server = Server(answered)
     trace = trace_of(tmp_path, *(f"{index},1,1," for index in range(11)))  # 1.1 a second for 10 s
     settings = ReplaySettings(trace, await serve(server), rate_rps=110.0, duration_s=0.045)
@@ -256,7 +256,7 @@ async def test_the_rate_and_the_duration_choose_what_is_sent(serve: Any, tmp_pat
     assert report.rate_rps == pytest.approx(5 / 0.04)
 
 
-async def test_tiers_are_renamed_and_filled_in(serve: Any, tmp_path: Path) -> None:
+async def test_tiers_are_renamed_and_missing_ones_filled_in(serve: Any, tmp_path: Path) -> None:
     server = Server(answered)
     settings = ReplaySettings(
         trace_of(tmp_path, "0,1,1,code", "0,1,1,"),
@@ -271,7 +271,7 @@ async def test_tiers_are_renamed_and_filled_in(serve: Any, tmp_path: Path) -> No
     assert {headers["Authorization"] for _, headers in server.received} == {"Bearer sk-1"}
 
 
-async def test_the_pool_is_asked_at_the_admin_url_without_the_key(serve: Any, tmp_path: Path) -> None:
+async def test_the_pool_is_read_at_the_admin_url_without_the_key(serve: Any, tmp_path: Path) -> None:
     server, admin = Server(answered, names_admin_port=False), Server(answered, pool=POOL)
     trace, url = trace_of(tmp_path, "0,5,4,chat"), await serve(server)
     report = await replayed(ReplaySettings(trace, url, admin_url=await serve(admin), api_key="sk-1"))
@@ -280,7 +280,7 @@ async def test_the_pool_is_asked_at_the_admin_url_without_the_key(serve: Any, tm
     assert server.asked == []
 
 
-async def test_a_given_admin_url_that_is_none_ends_the_replay(serve: Any, tmp_path: Path) -> None:
+async def test_an_invalid_admin_url_ends_the_replay(serve: Any, tmp_path: Path) -> None:
     server = Server(answered)
     trace, url = trace_of(tmp_path, "0,5,4,chat"), await serve(server)
     with pytest.raises(Failure, match="not the admin port of a router"):
@@ -297,7 +297,7 @@ async def test_a_given_admin_url_that_is_none_ends_the_replay(serve: Any, tmp_pa
     ],
     ids=["it is not given", "it is another pool's", "nothing is there"],
 )
-async def test_without_its_admin_port_a_pool_is_any_server(
+async def test_without_its_admin_port_a_pool_is_replayed_as_any_server(
     server: Server, serve: Any, tmp_path: Path
 ) -> None:
     report = await replayed(ReplaySettings(trace_of(tmp_path, "0,5,4,"), await serve(server)))
@@ -305,7 +305,7 @@ async def test_without_its_admin_port_a_pool_is_any_server(
     assert len(server.received) == 1
 
 
-async def test_the_planners_times_come_from_the_sidecars(serve: Any, tmp_path: Path) -> None:
+async def test_the_planners_times_are_those_of_the_sidecars(serve: Any, tmp_path: Path) -> None:
     pages = iter(
         [
             "".join(f'{HIST}_bucket{{le="{le}"}} {count}\n' for le, count in reading)
@@ -336,7 +336,7 @@ async def test_the_planners_times_come_from_the_sidecars(serve: Any, tmp_path: P
 HIST, LONGEST = "penstock_replica_planner_seconds", "penstock_replica_planner_seconds_max"
 
 
-async def test_a_server_that_is_not_there_or_is_no_server(serve: Any, tmp_path: Path) -> None:
+async def test_a_missing_or_invalid_server_is_one_line(serve: Any, tmp_path: Path) -> None:
     trace = trace_of(tmp_path, "0,1,1,")
     with pytest.raises(Failure, match="no server answers there"):
         await replayed(ReplaySettings(trace, "http://127.0.0.1:9"))
@@ -347,7 +347,7 @@ async def test_a_server_that_is_not_there_or_is_no_server(serve: Any, tmp_path: 
         await replayed(ReplaySettings(trace, f"{url}/elsewhere"))
 
 
-async def test_the_json_has_exactly_the_keys_that_are_agreed(serve: Any, tmp_path: Path) -> None:
+async def test_the_json_has_exactly_the_documented_keys(serve: Any, tmp_path: Path) -> None:
     url = await serve(Server(answered, pool=POOL))
     report = await replayed(ReplaySettings(trace_of(tmp_path, "0,5,4,chat"), url))
     found = json.loads(json.dumps(report.as_json()))
@@ -380,7 +380,7 @@ async def test_the_json_has_exactly_the_keys_that_are_agreed(serve: Any, tmp_pat
 
 
 @pytest.mark.parametrize("body", ["Bad Gateway", "[]", '{"error": "no"}', "{}"])
-async def test_an_error_of_another_kind_is_named_by_its_status(serve: Any, tmp_path: Path, body: str) -> None:
+async def test_an_unknown_error_is_named_by_its_status(serve: Any, tmp_path: Path, body: str) -> None:
     async def refused(server: Server, request: web.Request, _: dict[str, Any]) -> web.Response:
         return web.Response(text=body, status=502)
 
@@ -412,7 +412,7 @@ async def test_an_answer_may_be_compressed(serve: Any, tmp_path: Path) -> None:
     assert (report.tally.all.met, report.tally.reasons) == (1, {})
 
 
-async def test_where_metrics_cannot_be_read_planning_times_are_unknown(serve: Any, tmp_path: Path) -> None:
+async def test_without_readable_metrics_planning_times_are_unknown(serve: Any, tmp_path: Path) -> None:
     pool = POOL | {"replicas": [{"name": "r0", "metrics_url": "http://127.0.0.1:9/metrics"}]}
     report = await replayed(
         ReplaySettings(trace_of(tmp_path, "0,5,4,chat"), await serve(Server(answered, pool=pool)))
@@ -450,7 +450,7 @@ async def test_a_closed_session_waits_for_its_answers_and_delays_no_other(serve:
     assert (report.tally.first_turns.met, report.tally.later_turns.met) == (2, 1)
 
 
-async def test_any_name_of_a_session_can_be_sent(serve: Any, tmp_path: Path) -> None:
+async def test_every_session_name_can_be_sent(serve: Any, tmp_path: Path) -> None:
     server = Server(answered)
     trace = sessions_of(tmp_path, {"session_id": "é\r\nX: y" + 400 * "a", "input_length": 1})
     report = await replayed(ReplaySettings(trace, await serve(server)))
@@ -489,13 +489,13 @@ async def test_an_engine_s_cached_tokens_are_reported_by_turn(serve: Any, tmp_pa
     assert by_turn.endswith(" s, 80.0 % cached.")
 
 
-async def test_without_sessions_and_caches_nothing_is_said_of_them(serve: Any, tmp_path: Path) -> None:
+async def test_without_sessions_and_caches_the_report_omits_them(serve: Any, tmp_path: Path) -> None:
     report = await replayed(ReplaySettings(trace_of(tmp_path, "0,5,4,chat"), await serve(Server(answered))))
     assert not {"cached_share", "saved_prefill_s", "turns"} & report.as_json().keys()
     assert prefix_lines(report.tally) == []
 
 
-async def test_hash_ids_of_smaller_blocks_are_rejected_before_anything_is_sent(
+async def test_hash_ids_of_smaller_blocks_are_rejected_before_the_first_request(
     serve: Any, tmp_path: Path
 ) -> None:
     server = Server(answered)

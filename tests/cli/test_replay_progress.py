@@ -29,7 +29,7 @@ def written(console: Console) -> str:
     return console.file.getvalue()
 
 
-async def test_beside_a_terminal_there_is_a_line_at_intervals(frozen: None) -> None:
+async def test_without_a_terminal_there_is_a_line_at_intervals(frozen: None) -> None:
     plain, progress = console(terminal=False), ReplayProgress()
     async with show_progress(plain, "trace", progress, 100):
         await skip(0.0)
@@ -55,7 +55,7 @@ async def test_the_rate_is_that_of_the_last_periods(frozen: None) -> None:
     assert rates[-2:] == [f"{100 / (LINE_EVERY_S * RATE_PERIODS):.1f}/s sent", "0.0/s sent"]
 
 
-async def test_a_progress_bar_shows_the_answered_requests_now_and_at_the_end(frozen: None) -> None:
+async def test_a_progress_bar_shows_answered_requests_immediately_and_at_the_end(frozen: None) -> None:
     terminal, progress = console(terminal=True), ReplayProgress()
     async with show_progress(terminal, "trace", progress, 100):
         await skip(0.0)
@@ -77,7 +77,7 @@ async def test_a_replay_that_ends_within_a_period_has_no_rate(frozen: None) -> N
     assert "2/2 answered, 0.0/s sent, 0 in flight" in written(terminal)
 
 
-async def test_a_bar_takes_no_thread(frozen: None) -> None:
+async def test_a_bar_starts_no_thread(frozen: None) -> None:
     """It would take time of the processor from sending."""
     before = threading.active_count()
     async with show_progress(console(terminal=True), "trace", ReplayProgress(), 2):

@@ -29,11 +29,11 @@ def test_a_prompt_has_exactly_its_tokens(tokens: int, own: int) -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
-def test_prompts_share_nothing_by_accident(one: int, other: int) -> None:
+def test_unrelated_prompts_share_no_blocks(one: int, other: int) -> None:
     assert (ids(600, own=one)[:16] == ids(600, own=other)[:16]) == (one == other)
 
 
-def test_equal_blocks_are_equal_prefixes() -> None:
+def test_equal_hash_ids_give_equal_prefixes() -> None:
     one, other = ids(1200, (7, 8, 9), own=1), ids(1200, (7, 8, 10), own=2)
     assert one[: 2 * BLOCK_TOKENS] == other[: 2 * BLOCK_TOKENS]
     assert one[2 * BLOCK_TOKENS :] != other[2 * BLOCK_TOKENS :]
@@ -52,7 +52,7 @@ def test_blocks_have_the_tokens_of_their_hash_id(block_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("blocks", [(7, 8), (7, 1_000_008)])
-def test_texts_share_the_beginnings_that_the_hash_ids_share(blocks: tuple[int, ...]) -> None:
+def test_texts_share_the_prefixes_that_the_hash_ids_share(blocks: tuple[int, ...]) -> None:
     prompts = PromptGenerator(1, 16)
     one, other, unlike = (
         prompts.text(48, ids, own).split() for own, ids in enumerate([blocks, blocks, (7, 5)])
@@ -61,7 +61,7 @@ def test_texts_share_the_beginnings_that_the_hash_ids_share(blocks: tuple[int, .
     assert one[:16] == unlike[:16] and one[16:19] != unlike[16:19]
 
 
-def test_a_chats_prompt_begins_like_that_of_a_request_with_the_same_hash_ids() -> None:
+def test_chats_with_the_same_hash_ids_share_a_prefix() -> None:
     bodies = RequestBodies(ReplayEndpoint.CHAT, "m", False, 8192, PromptGenerator(1, 16))
     one, other = (
         json.loads(bodies.body(TraceRequest(0.0, 64, 20, prefix_blocks=(3, 4)), own))["messages"][0][
@@ -119,7 +119,7 @@ def test_chat_counts_the_templates_tokens() -> None:
     assert len(message["content"]) == 4 * 96 - 1
 
 
-def test_blocks_of_a_request_are_none_that_is_shared() -> None:
+def test_a_requests_own_blocks_are_not_shared() -> None:
     own = ids(4 * BLOCK_TOKENS)
     shared = ids(12 * BLOCK_TOKENS, blocks=tuple(range(12)))
     heads = [

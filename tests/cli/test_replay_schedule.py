@@ -100,14 +100,14 @@ async def test_each_request_is_sent_at_its_time(clock: Clock) -> None:
     assert found.tally.all.met == 4
 
 
-async def test_a_late_request_is_sent_at_once_and_its_lateness_is_counted(clock: Clock) -> None:
+async def test_a_late_request_is_sent_immediately_and_its_lateness_counted(clock: Clock) -> None:
     clock.overslept_s = 0.25
     found = await sent(clock, requests(0.0, 0.125, 5.0))
     assert clock.pauses_s == pytest.approx([HEAD_START_S, 0.0, 4.75])
     assert sorted(found.tally.late_s) == pytest.approx([0.125, 0.25, 0.25])
 
 
-async def test_a_trace_that_is_slow_to_open_delays_its_first_request_and_makes_nothing_late(
+async def test_a_slowly_opened_trace_delays_its_first_request_and_counts_no_lateness(
     clock: Clock,
 ) -> None:
     def opened() -> Iterator[TraceRequest]:
@@ -137,7 +137,7 @@ def turns(*thoughts_s: float) -> list[TraceRequest]:
     return [TraceRequest(0.0, 1, 1, session="a"), *later]
 
 
-async def test_a_turn_is_sent_when_the_last_one_was_answered_and_its_client_has_thought(clock: Clock) -> None:
+async def test_a_turn_is_sent_after_the_last_answer_and_its_think_time(clock: Clock) -> None:
     found = await sent(clock, turns(1.0, 0.5))
     assert [number for number, _ in found.sent] == [0, 1, 2]
     assert [at_s for _, at_s in found.sent] == pytest.approx([0.0, 5.0, 9.5])
@@ -145,13 +145,13 @@ async def test_a_turn_is_sent_when_the_last_one_was_answered_and_its_client_has_
     assert (found.tally.first_turns.requests, found.tally.later_turns.requests) == (1, 2)
 
 
-async def test_how_late_a_turn_was_counts_from_the_end_of_its_thought(clock: Clock) -> None:
+async def test_a_turns_lateness_counts_from_the_end_of_its_think_time(clock: Clock) -> None:
     clock.overslept_s = 0.25
     found = await sent(clock, turns(1.0))
     assert sorted(found.tally.late_s) == pytest.approx([0.25, 0.25])
 
 
-async def test_a_turn_beyond_the_bound_is_not_sent_and_the_session_goes_on(clock: Clock) -> None:
+async def test_a_turn_over_the_bound_is_not_sent_and_the_session_continues(clock: Clock) -> None:
     found = await sent(clock, turns(1.0), max_in_flight=0)
     assert found.sent == []
     assert [(one.id, one.turn) for one in found.ended] == [("0", 0), ("1", 1)]

@@ -47,13 +47,13 @@ async def test_a_server_without_a_pool_reports_only_its_models() -> None:
         assert str(await failure(url, "c")) == f'{url}: does not serve model "c"; it serves a, b'
 
 
-async def test_a_server_of_no_model_serves_none() -> None:
+async def test_a_server_without_models_is_refused() -> None:
     async with answering({}) as url:
         assert str(await failure(url)) == f'{url}: does not serve model ""; it serves none'
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_a_server_that_wants_a_key_says_so(status: int) -> None:
+async def test_a_server_that_requires_a_key_is_reported(status: int) -> None:
     async with answering("no", status) as url:
         assert str(await failure(url)) == f"{url}/v1/models: answers {status}; give a key with --api-key"
 
@@ -64,7 +64,7 @@ async def test_a_server_of_another_kind_is_reported(body: str, status: int) -> N
         assert str(await failure(url)) == (f"{url}: not an OpenAI-compatible server: it has no /v1/models")
 
 
-async def test_an_answer_that_is_no_json_is_one_line() -> None:
+async def test_an_answer_that_is_not_json_is_one_line() -> None:
     async with answering("hello") as url:
         output = str(await failure(url))
     assert output.startswith(f"{url}/v1/models: ") and "\n" not in output

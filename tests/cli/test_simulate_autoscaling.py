@@ -38,7 +38,7 @@ def simulated(files: tuple[str, str, str], *more: str) -> tuple[str, dict[str, f
     return ended.output, json.loads(Path(out).read_text())
 
 
-def test_a_pool_that_has_too_many_replicas_gives_one_away(files: tuple[str, str, str]) -> None:
+def test_a_pool_with_too_many_replicas_removes_one(files: tuple[str, str, str]) -> None:
     words, found = simulated(files)
     assert "Autoscaling kept between 1 and 2 replicas (changes: 1)" in words
     assert (found["scale_events"], found["most_replicas"]) == (1, 2)

@@ -99,7 +99,7 @@ def simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     return call
 
 
-def test_the_json_has_the_keys_that_a_replay_has(simulate: Simulate) -> None:
+def test_the_json_has_the_keys_of_a_replay(simulate: Simulate) -> None:
     done = simulate("--json", "out.json")
     assert done.code == 0
     assert "met their tier's SLO" in done.out
@@ -183,7 +183,7 @@ def test_a_request_longer_than_the_engine_allows_fails(simulate: Simulate) -> No
     ],
     ids=["policy", "auto", "offload", "pool's replicas", "none", "replicas", "rate", "trace", "rows", "tier"],
 )
-def test_bad_input_exits_2_and_says_what(
+def test_invalid_input_exits_with_2_and_names_the_problem(
     simulate: Simulate, before: str, after: str, flags: list[str], output: str
 ) -> None:
     Path("pool.yaml").write_text(POOL.replace(before, after) if before else POOL)
@@ -198,11 +198,11 @@ def test_a_tier_of_the_trace_can_be_renamed(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--replicas", "--startup", "--block-tokens"])
-def test_a_flag_takes_nothing_below_one(simulate: Simulate, flag: str) -> None:
+def test_a_flag_refuses_values_below_one(simulate: Simulate, flag: str) -> None:
     assert [simulate(flag, value).code for value in ("0", "1")] == [2, 0]
 
 
-def test_without_flags_the_pool_is_simulated_as_it_is(
+def test_without_flags_the_pool_is_simulated_unchanged(
     simulate: Simulate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
@@ -230,7 +230,7 @@ def test_an_autoscaler_of_kubernetes_is_not_simulated() -> None:
     assert autoscaler_of(parse_pool(document, "pool.yaml"), 1.0) is None
 
 
-def test_an_engines_memory_and_drafts_are_the_pools() -> None:
+def test_an_engine_has_the_pools_memory_and_drafts() -> None:
     document = yaml.safe_load(POOL)
     del document["spec"]["engine"]["kvCacheTokens"]
     document["spec"]["engine"]["speculation"] = {"maxTokens": 3, "acceptance": 0.75}
@@ -239,7 +239,7 @@ def test_an_engines_memory_and_drafts_are_the_pools() -> None:
     assert fleet.speculation == Speculation(3, 0.75)
 
 
-def test_the_title_and_the_planning_times_are_in_words(simulate: Simulate) -> None:
+def test_the_title_and_the_planning_times_are_printed(simulate: Simulate) -> None:
     assert simulate().out.splitlines()[0].strip() == "trace.csv on small: slos-serve, 2 replicas"
     assert (
         simulate("--replicas", 1).out.splitlines()[0].strip() == "trace.csv on small: slos-serve, 1 replica"
@@ -270,7 +270,7 @@ def test_a_policy_is_warmed_up_before_its_decisions_are_timed(
     assert done == ["warm-up"] * warmed_up + ["run"]
 
 
-def test_progress_shows_how_much_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_shows_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 1000, 6))
     monkeypatch.setattr("penstock_cli.simulate.progress.monotonic", lambda: float(next(clock)))
     console = Console(width=120, record=True, force_terminal=False, quiet=False, file=StringIO())

@@ -53,7 +53,7 @@ def simulated(files: tuple[str, str, str], *more: str) -> str:
     return ended.output
 
 
-def test_the_second_prompt_finds_what_it_shares_and_the_third_all_but_its_last_block(
+def test_a_prompt_finds_its_shared_blocks_and_a_repeated_one_all_but_the_last(
     files: tuple[str, str, str],
 ) -> None:
     words = simulated(files, "--prefix-caching", "--block-tokens", "64")
@@ -70,7 +70,7 @@ def test_the_second_prompt_finds_what_it_shares_and_the_third_all_but_its_last_b
         (True, "  routing: {order: prefix}\n", "prefix"),
     ],
 )
-def test_a_pool_that_names_no_order_is_routed_by_what_its_engines_cache(
+def test_a_pool_without_an_order_is_routed_by_its_engines_prefix_cache(
     tmp_path: Path, caching: bool | None, routing: str, order: str
 ) -> None:
     pool = tmp_path / "pool.yaml"
@@ -100,7 +100,7 @@ def test_the_turns_of_a_session_are_reported_separately(files: tuple[str, str, s
 
 
 @pytest.mark.parametrize(("flags", "least_s"), [((), 5.0), (("--open-loop",), 0.0)])
-def test_a_turn_comes_after_the_answer_and_its_thought_or_at_its_recorded_time(
+def test_a_turn_arrives_after_the_answer_and_think_time_or_at_its_recorded_time(
     files: tuple[str, str, str], flags: tuple[str, ...], least_s: float
 ) -> None:
     Path(files[1]).write_text(session((0, {}), (1, {"delay": 2000}), (2, {"delay": 3000})))
@@ -118,7 +118,7 @@ def test_the_saved_prefill_is_that_of_an_idle_replica(files: tuple[str, str, str
     assert json.loads(Path(files[2]).read_text())["saved_prefill_s"] == pytest.approx(saved_s)
 
 
-def test_without_it_nothing_is_cached_and_nothing_is_said_of_it(files: tuple[str, str, str]) -> None:
+def test_without_a_prefix_cache_no_figure_of_it_is_reported(files: tuple[str, str, str]) -> None:
     words = simulated(files)
     assert "prefix caches" not in words
     assert "cached_share" not in json.loads(Path(files[2]).read_text())
@@ -137,7 +137,7 @@ def test_vllms_own_scheduler_is_refused(files: tuple[str, str, str]) -> None:
         simulated(files, "--prefix-caching", "--policy", "vllm-real")
 
 
-def test_where_nothing_was_served_nothing_was_found(files: tuple[str, str, str]) -> None:
+def test_without_served_requests_no_prefix_was_found(files: tuple[str, str, str]) -> None:
     Path(files[1]).write_text(request(0, 10**6, []))
     words = simulated(files, "--prefix-caching")
     assert "prefix caches" not in words

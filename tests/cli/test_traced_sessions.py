@@ -39,7 +39,7 @@ def test_sessions_and_delays_are_read_from_mooncakes_format(tmp_path: Path) -> N
     assert summary.has_sessions and summary.has_think_times
 
 
-def test_a_sessions_first_delay_is_of_no_answer(tmp_path: Path) -> None:
+def test_a_sessions_first_delay_is_not_a_think_time(tmp_path: Path) -> None:
     (request,) = read_trace(written(tmp_path, line(500, delay=250)))
     assert request.think_s is None
 
@@ -52,17 +52,17 @@ def test_a_sessions_first_delay_is_of_no_answer(tmp_path: Path) -> None:
         (line(5, session=None, session_id=True), "session_id true is not a name or a number"),
     ],
 )
-def test_a_wrong_session_is_named(tmp_path: Path, row: dict[str, Any], what: str) -> None:
+def test_an_invalid_session_is_named(tmp_path: Path, row: dict[str, Any], what: str) -> None:
     with pytest.raises(TraceError, match=f"line 1, column .*{what}"):
         summarise(written(tmp_path, row))
 
 
-def test_a_wrong_delay_is_named(tmp_path: Path) -> None:
+def test_an_invalid_delay_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"line 2, column .*: delay -1 is not a number of milliseconds"):
         summarise(written(tmp_path, line(0), line(5, delay=-1)))
 
 
-def test_a_numbered_session_has_its_number_for_a_name(tmp_path: Path) -> None:
+def test_a_numbered_session_is_named_by_its_number(tmp_path: Path) -> None:
     (request,) = read_trace(written(tmp_path, line(0, session=None, session_id=7)))
     assert request.session == "7"
 
@@ -92,7 +92,7 @@ def test_a_closed_loop_has_all_turns_at_its_start_with_their_think_times() -> No
     assert [request.stage for request in looped] == [0, 1, 0, 1, 0]
 
 
-def test_a_gap_is_an_answer_at_the_speed_of_the_shortest_gaps_and_think_time() -> None:
+def test_a_gap_is_split_into_answer_and_think_time_by_the_shortest_gaps() -> None:
     recorded = [
         TraceRequest(0.0, 1, 10, session="a"),
         TraceRequest(1.0, 1, 20, session="a"),  # a tenth of a second a token: the shortest gap
@@ -113,7 +113,7 @@ def sessions(tmp_path: Path) -> Path:
     return written(tmp_path, line(0), line(1000, "b"), line(2000), line(4000), line(5000, "c"))
 
 
-def test_a_rate_in_a_closed_loop_is_of_all_requests_over_the_starts_of_sessions(tmp_path: Path) -> None:
+def test_a_closed_loops_rate_is_all_requests_over_the_span_of_session_starts(tmp_path: Path) -> None:
     schedule, _ = schedule_of(ScheduleOptions(sessions(tmp_path), rate_rps=0.5, closed_loop=True))
     requests, span_s = count(schedule)
     assert requests == 5 and span_s == pytest.approx(10.0)
@@ -128,13 +128,13 @@ def test_without_think_times_a_session_is_sent_as_recorded(tmp_path: Path) -> No
     assert [request.arrival_s for request in schedule.requests()] == [0.0, 1.0, 2.0, 4.0, 5.0]
 
 
-def test_a_trace_with_think_times_is_a_closed_loop_unless_it_is_opened(tmp_path: Path) -> None:
+def test_a_trace_with_think_times_is_a_closed_loop_unless_set_to_open(tmp_path: Path) -> None:
     path = written(tmp_path, line(0), line(900, delay=250))
     assert schedule_of(ScheduleOptions(path))[0].loop is Loop.CLOSED
     opened, _ = schedule_of(ScheduleOptions(path, closed_loop=False))
     assert thoughts(list(opened.requests())) == [("a", 0.0, None), ("a", 0.9, None)]
 
 
-def test_a_trace_without_sessions_is_no_closed_loop(tmp_path: Path) -> None:
+def test_a_trace_without_sessions_is_not_a_closed_loop(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"^--closed-loop: .*trace.jsonl has no sessions$"):
         schedule_of(ScheduleOptions(written(tmp_path, line(0, None)), closed_loop=True))

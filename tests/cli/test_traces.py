@@ -30,7 +30,7 @@ def written(tmp_path: Path, text: str | bytes, name: str = "trace") -> Path:
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_ours(tmp_path: Path, zipped: bool) -> None:
+def test_our_format_is_read(tmp_path: Path, zipped: bool) -> None:
     data = gzip.compress(OURS.encode(), mtime=0) if zipped else OURS.encode()
     requests = list(read_trace(written(tmp_path, data)))
     assert requests == [
@@ -39,7 +39,7 @@ def test_ours(tmp_path: Path, zipped: bool) -> None:
     ]
 
 
-def test_ours_with_sessions_and_thinking(tmp_path: Path) -> None:
+def test_our_format_has_sessions_and_thinking(tmp_path: Path) -> None:
     head = "arrival_s,prompt_tokens,output_tokens,tier,session,stage,thinking_tokens\n"
     path = written(tmp_path, head + "0,9,8,tool,s1,0,\n0,19,8,tool,s1,1,5\n")
     assert list(read_trace(path)) == [
@@ -49,14 +49,14 @@ def test_ours_with_sessions_and_thinking(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [AZURE, AZURE_ZONED, AZURE.replace("\n", "\r\n"), "\ufeff" + AZURE])
-def test_azure(tmp_path: Path, text: str) -> None:
+def test_azures_format_is_read(tmp_path: Path, text: str) -> None:
     first, second = read_trace(written(tmp_path, text))
     assert first == TraceRequest(0.0, 4808, 10)
     assert second.arrival_s == pytest.approx(0.5, abs=1e-5)
     assert second[1:3] == (3180, 8)
 
 
-def test_mooncake(tmp_path: Path) -> None:
+def test_mooncakes_format_is_read(tmp_path: Path) -> None:
     assert list(read_trace(written(tmp_path, MOONCAKE))) == [
         TraceRequest(0.0, 1000, 6, "", (0, 8)),
         TraceRequest(0.5, 3, 4, "", (0,)),
@@ -124,7 +124,7 @@ HEAD = "arrival_s,prompt_tokens,output_tokens,tier\n"
         (HEAD.encode() + b"0,1,1,\xff\xfe\n", "line 2, column 7: not UTF-8 text"),
     ],
 )
-def test_a_bad_trace_names_file_line_and_column(tmp_path: Path, text: str | bytes, output: str) -> None:
+def test_an_invalid_trace_names_file_line_and_column(tmp_path: Path, text: str | bytes, output: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(TraceError) as error:
         summarise(path)
@@ -134,7 +134,7 @@ def test_a_bad_trace_names_file_line_and_column(tmp_path: Path, text: str | byte
     assert "\n" not in message
 
 
-def test_a_line_that_is_too_long_is_named_and_not_read(
+def test_a_line_that_is_too_long_is_named_and_not_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path, HEAD + "0,1,1,a\n")
@@ -145,13 +145,13 @@ def test_a_line_that_is_too_long_is_named_and_not_read(
         summarise(path)
 
 
-def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_trace_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"none\.csv: No such file or directory"):
         summarise(tmp_path / "none.csv")
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
-def test_neighbours_in_the_wrong_order_are_put_right(moments: list[int]) -> None:
+def test_neighbours_in_the_wrong_order_are_sorted(moments: list[int]) -> None:
     lines = [json.dumps({"timestamp": m * 1000, "input_length": 1, "output_length": 1}) for m in moments]
     parsed = [
         TraceRequest(request["timestamp"] / 1000, 1, 1) for request in (json.loads(line) for line in lines)

@@ -61,7 +61,7 @@ def options(pools: Pools) -> LocalPoolOptions:
     return options
 
 
-def test_without_flags_the_file_is_run_as_it_is(pools: Pools) -> None:
+def test_without_flags_the_file_is_run_unchanged(pools: Pools) -> None:
     assert penstock() == 0
     assert options(pools) == LocalPoolOptions(
         DEMO, 2, "127.0.0.1", 8080, engines=(), truth="measured", seed=0, admin_port=None
@@ -91,7 +91,7 @@ def test_every_flag_reaches_the_pool(pools: Pools, monkeypatch: pytest.MonkeyPat
     assert pools.started[0][2].spec.scheduling.policy == "vllm"
 
 
-def test_engines_that_run_are_one_replica_each(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_running_engine_is_a_replica(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_cli.commands.up.check_engines", lambda *_: None)
     assert penstock("--engine", "http://a:1/v1/, http://b:2/,https://c:3") == 0
     found = options(pools)
@@ -99,7 +99,7 @@ def test_engines_that_run_are_one_replica_each(pools: Pools, monkeypatch: pytest
     assert (found.replicas, found.vllm) == (3, None)
 
 
-def test_vllm_is_started_where_it_is_asked_for(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_is_started_on_request(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = VllmEngine(Path("python"), "model")
     monkeypatch.setattr("penstock_cli.commands.up.vllm_engine", lambda *_: engine)
     assert penstock("--engine", "vllm") == 0
@@ -107,7 +107,7 @@ def test_vllm_is_started_where_it_is_asked_for(pools: Pools, monkeypatch: pytest
     assert pools.started[0][2].spec.engine.type == "vllm"
 
 
-def test_a_pool_drains_as_long_as_its_slower_part_may(pools: Pools, tmp_path: Path) -> None:
+def test_a_pool_drains_for_the_longer_of_its_drain_timeouts(pools: Pools, tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     for router, sidecar in (("40s", "30s"), ("20s", "40s")):
         text = DEMO.read_text().replace(
@@ -135,7 +135,7 @@ def test_up_prints_each_process_its_addresses_and_its_end(
 @pytest.mark.parametrize(
     ("flag", "least", "most"), [("--port", 0, 65535), ("--admin-port", 0, 65535), ("--replicas", 1, 64)]
 )
-def test_a_flag_takes_values_within_its_bounds(pools: Pools, flag: str, least: int, most: int) -> None:
+def test_a_flag_accepts_values_within_its_bounds(pools: Pools, flag: str, least: int, most: int) -> None:
     assert [penstock(flag, value) for value in (least - 1, least, most, most + 1)] == [2, 0, 0, 2]
     assert len(pools.started) == 2
 
@@ -148,7 +148,7 @@ def test_log_lines_are_aligned_with_those_of_the_last_replica(
     assert capfd.readouterr().err.startswith(f"{prefix} one line\n")
 
 
-def test_how_many_parts_are_ready_is_shown_until_all_are(
+def test_the_number_of_ready_parts_is_shown_until_all_are_ready(
     pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[str] = []

@@ -91,7 +91,7 @@ def running_requests(up: Up) -> int:
     return sum(int(float(one[1])) for one in found if one is not None)
 
 
-def test_answers_streams_and_errors_are_the_routers(up: Up) -> None:
+def test_answers_streams_and_errors_equal_the_routers(up: Up) -> None:
     with client(up) as http:
         answer = http.post("/v1/completions", json=BODY, headers={"x-request-id": "mine"})
         assert answer.json()["usage"]["completion_tokens"] == 3
@@ -109,14 +109,14 @@ def test_answers_streams_and_errors_are_the_routers(up: Up) -> None:
         assert (wrong.headers["x-request-id"], wrong.headers["x-should-retry"]) == ("w", "false")
 
 
-def test_all_replicas_reject(up: Up) -> None:
+def test_a_request_rejected_by_all_replicas_is_a_429(up: Up) -> None:
     with client(up) as http:
         answer = http.post("/v1/completions", json=BODY, headers={"x-slo-ttft-ms": "0.001"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "slo_unattainable")
     assert (answer.headers["x-penstock-hops"], answer.headers["x-should-retry"]) == ("2", "false")
 
 
-def test_bodies_and_heads_over_the_bounds(up: Up) -> None:
+def test_bodies_and_heads_over_the_bounds_are_refused(up: Up) -> None:
     with client(up) as http:
         long = http.post("/v1/completions", json={**BODY, "user": "u" * 100_001})
         assert (long.status_code, long.json()["error"]["code"]) == (413, "request_too_large")
@@ -127,7 +127,7 @@ def test_bodies_and_heads_over_the_bounds(up: Up) -> None:
         assert (headers.status_code, headers.json()["error"]["type"]) == (431, "invalid_request_error")
 
 
-def test_clients_do_not_choose_replicas_or_applications(up: Up) -> None:
+def test_clients_cannot_choose_replicas_or_applications(up: Up) -> None:
     smuggled = {
         "x-gateway-destination-endpoint": "127.0.0.1:1",
         "x-penstock-max-hops": "9",
@@ -141,20 +141,20 @@ def test_clients_do_not_choose_replicas_or_applications(up: Up) -> None:
     assert {answer.headers["x-penstock-verdict"] for answer in answers} == {"admitted"}
 
 
-def test_a_client_that_leaves_ends_its_engines_work(up: Up) -> None:
+def test_a_disconnected_client_ends_its_engines_work(up: Up) -> None:
     with client(up) as http, http.stream("POST", "/v1/completions", json=LONG) as stream:
         next(stream.iter_lines())
         assert running_requests(up) == 1
     until(lambda: running_requests(up) == 0, "the end of the work")
 
 
-def test_a_killed_replica_costs_no_new_request_and_comes_back(up: Up) -> None:
+def test_a_killed_replica_fails_no_new_request_and_is_restarted(up: Up) -> None:
     kill_one(up.process.pid, "penstock-sidecar")
     assert [complete(up.url)["usage"]["completion_tokens"] for _ in range(4)] == [3] * 4
     wait_whole(up)
 
 
-def test_without_keys_requests_pass_while_the_picker_is_away(up: Up) -> None:
+def test_without_keys_requests_are_served_while_the_picker_is_down(up: Up) -> None:
     picker = next(pid for pid, line in descendants(up.process.pid).items() if "penstock-picker" in line)
     with client(up) as http, http.stream("POST", "/v1/completions", json=LONG) as stream:
         lines = stream.iter_lines()
@@ -166,12 +166,12 @@ def test_without_keys_requests_pass_while_the_picker_is_away(up: Up) -> None:
     wait_whole(up)
 
 
-def test_envoy_that_was_killed_comes_back(up: Up) -> None:
+def test_a_killed_envoy_is_restarted(up: Up) -> None:
     kill_one(up.process.pid, "_bin/envoy")
     wait_whole(up)
 
 
-def test_every_request_is_a_line_of_json_without_keys(up: Up) -> None:
+def test_every_request_is_logged_as_a_line_of_json_without_keys(up: Up) -> None:
     with client(up) as http:
         http.post(
             "/v1/completions?key=sk-query",
@@ -190,7 +190,7 @@ def test_every_request_is_a_line_of_json_without_keys(up: Up) -> None:
     assert "sk-" not in up.log.read_text()
 
 
-def test_stopping_finishes_streams_and_leaves_nothing(tmp_path: Path) -> None:
+def test_stopping_finishes_streams_and_leaves_no_process(tmp_path: Path) -> None:
     """Over TLS, and in a pool with keys: there the picker's answer is needed."""
     cert, key, file = tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "pool.yaml"
     make_certificate(cert, key)

@@ -34,7 +34,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
         yield up
 
 
-def test_a_pool_serves_heals_and_stops(up: Up) -> None:
+def test_a_pool_serves_recovers_and_stops(up: Up) -> None:
     process, url, admin_url, _ = up
     children = descendants(process.pid)
     roles = sorted(re.findall(r"penstock-(engine|sidecar|router)", " ".join(children.values())))
@@ -54,7 +54,7 @@ def test_a_pool_serves_heals_and_stops(up: Up) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals children when their parent dies")
-def test_a_killed_parent_takes_its_children_along(up: Up) -> None:
+def test_a_killed_parents_children_end(up: Up) -> None:
     process = up.process
     everyone = descendants(process.pid)
     assert len(everyone) >= 5
@@ -72,7 +72,7 @@ def test_a_process_that_cannot_start_is_reported_with_its_reason(tmp_path: Path)
     assert "router ended before the pool was ready: exit code 1: cannot listen on 192.0.2.1:" in last
 
 
-def test_the_api_is_served_over_tls_where_a_certificate_is_given(tmp_path: Path) -> None:
+def test_with_a_certificate_the_api_is_served_over_tls(tmp_path: Path) -> None:
     cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     make_certificate(cert, key)
     with running(tmp_path, "--tls-cert", str(cert), "--tls-key", str(key)) as up:
@@ -82,7 +82,7 @@ def test_the_api_is_served_over_tls_where_a_certificate_is_given(tmp_path: Path)
         assert complete(up.url, trusting)["usage"]["completion_tokens"] == 3
 
 
-def test_an_unusable_certificate_is_reported_before_anything_starts(tmp_path: Path) -> None:
+def test_an_unusable_certificate_is_reported_before_a_process_starts(tmp_path: Path) -> None:
     cert, key, other = tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "other.key"
     make_certificate(cert, other)
     make_certificate(cert, key)

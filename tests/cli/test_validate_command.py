@@ -48,7 +48,7 @@ def test_every_kind_of_target_has_its_column(file: Path) -> None:
     ]
 
 
-def test_a_pool_in_one_line(file: Path) -> None:
+def test_a_pools_headline_has_its_replicas_policy_and_backup(file: Path) -> None:
     assert headline(load_pool(file), 3) == (
         "pool p, m on 3 replicas (simulated, time model llama-3-8b-a100), policy vllm, then reject"
     )

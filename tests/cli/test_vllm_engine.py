@@ -44,7 +44,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_vllm_on_path_is_followed_to_its_own_python(nowhere: Path, tmp_path: Path) -> None:
+def test_the_vllm_on_path_leads_to_its_own_python(nowhere: Path, tmp_path: Path) -> None:
     python = python_that_prints(tmp_path / "venv", "[]")
     program = python.with_name("vllm")
     program.write_text("#!/bin/sh\n")
@@ -53,7 +53,7 @@ def test_the_vllm_on_path_is_followed_to_its_own_python(nowhere: Path, tmp_path:
     assert vllm_engine(pool_with(), None, None) == VllmEngine(python, "served")
 
 
-def test_the_variable_goes_before_and_the_flag_before_both(
+def test_the_variable_precedes_path_and_the_flag_precedes_both(
     nowhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named, flagged = (python_that_prints(tmp_path / name, "[]") for name in ("named", "flagged"))
@@ -79,7 +79,7 @@ def test_a_vllm_of_this_environment_needs_no_path(nowhere: Path, monkeypatch: py
     ],
     ids=["no vLLM", "no plug-in", "no Python"],
 )
-def test_a_python_without_vllm_is_refused_before_anything_starts(
+def test_a_python_without_vllm_is_refused_before_a_process_starts(
     nowhere: Path, tmp_path: Path, printed: str, words: str
 ) -> None:
     python = python_that_prints(tmp_path / "venv", printed)
@@ -89,13 +89,13 @@ def test_a_python_without_vllm_is_refused_before_anything_starts(
     assert caught.value.exit_code == 2
 
 
-def test_no_vllm_at_all_is_bad_input(nowhere: Path) -> None:
+def test_a_missing_vllm_is_invalid_input(nowhere: Path) -> None:
     with pytest.raises(Failure, match="found no vLLM in this Python environment") as caught:
         vllm_engine(pool_with(), None, None)
     assert caught.value.exit_code == 2
 
 
-def test_a_models_folder_is_named_whole(
+def test_a_models_folder_is_passed_as_an_absolute_path(
     nowhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python, model = python_that_prints(tmp_path / "venv", "[]"), tmp_path / "model"
@@ -108,7 +108,7 @@ def test_a_models_folder_is_named_whole(
     assert vllm_engine(pool_with(), python, Path("model")) == VllmEngine(python, str(model))
 
 
-def test_flags_are_the_pools_and_its_own_come_last() -> None:
+def test_flags_follow_the_pool_and_its_own_arguments_are_last() -> None:
     words = argv(VllmEngine(Path("/venv/python"), "org/model"), pool_with(args=["--seed=3"]), "::1", "7000")
     assert words[:2] == ("/venv/python", "-X")
     flags = dict(zip(words[5::2], words[6::2], strict=False))
@@ -125,7 +125,7 @@ def test_flags_are_the_pools_and_its_own_come_last() -> None:
         ({"prefixCaching": False}, ["--no-enable-prefix-caching"]),
     ],
 )
-def test_its_prefix_cache_is_as_the_pool_says(output: dict[str, bool], flags: list[str]) -> None:
+def test_the_prefix_cache_follows_the_pool(output: dict[str, bool], flags: list[str]) -> None:
     words = argv(VllmEngine(Path("/venv/python"), "org/model"), pool_with(**output), "::1", "7000")
     assert [word for word in words if word.endswith("prefix-caching")] == flags
 
@@ -140,7 +140,7 @@ def test_the_plug_in_gets_the_pool_by_environment_variables(monkeypatch: pytest.
     assert environment(pool_with(), "x")["VLLM_API_KEY"] == "hush"
 
 
-def test_a_python_that_fails_is_none_whatever_it_printed(tmp_path: Path) -> None:
+def test_a_python_that_fails_is_rejected_despite_its_output(tmp_path: Path) -> None:
     python = python_that_prints(tmp_path / "venv", "[]")
     python.write_text(f"{python.read_text()}exit 1\n")
     with pytest.raises(Failure, match="not a working Python"):
@@ -163,6 +163,6 @@ def test_the_plug_in_gets_the_acceptance_rate() -> None:
     assert environment(pool, "x")["PENSTOCK_ACCEPTANCE"] == "0.75"
 
 
-def test_the_plug_in_requires_tickets_where_routers_reach_its_engine() -> None:
+def test_the_plug_in_requires_tickets_if_routers_reach_its_engine() -> None:
     assert environment(pool_with(answerPath="direct"), "x")["PENSTOCK_TICKETS"] == "required"
     assert "PENSTOCK_TICKETS" not in environment(pool_with(), "x")

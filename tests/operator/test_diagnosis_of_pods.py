@@ -63,7 +63,7 @@ def the_problem(*children: Manifest, events: list[Manifest] | None = None) -> Po
 @pytest.mark.parametrize(
     "reason", ["ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"]
 )
-def test_image_that_cannot_be_pulled(reason: str) -> None:
+def test_an_image_that_cannot_be_pulled_is_a_problem(reason: str) -> None:
     state = {"waiting": {"reason": reason, "message": "not found"}}
     problem = the_problem(pod(phase="Pending", initContainerStatuses=[container(state=state)]))
     assert problem.cause is Cause.IMAGE_MISSING
@@ -82,14 +82,14 @@ def test_image_that_cannot_be_pulled(reason: str) -> None:
         ("0/2 nodes: pod has unbound immediate PersistentVolumeClaims. not found", Cause.CLAIM_PENDING),
     ],
 )
-def test_pod_that_fits_no_node(output: str, cause: Cause) -> None:
+def test_a_pod_that_fits_no_node_is_a_problem(output: str, cause: Cause) -> None:
     problem = the_problem(unscheduled(output))
     assert problem.cause is cause
     assert problem.message.startswith("chat-replica-0: ")
     assert problem.message.endswith(output)
 
 
-def test_crash_loop_says_exit_code_and_last_line() -> None:
+def test_a_crash_loop_is_reported_with_exit_code_and_last_line() -> None:
     ended = {"exitCode": 2, "reason": "Error", "message": "Traceback\nRuntimeError: no CUDA device\n\n"}
     state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
     crashed = container(state=state, lastState={"terminated": ended}, restartCount=4)
@@ -109,18 +109,18 @@ def test_crash_loop_says_exit_code_and_last_line() -> None:
         ("envoy", Cause.GATEWAY_CRASHING),
     ],
 )
-def test_crash_is_the_container_s(name: str, cause: Cause) -> None:
+def test_a_crash_names_its_container(name: str, cause: Cause) -> None:
     crashed = container(name, state={"terminated": {"exitCode": 1}})
     assert the_problem(pod(containerStatuses=[crashed])).cause is cause
 
 
-def test_killed_at_the_memory_limit() -> None:
+def test_a_container_killed_at_its_memory_limit_is_a_problem() -> None:
     ended = {"exitCode": 137, "reason": "OOMKilled"}
     crashed = container(state={"terminated": ended}, restartCount=1)
     assert the_problem(pod(initContainerStatuses=[crashed])).cause is Cause.OUT_OF_MEMORY
 
 
-def test_crash_long_ago_of_a_container_that_is_ready_is_no_problem() -> None:
+def test_an_old_crash_of_a_ready_container_is_not_a_problem() -> None:
     healed = container(
         ready=True,
         started=True,
@@ -134,15 +134,13 @@ def test_crash_long_ago_of_a_container_that_is_ready_is_no_problem() -> None:
 @pytest.mark.parametrize(
     ("ran_since", "slow"), [("2026-01-02T03:03:45Z", False), ("2026-01-02T03:00:00Z", True)]
 )
-def test_engine_that_takes_long_is_a_problem_and_one_that_has_just_begun_is_none(
-    ran_since: str, slow: bool
-) -> None:
+def test_an_engine_that_starts_slowly_is_a_problem_and_a_new_one_is_not(ran_since: str, slow: bool) -> None:
     loading = container(started=False, state={"running": {"startedAt": ran_since}})
     found = [problem.cause for problem in problems(pod(initContainerStatuses=[loading]))]
     assert found == ([Cause.ENGINE_NOT_READY] if slow else [])
 
 
-def test_missing_secret_is_named_by_the_kubelet() -> None:
+def test_a_missing_secret_is_named_as_the_kubelet_names_it() -> None:
     state = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "ide-keys" not found'}}
     problem = the_problem(
         pod("chat-router-0", "router", containerStatuses=[container("router", state=state)])
@@ -151,7 +149,7 @@ def test_missing_secret_is_named_by_the_kubelet() -> None:
     assert problem.component is Component.ROUTER
 
 
-def test_mount_that_fails_is_read_from_events_while_the_pod_waits() -> None:
+def test_a_failed_mount_is_read_from_events_while_the_pod_waits() -> None:
     reported = event(
         "chat-replica-0", "FailedMount", 'MountVolume.SetUp failed: configmap "models" not found'
     )
@@ -170,7 +168,7 @@ def test_mount_that_fails_is_read_from_events_while_the_pod_waits() -> None:
         ({"running": {"startedAt": "2026-01-02T03:04:00Z"}}, "PodInitializing", []),
     ],
 )
-def test_a_mount_that_went_well_the_second_time_hides_nothing_else(
+def test_a_mount_that_succeeded_later_hides_no_other_problem(
     engine: Any, sidecar: Any, causes: list[Cause]
 ) -> None:
     def state(output: Any) -> Any:
@@ -210,13 +208,13 @@ def test_an_event_about_an_earlier_pod_of_the_same_name_is_ignored() -> None:
     assert [problem.cause for problem in problems(now, events=[reported])] == [Cause.VOLUME_NOT_MOUNTED]
 
 
-def test_newest_event_counts() -> None:
+def test_the_newest_event_counts() -> None:
     old = event("chat-replica-0", "FailedMount", "old", at="2026-01-02T03:00:00Z")
     new = event("chat-replica-0", "FailedMount", "new", at="2026-01-02T03:04:00Z")
     assert the_problem(pod(phase="Pending"), events=[new, old]).message == "chat-replica-0: new"
 
 
-def test_quota_is_read_from_the_statefulset_s_events_while_pods_are_missing() -> None:
+def test_a_quota_is_read_from_the_statefulsets_events_while_pods_are_missing() -> None:
     reported = event(
         "chat-replica",
         "FailedCreate",
@@ -228,7 +226,7 @@ def test_quota_is_read_from_the_statefulset_s_events_while_pods_are_missing() ->
     assert problems(replicas(wanted=2, made=2), events=[reported]) == []
 
 
-def test_deployment_says_itself_that_its_pods_are_refused() -> None:
+def test_a_refusal_of_pods_is_read_from_the_deployments_condition() -> None:
     output = {"type": "ReplicaFailure", "status": "True", "message": "violates PodSecurity: restricted"}
     deployment = {
         "kind": "Deployment",
@@ -238,7 +236,7 @@ def test_deployment_says_itself_that_its_pods_are_refused() -> None:
     assert the_problem(deployment) == PoolProblem(Cause.PODS_REFUSED, output["message"], Component.ROUTER)
 
 
-def test_evicted_pod() -> None:
+def test_an_evicted_pod_is_a_problem() -> None:
     problem = the_problem(pod(phase="Failed", reason="Evicted", message="low on memory"))
     assert problem == PoolProblem(Cause.EVICTED, "chat-replica-0: Evicted: low on memory", Component.REPLICA)
 
@@ -249,12 +247,12 @@ def test_a_terminating_pod_is_not_read() -> None:
     assert problems(namespace_terminating) == []
 
 
-def test_one_line_for_many_pods_with_the_same_trouble() -> None:
+def test_pods_with_the_same_problem_share_one_line() -> None:
     many = [unscheduled("3 Insufficient nvidia.com/gpu") for _ in range(5)]
     assert the_problem(*many).cause is Cause.GPU_MISSING
 
 
-def test_roots_come_first() -> None:
+def test_root_causes_are_listed_first() -> None:
     missing = missing_object(Ref("v1", "Secret", "team", "ide-keys"), "spec.applications[0].keys.secret")
     found = diagnose([unscheduled("3 Insufficient nvidia.com/gpu")], [], [missing], NOW_S)
     assert [problem.cause for problem in found] == [Cause.SECRET_MISSING, Cause.GPU_MISSING]
@@ -283,21 +281,21 @@ def crashed(exit_code: int = 1, message: str = "", name: str = "engine") -> Mani
         "requested memory for kv (9000.0 GiB).",
     ],
 )
-def test_an_engine_without_room_for_its_model_or_its_cache(words: str) -> None:
+def test_an_engine_without_memory_for_its_model_or_cache_is_a_problem(words: str) -> None:
     problem = the_problem(crashed(message=f"Traceback:\n  frame\n{words}\n"))
     assert problem.cause is Cause.ENGINE_OUT_OF_MEMORY
     assert problem.message.endswith(words)
     assert the_problem(crashed(message=words, name="sidecar")).cause is Cause.SIDECAR_CRASHING
 
 
-def test_the_process_that_failed_is_quoted_and_not_the_one_that_waited_for_it() -> None:
+def test_the_failed_process_is_quoted_and_not_the_one_that_waited_for_it() -> None:
     waited = "RuntimeError: Engine core initialization failed. See root cause above."
     output = f"penstock_vllm.versions.UnsupportedVllm: penstock: vLLM 0.30.0 is not supported\n{waited}\n"
     assert the_problem(crashed(message=output)).message.endswith("vLLM 0.30.0 is not supported")
 
 
 @pytest.mark.parametrize(("exit_code", "words"), [(137, "no memory left"), (3, "no message")])
-def test_a_container_that_left_no_message(exit_code: int, words: str) -> None:
+def test_a_container_without_a_message_is_reported_by_its_exit_code(exit_code: int, words: str) -> None:
     problem = the_problem(crashed(exit_code))
     assert problem.cause is Cause.ENGINE_CRASHING
     assert f"exit code {exit_code}, 2 restarts: " in problem.message
@@ -315,7 +313,7 @@ def test_a_container_that_left_no_message(exit_code: int, words: str) -> None:
         ({"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}, True),
     ],
 )
-def test_a_pod_is_ready_that_says_so_and_has_an_address(status: dict[str, Any], ready: bool) -> None:
+def test_a_pod_is_ready_with_its_condition_and_an_address(status: dict[str, Any], ready: bool) -> None:
     assert is_ready({"kind": "Pod", "metadata": {"name": "p"}, "status": status}) is ready
 
 
@@ -325,7 +323,7 @@ def test_terminating_pods_and_other_objects_are_left_out() -> None:
     assert pods_of([stays, leaves, {"kind": "Service", "metadata": {"name": "chat"}}]) == [stays]
 
 
-def test_an_object_is_of_a_component_that_its_label_names_and_that_there_is() -> None:
+def test_an_object_belongs_to_the_known_component_of_its_label() -> None:
     def of(label: str) -> Component | None:
         return component_of({"metadata": {"labels": {"app.kubernetes.io/component": label}}})
 

@@ -37,7 +37,7 @@ def environment(objects: dict[str, Manifest], workload: str, container: str) -> 
 
 
 @pytest.mark.parametrize(("engine", "reached"), [(VLLM, False), (DIRECT, True)])
-def test_routers_reach_engines_only_where_the_pool_says_so(
+def test_routers_reach_engines_only_if_the_pool_permits(
     want: Want, engine: dict[str, Any], reached: bool
 ) -> None:
     assert (ENGINE_PORT in ports_for_routers(want(engine=engine))) is reached
@@ -77,9 +77,7 @@ NAME = "engine.llama-replicas.apps.svc"
 
 
 @pytest.mark.parametrize("kind", ["vllm", "simulated"])
-def test_engines_whose_answers_leave_the_pod_serve_tls_with_a_certificate_of_their_own(
-    want: Want, kind: str
-) -> None:
+def test_engines_that_answer_routers_serve_tls_with_their_own_certificate(want: Want, kind: str) -> None:
     objects = want(engine=DIRECT | {"type": kind})
     engine = container_of(objects, *ENGINE)
     folder = "/etc/penstock-tls"

@@ -39,7 +39,7 @@ def test_envoy_starts_before_its_picker_and_is_stopped_after_it(want: Want) -> N
     assert [each["name"] for each in spec["containers"]] == ["picker"]
 
 
-def test_the_file_that_envoy_needs_is_there_before_it_starts(want: Want) -> None:
+def test_envoys_file_is_written_before_envoy_starts(want: Want) -> None:
     spec = pod(want(gateway="envoy"))
     endpoints, picker = spec["initContainers"][0], spec["containers"][0]
     (path,) = endpoints["args"]
@@ -60,7 +60,7 @@ def test_clients_find_the_same_service_at_the_same_port(want: Want) -> None:
     assert address == {"address": "0.0.0.0", "port_value": service_port["targetPort"]}
 
 
-def test_sidecars_take_http_only_where_a_gateway_sends_it(want: Want) -> None:
+def test_sidecars_accept_http_only_behind_a_gateway(want: Want) -> None:
     routers, envoys = want(), want(gateway="envoy")
     assert "http" not in str(_sidecar(routers)["ports"])
     assert not any(word.startswith("--http-port") for word in _sidecar(routers)["args"])
@@ -85,7 +85,7 @@ def test_envoys_metrics_are_reached_from_inside_the_cluster_only(want: Want) -> 
     }
 
 
-def test_envoy_sees_no_api_keys_and_has_no_part_of_the_pool_file(want: Want) -> None:
+def test_envoy_has_no_api_keys_and_no_part_of_the_pool_file(want: Want) -> None:
     spec = pod(want(gateway="envoy", applications=[IDE]))
     envoy, picker = named(spec["initContainers"], "envoy"), spec["containers"][0]
     assert "config" in {mount["name"] for mount in picker["volumeMounts"]}
@@ -186,7 +186,7 @@ def _from_routers(objects: dict[str, Manifest]) -> list[int]:
     return [port["port"] for port in rule["ports"]]
 
 
-def test_spans_go_where_the_pool_says(want: Want) -> None:
+def test_spans_are_sent_to_the_pools_collector(want: Want) -> None:
     tracing = {"otlpUrl": "http://otel.monitoring:4318/v1/traces", "sampling": 0.5}
     traced = _bootstrap(want(gateway="envoy", router={"tracing": tracing}))
     clusters = {each["name"] for each in traced["static_resources"]["clusters"]}

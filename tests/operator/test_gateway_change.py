@@ -39,17 +39,17 @@ def with_status(workload: Manifest, old: int, **status: Any) -> Manifest:
 @pytest.mark.parametrize(
     ("wanted", "stage"), [("router", ROUTERS), ("envoy", ENVOYS), ("inferencePool", POOLS)]
 )
-def test_a_new_pool_begins_with_the_gateway_of_its_spec(wanted: Any, stage: GatewayStage) -> None:
+def test_a_new_pool_starts_with_the_gateway_of_its_spec(wanted: Any, stage: GatewayStage) -> None:
     assert gateway_stage(wanted, ()) == stage
 
 
 @pytest.mark.parametrize("stage", [ROUTERS, ENVOYS, POOLS])
-def test_a_pool_stays_with_its_gateway_whatever_rolls(workloads: Workloads, stage: GatewayStage) -> None:
+def test_a_pool_keeps_its_gateway_during_rollouts(workloads: Workloads, stage: GatewayStage) -> None:
     assert gateway_stage(stage.front, workloads(stage)) == stage
     assert gateway_stage(stage.front, workloads(stage, old_replicas=1, old_fronts=1)) == stage
 
 
-def test_envoys_come_after_all_replicas_take_http(workloads: Workloads) -> None:
+def test_envoys_are_added_after_all_replicas_accept_http(workloads: Workloads) -> None:
     assert gateway_stage("envoy", workloads(ROUTERS)) == OPENED
     assert gateway_stage("envoy", workloads(OPENED, old_replicas=1)) == OPENED
     assert gateway_stage("envoy", workloads(OPENED)) == ENVOYS

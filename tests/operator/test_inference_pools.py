@@ -36,7 +36,7 @@ def test_a_gateway_finds_the_replicas_http_ports_and_the_pickers(want: Want) -> 
     assert picker["selector"].items() <= pods.items()
 
 
-def test_the_route_leads_to_the_inference_pool(want: Want) -> None:
+def test_the_routes_backend_is_the_inference_pool(want: Want) -> None:
     (rule,) = want(gateway="inferencePool", ingress=ROUTE)["HTTPRoute/llama"]["spec"]["rules"]
     assert rule["backendRefs"] == [
         {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "llama"}

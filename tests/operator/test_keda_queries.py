@@ -156,12 +156,12 @@ def scaled_object(made: tuple[Manifest, ...]) -> Manifest:
 
 
 @pytest.mark.parametrize("ready", [1, 2, 4, 8])
-def test_best_effort_asks_for_no_replica_however_much_of_it_there_is(wanted: Wanted, ready: int) -> None:
+def test_best_effort_never_adds_a_replica(wanted: Wanted, ready: int) -> None:
     assert wanted(f"batch-{ready}", ready) <= ready
 
 
 @pytest.mark.parametrize("past", ["refused", "served-best-effort"])
-def test_where_everything_is_refused_the_replicas_are_doubled(wanted: Wanted, past: str) -> None:
+def test_if_all_requests_are_refused_the_replicas_are_doubled(wanted: Wanted, past: str) -> None:
     assert wanted(past, 2) == 5  # twice as many, 0.9 full
 
 
@@ -169,7 +169,7 @@ def test_where_everything_is_refused_the_replicas_are_doubled(wanted: Wanted, pa
     ("past", "expected"), [("refused", 5), ("third", 4), ("full", 3), ("idle", 1), ("few", 2)]
 )
 @pytest.mark.parametrize("gateway", ["envoy", "inferencePool"])
-def test_behind_another_gateway_the_sidecars_metrics_say_the_same(
+def test_behind_another_gateway_the_sidecars_metrics_give_the_same_number(
     wanted: Wanted, gateway: str, past: str, expected: int
 ) -> None:
     assert wanted(past, 2, gateway) == expected
@@ -180,7 +180,7 @@ def test_no_replica_is_removed_behind_another_gateway_either(wanted: Wanted, pas
     assert wanted(past, 4, "envoy") == 4
 
 
-def test_a_third_refused_asks_for_half_as_many_replicas_more(wanted: Wanted) -> None:
+def test_one_third_of_requests_refused_adds_half_as_many_replicas(wanted: Wanted) -> None:
     assert wanted("third", 2) == 4  # 3, 0.9 full
 
 
@@ -197,16 +197,16 @@ def test_two_refusals_are_too_few_to_scale_up(wanted: Wanted) -> None:
     assert wanted("few", 2) == 2
 
 
-def test_requests_that_no_replica_could_serve_ask_for_none(wanted: Wanted) -> None:
+def test_requests_that_no_replica_can_serve_add_no_replica(wanted: Wanted) -> None:
     assert wanted("never", 2) == 2
 
 
-def test_rejections_by_fewer_replicas_do_not_ask_for_more_than_these(wanted: Wanted) -> None:
+def test_rejections_by_fewer_replicas_add_none_to_the_present_ones(wanted: Wanted) -> None:
     """Half was refused by two until a minute ago, when two more came and took it all."""
     assert wanted("grown", 4) == 4
 
 
-def test_full_replicas_ask_for_more_before_anything_is_refused(wanted: Wanted) -> None:
+def test_full_replicas_add_more_before_a_request_is_refused(wanted: Wanted) -> None:
     assert wanted("full", 2) == 3
 
 
@@ -226,5 +226,5 @@ def test_best_effort_keeps_one_replica_only(wanted: Wanted) -> None:
 
 @pytest.mark.parametrize("past", ["no-routers", "no-replicas", "nothing"])
 @pytest.mark.parametrize("least", [0, 1])
-def test_no_replica_is_removed_where_prometheus_has_no_data(wanted: Wanted, past: str, least: int) -> None:
+def test_no_replica_is_removed_if_prometheus_has_no_data(wanted: Wanted, past: str, least: int) -> None:
     assert wanted(past, 4, minReplicas=least) == 4

@@ -42,12 +42,12 @@ def test_no_config_map_is_written_before_a_capacity_is_learned(
 @pytest.mark.parametrize(
     "data", [{}, None, {"capacityRps": "much"}, {"capacityRps": "-1"}, {"capacityRps": "inf"}]
 )
-def test_an_unreadable_capacity_is_learned_anew(data: Any) -> None:
+def test_an_unreadable_capacity_is_learned_again(data: Any) -> None:
     found = {"kind": "ConfigMap", "metadata": {"name": "llama-learned"}, "data": data}
     assert learned_capacity_rps("llama", [found]) is None
 
 
-def test_it_is_read_from_the_pools_own_config_map_however_small() -> None:
+def test_a_capacity_of_any_size_is_read_from_the_pools_config_map() -> None:
     def config_map(name: str, rps: str, kind: str = "ConfigMap") -> Manifest:
         return {"kind": kind, "metadata": {"name": name}, "data": {"capacityRps": rps}}
 

@@ -40,14 +40,14 @@ def _ref(action: Action) -> Ref:
     return ref_of(action.manifest) if isinstance(action, Apply | DroppedFields) else action.ref
 
 
-def test_where_nothing_is_everything_is_applied_in_order(want: Want) -> None:
+def test_without_existing_objects_all_are_applied_in_order(want: Want) -> None:
     wanted = tuple(want().values())
     actions = decide(wanted, [], OURS)
     assert all(isinstance(action, Apply) and action.reason is ActionReason.MISSING for action in actions)
     assert [action.manifest for action in actions if isinstance(action, Apply)] == list(wanted)
 
 
-def test_where_all_is_as_desired_nothing_is_done(want: Want) -> None:
+def test_if_all_objects_are_as_desired_no_action_follows(want: Want) -> None:
     wanted = tuple(want().values())
     assert decide(wanted, [stored(each) for each in wanted], OURS) == ()
 
@@ -73,7 +73,7 @@ def sent(manifest: Manifest) -> Manifest:
     return kept
 
 
-def test_fields_changed_by_admission_are_left_as_they_are(want: Want) -> None:
+def test_fields_changed_by_admission_are_left_unchanged(want: Want) -> None:
     wanted = want()
     seen = {name: sent(each) for name, each in wanted.items()}
     template = seen["Deployment/llama-router"]["spec"]["template"]["spec"]
@@ -90,13 +90,13 @@ def test_fields_dropped_by_the_api_server_are_reported_and_not_sent_again(want: 
     )
 
 
-def test_a_changed_spec_is_a_change_and_no_drift(want: Want) -> None:
+def test_a_changed_spec_is_a_change_and_not_drift(want: Want) -> None:
     seen = [stored(each) for each in want(replicas=2).values()]
     actions = decide(tuple(want(replicas=3).values()), seen, OURS)
     assert words(actions) == [("changed", 'StatefulSet "llama-replica"')]
 
 
-def test_a_field_that_is_no_longer_asked_for_has_changed_too(want: Want) -> None:
+def test_a_field_that_is_no_longer_desired_counts_as_changed(want: Want) -> None:
     router = {"podTemplate": {"spec": {"nodeSelector": {"pool": "cpu"}}}}
     seen = [stored(each) for each in want(router=router).values()]
     actions = decide(tuple(want().values()), seen, OURS)
@@ -178,7 +178,7 @@ def test_an_object_that_is_being_deleted_is_awaited(want: Want) -> None:
     assert decide([wanted], [namespace_terminating], OURS) == ()
 
 
-def test_pods_and_slices_of_the_same_label_are_none_of_its_business(want: Want) -> None:
+def test_pods_and_slices_with_the_same_label_are_ignored(want: Want) -> None:
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -206,7 +206,7 @@ PARTS = st.sampled_from(
 
 
 @given(data=st.data(), before=PARTS, after=PARTS)
-def test_one_look_is_enough_and_touches_nothing_of_others(
+def test_one_reconciliation_suffices_and_touches_no_foreign_object(
     want: Want, data: st.DataObject, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     wanted = tuple(want(**after).values())

@@ -26,7 +26,7 @@ def test_a_field_that_the_server_drops_is_named_by_its_path(want: Want) -> None:
     assert "spec.template.spec.volumes[model].image" in problem.message
 
 
-def test_an_answer_with_all_that_was_asked_is_no_problem(want: Want) -> None:
+def test_an_answer_with_all_desired_fields_is_no_problem(want: Want) -> None:
     for manifest in want(**WEIGHTS).values():
         made = deepcopy(manifest)
         made["metadata"] |= {"uid": "u", "resourceVersion": "7"}

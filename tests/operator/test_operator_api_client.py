@@ -72,14 +72,14 @@ def test_an_object_is_read_from_its_path() -> None:
     assert (request.method, request.path, request.query) == ("GET", PATH, {})
 
 
-def test_an_object_that_is_not_there_is_none() -> None:
+def test_a_missing_object_is_read_as_none() -> None:
     assert asked(HttpApi([(404, {"reason": "NotFound"})]), lambda api: api.get(REF)) is None
     with pytest.raises(ApiStatusError):
         asked(HttpApi([(403, {"reason": "Forbidden"})]), lambda api: api.get(REF))
 
 
 @pytest.mark.parametrize(("status", "there"), [(200, True), (404, False)])
-def test_whether_an_object_exists_is_asked_without_its_content(status: int, there: bool) -> None:
+def test_an_existence_check_does_not_read_the_object(status: int, there: bool) -> None:
     server = HttpApi([(status, {})])
     assert asked(server, lambda api: api.exists(REF)) is there
     (request,) = server.requests
@@ -93,7 +93,7 @@ def test_any_page_of_the_server_can_be_read() -> None:
     assert server.requests[0].path == "/openapi/v3"
 
 
-def test_a_list_is_read_page_by_page_and_has_the_version_of_the_last() -> None:
+def test_a_list_is_read_page_by_page_and_has_the_last_pages_version() -> None:
     def page(name: str, version: str, more: str | None = None) -> tuple[int, Any]:
         following = {"continue": more} if more else {}
         items = [{"metadata": {"name": name}}]
@@ -108,7 +108,7 @@ def test_a_list_is_read_page_by_page_and_has_the_version_of_the_last() -> None:
     assert server.requests[0].path == "/apis/penstock.dev/v1alpha1/namespaces/team/servingpools"
 
 
-def test_a_list_without_selectors_is_of_everything() -> None:
+def test_a_list_without_selectors_has_all_objects() -> None:
     server = HttpApi([(200, {"items": [], "metadata": {"resourceVersion": "3"}})])
     assert asked(server, lambda api: api.list(POD)) == ([], 3)
     assert (server.requests[0].path, server.requests[0].query) == ("/api/v1/pods", {"limit": "100"})
@@ -149,7 +149,7 @@ def test_a_write_sends_the_manifest_and_returns_the_object(
     assert (request.headers["content-type"], request.json) == (content_type, MADE)
 
 
-def test_a_deletion_is_of_the_object_with_this_uid_and_a_missing_one_is_no_error() -> None:
+def test_a_deletion_names_the_uid_and_ignores_a_missing_object() -> None:
     server = HttpApi([(200, {}), (404, {"reason": "NotFound"}), (409, CONFLICT)])
 
     async def delete_three_times(api: Api) -> None:
@@ -183,7 +183,7 @@ def test_a_refusal_of_a_proxy_is_shortened() -> None:
 
 
 @pytest.mark.parametrize(("code", "passes"), [(429, True), (500, True), (503, True), (499, False)])
-def test_refusals_of_a_busy_server_pass(code: int, passes: bool) -> None:
+def test_a_busy_servers_refusals_are_temporary(code: int, passes: bool) -> None:
     assert ApiStatusError(code, "", "").retryable is passes
 
 
@@ -192,7 +192,7 @@ def test_a_server_that_closes_the_connection_is_unreachable() -> None:
         asked(HttpApi([None]), lambda api: api.get(REF))
 
 
-def test_no_server_is_unreachable() -> None:
+def test_a_missing_server_is_unreachable() -> None:
     async def story() -> None:
         async with HttpApi().listening() as server:
             url = server.url
@@ -252,7 +252,7 @@ def test_a_server_of_an_unknown_authority_is_unreachable(tmp_path: Path) -> None
     asyncio.run(story())
 
 
-def test_access_is_that_of_the_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_access_is_read_from_the_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "config"
     monkeypatch.setenv("KUBECONFIG", str(file))
     with pytest.raises(StartError, match=r"^no API server is known: "):
@@ -288,7 +288,7 @@ def test_a_kubeconfig_that_cannot_be_read_is_a_start_error(
         api_server_access()
 
 
-def test_paths_are_of_the_group_the_namespace_and_the_name() -> None:
+def test_a_path_has_the_group_the_namespace_and_the_name() -> None:
     assert EVENT.path("team", "one") == "/api/v1/namespaces/team/events/one"
     assert EVENT.path(None) == "/api/v1/events"
     node = ResourceKind("example.com/v1", "Node", "nodes", namespaced=False)

@@ -65,13 +65,13 @@ def test_an_autoscaling_decision_counts_until_the_specs_replicas_change() -> Non
     assert current_replicas(pool(replicas=2), {}) == 2
 
 
-def test_narrower_bounds_hold_at_once() -> None:
+def test_narrower_bounds_apply_immediately() -> None:
     status = {"autoscaling": {"replicas": 8, "startedFrom": 2}}
     assert current_replicas(pool(maxReplicas=4), status) == 4
     assert current_replicas(pool(minReplicas=2), {"autoscaling": {"replicas": 1, "startedFrom": 2}}) == 2
 
 
-def test_pool_that_names_no_number_begins_with_its_least() -> None:
+def test_a_pool_without_a_number_starts_with_its_minimum() -> None:
     assert current_replicas(pool(replicas=1, minReplicas=2), {}) == 2
 
 
@@ -81,7 +81,7 @@ def test_an_externally_scaled_pool_has_the_replicas_of_its_spec() -> None:
     assert current_replicas(by_hpa, {"autoscaling": {"replicas": 5, "startedFrom": 2}}) == 2
 
 
-def test_refused_demand_is_more_replicas_with_a_reason_and_the_time() -> None:
+def test_refused_demand_adds_replicas_with_a_reason_and_a_time() -> None:
     scaler = Autoscaler()
     first = scaler.decide_scaling(pool(), {}, refused(desired=2), now_s=0.0)
     assert "lastScaleTime" not in first
@@ -140,13 +140,13 @@ def test_a_restarted_operator_continues_with_the_learned_capacity() -> None:
         (2.0, None, None),
     ],
 )
-def test_capacity_is_written_again_once_it_has_moved_by_a_tenth(
+def test_capacity_is_written_again_after_a_change_of_ten_percent(
     written: float | None, known: float | None, kept: float | None
 ) -> None:
     assert Autoscaler(memory=AutoscalerState(capacity_rps=known)).capacity_rps(written) == kept
 
 
-def test_a_reason_without_another_number_is_reported_once_a_minute_at_most() -> None:
+def test_a_reason_for_an_unchanged_number_is_reported_at_most_once_a_minute() -> None:
     scaler = Autoscaler()
     status: dict[str, Any] = {"autoscaling": dict(scaler.decide_scaling(pool(), {}, quiet(2), now_s=1000.0))}
     before = status["autoscaling"]
@@ -173,7 +173,7 @@ def test_a_reason_without_another_number_is_reported_once_a_minute_at_most() -> 
     st.sampled_from(["0s", "5m", "8h"]),
 )
 @examples(30)
-def test_status_is_small_whatever_is_observed(looks: list[tuple[float, int, int]], window: str) -> None:
+def test_the_status_is_always_small(looks: list[tuple[float, int, int]], window: str) -> None:
     scaled = pool(scaleUp={"stabilizationWindow": window}, scaleDown={"stabilizationWindow": window})
     scaler, now_s = Autoscaler(), 0.0
     reported: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def test_status_is_small_whatever_is_observed(looks: list[tuple[float, int, int]
     assert "memory" not in reported
 
 
-def test_other_number_in_the_spec_begins_anew() -> None:
+def test_another_number_in_the_spec_resets_the_autoscaler() -> None:
     scaler = Autoscaler()
     reported = scaler.decide_scaling(pool(), {}, refused(desired=2), now_s=1000.0)
     anew = scaler.decide_scaling(pool(replicas=3), {"autoscaling": dict(reported)}, quiet(3), now_s=1010.0)

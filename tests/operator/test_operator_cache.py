@@ -24,7 +24,7 @@ def made(kind: ResourceKind, name: str, version: int, uid: str = "", pool: str =
     }
 
 
-def test_children_are_their_pool_s() -> None:
+def test_children_belong_to_their_pool() -> None:
     cache = Cache()
     cache.update(made(POOL, "chat", 1))
     cache.update(made(CONFIG_MAP, "chat-router", 2))
@@ -35,7 +35,7 @@ def test_children_are_their_pool_s() -> None:
     assert "managedFields" not in pool["metadata"]
 
 
-def test_an_older_version_is_no_change() -> None:
+def test_an_older_version_is_not_a_change() -> None:
     cache = Cache()
     assert cache.update(made(CONFIG_MAP, "chat-router", 9))
     assert not cache.update(made(CONFIG_MAP, "chat-router", 8))
@@ -111,7 +111,7 @@ def test_the_list_of_a_restored_server_is_accepted_also_with_newer_versions() ->
     assert pool["metadata"]["resourceVersion"] == "500"
 
 
-def test_watches_are_deaf_until_a_restored_server_is_where_it_was() -> None:
+def test_watches_are_unreliable_until_a_restored_server_has_caught_up() -> None:
     cache = restored()
     for version, stale in ((650, True), (900, True), (950, False)):
         cache.replace(CONFIG_MAP, None, [], version, cache.state(CONFIG_MAP))
@@ -145,7 +145,7 @@ def test_a_list_requested_after_the_last_event_is_accepted() -> None:
     assert cache.children(KEY)[0]["metadata"]["resourceVersion"] == "600"
 
 
-def test_first_list_of_all_is_all_there_is() -> None:
+def test_the_first_complete_list_has_all_objects() -> None:
     cache = Cache()
     cache.replace(
         CONFIG_MAP, None, [made(CONFIG_MAP, "b", 2), made(CONFIG_MAP, "a", 1)], 5, cache.state(CONFIG_MAP)
@@ -156,7 +156,7 @@ def test_first_list_of_all_is_all_there_is() -> None:
     assert not cache.stale
 
 
-def test_object_whose_label_names_another_pool_is_that_pool_s() -> None:
+def test_an_object_belongs_to_the_pool_of_its_label() -> None:
     cache = Cache()
     cache.update(made(CONFIG_MAP, "settings", 1))
     cache.update(made(CONFIG_MAP, "settings", 2, pool="code"))
@@ -164,7 +164,7 @@ def test_object_whose_label_names_another_pool_is_that_pool_s() -> None:
     assert len(cache.children(PoolKey("team", "code"))) == 1
 
 
-def test_the_deletion_of_an_unknown_object_is_no_change() -> None:
+def test_the_deletion_of_an_unknown_object_is_not_a_change() -> None:
     cache = Cache()
     assert not cache.remove(made(CONFIG_MAP, "chat-router", 1))
     cache.update(made(CONFIG_MAP, "another", 2))
@@ -181,5 +181,5 @@ def test_only_the_latest_deletions_are_remembered(monkeypatch: pytest.MonkeyPatc
     assert late == {"first": True, "second": False, "third": False}
 
 
-def test_pool_is_named_by_its_namespace_too() -> None:
+def test_a_pool_is_identified_by_its_namespace_and_name() -> None:
     assert str(KEY) == "team/chat"

@@ -171,5 +171,5 @@ async def converges(seed: int, failing: float, admit: bool) -> None:
 
 @settings(max_examples=12, deadline=None, phases=[Phase.generate])  # a smaller seed is no simpler run
 @given(st.integers(0, 2**32), st.floats(0.0, 0.4), st.booleans())
-def test_pool_is_as_wanted_once_the_api_server_works_again(seed: int, failing: float, admit: bool) -> None:
+def test_a_pool_is_as_desired_once_the_api_server_works_again(seed: int, failing: float, admit: bool) -> None:
     run(converges(seed, failing, admit))

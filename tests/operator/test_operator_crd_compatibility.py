@@ -19,7 +19,7 @@ from virtual_time import now_s, run
 OURS = set(fields(schema()))
 
 
-def test_fields_are_named_as_people_write_them() -> None:
+def test_fields_are_named_as_in_a_manifest() -> None:
     assert {"spec.replicas", "spec.tiers[].slo.tpot", "status.conditions[].reason"} <= OURS
 
 
@@ -40,12 +40,12 @@ def test_a_newer_definition_is_logged_with_its_unknown_fields() -> None:
     assert "spec.teleport" in line
 
 
-def test_definition_that_cannot_hold_the_status_stops_the_operator() -> None:
+def test_a_definition_without_the_status_stops_the_operator() -> None:
     with pytest.raises(StartError, match=r"older than the operator.*status\.autoscaling\.startedFrom"):
         compare_fields(OURS, OURS - {"status.autoscaling.startedFrom"})
 
 
-def test_schema_is_found_on_the_page_by_its_kind() -> None:
+def test_the_schema_is_found_in_the_file_by_its_kind() -> None:
     kind = {"group": "penstock.dev", "kind": "ServingPool", "version": "v1alpha1"}
     ours = copy.deepcopy(schema()) | {"x-kubernetes-group-version-kind": [kind]}
     page = {"components": {"schemas": {"other": {"type": "object"}, "pool": ours}}}
@@ -94,7 +94,7 @@ def test_an_operator_waits_until_the_definition_is_published(before: Any) -> Non
     assert took_s == 2 * POLL_INTERVAL_S
 
 
-def test_without_a_definition_it_does_not_start() -> None:
+def test_without_a_definition_the_operator_does_not_start() -> None:
     server = Server(schema(), after=1000)
     with pytest.raises(StartError, match=r"has no ServingPool v1alpha1; kubectl apply"):
         checked(server, 3 * POLL_INTERVAL_S)

@@ -30,7 +30,7 @@ def arrived(tally: DemandTally, now_s: float, *reports: DemandReport) -> int:
     return tally.added(reports, now_s)[1].get("chat", {}).get("arrived", 0)
 
 
-def test_first_look_only_begins_to_count() -> None:
+def test_the_first_reading_only_starts_the_count() -> None:
     tally = DemandTally()
     elapsed_s, added = tally.added([reading(arrived=500)], 1000.0)
     assert elapsed_s == 0
@@ -44,25 +44,25 @@ def test_a_tally_returns_the_increase_since_the_last_reading() -> None:
     assert (elapsed_s, added["chat"]["arrived"]) == (10.0, 30)
 
 
-def test_router_that_began_anew_has_counted_from_zero() -> None:
+def test_a_restarted_router_has_counted_from_zero() -> None:
     tally = DemandTally()
     tally.added([reading(arrived=500)], 1000.0)
     assert arrived(tally, 1010.0, reading(since_s=3, arrived=7)) == 7
 
 
-def test_router_that_came_since_adds_all_of_it() -> None:
+def test_a_router_added_since_counts_in_full() -> None:
     tally = DemandTally()
     tally.added([reading("a", arrived=500)], 1000.0)
     assert arrived(tally, 1010.0, reading("a", 110, arrived=500), reading("b", 4, arrived=9)) == 9
 
 
-def test_router_that_was_only_silent_until_now_begins_to_count() -> None:
+def test_a_router_silent_until_now_only_starts_its_count() -> None:
     tally = DemandTally()
     tally.added([reading("a")], 1000.0)
     assert arrived(tally, 1010.0, reading("a", 110), reading("b", 5000, arrived=90_000)) == 0
 
 
-def test_a_tier_that_a_router_has_newly_read_adds_all_of_it() -> None:
+def test_a_tier_new_to_a_router_counts_in_full() -> None:
     tally = DemandTally()
     tally.added([reading(arrived=500)], 1000.0)
     later = page(110.0, arrived=500)
@@ -116,6 +116,6 @@ def test_a_null_duration_is_infinite() -> None:
 @pytest.mark.parametrize(
     "wrong", [{}, {"held": 0, "since_s": "x", "tiers": {}}, {"held": 0, "since_s": 1, "tiers": []}]
 )
-def test_nonsense_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_invalid_reading_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
         parse_demand_page("a", wrong)

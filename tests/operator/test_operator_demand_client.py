@@ -58,7 +58,7 @@ def asked(server: HttpApi, *rounds: list[Manifest]) -> list[list[str]]:
     return asyncio.run(story())
 
 
-def test_routers_that_are_ready_are_asked_for_their_demand() -> None:
+def test_ready_routers_are_read_for_their_demand() -> None:
     server = HttpApi([(200, PAGE)] * 2)
     found = asked(server, [pod("a"), pod("b", ready="False"), pod("c")])
     assert sorted(found[0]) == ["uid-of-a", "uid-of-c"]
@@ -67,7 +67,7 @@ def test_routers_that_are_ready_are_asked_for_their_demand() -> None:
     ] * 2
 
 
-def test_routers_are_asked_at_ipv6_addresses_too() -> None:
+def test_routers_are_read_at_ipv6_addresses() -> None:
     async def story() -> None:
         server = HttpApi([(200, PAGE)])
         async with server.listening(host="::1"):
@@ -83,7 +83,7 @@ def test_a_router_without_a_valid_answer_is_left_out(answer: Any) -> None:
     assert asked(HttpApi([answer, (200, PAGE)]), [pod()], [pod()]) == [[], ["uid-of-router-0"]]
 
 
-def test_a_router_that_stops_answering_is_logged_once_and_once_when_it_answers_again() -> None:
+def test_a_router_is_logged_when_it_stops_answering_and_when_it_answers_again() -> None:
     answers = [(200, PAGE), (500, {}), (500, {}), (200, PAGE), (200, PAGE), (500, {})]
     with capture_logs() as logged:
         asked(HttpApi(list(answers)), *[[pod()]] * len(answers))
@@ -100,7 +100,7 @@ def test_an_invalid_page_is_logged_as_such() -> None:
     assert logged[0]["error"] == "its demand page is invalid: KeyError('tiers')"
 
 
-def test_a_page_is_read_up_to_its_bound_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_read_at_most_up_to_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demand_client, "MAX_ANSWER_BYTES", len(orjson.dumps(PAGE)))
     server = HttpApi([(200, PAGE), (200, orjson.dumps(PAGE) + b" ")])
     assert asked(server, [pod()], [pod()]) == [["uid-of-router-0"], []]

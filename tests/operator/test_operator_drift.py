@@ -57,7 +57,7 @@ CONTAINERS = {"containers": [{"name": "a", "image": "a:1"}, {"name": "b", "image
         "mounts by path",
     ],
 )
-def test_equal_values_in_other_notations_are_no_drift(wanted: Any, seen: Any) -> None:
+def test_equal_values_in_other_notations_are_not_drift(wanted: Any, seen: Any) -> None:
     assert drift(wanted, seen) == ()
 
 
@@ -180,7 +180,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("path", "value", "reported"), CHANGES)
-def test_field_that_is_still_the_operators_was_changed_by_admission(
+def test_a_field_that_the_operator_still_owns_was_changed_by_admission(
     path: str, value: Any, reported: str
 ) -> None:
     seen = owned(WANTED)
@@ -192,7 +192,7 @@ def test_field_that_is_still_the_operators_was_changed_by_admission(
 
 
 @pytest.mark.parametrize(("path", "value", "reported"), CHANGES)
-def test_field_that_another_manager_has_taken_drifts(path: str, value: Any, reported: str) -> None:
+def test_a_field_that_another_manager_owns_drifts(path: str, value: Any, reported: str) -> None:
     left = deepcopy(WANTED)
     change(left, path.removesuffix("/limits/memory").removesuffix("/a"), None)
     seen = owned(left)
@@ -205,21 +205,21 @@ def test_field_that_another_manager_has_taken_drifts(path: str, value: Any, repo
     [owned(WANTED, "somebody"), {**WANTED, "metadata": {}}],
     ids=["another manager's", "nobody says"],
 )
-def test_object_that_the_operator_owns_nothing_of_drifts(of_others: dict[str, Any]) -> None:
+def test_an_object_without_fields_of_the_operator_drifts(of_others: dict[str, Any]) -> None:
     seen = deepcopy(of_others)
     change(seen, "spec/replicas", 3)
     assert "spec.replicas" in drift(WANTED, seen)
 
 
 @pytest.mark.parametrize("path", ["resources/limits", "resources/limits/memory"])
-def test_limit_that_admission_removed_was_changed(path: str) -> None:
+def test_a_limit_that_admission_removed_counts_as_changed(path: str) -> None:
     seen = owned(WANTED)
     change(seen, f"spec/template/containers/1/{path}", None)
     (difference,) = differences(WANTED, seen)
     assert (difference.owned, difference.absent) == (True, False)
 
 
-def test_entry_whose_fields_are_all_taken_drifts() -> None:
+def test_an_entry_whose_fields_others_own_drifts() -> None:
     seen = owned(WANTED)
     containers = seen["metadata"]["managedFields"][-1]["fieldsV1"]["f:spec"]["f:template"]["f:containers"]
     containers['k:{"name":"router"}'] = {}
@@ -227,7 +227,7 @@ def test_entry_whose_fields_are_all_taken_drifts() -> None:
     assert drift(WANTED, seen) == ("spec.template.containers[router].image",)
 
 
-def test_key_of_an_entry_that_is_left_out_has_its_default() -> None:
+def test_an_omitted_key_of_an_entry_has_its_default() -> None:
     wanted = {"spec": {"ports": [{"containerPort": 80, "name": "http"}]}}
     seen: dict[str, Any] = {"spec": {"ports": [{"containerPort": 80, "protocol": "TCP", "name": "web"}]}}
     fields: dict[str, Any] = {
@@ -251,7 +251,7 @@ def test_equal_objects_have_no_drift(value: Any) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=4), JSON, max_size=3), st.dictionaries(st.text(max_size=4), JSON))
-def test_additional_fields_are_no_drift(wanted: Any, more: Any) -> None:
+def test_additional_fields_are_not_drift(wanted: Any, more: Any) -> None:
     assert drift(wanted, {**more, **wanted}) == ()
 
 
@@ -267,7 +267,7 @@ def test_additional_fields_are_no_drift(wanted: Any, more: Any) -> None:
         ("2E", "2e18"),
     ],
 )
-def test_equal_quantities_are_equal_however_they_are_written(one: str, other: str | int) -> None:
+def test_equal_quantities_in_other_notations_are_equal(one: str, other: str | int) -> None:
     assert quantity(one) == quantity(other) is not None
 
 

@@ -44,7 +44,7 @@ def test_the_engine_is_probed_from_start_to_end(pod_of: PodOf, kind: str) -> Non
     assert waits_s == (120 if kind == "simulated" else 1800)
 
 
-def test_a_simulated_engine_is_of_penstock_s_image_and_reports_to_its_sidecar(pod_of: PodOf) -> None:
+def test_a_simulated_engine_runs_penstocks_image_and_reports_to_its_sidecar(pod_of: PodOf) -> None:
     pod = pod_of("simulated", args=["--seed", "7"], resources={"limits": {"nvidia.com/gpu": "1"}})
     engine = engine_of(pod)
     assert (engine["image"], engine["command"]) == ("simulator:1", ["penstock-engine"])
@@ -67,7 +67,7 @@ def test_the_vllm_image_is_unchanged_and_the_plug_in_is_mounted(pod_of: PodOf) -
     assert shared(pod, "/run/penstock") == "telemetry"
 
 
-def test_a_pool_that_names_no_vllm_image_gets_the_operator_s(pod_of: PodOf) -> None:
+def test_a_pool_without_a_vllm_image_gets_the_operators(pod_of: PodOf) -> None:
     assert engine_of(pod_of("vllm"))["image"] == "vllm:1"
 
 
@@ -112,7 +112,7 @@ def test_vllm_has_flags_from_the_pool(want: Want) -> None:
     )
 
 
-def test_vllms_prefix_cache_is_switched_off_or_left_to_it(pod_of: PodOf) -> None:
+def test_vllms_prefix_cache_is_disabled_or_left_at_its_default(pod_of: PodOf) -> None:
     assert engine_of(pod_of("vllm", prefixCaching=False))["args"][-1] == "--no-enable-prefix-caching"
     assert not [word for word in engine_of(pod_of("vllm"))["args"] if "caching" in word]
     for kind in ("simulated", "openai"):
@@ -138,7 +138,7 @@ def test_vllms_prefix_cache_is_switched_off_or_left_to_it(pod_of: PodOf) -> None
     ],
     ids=["name", "hub", "claim", "image"],
 )
-def test_weights_come_from_where_the_pool_says(
+def test_weights_are_read_from_the_pools_source(
     pod_of: PodOf, model: dict[str, Any], loaded: str, volume: dict[str, Any] | None
 ) -> None:
     pod = pod_of("vllm", model=model, image="vllm:1")
@@ -148,13 +148,13 @@ def test_weights_come_from_where_the_pool_says(
     assert any(mount["mountPath"] == "/model" for mount in engine_of(pod)["volumeMounts"]) is bool(mounted)
 
 
-def test_an_unmodified_engine_gets_its_image_and_arguments_and_no_others(pod_of: PodOf) -> None:
+def test_an_external_engine_gets_only_its_image_and_arguments(pod_of: PodOf) -> None:
     engine = engine_of(pod_of("openai", image="sglang:1", args=["--port", "8000"]))
     assert (engine["image"], engine["args"]) == ("sglang:1", ["--port", "8000"])
     assert "command" not in engine
 
 
-def test_engines_of_others_have_shared_memory_and_a_home(pod_of: PodOf) -> None:
+def test_external_engines_have_shared_memory_and_a_home(pod_of: PodOf) -> None:
     pod = pod_of("openai", image="sglang:1")
     mounts = {mount["mountPath"]: mount["name"] for mount in engine_of(pod)["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
@@ -162,12 +162,12 @@ def test_engines_of_others_have_shared_memory_and_a_home(pod_of: PodOf) -> None:
     assert variables(engine_of(pod))["HOME"] in mounts
 
 
-def test_an_engine_of_others_without_an_image_is_refused_by_its_field(pod_of: PodOf) -> None:
+def test_an_external_engine_without_an_image_is_refused_by_its_field(pod_of: PodOf) -> None:
     with pytest.raises(UnsupportedPool, match=r"spec\.engine\.image: missing"):
         pod_of("openai")
 
 
-def test_vllm_waits_for_a_time_model_that_is_to_be_measured(pod_of: PodOf) -> None:
+def test_vllm_waits_for_a_time_model_to_be_measured(pod_of: PodOf) -> None:
     reported = variables(engine_of(pod_of("vllm", image="vllm:1", timeModel="auto")))
     assert reported["PENSTOCK_TIME_MODEL"] == "auto"
     assert reported["PENSTOCK_TELEMETRY"]
@@ -234,7 +234,7 @@ def test_a_template_for_the_engine_is_merged(pod_of: PodOf) -> None:
     ],
     ids=["nothing", "memory", "as many", "none", "another device", "parts of GPUs"],
 )
-def test_vllm_gets_the_gpus_that_it_spans_where_no_device_is_named(
+def test_vllm_gets_the_gpus_that_it_spans_if_no_device_is_named(
     pod_of: PodOf, resources: dict[str, Any], limits: dict[str, Any]
 ) -> None:
     engine = engine_of(pod_of("vllm", tensorParallelSize=2, resources=resources))
@@ -243,7 +243,7 @@ def test_vllm_gets_the_gpus_that_it_spans_where_no_device_is_named(
 
 
 @pytest.mark.parametrize("kind", ["simulated", "openai"])
-def test_engines_without_gpus_in_the_spec_request_none(pod_of: PodOf, kind: str) -> None:
+def test_engines_without_gpus_in_the_spec_request_no_gpu(pod_of: PodOf, kind: str) -> None:
     assert "limits" not in {k: v for k, v in engine_of(pod_of(kind, image="e:1"))["resources"].items() if v}
 
 
@@ -283,7 +283,7 @@ def test_init_containers_of_a_template_start_before_the_engine(
     assert patched[-1]["tty"]
 
 
-def test_init_container_without_a_name_is_left_to_the_api_server(pod_of: PodOf) -> None:
+def test_an_init_container_without_a_name_is_left_to_the_api_server(pod_of: PodOf) -> None:
     patched = pod_of("vllm", image="e:1", podTemplate={"spec": {"initContainers": [{"image": "fetch:1"}]}})
     assert patched["initContainers"] == [{"image": "fetch:1"}]
 
@@ -329,7 +329,9 @@ def test_vllm_writes_its_termination_message_where_kubernetes_reads_it(pod_of: P
 
 
 @pytest.mark.parametrize(("catches", "ends"), [("signal.SIGTERM", True), ("signal.SIGUSR2", False)])
-def test_vllm_is_stopped_once_it_catches_the_signal(pod_of: PodOf, catches: str, ends: bool) -> None:
+def test_vllm_is_stopped_after_it_has_installed_its_signal_handler(
+    pod_of: PodOf, catches: str, ends: bool
+) -> None:
     engine = engine_of(pod_of("vllm", image="e:1"))
     (shell, flag, waits) = engine["lifecycle"]["preStop"]["exec"]["command"]
     code = f"import signal, sys; signal.signal({catches}, print); print(flush=True); sys.stdin.read()"
@@ -343,7 +345,7 @@ def test_vllm_is_stopped_once_it_catches_the_signal(pod_of: PodOf, catches: str,
 
 
 @pytest.mark.parametrize("kind", ["simulated", "openai"])
-def test_other_engines_have_no_hook(pod_of: PodOf, kind: str) -> None:
+def test_other_engines_have_no_stop_hook(pod_of: PodOf, kind: str) -> None:
     assert "lifecycle" not in engine_of(pod_of(kind, image="e:1"))
 
 

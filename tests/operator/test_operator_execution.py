@@ -94,13 +94,13 @@ async def test_a_refused_action_does_not_stop_the_others() -> None:
     assert ends(metrics) == {("Service", "missing", "done"), ("Service", "missing", "refused")}
 
 
-async def test_in_a_namespace_that_is_being_deleted_nothing_more_is_tried() -> None:
+async def test_in_a_namespace_that_is_being_deleted_no_further_action_is_tried() -> None:
     api = Api(refusing={"first": [LEAVING]})
     problems, _, metrics = await carried_out(api, missing("first"), missing("second"))
     assert (problems, api.asked, ends(metrics)) == ((), [("apply", "first")], set())
 
 
-async def test_an_api_server_that_does_not_answer_ends_it() -> None:
+async def test_an_unresponsive_api_server_ends_the_execution() -> None:
     api = Api(refusing={"first": [ApiUnreachable("no answer")]})
     with pytest.raises(ApiUnreachable):
         await carried_out(api, missing("first"), missing("second"))

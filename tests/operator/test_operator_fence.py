@@ -82,7 +82,7 @@ def test_no_byte_of_a_write_is_sent_without_the_lease(write: Callable[[Api], Awa
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_write_is_not_completed_if_the_lease_is_lost_meanwhile(
+def test_a_write_is_not_completed_if_the_lease_is_lost_meanwhile(
     write: Callable[[Api], Awaitable[object]],
 ) -> None:
     got, lost = asyncio.run(sent(write, Held(1).check))
@@ -91,7 +91,7 @@ def test_write_is_not_completed_if_the_lease_is_lost_meanwhile(
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_write_is_sent_while_the_lease_is_held(write: Callable[[Api], Awaitable[object]]) -> None:
+def test_a_write_is_sent_while_the_lease_is_held(write: Callable[[Api], Awaitable[object]]) -> None:
     got, lost = asyncio.run(sent(write, Held(2).check))
     assert not lost
     assert got.endswith(b"}")

@@ -56,7 +56,7 @@ def of_command(namespaces: tuple[str, ...] = ()) -> kopf.Memo:
     return kopf.Memo(settings=read_settings(LEAST), options=options)
 
 
-def test_kopf_neither_posts_nor_stores_nor_talks_to_peers() -> None:
+def test_kopf_posts_no_events_stores_no_state_and_has_no_peers() -> None:
     settings = started(of_command())
     assert not settings.posting.enabled
     assert settings.peering.standalone
@@ -97,7 +97,7 @@ def test_the_cluster_is_scanned_only_by_an_operator_of_all_namespaces(namespaces
     assert memo.operator.life == ["started"]
 
 
-def test_without_a_command_the_environment_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_command_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {**LEAST, "PENSTOCK_NAMESPACES": "team", "POD_NAME": "me"}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -107,7 +107,7 @@ def test_without_a_command_the_environment_holds(monkeypatch: pytest.MonkeyPatch
     assert memo.operator.settings == read_settings(environment)
 
 
-def test_an_operator_that_cannot_start_says_why(operator: type[Operator]) -> None:
+def test_an_operator_that_cannot_start_logs_the_reason(operator: type[Operator]) -> None:
     operator.refusal = "no API server is known"
     memo = of_command()
     with pytest.raises(kopf.PermanentError, match="no API server is known"):
@@ -123,7 +123,7 @@ def test_watch_events_reach_the_operator() -> None:
     assert memo.operator.life == ["started", *[(body, False)] * 3, (body, True)]
 
 
-def test_it_is_stopped_if_it_was_started() -> None:
+def test_an_operator_is_stopped_only_if_it_was_started() -> None:
     memo = of_command()
     asyncio.run(HANDLERS.stop(memo))
     started(memo)

@@ -15,7 +15,7 @@ def test_the_older_pool_keeps_the_host_in_any_order() -> None:
     assert older_claimant(OLD, [YOUNG]) is None
 
 
-def test_pools_of_one_second_agree_by_uid() -> None:
+def test_of_pools_created_in_one_second_the_lower_uid_keeps_the_host() -> None:
     first, second = pool("b", "2026-01-01T00:00:00Z", uid="1"), pool("a", "2026-01-01T00:00:00Z", uid="2")
     assert older_claimant(second, [first]) is first
     assert older_claimant(first, [second]) is None

@@ -142,5 +142,5 @@ def test_only_the_holder_of_the_lease_ever_writes(seed: int, rates: tuple[float,
     assert cluster.written_s > LONGEST_S - 2 * ON_ITS_WAY_S, "there is no leader at the end"
 
 
-def test_margin_covers_clocks_whose_rates_differ_by_a_third() -> None:
+def test_the_margin_covers_clocks_whose_rates_differ_by_a_third() -> None:
     assert LEASE_DURATION_S / RENEW_DEADLINE_S > 1.15 / 0.85 + ON_ITS_WAY_S / RENEW_DEADLINE_S

@@ -32,23 +32,23 @@ def lease(holder: str, version: str = "7", **spec: Any) -> Manifest:
     }
 
 
-def test_absent_given_back_and_own_lease_is_free() -> None:
+def test_a_missing_a_released_and_an_own_lease_are_free() -> None:
     assert can_acquire(None, "me", None, 0.0)
     assert can_acquire(lease(""), "me", None, 0.0)
     assert can_acquire(lease("me"), "me", None, 0.0)
 
 
-def test_lease_of_another_is_free_once_it_was_silent_for_its_duration() -> None:
+def test_anothers_lease_is_free_after_its_duration_without_renewal() -> None:
     assert not can_acquire(lease("you"), "me", None, 0.0)
     assert not can_acquire(lease("you"), "me", ObservedLease("7", 100.0), 100.0 + LEASE_DURATION_S - 1)
     assert can_acquire(lease("you"), "me", ObservedLease("7", 100.0), 100.0 + LEASE_DURATION_S)
 
 
-def test_lease_that_was_renewed_meanwhile_is_not_free() -> None:
+def test_a_renewed_lease_is_not_free() -> None:
     assert not can_acquire(lease("you", version="8"), "me", ObservedLease("7", 100.0), 1000.0)
 
 
-def test_taking_it_over_counts_a_transition_and_renewing_does_not() -> None:
+def test_a_takeover_counts_as_a_transition_and_a_renewal_does_not() -> None:
     over = acquired_lease(lease("you", leaseTransitions=2, acquireTime="then"), REF, "me", NOW)
     assert over["spec"]["leaseTransitions"] == 3
     assert over["spec"]["acquireTime"] == NOW
@@ -59,7 +59,7 @@ def test_taking_it_over_counts_a_transition_and_renewing_does_not() -> None:
     assert again["spec"]["renewTime"] == "later"
 
 
-def test_new_lease_has_no_version() -> None:
+def test_a_new_lease_has_no_version() -> None:
     assert "resourceVersion" not in acquired_lease(None, REF, "me", NOW)["metadata"]
 
 
@@ -98,7 +98,7 @@ def leading(cluster: Cluster, changes: list[bool]) -> Leadership:
     return Leadership(api, REF, "me", changes.append, now_s)
 
 
-def test_a_free_lease_is_taken_renewed_and_in_the_end_given_back() -> None:
+def test_a_free_lease_is_taken_renewed_and_finally_released() -> None:
     async def story() -> None:
         cluster, changes = Cluster(), list[bool]()
         running = asyncio.create_task(leading(cluster, changes).run())
@@ -144,7 +144,7 @@ def test_a_holder_that_cannot_renew_stops_writing_in_time() -> None:
     run(story())
 
 
-def test_an_attempt_that_fails_changes_nothing_until_the_hold_is_over() -> None:
+def test_a_failed_attempt_has_no_effect_until_the_lease_expires() -> None:
     async def story() -> None:
         cluster, changes = Cluster(), list[bool]()
         leadership = leading(cluster, changes)
@@ -158,7 +158,7 @@ def test_an_attempt_that_fails_changes_nothing_until_the_hold_is_over() -> None:
     run(story())
 
 
-def test_an_attempt_ends_while_the_hold_still_lasts() -> None:
+def test_an_attempt_ends_before_the_lease_expires() -> None:
     async def story() -> None:
         cluster, changes = Cluster(), list[bool]()
         cluster.takes_s = RENEW_DEADLINE_S
@@ -195,7 +195,7 @@ def test_only_a_holder_that_was_replaced_stops_immediately(code: int, changes: l
 
 
 @pytest.mark.parametrize("trouble", [ApiUnreachable("no answer"), ApiStatusError(403, "Forbidden", "no")])
-def test_a_lease_that_cannot_be_given_back_delays_no_end(trouble: Exception) -> None:
+def test_a_lease_that_cannot_be_released_does_not_delay_the_stop(trouble: Exception) -> None:
     async def story() -> None:
         cluster, changes = Cluster(), list[bool]()
         running = asyncio.create_task(leading(cluster, changes).run())
@@ -210,7 +210,7 @@ def test_a_lease_that_cannot_be_given_back_delays_no_end(trouble: Exception) -> 
 
 
 @pytest.mark.parametrize("there", [None, lease("you", version="9")], ids=["deleted", "taken"])
-def test_a_lease_that_is_no_longer_held_is_not_given_back(there: Manifest | None) -> None:
+def test_a_lease_that_is_no_longer_held_is_not_released(there: Manifest | None) -> None:
     async def story() -> None:
         cluster, changes = Cluster(), list[bool]()
         running = asyncio.create_task(leading(cluster, changes).run())
@@ -224,7 +224,7 @@ def test_a_lease_that_is_no_longer_held_is_not_given_back(there: Manifest | None
     run(story())
 
 
-def test_giving_a_lease_back_ends_in_time() -> None:
+def test_releasing_a_lease_ends_in_time() -> None:
     async def story() -> None:
         cluster, changes = Cluster(), list[bool]()
         running = asyncio.create_task(leading(cluster, changes).run())
@@ -237,7 +237,7 @@ def test_giving_a_lease_back_ends_in_time() -> None:
     run(story())
 
 
-def test_the_clock_of_leases_goes_forward() -> None:
+def test_the_clock_of_leases_never_goes_back() -> None:
     before_s = elapsed_s()
     assert before_s > 0
     assert elapsed_s() >= before_s

@@ -53,7 +53,7 @@ def started(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[OperatorSetti
     return seen[0]
 
 
-def test_without_flags_the_environment_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flags_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started(monkeypatch) == (read_settings(LEAST), read_options(ENVIRONMENT))
 
 
@@ -71,7 +71,7 @@ def test_without_flags_the_environment_holds(monkeypatch: pytest.MonkeyPatch) ->
         (("--resync-s", "0.5"), {"resync_s": 0.5}),
     ],
 )
-def test_a_flag_overrides_the_environment_and_nothing_else(
+def test_a_flag_overrides_only_its_own_setting(
     monkeypatch: pytest.MonkeyPatch, flags: tuple[str, str], changed: dict[str, object]
 ) -> None:
     _, options = started(monkeypatch, *flags)
@@ -100,7 +100,7 @@ def test_an_invalid_flag_is_one_line(
     assert message in capsys.readouterr().err
 
 
-def test_a_missing_image_ends_it_with_2(
+def test_a_missing_image_exits_with_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("PENSTOCK_VLLM_IMAGE")
@@ -108,7 +108,7 @@ def test_a_missing_image_ends_it_with_2(
     assert "PENSTOCK_VLLM_IMAGE" in capsys.readouterr().err
 
 
-def test_its_log_is_as_the_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_follows_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     configured = list[tuple[object, ...]]()
     monkeypatch.setattr(operator_main, "configure_logs", lambda *given: configured.append(given))
     started(monkeypatch)
@@ -148,7 +148,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, options: OperatorOptions, end: object) 
 
 
 @pytest.mark.parametrize("namespaces", [(), ("a", "b")])
-def test_kopf_runs_for_the_namespaces_that_are_named_or_for_all(
+def test_kopf_watches_the_named_namespaces_or_all(
     monkeypatch: pytest.MonkeyPatch, namespaces: tuple[str, ...]
 ) -> None:
     options = OperatorOptions(namespaces=namespaces)
@@ -157,14 +157,14 @@ def test_kopf_runs_for_the_namespaces_that_are_named_or_for_all(
     assert (given["memo"].options, given["memo"].settings) == (options, read_settings(LEAST))
 
 
-def test_an_operator_that_cannot_start_ends_with_1_and_one_line(
+def test_an_operator_that_cannot_start_exits_with_1_and_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ran(monkeypatch, OperatorOptions(), "no API server is known")[0] == 1
     assert capsys.readouterr().err == "no API server is known\n"
 
 
-def test_a_signal_ends_it_with_0_and_a_defect_with_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_exits_with_0_and_a_defect_prints_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran(monkeypatch, OperatorOptions(), asyncio.CancelledError())[0] == 0
     with pytest.raises(ZeroDivisionError):
         ran(monkeypatch, OperatorOptions(), ZeroDivisionError())
@@ -178,7 +178,7 @@ def test_help_has_the_settings_of_the_environment(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "http"])
-def test_a_port_of_the_environment_that_is_none_is_named(
+def test_an_invalid_port_in_the_environment_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], port: str
 ) -> None:
     monkeypatch.setenv("PENSTOCK_PORT", port)
@@ -195,7 +195,9 @@ def test_options_of_the_environment_are_read() -> None:
     assert lease_in("system") == Ref("coordination.k8s.io/v1", "Lease", "system", "penstock-operator")
 
 
-def test_it_is_a_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_operator_is_an_installed_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PENSTOCK_VLLM_IMAGE", "")
     monkeypatch.setattr(sys, "argv", ["penstock-operator"])
     with pytest.raises(SystemExit) as ended:

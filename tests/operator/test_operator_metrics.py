@@ -12,7 +12,7 @@ def pool(**conditions: str) -> dict[str, Any]:
     }
 
 
-def test_pools_are_counted_by_condition_and_one_that_has_changed_is_counted_once() -> None:
+def test_pools_are_counted_by_condition_and_a_changed_one_once() -> None:
     registry = CollectorRegistry()
     metrics = OperatorMetrics(registry)
 

@@ -13,7 +13,7 @@ HOST = "llama.example.com"
 NGINX = "nginx.ingress.kubernetes.io"
 
 
-def test_an_ingress_leads_only_the_api_in(want: Want) -> None:
+def test_an_ingress_routes_only_the_api(want: Want) -> None:
     spec = want(ingress={"host": HOST})["Ingress/llama"]["spec"]
     assert spec == {
         "rules": [
@@ -33,7 +33,7 @@ def test_an_ingress_leads_only_the_api_in(want: Want) -> None:
     }
 
 
-def test_an_ingress_has_the_class_and_the_certificate_that_are_named(want: Want) -> None:
+def test_an_ingress_has_the_specs_class_and_certificate(want: Want) -> None:
     named = {"host": HOST, "className": "traefik", "tlsSecret": "cert"}
     spec = want(ingress=named)["Ingress/llama"]["spec"]
     assert (spec["ingressClassName"], spec["tls"]) == ("traefik", [{"hosts": [HOST], "secretName": "cert"}])
@@ -49,7 +49,7 @@ def test_nginx_streams_unbuffered_unless_the_pool_has_other_annotations(want: Wa
 
 
 @pytest.mark.parametrize("namespace", [None, "gateways"])
-def test_a_route_hangs_on_its_gateway_and_never_times_out(want: Want, namespace: str | None) -> None:
+def test_a_route_has_its_gateway_as_parent_and_no_timeout(want: Want, namespace: str | None) -> None:
     gateway = {"name": "public", **({"namespace": namespace} if namespace else {})}
     spec = want(ingress={"host": HOST, "kind": "HTTPRoute", "gateway": gateway})["HTTPRoute/llama"]["spec"]
     (rule,) = spec["rules"]
@@ -59,7 +59,7 @@ def test_a_route_hangs_on_its_gateway_and_never_times_out(want: Want, namespace:
     assert set(rule["timeouts"].values()) == {"0s"}
 
 
-def test_a_monitor_finds_routers_and_replicas_and_carries_the_labels_asked_for(want: Want) -> None:
+def test_a_monitor_selects_routers_and_replicas_and_has_the_specs_labels(want: Want) -> None:
     objects = want(monitoring={"serviceMonitor": True, "labels": {"release": "prometheus"}})
     monitor = objects["ServiceMonitor/llama"]
     ports = {
@@ -89,7 +89,7 @@ SCALING = {
     ],
     ids=["hpa", "keda"],
 )
-def test_others_autoscalers_act_on_the_pool_and_never_on_its_parts(
+def test_external_autoscalers_scale_the_pool_and_never_its_parts(
     want: Want, more: dict[str, Any], name: str
 ) -> None:
     spec = want(autoscaling={**SCALING, **more})[name]["spec"]
@@ -100,7 +100,7 @@ def test_others_autoscalers_act_on_the_pool_and_never_on_its_parts(
     }
 
 
-def test_an_hpa_has_the_pools_bounds_and_haste(want: Want) -> None:
+def test_an_hpa_has_the_pools_bounds_and_rates(want: Want) -> None:
     spec = want(autoscaling={**SCALING, "by": "hpa"})["HorizontalPodAutoscaler/llama"]["spec"]
     assert (spec["minReplicas"], spec["maxReplicas"]) == (1, 8)
     assert spec["behavior"] == {
@@ -123,7 +123,7 @@ def test_queries_of_keda_and_hpa_read_documented_metrics(want: Want) -> None:
 
 
 @pytest.mark.parametrize(("least", "questions"), [(1, 2), (0, 3)])
-def test_keda_asks_prometheus_about_this_pool_alone(want: Want, least: int, questions: int) -> None:
+def test_keda_queries_prometheus_for_this_pool_only(want: Want, least: int, questions: int) -> None:
     reported = {**SCALING, "minReplicas": least, "by": "keda", "prometheusUrl": "http://prometheus:9090"}
     spec = want(autoscaling=reported)["ScaledObject/llama"]["spec"]
     requested = [trigger["metadata"] for trigger in spec["triggers"]]

@@ -30,7 +30,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Page:
     return Page(monkeypatch)
 
 
-async def test_gauges_are_brought_up_to_date_before_each_scrape(page: Page) -> None:
+async def test_gauges_are_updated_before_each_scrape(page: Page) -> None:
     for scrapes in (1, 2):
         status, body = await page.get("/metrics")
         assert (status, f"scrapes {scrapes}.0" in body.decode()) == (200, True)
@@ -43,7 +43,7 @@ async def test_an_operator_is_ready_once_it_has_read_the_pools(page: Page) -> No
     assert (await page.get("/ready"))[0] == 200
 
 
-async def test_an_operator_lives_while_no_pool_takes_longer_than_any_may(page: Page) -> None:
+async def test_an_operator_is_healthy_unless_a_pool_takes_too_long(page: Page) -> None:
     with page.health.reconciling(KEY):
         page.now_s += 10.0
         assert await page.get("/health") == (200, b'{"status":"ok"}')
@@ -56,7 +56,7 @@ async def test_an_operator_lives_while_no_pool_takes_longer_than_any_may(page: P
     assert (await page.get("/health"))[0] == 200, "neither is under way any more"
 
 
-async def test_an_operator_that_lost_a_task_is_to_be_started_anew(page: Page) -> None:
+async def test_an_operator_that_lost_a_task_is_unhealthy(page: Page) -> None:
     page.health.failed_task = "worker 0"
     status, body = await page.get("/health")
     assert (status, orjson.loads(body)["error"]["message"]) == (503, "worker 0 ended")

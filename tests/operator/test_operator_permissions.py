@@ -26,7 +26,7 @@ def key(rule: dict[str, list[str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple(sorted((name, tuple(sorted(values))) for name, values in rule.items()))
 
 
-def test_chart_grants_exactly_these() -> None:
+def test_the_chart_grants_exactly_the_operators_permissions() -> None:
     granted = rules_after('{{- define "penstock.rules"')
     assert sorted(map(key, granted)) == sorted(map(key, manifest_rules(POOLS)))
     assert sorted(map(key, rules_after('{{ include "penstock.rules" . }}'))) == sorted(
@@ -35,7 +35,7 @@ def test_chart_grants_exactly_these() -> None:
     assert sorted(map(key, rules_after("rules:"))) == sorted(map(key, manifest_rules(LEASE)))
 
 
-def test_every_kind_that_is_made_may_be_made_and_followed() -> None:
+def test_every_created_kind_may_be_created_and_watched() -> None:
     verbs = {(rule.group, name): rule.verbs for rule in POOLS for name in rule.resources}
     for kind in WATCHED:
         assert verbs[kind.group, kind.plural] in (MANAGE, READ), kind

@@ -44,13 +44,13 @@ def read(want: Want, tmp_path: Path) -> Read:
     return loaded
 
 
-def test_replicas_read_their_part_as_it_was_written(read: Read, make_pool: Callable[..., Pool]) -> None:
+def test_replicas_read_their_part_of_the_file_as_written(read: Read, make_pool: Callable[..., Pool]) -> None:
     pool, whole = read("replica", **SPEC).spec, make_pool(**SPEC).spec
     assert (pool.model, pool.tiers, pool.scheduling) == (whole.model, whole.tiers, whole.scheduling)
     assert pool.engine == whole.engine.model_copy(update={"pod_template": None})
 
 
-def test_routers_read_their_part_as_it_was_written(read: Read, make_pool: Callable[..., Pool]) -> None:
+def test_routers_read_their_part_of_the_file_as_written(read: Read, make_pool: Callable[..., Pool]) -> None:
     pool, whole = read("router", **SPEC).spec, make_pool(**SPEC).spec
     assert (pool.tiers, pool.default_tier, pool.routing) == (whole.tiers, "batch", whole.routing)
     assert pool.router == whole.router.model_copy(update={"replicas": 2})
@@ -69,7 +69,7 @@ def test_routers_get_the_order_that_the_engines_arguments_imply(
     assert read("router", **{**SPEC, "engine": engine, "routing": {"maxHops": 2}}).spec.routing_order == order
 
 
-def test_replicas_that_take_http_get_the_settings_that_requests_are_checked_by(
+def test_replicas_that_accept_http_get_the_settings_for_checking_requests(
     read: Read, make_pool: Callable[..., Pool]
 ) -> None:
     bounds = {"maxBodyBytes": 2**24, "maxHeaderBytes": 9999, "bodyTimeout": "9s", "writeTimeout": "9s"}
@@ -89,7 +89,7 @@ def test_keys_are_named_by_their_mounted_file_and_never_written(read: Read) -> N
 
 
 @pytest.mark.parametrize(("least", "held"), [(0, 0), (1, 1), (3, 1)])
-def test_routers_know_whether_to_hold_and_how_long(read: Read, least: int, held: int) -> None:
+def test_routers_get_the_setting_and_duration_of_holding(read: Read, least: int, held: int) -> None:
     scaling = {"minReplicas": least, "maxReplicas": 8, "wakeTimeout": "45s"}
     reported = read("router", **SPEC, replicas=4, autoscaling=scaling).spec.autoscaling
     assert reported is not None

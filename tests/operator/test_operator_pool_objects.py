@@ -71,7 +71,7 @@ def test_without_tls_there_are_no_keys(want: Want, settings: OperatorSettings) -
     assert all(volume["name"] != "tls" for pod in pods(objects) for volume in pod["volumes"])
 
 
-def test_every_object_is_marked_as_this_pools(want: Want) -> None:
+def test_every_object_is_labelled_with_its_pool(want: Want) -> None:
     for name, manifest in want(**EVERYTHING).items():
         metadata = manifest["metadata"]
         (reference,) = metadata["ownerReferences"]
@@ -105,12 +105,12 @@ def test_pods_are_applied_after_their_dependencies_and_before_their_services(wan
     assert order.index("Ingress/llama") > order.index("Deployment/llama-router") == pods + 1
 
 
-def test_as_many_replicas_run_as_was_decided_and_not_as_the_spec_starts_with(want: Want) -> None:
+def test_the_decided_number_of_replicas_runs_and_not_the_specs(want: Want) -> None:
     assert want(replicas=2, decided=7)["StatefulSet/llama-replica"]["spec"]["replicas"] == 7
 
 
 @pytest.mark.parametrize("kind", ["simulated", "vllm", "openai"])
-def test_pods_keep_to_the_restricted_standard(want: Want, kind: str) -> None:
+def test_pods_meet_the_restricted_standard(want: Want, kind: str) -> None:
     engine = {"type": kind, "timeModel": "llama-3-8b-a100", "image": "engine:1"}
     for pod in pods(want(engine=engine)):
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -123,7 +123,7 @@ def test_pods_keep_to_the_restricted_standard(want: Want, kind: str) -> None:
             assert security.get("readOnlyRootFilesystem", False) is ours, container["name"]
 
 
-def test_only_routers_have_a_token_and_only_for_endpoint_slices(want: Want) -> None:
+def test_only_routers_have_a_token_limited_to_endpoint_slices(want: Want) -> None:
     objects = want()
     replicas, routers = pods(objects)
     assert replicas["automountServiceAccountToken"] is False
@@ -206,7 +206,7 @@ def test_routers_check_replicas_by_the_name_on_their_certificate(want: Want) -> 
     assert "--discover=apps/llama-replicas" in words
 
 
-def test_keys_reach_routers_by_the_kubelet_each_secret_once(want: Want) -> None:
+def test_the_kubelet_mounts_each_key_secret_once_into_routers(want: Want) -> None:
     objects = want(
         applications=[
             {"name": name, "tier": "chat", "keys": {"secret": secret}}
@@ -248,7 +248,7 @@ def test_keys_in_a_file_are_refused_by_name(want: Want) -> None:
         want(applications=[{"name": "ide", "tier": "chat", "keys": {"file": "keys.txt"}}])
 
 
-def test_images_are_pulled_by_the_operator_s_settings(want: Want, settings: OperatorSettings) -> None:
+def test_images_are_pulled_with_the_operators_settings(want: Want, settings: OperatorSettings) -> None:
     reported = dataclasses.replace(settings, image_pull_policy="Never", image_pull_secrets=("a", "b"))
     for pod in pods(want(settings=reported)):
         assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
@@ -256,7 +256,7 @@ def test_images_are_pulled_by_the_operator_s_settings(want: Want, settings: Oper
     assert all("imagePullSecrets" not in pod for pod in pods(want()))
 
 
-def test_routers_get_the_url_of_redis_where_there_is_one(want: Want, settings: OperatorSettings) -> None:
+def test_routers_get_the_url_of_a_configured_redis(want: Want, settings: OperatorSettings) -> None:
     assert "REDIS" not in str(want())
     router = want(settings=dataclasses.replace(settings, redis_url_secret="redis"))["Deployment/llama-router"]
     (variable,) = router["spec"]["template"]["spec"]["containers"][0]["env"]
@@ -277,7 +277,7 @@ def test_a_pools_own_router_image_resources_and_template_are_used(want: Want) ->
     assert spec["template"]["spec"]["nodeSelector"] == {"pool": "cpu"}
 
 
-def test_a_template_cannot_take_a_pod_out_of_its_pool(want: Want) -> None:
+def test_a_template_cannot_remove_a_pod_from_its_pool(want: Want) -> None:
     patch = {"metadata": {"labels": {"penstock.dev/pool": "other", "team": "a"}, "annotations": {"x": "y"}}}
     template = want(router={"podTemplate": patch})["Deployment/llama-router"]["spec"]["template"]
     assert template["metadata"]["labels"].items() >= {"penstock.dev/pool": "llama", "team": "a"}.items()

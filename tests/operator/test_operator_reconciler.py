@@ -173,7 +173,7 @@ def test_a_pool_gets_its_objects_and_its_status() -> None:
     assert requeue_after_s == MIN_RECHECK_S
 
 
-def test_keys_are_made_once_and_kept() -> None:
+def test_keys_are_created_once_and_kept() -> None:
     world = World(document(), tls=True)
     world.reconciled()
     secrets = {ref: deepcopy(one) for ref, one in world.server.objects.items() if ref.kind == "Secret"}
@@ -182,7 +182,7 @@ def test_keys_are_made_once_and_kept() -> None:
     assert {ref: one for ref, one in world.server.objects.items() if ref.kind == "Secret"} == secrets
 
 
-def test_a_healthy_pool_is_reconciled_again_later_and_nothing_is_written_meanwhile() -> None:
+def test_a_healthy_pool_is_reconciled_later_without_writes() -> None:
     world = World(document())
     world.reconciled()
     world.settle()
@@ -193,7 +193,7 @@ def test_a_healthy_pool_is_reconciled_again_later_and_nothing_is_written_meanwhi
     assert world.of("Ready") == ("True", "Serving")
 
 
-def test_a_pool_that_stays_as_it_is_is_looked_at_less_often(clock: Clock) -> None:
+def test_an_unchanged_pool_is_reconciled_less_often(clock: Clock) -> None:
     world = World(document())
     waits_s = []
     for after_s in (0.0, 20.0, 60.0, 1000.0):
@@ -301,7 +301,7 @@ def test_an_object_of_another_owner_that_the_cache_lacks_is_left_alone() -> None
     assert world.of("Degraded") == ("True", "NameTaken")
 
 
-def test_a_pool_that_vanishes_while_its_status_is_written_is_no_failure() -> None:
+def test_a_pool_deleted_during_its_status_write_is_not_a_failure() -> None:
     world = World(document())
     world.server.refusing["status"] = ApiStatusError(404, "NotFound", "servingpools chat not found")
     assert world.reconciled() is not None
@@ -312,7 +312,9 @@ def test_a_pool_that_vanishes_while_its_status_is_written_is_no_failure() -> Non
 
 
 @pytest.mark.parametrize(("causes", "logged"), [((), 1), (("NamespaceTerminating",), 0)])
-def test_a_refused_event_is_logged_unless_its_namespace_goes(causes: tuple[str, ...], logged: int) -> None:
+def test_a_refused_event_is_logged_unless_its_namespace_is_deleted(
+    causes: tuple[str, ...], logged: int
+) -> None:
     world = World(document(replicas=-1))
     world.server.refusing["Event"] = ApiStatusError(403, "Forbidden", "no", causes)
     with capture_logs() as lines:
@@ -337,7 +339,7 @@ def test_attainment_of_all_routers_is_in_the_status() -> None:
 
 
 @pytest.mark.parametrize("gateway", ["envoy", "inferencePool"])
-def test_sidecars_report_demand_where_pickers_do_not_see_the_end_of_requests(gateway: str) -> None:
+def test_sidecars_report_demand_if_pickers_do_not_see_ends(gateway: str) -> None:
     world = World(document(gateway=gateway))
     world.add_pod("router-0", "router")
     world.add_pod("chat-replica-0", "replica")
@@ -345,7 +347,7 @@ def test_sidecars_report_demand_where_pickers_do_not_see_the_end_of_requests(gat
     assert world.routers.asked == [(["chat-replica-0"], METRICS_PORT)]
 
 
-def test_replicas_are_added_behind_another_gateway_too(clock: Clock) -> None:
+def test_replicas_are_added_behind_another_gateway(clock: Clock) -> None:
     world = World(document(gateway="envoy", autoscaling=SCALING))
     world.reconciled()
     world.add_pod("chat-replica-0", "replica")
@@ -359,7 +361,7 @@ def test_replicas_are_added_behind_another_gateway_too(clock: Clock) -> None:
     assert world.pool["status"]["autoscaling"]["replicas"] > 2
 
 
-def test_replicas_are_added_while_requests_find_none_that_can_take_them(clock: Clock) -> None:
+def test_replicas_are_added_while_requests_find_no_replica(clock: Clock) -> None:
     world = World(document(autoscaling=SCALING))
     world.reconciled()
     for name in ("chat-replica-0", "chat-replica-1"):
@@ -443,7 +445,7 @@ def test_a_learned_capacity_outlives_the_operator() -> None:
     ("by", "starts"),
     [({"by": "hpa"}, "NoneWanted"), ({"by": "keda", "prometheusUrl": "http://p:9090"}, "Asleep")],
 )
-def test_the_status_of_an_externally_scaled_pool_says_so(by: dict[str, str], starts: str) -> None:
+def test_the_status_of_an_externally_scaled_pool_has_that_reason(by: dict[str, str], starts: str) -> None:
     least = {"minReplicas": 1 if by["by"] == "hpa" else 0}
     world = World(document(replicas=0, autoscaling={**SCALING, **least, **by}))
     world.reconciled()
@@ -469,7 +471,7 @@ def test_a_pool_without_replicas_is_available_only_if_it_scales_from_zero() -> N
     assert asleep.of("Available") == ("True", "Asleep")
 
 
-def test_the_younger_of_two_pools_with_one_host_has_no_ingress_and_says_whose_it_is() -> None:
+def test_the_younger_pool_with_a_host_has_no_ingress_and_names_the_older() -> None:
     world = World(document(ingress={"host": "llama.example.com"}))
     world.pool["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
     older = document(ingress={"host": "llama.example.com"})
@@ -484,7 +486,7 @@ def test_the_younger_of_two_pools_with_one_host_has_no_ingress_and_says_whose_it
     assert world.replicas() == 2
 
 
-def test_a_pool_that_this_operator_cannot_run_leaves_its_objects_as_they_are(
+def test_the_objects_of_a_pool_that_cannot_run_are_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from penstock_operator.objects.render_context import UnsupportedPool

@@ -51,7 +51,7 @@ def named(pool: Pool, *wanted: Manifest) -> list[tuple[str, str, str]]:
     return [(found.ref.kind, found.ref.name, found.field) for found in references(pool, SETTINGS, wanted)]
 
 
-def test_claim_and_keys_are_named_by_their_fields() -> None:
+def test_a_claim_and_keys_are_named_by_their_fields() -> None:
     with_both = pool(
         model={"name": "llama", "source": {"persistentVolumeClaim": "weights"}},
         applications=[{"name": "ide", "tier": "chat", "keys": {"secret": "ide-keys"}}],
@@ -95,7 +95,7 @@ def test_all_kinds_of_references_count_except_optional_ones() -> None:
     ]
 
 
-def test_whole_environments_are_referred_to_too() -> None:
+def test_references_include_whole_environments() -> None:
     wanted = pods(
         "router",
         containers=[
@@ -139,13 +139,13 @@ def test_a_routers_certificate_is_named_by_its_field() -> None:
     ]
 
 
-def test_measured_time_model_is_named_by_its_field() -> None:
+def test_a_measured_time_model_is_named_by_its_field() -> None:
     measured = pool(engine={"type": "openai", "image": "e:1", "timeModel": "measured.json"})
     wanted = pods("replica", volumes=[{"projected": {"sources": [{"configMap": {"name": "measured"}}]}}])
     assert named(measured, wanted) == [("ConfigMap", "measured", "spec.engine.timeModel")]
 
 
-def test_an_object_that_the_pool_makes_itself_is_no_reference() -> None:
+def test_an_object_that_the_pool_owns_is_not_a_reference() -> None:
     own = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "own", "namespace": "team"}}
     wanted = pods("replica", volumes=[{"configMap": {"name": "own"}}])
     assert named(pool(), wanted, own) == []

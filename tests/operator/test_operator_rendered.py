@@ -77,7 +77,7 @@ POOLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", POOLS)
-def test_a_pool_is_rendered_as_it_was(
+def test_a_rendered_pool_equals_the_recorded_one(
     name: str, want: Callable[..., dict[str, Manifest]], settings: OperatorSettings
 ) -> None:
     installation, spec = POOLS[name]

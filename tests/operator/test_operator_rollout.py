@@ -162,14 +162,14 @@ def test_a_change_rolls_the_pods_that_read_it_and_no_others(
     assert {component for component in before if before[component] != after[component]} == rolled
 
 
-def test_every_field_of_the_schema_has_been_thought_of() -> None:
+def test_every_field_of_the_schema_has_a_rollout_case() -> None:
     assert set(leaves("", PoolSpec)) == (
         {case[0] for case in CASES} | OF_NO_CLUSTER | PARTS_OF_ANOTHER | OF_ENVOYS.keys()
     )
 
 
 @pytest.mark.parametrize("tracing", OF_ENVOYS.values(), ids=OF_ENVOYS)
-def test_tracing_rolls_the_envoys_alone(want: Want, tracing: dict[str, Any]) -> None:
+def test_tracing_rolls_only_the_envoys(want: Want, tracing: dict[str, Any]) -> None:
     envoys: dict[str, Any] = {**changed({"gateway": "envoy"}), "autoscaling": None}
     url = {"otlpUrl": "http://collector:4318"}
     traced = templates(want(**envoys, router={"tracing": url})) if tracing else templates(want(**envoys))
@@ -188,7 +188,7 @@ def test_tracing_rolls_the_envoys_alone(want: Want, tracing: dict[str, Any]) -> 
     ],
     ids=["units", "defaults", "the first tier", "routing", "engine"],
 )
-def test_an_equivalent_spec_rolls_nothing(want: Want, spelled: dict[str, Any]) -> None:
+def test_an_equivalent_spec_rolls_no_pod(want: Want, spelled: dict[str, Any]) -> None:
     assert templates(want(**changed(spelled))) == templates(want(**BEFORE))
 
 
@@ -222,14 +222,14 @@ def specs(annotation: Any) -> Iterator[type[Spec]]:
         yield from specs(inner)
 
 
-def test_replicas_are_replaced_one_at_a_time_and_all_scaled_together(want: Want) -> None:
+def test_replicas_are_replaced_one_at_a_time_and_scaled_together(want: Want) -> None:
     spec = want()["StatefulSet/llama-replica"]["spec"]
     assert spec["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}}
     assert spec["podManagementPolicy"] == "Parallel"
     assert spec["minReadySeconds"] > 0
 
 
-def test_a_new_router_is_up_before_an_old_one_goes(want: Want) -> None:
+def test_a_new_router_is_ready_before_an_old_one_stops(want: Want) -> None:
     spec = want()["Deployment/llama-router"]["spec"]
     assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
 
@@ -257,7 +257,7 @@ def test_a_pod_has_time_to_finish_the_longest_request_of_its_tiers(
     assert (replica_drain_s(pool), router_drain_s(pool)) == (drain_s, drain_s)
 
 
-def test_a_drain_timeout_is_the_least(make_pool: MakePool) -> None:
+def test_a_drain_timeout_is_the_minimum_drain(make_pool: MakePool) -> None:
     pool = make_pool(scheduling={"drainTimeout": "30m"}, router={"drainTimeout": "20m"})
     assert (replica_drain_s(pool), router_drain_s(pool)) == (1800, 1200)
 

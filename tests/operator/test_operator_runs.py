@@ -141,7 +141,7 @@ def reported(server: Server, name: str) -> Manifest:
     return deepcopy(server.objects[Ref(POOL.api_version, POOL.kind, "team", name)])
 
 
-def test_pools_that_are_there_and_pools_that_come_get_their_objects() -> None:
+def test_existing_and_new_pools_get_their_objects() -> None:
     async def story() -> None:
         server = serving(pool())
         async with operating(server) as operator:
@@ -174,7 +174,7 @@ def test_only_the_operators_own_objects_are_listed_in_the_namespaces_that_it_ser
     run(story())
 
 
-def test_kinds_that_are_not_installed_are_done_without_if_they_are_optional() -> None:
+def test_optional_kinds_that_are_not_installed_are_skipped() -> None:
     async def story(missing: str) -> None:
         server = serving(pool(), missing=frozenset({missing}))
         async with operating(server):
@@ -229,7 +229,7 @@ def test_events_lost_by_watches_are_found_by_a_full_list() -> None:
     run(story())
 
 
-def test_an_operator_whose_watches_are_deaf_lists_everything_more_often() -> None:
+def test_an_operator_with_unreliable_watches_lists_more_often() -> None:
     async def story() -> None:
         server = serving(pool())
         async with operating(server, replace(OPTIONS, resync_s=60.0)) as operator:
@@ -246,7 +246,7 @@ def test_an_operator_whose_watches_are_deaf_lists_everything_more_often() -> Non
     run(story())
 
 
-def test_pools_that_claim_one_host_are_reconciled_with_each_other() -> None:
+def test_pools_that_claim_one_host_are_reconciled_together() -> None:
     async def story() -> None:
         server = serving(pool("old", ingress=HOST), pool("younger", ingress=HOST))
         async with operating(server) as operator:
@@ -266,7 +266,7 @@ def test_pools_that_claim_one_host_are_reconciled_with_each_other() -> None:
     [(ApiUnreachable("no answer"), "ApiUnreachable"), (ZeroDivisionError(), "bug")],
     ids=["unreachable", "bug"],
 )
-def test_a_reconciliation_that_fails_is_counted_and_tried_again(failure: Exception, counted_as: str) -> None:
+def test_a_failed_reconciliation_is_counted_and_retried(failure: Exception, counted_as: str) -> None:
     async def story() -> None:
         failures = [failure] * 3
 
@@ -287,7 +287,7 @@ def test_a_reconciliation_that_fails_is_counted_and_tried_again(failure: Excepti
         run(story())
 
 
-def test_a_standby_acts_once_the_lease_expires_and_releases_it_in_the_end() -> None:
+def test_a_standby_leads_once_the_lease_expires_and_finally_releases_it() -> None:
     held = {
         "apiVersion": LEASE.api_version,
         "kind": LEASE.kind,
@@ -335,7 +335,7 @@ def test_a_leader_that_lost_the_lease_continues_once_it_holds_it_again() -> None
     run(story())
 
 
-def test_a_write_without_the_lease_is_no_failure_and_comes_again() -> None:
+def test_a_write_without_the_lease_is_not_a_failure_and_is_retried() -> None:
     async def story() -> None:
         lost = [LeaseLost("for a moment")]
 
@@ -366,7 +366,7 @@ def test_a_task_that_ends_by_an_exception_makes_the_operator_unhealthy() -> None
     run(story())
 
 
-def test_gauges_tell_of_pools_by_condition_and_of_those_that_wait() -> None:
+def test_gauges_count_pools_by_condition_and_waiting_pools() -> None:
     async def story() -> None:
         server = serving(pool(), pool("code"))
         async with operating(server) as operator:

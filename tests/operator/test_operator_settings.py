@@ -14,13 +14,13 @@ LEAST = {
 }
 
 
-def test_images_are_enough() -> None:
+def test_images_are_the_only_required_settings() -> None:
     assert read_settings(LEAST) == OperatorSettings(
         "router:1", "picker:1", "envoy:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1"
     )
 
 
-def test_everything_can_be_said() -> None:
+def test_all_settings_are_read() -> None:
     reported = read_settings(
         {
             **LEAST,
@@ -38,7 +38,7 @@ def test_everything_can_be_said() -> None:
     assert reported.gateway_namespaces == ("gateways", "edge")
 
 
-def test_empty_variables_are_no_variables() -> None:
+def test_empty_variables_count_as_unset() -> None:
     named = ("TLS", "IMAGE_PULL_POLICY", "REDIS_URL_SECRET", "GPU_RUNTIME_CLASS", "GATEWAY_NAMESPACES")
     empty = {f"PENSTOCK_{name}": "" for name in named}
     assert read_settings({**LEAST, **empty}) == read_settings(LEAST)

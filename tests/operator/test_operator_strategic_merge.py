@@ -83,14 +83,14 @@ def test_a_strategic_merge_patch_sets_merges_and_deletes_fields(
     assert merge_pod_template(BASE, patch)["spec"].get(path, "absent") == value
 
 
-def test_a_container_named_twice_is_given_both() -> None:
+def test_a_container_named_twice_gets_both_patches() -> None:
     one, two = {"name": "engine", "tty": True}, {"name": "engine", "stdin": True}
     merged = merge_pod_template(BASE, spec(containers=[one], initContainers=[two]))["spec"]
     assert merged["initContainers"] == [{**BASE["spec"]["initContainers"][0], "tty": True, "stdin": True}]
 
 
 @pytest.mark.parametrize("field", ["containers", "initContainers"])
-def test_the_engine_is_found_in_whichever_list_it_is_named(field: str) -> None:
+def test_the_engine_is_found_in_either_list_of_containers(field: str) -> None:
     patch = spec(**{field: [{"name": "engine", "env": [{"name": "A", "value": "1"}], "args": ["--fast"]}]})
     merged = merge_pod_template(BASE, patch)["spec"]
     (engine,), (before,) = merged["initContainers"], BASE["spec"]["initContainers"]
@@ -98,7 +98,7 @@ def test_the_engine_is_found_in_whichever_list_it_is_named(field: str) -> None:
     assert merged["containers"] == BASE["spec"]["containers"]
 
 
-def test_an_entry_without_a_key_replaces_the_list_and_is_the_api_servers_to_judge() -> None:
+def test_an_entry_without_a_key_replaces_the_list_and_is_left_to_the_api_server() -> None:
     merged = merge_pod_template(BASE, spec(volumes=[{"emptyDir": {}}]))
     assert merged["spec"]["volumes"] == [{"emptyDir": {}}]
 
@@ -131,7 +131,7 @@ PATCHES: st.SearchStrategy[Any] = st.fixed_dictionaries(
 
 
 @given(PATCHES)
-def test_fields_absent_from_a_patch_stay(patch: dict[str, Any]) -> None:
+def test_fields_absent_from_a_patch_are_unchanged(patch: dict[str, Any]) -> None:
     before = deepcopy(BASE)
     merged = merge_pod_template(BASE, patch)["spec"]
     assert before == BASE
@@ -145,7 +145,7 @@ def test_fields_absent_from_a_patch_stay(patch: dict[str, Any]) -> None:
 
 
 @given(PATCHES)
-def test_a_patch_laid_twice_is_a_patch_laid_once(patch: dict[str, Any]) -> None:
+def test_applying_a_patch_twice_equals_applying_it_once(patch: dict[str, Any]) -> None:
     once = merge_pod_template(BASE, patch)
     assert merge_pod_template(once, patch) == once
 

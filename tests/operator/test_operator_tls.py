@@ -89,7 +89,7 @@ def test_no_other_certificate_is_trusted(make_key: MakeKey) -> None:
     assert not trusts(ours.authorities, ours.server, START, name="llama-replicas.other.svc")
 
 
-def test_a_replicas_certificate_makes_no_client_and_a_routers_no_server(make_key: MakeKey) -> None:
+def test_a_replicas_certificate_is_server_only_and_a_routers_client_only(make_key: MakeKey) -> None:
     held = renew_credentials(StoredCredentials(), NAME, START, make_key)
     assert not trusts(held.authorities, held.server, START, name=None)
     assert not trusts(held.authorities, held.picker, START, name=None)
@@ -108,7 +108,7 @@ def extensions(certificate: x509.Certificate) -> dict[str, tuple[bool, Any]]:
     return {type(each.value).__name__: (each.critical, each.value) for each in certificate.extensions}
 
 
-def test_an_authority_may_sign_for_its_pools_names_and_nothing_else(make_key: MakeKey) -> None:
+def test_an_authority_may_sign_only_its_pools_names(make_key: MakeKey) -> None:
     (pair,) = renew_credentials(StoredCredentials(), NAME, START, make_key).authorities
     certificate = parsed(pair)
     found = extensions(certificate)
@@ -176,7 +176,7 @@ def test_a_key_of_another_kind_is_not_accepted(make_key: MakeKey) -> None:
     assert not is_valid_pair(CertificateAndKey(held.server.certificate, key))
 
 
-def test_renewals_are_due_to_the_second(make_key: MakeKey) -> None:
+def test_renewals_are_due_exactly_at_their_time(make_key: MakeKey) -> None:
     second = timedelta(seconds=1)
     held = renew_credentials(StoredCredentials(), NAME, START, make_key)
     due = START + CERTIFICATE_LIFE - CERTIFICATE_RENEW_BEFORE
@@ -233,7 +233,7 @@ def test_over_decades_old_and_new_pods_always_trust_each_other(make_key: MakeKey
     assert len(authorities) == 3
 
 
-def test_a_name_that_is_no_longer_the_services_is_replaced(make_key: MakeKey) -> None:
+def test_a_certificate_for_a_former_service_name_is_replaced(make_key: MakeKey) -> None:
     held = renew_credentials(StoredCredentials(), "llama-replicas.old.svc", START, make_key)
     new = renew_credentials(held, NAME, START + DAY, make_key)
     assert new.server != held.server
@@ -248,7 +248,7 @@ def test_a_certificate_of_a_missing_authority_is_replaced(make_key: MakeKey) -> 
     assert works(new, new, START)
 
 
-def test_expired_credentials_are_made_anew(make_key: MakeKey) -> None:
+def test_expired_credentials_are_created_again(make_key: MakeKey) -> None:
     held = renew_credentials(StoredCredentials(), NAME, START, make_key)
     later = START + AUTHORITY_LIFE + DAY
     new = renew_credentials(held, NAME, later, make_key)
@@ -314,18 +314,18 @@ def test_only_the_damaged_entry_is_lost(
     assert held == replace(stored(credentials), **{lost: getattr(StoredCredentials(), lost)})
 
 
-def test_secrets_that_are_not_there_hold_nothing() -> None:
+def test_missing_secrets_have_no_credentials() -> None:
     assert read_credentials(None, None) == StoredCredentials()
 
 
-def test_lost_certificates_are_made_anew_by_the_authority_that_is_left(make_key: MakeKey) -> None:
+def test_lost_certificates_are_signed_again_by_the_remaining_authority(make_key: MakeKey) -> None:
     held = renew_credentials(StoredCredentials(), NAME, START, make_key)
     new = renew_credentials(StoredCredentials(held.authorities), NAME, START + DAY, make_key)
     assert works(new, held, START + DAY)
     assert works(held, new, START + DAY)
 
 
-async def test_grpc_takes_them_on_both_sides(make_key: MakeKey) -> None:
+async def test_grpc_accepts_the_credentials_on_both_sides(make_key: MakeKey) -> None:
     """Over a real connection, by the address and not by the name, as routers connect to pods."""
     held = renew_credentials(StoredCredentials(), NAME, datetime.now(UTC), make_key)
     authorities = b"".join(pair.certificate for pair in held.authorities)

@@ -4,7 +4,7 @@ import uvloop
 from penstock_operator.reconcile.workqueue import BASE_BACKOFF_S, MAX_BACKOFF_S, WorkQueue
 
 
-async def test_key_added_often_is_taken_once() -> None:
+async def test_a_key_added_often_is_taken_once() -> None:
     queue: WorkQueue[str] = WorkQueue()
     for _ in range(3):
         queue.add("a")
@@ -12,7 +12,7 @@ async def test_key_added_often_is_taken_once() -> None:
     assert len(queue) == 0
 
 
-async def test_key_added_while_taken_comes_again_when_done_and_not_before() -> None:
+async def test_a_key_added_while_taken_is_queued_again_when_done() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a")
     await queue.take()
@@ -22,7 +22,7 @@ async def test_key_added_while_taken_comes_again_when_done_and_not_before() -> N
     assert await queue.take() == "a"
 
 
-async def test_taker_waits_for_a_key() -> None:
+async def test_taking_waits_for_a_key() -> None:
     queue: WorkQueue[str] = WorkQueue()
     taking = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
@@ -44,7 +44,7 @@ async def test_the_earliest_due_time_counts() -> None:
     assert len(queue) == 0
 
 
-async def test_pause_doubles_with_every_failure_up_to_a_bound_and_begins_anew_after_success() -> None:
+async def test_the_backoff_doubles_up_to_a_bound_and_is_reset_by_success() -> None:
     queue: WorkQueue[str] = WorkQueue()
     pauses = [queue.failed("a") for _ in range(12)]
     assert pauses[:3] == [BASE_BACKOFF_S, 2 * BASE_BACKOFF_S, 4 * BASE_BACKOFF_S]
@@ -64,7 +64,7 @@ async def test_a_removed_key_is_not_queued_later() -> None:
     assert len(queue) == 0
 
 
-def test_key_due_at_once_may_be_added_again_before_it_comes() -> None:
+def test_a_key_that_is_due_may_be_added_again_before_it_is_taken() -> None:
     """uvloop's handle of such a timer has no time."""
 
     async def taken() -> str:

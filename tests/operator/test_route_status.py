@@ -32,13 +32,13 @@ def test_an_accepted_route_is_neither_pending_nor_rejected() -> None:
     assert list(rejected_routes(children)) == []
 
 
-def test_a_pool_without_a_route_waits_for_none() -> None:
+def test_a_pool_without_a_route_has_no_pending_route() -> None:
     assert pending_route([]) is None
     assert list(rejected_routes([])) == []
 
 
 @pytest.mark.parametrize("type_", ["Accepted", "ResolvedRefs"])
-def test_a_refusal_says_which_gateway_and_why(type_: str) -> None:
+def test_a_refusal_names_the_gateway_and_the_reason(type_: str) -> None:
     refusal = {"type": type_, "status": "False", "reason": "NoMatchingListener", "message": "no such host"}
     (problem,) = rejected_routes([route(ACCEPTED, refusal | {"observedGeneration": 2})])
     assert problem.cause is Cause.ROUTE_REJECTED
@@ -75,26 +75,26 @@ def test_a_route_that_its_gateway_has_not_accepted_is_pending(unanswered: Manife
     assert list(rejected_routes([unanswered])) == []
 
 
-def test_a_gateway_without_a_namespace_is_in_the_routes_own() -> None:
+def test_a_gateway_without_a_namespace_is_in_the_routes_namespace() -> None:
     own = route(ACCEPTED, parent={"name": "public"})
     own["spec"]["parentRefs"] = [{"name": "public"}]
     assert pending_route([own]) is None
 
 
-def test_where_nothing_counts_generations_every_answer_counts() -> None:
+def test_without_generations_every_answer_counts() -> None:
     assert pending_route([route({"type": "Accepted", "status": "True"}, generation=None)]) is None
 
 
-def test_only_the_first_of_several_gateways_is_the_pools() -> None:
+def test_only_the_first_of_several_gateways_counts() -> None:
     both = route(ACCEPTED)
     both["spec"]["parentRefs"].append({"name": "another"})
     assert pending_route([both]) is None
 
 
-def test_other_objects_are_no_routes() -> None:
+def test_other_objects_are_not_routes() -> None:
     assert pending_route([{"kind": "Ingress", "metadata": {"name": "chat"}}]) is None
 
 
-def test_a_condition_that_decides_nothing_keeps_no_traffic_out() -> None:
+def test_an_unrelated_condition_does_not_reject_a_route() -> None:
     programmed = {"type": "Programmed", "status": "False", "observedGeneration": 2}
     assert list(rejected_routes([route(ACCEPTED, programmed)])) == []

@@ -40,7 +40,7 @@ def conditions(status: Status) -> dict[str, tuple[str, str]]:
     return {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
 
 
-def test_all_ready_is_ready_settled_and_as_desired() -> None:
+def test_a_pool_with_all_pods_ready_is_ready_settled_and_as_desired() -> None:
     status = status_of(view(replicas(), routers()), {}, NOW)
     assert conditions(status) == {
         "Ready": ("True", "Serving"),
@@ -62,7 +62,7 @@ def test_a_pool_whose_gateway_has_not_changed_yet_is_not_ready() -> None:
     assert reported["Available"] == ("True", "Serving")
 
 
-def test_one_replica_of_three_serves_already_and_the_pool_is_not_ready() -> None:
+def test_a_pool_with_one_ready_replica_of_three_is_available_and_not_ready() -> None:
     reported = conditions(status_of(view(replicas(ready=1), routers()), {}, NOW))
     assert reported["Available"] == ("True", "Serving")
     assert reported["Ready"] == reported["ReplicasReady"] == ("False", "Starting")
@@ -89,7 +89,7 @@ def test_a_pool_is_ready_only_once_all_its_pods_are_the_desired_ones(
 
 
 @pytest.mark.parametrize("cause", sorted(SPEC_NOT_IN_EFFECT))
-def test_a_spec_that_is_not_in_effect_is_not_ready_however_well_its_pods_are(cause: Cause) -> None:
+def test_a_spec_that_is_not_in_effect_is_not_ready_even_if_its_pods_are(cause: Cause) -> None:
     reported = conditions(
         status_of(view(replicas(), routers(), problems=[PoolProblem(cause, "no")]), {}, NOW)
     )
@@ -118,7 +118,7 @@ def test_more_pods_than_desired_are_scaling() -> None:
     assert reported["Progressing"] == ("True", "Scaling")
 
 
-def test_a_pool_scaled_to_zero_is_asleep_where_a_request_starts_a_replica() -> None:
+def test_a_pool_scaled_to_zero_is_asleep_if_a_request_starts_a_replica() -> None:
     none = replicas(wanted=0, ready=0)
     asleep = conditions(status_of(view(none, routers(), wanted=0, starts_on_request=True), {}, NOW))
     assert asleep["Ready"] == asleep["Available"] == ("True", "Asleep")
@@ -128,7 +128,7 @@ def test_a_pool_scaled_to_zero_is_asleep_where_a_request_starts_a_replica() -> N
     assert switched_off["Available"] == ("False", "NoneWanted")
 
 
-def test_a_problem_names_itself_in_every_condition_it_keeps_from_being_true() -> None:
+def test_a_problem_is_the_reason_of_every_condition_it_makes_false() -> None:
     problem = PoolProblem(Cause.IMAGE_MISSING, "chat-replica-0: no such image", Component.REPLICA)
     status = status_of(view(replicas(ready=0), routers(), problems=[problem]), {}, NOW)
     reported = conditions(status)
@@ -142,28 +142,28 @@ def test_a_problem_names_itself_in_every_condition_it_keeps_from_being_true() ->
     assert ready["message"] == "0 of 3 replicas and 2 of 2 routers ready; chat-replica-0: no such image"
 
 
-def test_a_problem_of_no_component_names_itself_where_either_is_not_ready() -> None:
+def test_a_problem_without_a_component_is_the_reason_if_either_is_not_ready() -> None:
     problem = PoolProblem(Cause.QUOTA_EXCEEDED, "exceeded quota: pods")
     reported = conditions(status_of(view(replicas(ready=0), routers(ready=0), problems=[problem]), {}, NOW))
     names = ("Ready", "Available", "ReplicasReady", "RouterReady")
     assert {reported[name] for name in names} == {("False", "QuotaExceeded")}
 
 
-def test_a_rejected_route_keeps_no_pod_from_starting() -> None:
+def test_a_rejected_route_does_not_stop_pods_from_starting() -> None:
     problem = PoolProblem(Cause.ROUTE_REJECTED, "no listener")
     reported = conditions(status_of(view(replicas(ready=0), routers(), problems=[problem]), {}, NOW))
     assert reported["Ready"] == ("False", "RouteRejected")
     assert reported["ReplicasReady"] == reported["Available"] == ("False", "Starting")
 
 
-def test_without_routers_nothing_is_ready() -> None:
+def test_without_routers_a_pool_is_not_ready() -> None:
     reported = conditions(status_of(view(replicas(), routers(ready=0)), {}, NOW))
     assert reported["Ready"] == reported["Available"] == ("False", "Starting")
     assert reported["RouterReady"] == ("False", "Starting")
 
 
 @pytest.mark.parametrize(("ready", "answers"), [(0, "False"), (1, "True")])
-def test_a_pool_of_one_replica_answers_while_it_is_ready(ready: int, answers: str) -> None:
+def test_a_pool_of_one_replica_is_available_while_it_is_ready(ready: int, answers: str) -> None:
     one = view(replicas(wanted=1, ready=ready), routers(), wanted=1)
     assert conditions(status_of(one, {}, NOW))["Available"][0] == answers
 
@@ -197,7 +197,7 @@ def test_a_pool_whose_gateway_has_not_answered_is_not_ready() -> None:
     assert reported["Available"] == ("True", "Serving")
 
 
-def test_several_problems_are_reported_together_the_first_as_the_reason() -> None:
+def test_of_several_problems_the_first_is_the_reason() -> None:
     problems = [PoolProblem(cause, f"{cause} {number}") for number, cause in enumerate(list(Cause)[:7])]
     degraded = condition(status_of(view(replicas(), routers(), problems=problems), {}, NOW), "Degraded")
     assert degraded is not None
@@ -205,13 +205,13 @@ def test_several_problems_are_reported_together_the_first_as_the_reason() -> Non
     assert degraded["message"] == "; ".join(problem.message for problem in problems[:5])
 
 
-def test_a_scale_down_that_is_decided_and_has_no_reason_yet_is_no_condition() -> None:
+def test_a_scale_down_without_a_reason_is_not_a_condition() -> None:
     status = status_of(view(replicas(), routers(), autoscaling={"replicas": 3}), {}, NOW)
     assert condition(status, "Autoscaling") is None
     assert status["autoscaling"] == {"replicas": 3}
 
 
-def test_transition_time_moves_only_with_the_status() -> None:
+def test_the_transition_time_changes_only_with_the_status() -> None:
     first = status_of(view(replicas(ready=0), routers()), {}, NOW)
     same = status_of(view(replicas(ready=0), routers()), first, LATER)
     assert same == first
@@ -221,7 +221,7 @@ def test_transition_time_moves_only_with_the_status() -> None:
     assert when["RouterReady"] == NOW
 
 
-def test_attainment_is_of_all_tiers_together_and_of_each() -> None:
+def test_attainment_is_reported_for_all_tiers_and_for_each() -> None:
     counts = {"chat": TierCounts(900, 890), "batch": TierCounts(100, 92), "idle": TierCounts()}
     status = status_of(view(replicas(), routers(), attainment=counts), {}, NOW)
     assert status["attainment"] == "98.2%"
@@ -240,14 +240,14 @@ def test_traffic_alone_does_not_change_the_status() -> None:
     assert worse["tiers"] == [{"name": "chat", "requests": 9900, "attainment": 0.893}]
 
 
-def test_routers_that_do_not_answer_leave_the_last_attainment() -> None:
+def test_without_answers_of_routers_the_last_attainment_is_kept() -> None:
     counts = {"chat": TierCounts(10, 9)}
     before = status_of(view(replicas(), routers(), attainment=counts), {}, NOW)
     after = status_of(view(replicas(), routers()), before, LATER)
     assert after == before
 
 
-def test_autoscaling_says_its_reason() -> None:
+def test_autoscaling_reports_its_reason() -> None:
     decided = {"replicas": 3, "reason": "scale_up", "message": "half was refused"}
     status = status_of(view(replicas(), routers(), autoscaling=decided), {}, NOW)
     assert conditions(status)["Autoscaling"] == ("True", "ScaleUp")
@@ -257,7 +257,7 @@ def test_autoscaling_says_its_reason() -> None:
 
 
 @pytest.mark.parametrize("ready", [0, 3])
-def test_every_status_is_one_that_the_pool_schema_allows(ready: int) -> None:
+def test_every_status_is_valid_in_the_pool_schema(ready: int) -> None:
     reported = status_of(
         view(
             replicas(ready=ready),

@@ -33,7 +33,7 @@ def test_the_file_is_fresh() -> None:
     assert FILE.read_text() == page(), "stale: run make crds"
 
 
-def test_the_file_says_which_schema_it_has() -> None:
+def test_the_file_names_its_schema() -> None:
     assert definition()["metadata"]["annotations"] == {SCHEMA_ANNOTATION: schema_digest()}
 
 
@@ -116,5 +116,5 @@ def test_the_description_has_an_example() -> None:
         ),
     ],
 )
-def test_a_rule_is_written_in_kubernetes_words(rule: CelRule, document: dict[str, str]) -> None:
+def test_a_rule_uses_kubernetes_format(rule: CelRule, document: dict[str, str]) -> None:
     assert rule.document() == document

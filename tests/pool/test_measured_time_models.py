@@ -43,7 +43,7 @@ def test_a_measured_model_is_found_beside_the_pools_file(
     assert named_time_model(pool.spec.engine.time_model) == MODEL
 
 
-def test_built_ins_go_by_name_and_auto_is_none_yet() -> None:
+def test_built_in_models_are_named_and_auto_has_no_model() -> None:
     assert named_time_model("llama-3-8b-a100") == MODEL
     assert named_time_model("auto") is None
 
@@ -60,7 +60,7 @@ def test_built_ins_go_by_name_and_auto_is_none_yet() -> None:
     ],
     ids=["another model", "another format", "no model", "negative", "text", "no terms"],
 )
-def test_a_file_that_is_no_model_for_this_pool_is_one_clear_line(
+def test_an_invalid_model_file_is_one_clear_line(
     changes: dict[str, Any], output: str, tmp_path: Path
 ) -> None:
     with pytest.raises(PoolError) as error:
@@ -76,7 +76,7 @@ def test_unknown_fields_of_a_later_versions_file_are_ignored(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b" " * (1 << 21)], ids=["broken", "a list", "huge"])
-def test_a_time_model_that_is_no_object_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_time_model_that_is_not_an_object_is_refused(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(PoolError, match="time model"):
         load_pool(pool_beside(tmp_path, content))
 
@@ -90,13 +90,13 @@ def test_a_file_may_be_as_long_as_its_bound(tmp_path: Path) -> None:
         load_pool(file)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     file = pool_with(tmp_path)
     (tmp_path / "models" / "tiny.json").unlink()
     with pytest.raises(PoolError, match=r"tiny\.json cannot be read: No such file or directory"):
         load_pool(file)
 
 
-def test_a_simulated_engine_takes_a_built_in(tmp_path: Path) -> None:
+def test_a_simulated_engine_requires_a_built_in_model(tmp_path: Path) -> None:
     with pytest.raises(PoolError, match="a simulated engine has nothing to measure"):
         load_pool(pool_with(tmp_path, engine="simulated"))

@@ -48,7 +48,7 @@ def test_a_text_may_be_as_long_as_its_bound() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 999), st.sampled_from(sorted(UNIT_S))), min_size=1, max_size=4))
-def test_parts_add_up(parts: list[tuple[int, str]]) -> None:
+def test_parts_of_a_duration_add_up(parts: list[tuple[int, str]]) -> None:
     seconds = sum(number * UNIT_S[unit] for number, unit in parts)
     text = "".join(f"{number}{unit}" for number, unit in parts)
     if seconds <= LONGEST_S:
@@ -56,12 +56,12 @@ def test_parts_add_up(parts: list[tuple[int, str]]) -> None:
 
 
 @pytest.mark.parametrize("text", ["0s", "5ms", "0.5ms", "1.5s", "60s", "90s", "2m", "5m", "1440m"])
-def test_a_duration_is_written_as_people_write_it(text: str) -> None:
+def test_a_duration_is_written_in_its_usual_units(text: str) -> None:
     assert format_duration(parse_duration_s(text)) == text
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_a_duration_or_one_line(text: str) -> None:
+def test_any_text_is_a_duration_or_an_error_of_one_line(text: str) -> None:
     try:
         assert 0 <= parse_duration_s(text) <= LONGEST_S
     except ValueError as error:

@@ -51,7 +51,7 @@ def lines_of(document: object) -> list[str]:
     return error.value.lines
 
 
-def test_the_good_pool_is_good() -> None:
+def test_the_valid_pool_is_valid() -> None:
     assert parse_pool(GOOD, "pool.yaml").spec.default_tier == "chat"
 
 
@@ -395,7 +395,7 @@ TABLE: list[tuple[str, object, str]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "line"), TABLE)
-def test_a_wrong_field_has_one_line(path: str, value: object, line: str) -> None:
+def test_an_invalid_field_has_one_line(path: str, value: object, line: str) -> None:
     assert lines_of(with_change(path, value)) == [f"pool.yaml: {line}"]
 
 
@@ -410,7 +410,7 @@ def test_every_invalid_field_is_reported_at_once() -> None:
     ]
 
 
-def test_a_missing_field_comes_with_an_example() -> None:
+def test_a_missing_field_is_reported_with_an_example() -> None:
     (line,) = lines_of(with_change("spec/tiers/0/slo/ttft", {}))
     assert line.startswith("pool.yaml: spec.tiers[0].slo.ttft.slowdown: missing; ")
     assert line.endswith("for example 5")
@@ -436,7 +436,7 @@ def test_a_missing_field_comes_with_an_example() -> None:
         ),
     ],
 )
-def test_a_file_that_is_no_pool_says_where(tmp_path: Path, text: str, line: str) -> None:
+def test_an_invalid_file_is_reported_with_the_place(tmp_path: Path, text: str, line: str) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text(text)
     with pytest.raises(PoolError) as error:
@@ -445,7 +445,7 @@ def test_a_file_that_is_no_pool_says_where(tmp_path: Path, text: str, line: str)
     assert error.value.lines[0].startswith(f"{path}: {line}")
 
 
-def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+def test_a_missing_or_binary_file_is_one_line(tmp_path: Path) -> None:
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
     for path, output in ((tmp_path / "none.yaml", "no such file"), (binary, "is not UTF-8 text: byte 0")):

@@ -8,5 +8,5 @@ from penstock_pool.spec import file_name
     ("field", "name"),
     [("e2e_s", "e2e"), ("tpot_s", "tpot"), ("kv_cache_tokens", "kvCacheTokens"), ("model", "model")],
 )
-def test_the_name_in_the_file(field: str, name: str) -> None:
+def test_fields_have_the_files_names(field: str, name: str) -> None:
     assert file_name(field) == name

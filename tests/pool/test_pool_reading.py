@@ -48,7 +48,7 @@ def full(tmp_path: Path) -> Path:
     return path
 
 
-def test_tiers_become_the_cores(full: Path) -> None:
+def test_tiers_are_converted_to_the_cores(full: Path) -> None:
     tiers = load_pool(full).tiers()
     assert tiers["chat"].slo == Slo(ttft_slowdown=5.0, tpot_s=0.1)
     assert tiers["coder"].slo == Slo(ttft_s=0.8, tpot_s=0.05, e2e_s=30.0, judge=Judge.WINDOW)
@@ -57,7 +57,7 @@ def test_tiers_become_the_cores(full: Path) -> None:
     assert not tiers["chat"].best_effort
 
 
-def test_an_answer_may_have_a_tpot_target_of_its_own(full: Path) -> None:
+def test_an_answer_may_have_its_own_tpot_target(full: Path) -> None:
     full.write_text(FULL.replace("tpot: 100ms", "tpot: 50ms, answerTpot: 100ms"))
     assert load_pool(full).tiers()["chat"].slo == Slo(ttft_slowdown=5.0, tpot_s=0.05, answer_tpot_s=0.1)
     full.write_text(FULL.replace("{ttft: {slowdown: 5}, tpot: 100ms}", "{answerTpot: 100ms}"))
@@ -75,7 +75,7 @@ def test_settings_have_defaults_and_units(full: Path) -> None:
 @pytest.mark.parametrize(
     ("replicas", "least", "first"), [("", 2, 2), ("", 0, 1), ("replicas: 1", 2, 2), ("replicas: 3", 2, 3)]
 )
-def test_a_pool_with_autoscaling_starts_with_its_least_where_it_names_no_more(
+def test_a_pool_with_autoscaling_starts_with_its_minimum_by_default(
     full: Path, replicas: str, least: int, first: int
 ) -> None:
     bounds = f"{{minReplicas: {least}, maxReplicas: 8}}"
@@ -87,13 +87,13 @@ def test_a_pool_with_autoscaling_starts_with_its_least_where_it_names_no_more(
     assert load_pool(full).spec.initial_replicas == first
 
 
-def test_attainment_that_is_wanted_has_a_default(full: Path) -> None:
+def test_the_attainment_target_has_a_default(full: Path) -> None:
     autoscaling = load_pool(full).spec.autoscaling
     assert autoscaling is not None
     assert autoscaling.scaling().target_attainment == 0.99
 
 
-def test_the_default_tier_is_the_first_where_none_is_named() -> None:
+def test_the_first_tier_is_the_default() -> None:
     pool = parse_pool(
         {
             "apiVersion": "penstock.dev/v1alpha1",
@@ -163,7 +163,7 @@ def test_a_key_of_two_applications_is_refused(full: Path) -> None:
     assert "sk-same" not in str(error.value)
 
 
-def test_keys_in_a_secret_are_for_a_cluster(full: Path) -> None:
+def test_keys_in_a_secret_need_a_cluster(full: Path) -> None:
     full.write_text(
         FULL.replace("{file: keys.txt}", "{secret: ide-keys}").replace("file: web.txt", "secret: web")
     )
@@ -171,6 +171,6 @@ def test_keys_in_a_secret_are_for_a_cluster(full: Path) -> None:
         load_keys(load_pool(full), full.parent)
 
 
-def test_an_answer_may_be_due_as_soon_as_its_first_token() -> None:
+def test_an_e2e_target_may_equal_the_ttft_target() -> None:
     slo = SloSpec.model_validate({"ttft": "800ms", "e2e": "800ms"})
     assert (slo.ttft, slo.e2e_s) == (0.8, 0.8)

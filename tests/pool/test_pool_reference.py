@@ -11,7 +11,7 @@ def test_the_page_is_fresh() -> None:
     assert DOCS.read_text() == page(), "stale: run make crds"
 
 
-def test_every_object_and_its_defaults_are_there() -> None:
+def test_every_object_and_its_defaults_are_on_the_page() -> None:
     text = page()
     for heading in ("spec.tiers[].slo.ttft", "spec.applications[].keys", "spec.engine.speculation"):
         assert f"## `{heading}`\n" in text

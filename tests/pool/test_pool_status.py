@@ -30,7 +30,7 @@ def test_a_status_is_stored_by_kubernetes_names() -> None:
     assert "lastScaleTime" not in document["autoscaling"]
 
 
-def test_a_status_reads_back_as_it_was() -> None:
+def test_a_status_reads_back_unchanged() -> None:
     assert PoolStatus.model_validate(FULL.document()) == FULL
 
 

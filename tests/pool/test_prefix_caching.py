@@ -25,7 +25,7 @@ SWITCHED: list[tuple[dict[str, Any], bool, tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("written", "caches", "arguments"), SWITCHED)
-def test_the_pool_says_it_or_the_type(
+def test_prefix_caching_follows_the_pool_or_the_engine_type(
     written: dict[str, Any], caches: bool, arguments: tuple[str, ...]
 ) -> None:
     spec = EngineSpec.model_validate(written)
@@ -35,14 +35,14 @@ def test_the_pool_says_it_or_the_type(
 
 
 @pytest.mark.parametrize(("engine", "caches", "_arguments"), SWITCHED)
-def test_a_pool_that_names_no_order_weighs_prefixes_where_the_engine_caches_them(
+def test_without_an_order_a_pool_weighs_prefixes_if_the_engine_caches_them(
     engine: dict[str, Any], caches: bool, _arguments: tuple[str, ...]
 ) -> None:
     assert pool_spec(engine, {}).routing_order == ("best-fit" if caches else "round-robin")
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_an_order_that_a_pool_names_stays(prefix_caching: bool) -> None:
+def test_an_order_in_the_pool_is_kept(prefix_caching: bool) -> None:
     engine = {"type": "vllm", "prefixCaching": prefix_caching}
     assert pool_spec(engine, {"order": "least-loaded"}).routing_order == "least-loaded"
 

@@ -31,7 +31,7 @@ def problems(document: dict[str, Any]) -> dict[str, str]:
     return dict(schema_problems(caught.value, Root))
 
 
-def test_a_missing_field_is_described_as_far_as_it_is() -> None:
+def test_a_missing_field_is_described_if_it_has_a_description() -> None:
     assert problems({"listed": [{}]}) == {
         "listed[0].plain": "missing",
         "listed[0].described": "missing; how many. Or none",

@@ -60,7 +60,7 @@ async def followed(url: str) -> CompletionStream:
         return stream
 
 
-async def test_tokens_are_counted_by_usage_where_chunks_merge() -> None:
+async def test_tokens_of_merged_chunks_are_counted_by_usage() -> None:
     async with serving(
         streaming(text(1), text(4), {"choices": [], "usage": {"completion_tokens": 5}})
     ) as url:
@@ -69,20 +69,20 @@ async def test_tokens_are_counted_by_usage_where_chunks_merge() -> None:
     assert stream.prompt_tokens == 7
 
 
-async def test_a_chunk_is_a_token_where_the_engine_does_not_count() -> None:
+async def test_without_usage_each_chunk_is_a_token() -> None:
     async with serving(streaming(text(), text(), text())) as url:
         stream = await followed(url)
     assert [seen.tokens for seen in stream.arrivals] == [1, 2, 3]
     assert stream.prompt_tokens == 4
 
 
-async def test_a_repeated_usage_count_is_no_new_token() -> None:
+async def test_a_repeated_usage_count_adds_no_token() -> None:
     async with serving(streaming(text(1), text(1), text(2))) as url:
         stream = await followed(url)
     assert [seen.tokens for seen in stream.arrivals] == [1, 2]
 
 
-async def test_a_question_is_a_stream_of_exactly_so_many_tokens() -> None:
+async def test_a_request_is_a_stream_of_exactly_the_given_tokens() -> None:
     requested: list[Any] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -106,7 +106,7 @@ async def test_a_question_is_a_stream_of_exactly_so_many_tokens() -> None:
     }
 
 
-async def test_an_engine_takes_more_requests_at_once_than_a_client_usually_sends() -> None:
+async def test_an_engine_gets_more_connections_than_a_clients_default() -> None:
     together = asyncio.Barrier(101)
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -131,7 +131,7 @@ async def test_an_engine_that_refuses_both_gets_text_and_openais_fields() -> Non
         assert (engine.takes_ids, engine.takes_extensions) == (False, False)
 
 
-async def test_an_engine_that_takes_text_alone_gets_text() -> None:
+async def test_an_engine_that_accepts_only_text_gets_text() -> None:
     requested: list[Any] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -147,7 +147,7 @@ async def test_an_engine_that_takes_text_alone_gets_text() -> None:
     assert len(requested[-1].split()) == 4
 
 
-async def test_an_engine_that_refuses_fields_beyond_openais_does_without() -> None:
+async def test_an_engine_that_refuses_fields_beyond_openais_gets_none() -> None:
     requested: list[dict[str, Any]] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -171,7 +171,7 @@ async def test_an_engines_error_is_one_line() -> None:
             await followed(url)
 
 
-async def test_an_error_in_the_stream_is_no_token() -> None:
+async def test_an_error_in_the_stream_is_not_a_token() -> None:
     async with serving(streaming(text(1), {"error": {"message": "engine died"}})) as url:
         with pytest.raises(EngineError, match="failed in the middle of a stream"):
             await followed(url)
@@ -188,7 +188,7 @@ async def test_an_error_is_shortened() -> None:
 
 
 @pytest.mark.parametrize("line", [b"data: {broken\n\n", b"data: \n\n"])
-async def test_a_stream_that_is_no_json_breaks_off(line: bytes) -> None:
+async def test_a_stream_that_is_not_json_ends(line: bytes) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(body=line)
 
@@ -197,7 +197,7 @@ async def test_a_stream_that_is_no_json_breaks_off(line: bytes) -> None:
             await followed(url)
 
 
-async def test_a_lost_engine_aborts_the_profile_and_counts_nothing() -> None:
+async def test_a_lost_engine_aborts_the_profile_without_a_reading() -> None:
     async with serving(streaming(text(1)), metrics=f"{DRAFTED} 7") as url, connected(url) as engine:
         assert (await engine.drafts()).drafted == 7
         gone = replace(engine, url="http://127.0.0.1:9")
@@ -206,12 +206,12 @@ async def test_a_lost_engine_aborts_the_profile_and_counts_nothing() -> None:
             await gone.follow(CompletionStream(4), 8, Random(0))
 
 
-async def test_no_engine_answers_at_a_closed_port() -> None:
+async def test_a_closed_port_is_not_an_engine() -> None:
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:9: no engine answers there \(.+\)"):
         await followed("http://127.0.0.1:9")
 
 
-async def test_no_engine_answers_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_answers_too_late_is_not_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_profiler.engine.ANSWER_TIMEOUT_S", 0.01)
     requested = asyncio.Event()
 
@@ -227,7 +227,7 @@ async def test_no_engine_answers_that_takes_too_long(monkeypatch: pytest.MonkeyP
         requested.set()
 
 
-async def test_a_server_without_models_is_no_engine() -> None:
+async def test_a_server_without_a_models_page_is_not_an_engine() -> None:
     async with TestServer(web.Application()) as server:
         with pytest.raises(EngineError, match="answers 404 to /v1/models; is it an engine"):
             await followed(str(server.make_url("/v1")))
@@ -239,7 +239,7 @@ async def test_a_context_length_that_is_not_reported_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("card", [{}, {"data": []}, {"data": [{}]}, []])
-async def test_a_server_without_a_model_is_no_engine(card: Any) -> None:
+async def test_a_server_with_an_empty_list_of_models_is_not_an_engine(card: Any) -> None:
     async with serving(streaming(text(1)), card=card) as url:
         with pytest.raises(EngineError, match="lists no model; is it an engine"):
             await followed(url)
@@ -265,12 +265,12 @@ async def test_drafts_are_read_from_vllms_counters() -> None:
         assert await engine.drafts() == Drafts(120, 80)
 
 
-async def test_an_engine_without_counters_drafts_nothing() -> None:
+async def test_an_engine_without_counters_has_no_drafts() -> None:
     async with serving(streaming(text(1))) as url, connected(url) as engine:
         assert await engine.drafts() == Drafts(0, 0)
 
 
-async def test_a_page_that_is_an_error_counts_nothing() -> None:
+async def test_an_error_page_has_no_counters() -> None:
     async def broken(request: web.Request) -> web.Response:
         return web.Response(text=f"{DRAFTED} 7", status=500)
 
@@ -293,6 +293,8 @@ async def test_a_page_that_is_an_error_counts_nothing() -> None:
     ],
     ids=["known", "not yet known", "no metrics"],
 )
-async def test_the_kv_cache_is_as_the_engine_reports_it(metrics: str, reported: EngineKvCache | None) -> None:
+async def test_the_kv_cache_size_is_read_from_the_engine(
+    metrics: str, reported: EngineKvCache | None
+) -> None:
     async with serving(streaming(text(1)), metrics=metrics) as url, connected(url) as engine:
         assert await engine.kv_cache() == reported

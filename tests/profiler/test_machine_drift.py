@@ -24,7 +24,7 @@ def test_readings_of_a_machine_of_constant_speed_are_unchanged() -> None:
     assert slowdowns(readings([1.0] * 60)) == pytest.approx([1.0] * 60)
 
 
-def test_a_slow_spell_is_taken_out() -> None:
+def test_a_slow_period_is_corrected() -> None:
     slow = [1.0] * 40 + [1.8] * 20 + [1.0] * 40
     reported = readings(slow, noise=0.05)
     without_drift = [
@@ -37,7 +37,7 @@ def test_a_slow_spell_is_taken_out() -> None:
         assert max(of_it[15:18]) < 1.3 * takes_s, "in the middle of the spell"
 
 
-def test_a_single_stall_is_no_change_of_speed() -> None:
+def test_a_single_stall_is_not_a_change_of_speed() -> None:
     reported = readings([1.0] * 60)
     stalled = [*reported[:30], (reported[30][0], 50 * reported[30][1]), *reported[31:]]
     assert slowdowns(stalled) == pytest.approx([1.0] * 60)
@@ -64,7 +64,7 @@ def test_a_slow_period_is_detected_by_readings_most_of_whose_neighbours_are_in_i
         assert slowdown == pytest.approx(median(near))
 
 
-def test_a_probe_that_was_only_read_in_a_slow_spell_is_not_a_slow_one() -> None:
+def test_a_probe_read_only_in_a_slow_period_is_corrected() -> None:
     slowdown_at = [1.0] * 20 + [1.8] * 21 + [1.0] * 20
     rare = range(28, 28 + 2 * NEIGHBOURS + 1, 2)
     reported = [

@@ -34,7 +34,7 @@ limits = st.builds(
 
 
 @given(limits)
-def test_every_probe_is_within_the_engines_bounds_and_there_once(bounds: ProfileLimits) -> None:
+def test_every_probe_is_within_the_engines_bounds_and_unique(bounds: ProfileLimits) -> None:
     probes = plan(bounds)
     assert len(set(probes)) == len(probes)
     for probe in probes:
@@ -47,7 +47,7 @@ def test_every_probe_is_within_the_engines_bounds_and_there_once(bounds: Profile
             assert probe.requests * (probe.prompt_tokens + ANSWER_TOKENS) <= (bounds.kv_tokens or 10**9)
 
 
-def test_sizes_double_with_one_between_and_contexts_are_short_middle_and_long() -> None:
+def test_sizes_grow_by_half_octaves_and_contexts_are_short_middle_and_long() -> None:
     probes = plan(ProfileLimits(100, 10, 1000))
     assert {probe.prompt_tokens for probe in probes if isinstance(probe, PrefillProbe)} == {
         *(16, 24, 32, 48, 64, 96, 100)
@@ -73,7 +73,7 @@ def test_decodes_leave_room_for_their_answers(room: int, prompts: set[int]) -> N
     assert {probe.prompt_tokens for probe in probes if isinstance(probe, DecodeProbe)} == prompts
 
 
-def test_decodes_fit_the_cache_to_its_last_token() -> None:
+def test_decodes_may_fill_the_cache_to_its_last_token() -> None:
     def most(kv_tokens: int) -> int:
         probes = plan(ProfileLimits(64, 4, 8192, kv_tokens))
         return max(
@@ -95,7 +95,7 @@ def test_the_first_probes_cover_small_and_large_batches() -> None:
 
 
 @given(st.lists(st.integers(), unique=True))
-def test_from_the_ends_inwards_loses_nothing(items: list[int]) -> None:
+def test_an_order_from_the_ends_has_every_probe(items: list[int]) -> None:
     order = from_ends(items)
     assert sorted(order) == sorted(items)
     assert order[:2] == ([items[0], items[-1]] if len(items) > 1 else items)
@@ -105,7 +105,7 @@ def test_probes_start_at_the_ends_and_halve_the_gaps() -> None:
     assert from_ends(range(9)) == [0, 8, 4, 2, 6, 1, 5, 3, 7]
 
 
-def test_the_longer_list_goes_on_alone() -> None:
+def test_the_longer_list_continues_alone() -> None:
     assert interleaved([1, 2, 3, 4], [10, 20]) == [1, 10, 2, 20, 3, 4]
 
 
@@ -129,7 +129,7 @@ def seen(*at_ms: float) -> list[TokenArrival]:
     return [TokenArrival(at / 1e3, tokens) for tokens, at in enumerate(at_ms)]
 
 
-def test_neither_a_stall_nor_tokens_that_came_together_make_a_gap_longer() -> None:
+def test_a_gap_ignores_stalls_and_merged_tokens() -> None:
     without_drift = seen(*range(0, 250, 10))
     assert gaps_s(without_drift) == pytest.approx([0.010] * 21)
     stalled = seen(*range(0, 100, 10), *range(1100, 1250, 10))
@@ -138,7 +138,7 @@ def test_neither_a_stall_nor_tokens_that_came_together_make_a_gap_longer() -> No
     assert median(gaps_s(in_pairs)) == pytest.approx(0.010)
 
 
-def test_gaps_of_a_window_that_merges_all_its_tokens_are_their_mean() -> None:
+def test_the_gap_of_a_window_of_merged_tokens_is_their_mean() -> None:
     assert gaps_s([TokenArrival(1.0, 5), TokenArrival(1.3, 8)]) == pytest.approx([0.1])
 
 
@@ -175,20 +175,18 @@ def test_a_prefill_is_the_gap_that_ends_with_its_first_token() -> None:
     assert point.seconds == pytest.approx(0.040)
 
 
-def test_the_last_of_several_iterations_of_a_prompt_is_no_prefill_of_it() -> None:
+def test_the_last_of_several_iterations_is_not_the_prefill_of_the_prompt() -> None:
     prompt = CompletionStream(99, 0.044, [TokenArrival(0.170, 1)])
     assert lengthened_gap(beside(10, 20, 30, 40, 50, 90, 130, 170, 180), prompt, overhead_s=0.002) is None
 
 
-def test_an_engine_that_answers_one_after_the_other_shows_no_gap() -> None:
+def test_a_sequential_engine_has_no_gap_with_a_prefill() -> None:
     prompt = CompletionStream(99, 0.044, [TokenArrival(0.170, 1)])
     assert lengthened_gap(beside(10, 20, 30, 40, 50, 60), prompt, overhead_s=0.002) is None
 
 
 @pytest.mark.parametrize(("first_s", "together"), [(2.25, True), (2.5, False)])
-def test_a_first_token_comes_with_the_gap_that_it_is_at_most_a_usual_one_away_from(
-    first_s: float, together: bool
-) -> None:
+def test_a_first_token_belongs_to_a_gap_at_most_one_usual_gap_away(first_s: float, together: bool) -> None:
     point = lengthened_gap(
         beside(250, 500, 750, 1000, 2000),
         CompletionStream(99, 1.0, [TokenArrival(first_s, 1)]),
@@ -198,7 +196,7 @@ def test_a_first_token_comes_with_the_gap_that_it_is_at_most_a_usual_one_away_fr
 
 
 @pytest.mark.parametrize(("overhead_s", "in_one"), [(0.25, True), (0.125, False)])
-def test_an_iteration_that_began_late_is_the_last_of_several(overhead_s: float, in_one: bool) -> None:
+def test_an_iteration_that_started_late_is_the_last_of_several(overhead_s: float, in_one: bool) -> None:
     # sent at 0 s; the iteration begins at 1 s: three usual gaps of 0.25 s after a way of 0.25 s
     point = lengthened_gap(
         beside(250, 500, 750, 1000, 2000, 2250), CompletionStream(99, 0.0, [TokenArrival(2.0, 1)]), overhead_s
@@ -214,12 +212,12 @@ def test_two_gaps_show_the_first_as_the_usual_one() -> None:
     assert point.seconds == 1.0
 
 
-def test_tokens_that_came_together_hide_which_iteration_brought_them() -> None:
+def test_tokens_that_arrived_together_have_no_known_iteration() -> None:
     merged = CompletionStream(1, 0.0, [TokenArrival(0.25, 1), TokenArrival(0.5, 2), TokenArrival(1.5, 4)])
     assert lengthened_gap(merged, CompletionStream(99, 0.25, [TokenArrival(1.5, 1)]), overhead_s=0.0) is None
 
 
-def test_a_request_with_one_gap_shows_no_usual_one_to_compare_with() -> None:
+def test_a_request_with_one_gap_has_no_usual_gap() -> None:
     prompt = CompletionStream(99, 0.044, [TokenArrival(0.0902, 1)])
     assert lengthened_gap(beside(10, 90), prompt, overhead_s=0.002) is None
 
@@ -274,7 +272,7 @@ def test_probing_ends_once_all_readings_are_stable() -> None:
     assert next(requested, None) is None
 
 
-def test_probes_are_known_the_better_the_more_often_they_were_read() -> None:
+def test_uncertainty_falls_with_the_number_of_readings() -> None:
     work = BatchWork(8, 800)
     once, spread = [Point(work, 0.01)], [Point(work, 0.009), Point(work, 0.01), Point(work, 0.011)]
     assert uncertainty([]) == inf

@@ -102,7 +102,7 @@ def test_a_single_token_has_no_room_for_a_decode_beside_it(
     assert virtual.asked == requested
 
 
-def test_a_prompt_no_longer_than_the_round_trip_is_no_reading() -> None:
+def test_a_prompt_no_longer_than_the_round_trip_gives_no_reading() -> None:
     whole = read(VirtualEngine(), PrefillProbe(64), overhead_s=0.0, mixes=False)
     assert whole is not None
     assert read(VirtualEngine(), PrefillProbe(64), overhead_s=whole.seconds, mixes=False) is None
@@ -138,16 +138,16 @@ def test_decodes_with_drafts_are_as_long_as_all_that_is_verified() -> None:
     ],
     ids=str,
 )
-def test_answers_that_end_too_early_say_nothing(probe: Probe, ends_after: int) -> None:
+def test_answers_that_end_too_early_give_no_reading(probe: Probe, ends_after: int) -> None:
     assert read(VirtualEngine(ends_after=ends_after), probe) is None
 
 
-def test_an_engine_that_does_not_mix_lengthens_nothing() -> None:
+def test_an_engine_without_mixed_batches_gives_no_mixed_reading() -> None:
     assert read(VirtualEngine(mixes=False), PrefillProbe(500)) is None
 
 
 @pytest.mark.parametrize("probe", [PrefillProbe(500), DecodeProbe(4, 100)], ids=str)
-def test_an_engine_that_fails_is_not_one_that_ends_early(probe: Probe) -> None:
+def test_a_failing_engine_is_not_read_as_an_early_end(probe: Probe) -> None:
     with pytest.raises(EngineError, match="out of memory"):
         read(VirtualEngine(error="out of memory"), probe)
 
@@ -160,7 +160,7 @@ def test_a_probe_that_never_ends_is_an_error_that_names_it() -> None:
         read(stuck, PrefillProbe(64))
 
 
-def test_a_profile_finds_the_model_that_the_engine_runs_by() -> None:
+def test_a_profile_finds_the_engines_time_model() -> None:
     virtual = VirtualEngine()
     found, requested, took_s = profiled(virtual)
     for work in (BatchWork(1, 64), BatchWork(8, 4096), BatchWork(512, 0, chunk_work(512, 0))):
@@ -179,7 +179,7 @@ def test_a_profile_finds_the_model_that_the_engine_runs_by() -> None:
     assert took_s < 30
 
 
-def test_a_changing_speed_is_no_noise_of_the_engine() -> None:
+def test_a_changing_speed_does_not_count_as_noise() -> None:
     slow_by_turns = VirtualEngine(slowdown=lambda at_s: 1.0 + 0.5 * (at_s % 10 > 7))
     found, requested, took_s = profiled(slow_by_turns, seconds=60.0)
     assert found.noise > 2 * found.noise_without_drift
@@ -196,7 +196,7 @@ def test_a_changing_speed_is_no_noise_of_the_engine() -> None:
 @pytest.mark.parametrize(
     "virtual", [VirtualEngine(mixes=False), VirtualEngine(drafted=2)], ids=["apart", "drafts"]
 )
-def test_prompts_are_measured_alone_where_they_cannot_be_beside_a_decode(virtual: VirtualEngine) -> None:
+def test_prompts_that_cannot_run_beside_a_decode_are_measured_alone(virtual: VirtualEngine) -> None:
     found, _, _ = profiled(virtual, seconds=1)
     prefills = [reading.point for reading in found.readings if isinstance(reading.probe, PrefillProbe)]
     assert all(point.work.context_tokens == 0 for point in prefills)
@@ -205,7 +205,7 @@ def test_prompts_are_measured_alone_where_they_cannot_be_beside_a_decode(virtual
     )
 
 
-def test_a_time_that_is_too_short_is_enough_for_the_fewest_probes() -> None:
+def test_a_short_time_still_allows_the_fewest_probes() -> None:
     _, requested, _ = profiled(VirtualEngine(), seconds=0)
     assert requested == plan(SMALL)[:LEAST_PROBES]
 
@@ -241,6 +241,6 @@ def profile_twice() -> Coroutine[Any, Any, list[bytes]]:
     return prompts()
 
 
-def test_no_prompt_is_sent_twice_or_a_prefix_cache_would_know_it() -> None:
+def test_every_prompt_is_unique_so_that_no_prefix_is_cached() -> None:
     long = [data for data in run(profile_twice()) if len(data) > 500]
     assert len(set(long)) == len(long)

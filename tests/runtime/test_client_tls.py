@@ -44,7 +44,7 @@ async def asked(url: str, tls: Contexts) -> bytes | None:
         http.close()
 
 
-async def test_an_engine_is_known_by_its_name_whatever_its_address(folder: Path) -> None:
+async def test_an_engine_is_verified_by_its_name_at_any_address(folder: Path) -> None:
     ca = folder / "ca.pem"
     async with engine(folder) as url:
         assert await asked(url, client_contexts(ca, server_name=NAME)) == b"well"
@@ -53,7 +53,7 @@ async def test_an_engine_is_known_by_its_name_whatever_its_address(folder: Path)
                 await asked(url, client_contexts(ca, server_name=name))
 
 
-async def test_an_engine_that_requires_a_certificate_is_shown_one(folder: Path) -> None:
+async def test_an_engine_that_requires_a_certificate_gets_one(folder: Path) -> None:
     ca, cert, key = (folder / name for name in ("ca.pem", "node.pem", "node.key"))
     async with engine(folder, ca) as url:
         assert await asked(url, client_contexts(ca, cert, key, NAME)) == b"well"
@@ -61,7 +61,7 @@ async def test_an_engine_that_requires_a_certificate_is_shown_one(folder: Path) 
             await asked(url, client_contexts(ca, server_name=NAME))
 
 
-async def test_renewed_files_count_for_the_next_connection(folder: Path) -> None:
+async def test_renewed_files_are_used_for_the_next_connection(folder: Path) -> None:
     ca, cert, key = (folder / name for name in ("ca.pem", "node.pem", "node.key"))
     contexts = client_contexts(ca, cert, key, NAME)
     async with engine(folder, ca) as url:

@@ -93,7 +93,7 @@ async def exchanged(connections: EngineConnections) -> tuple[int, bytes, EngineC
     ],
     ids=["whole", "bytes", "chunks", "to the end", "1.0", "100", "103", "no body", "noise", "two answers"],
 )
-async def test_an_answer_is_read_however_it_comes(output: list[bytes], status: int, body: bytes) -> None:
+async def test_an_answer_is_read_in_any_framing(output: list[bytes], status: int, body: bytes) -> None:
     async with engine(says(*output)) as connections:
         assert (await exchanged(connections))[:2] == (status, body)
 
@@ -154,7 +154,7 @@ async def test_bytes_outside_the_body_are_bounded(output: bytes, monkeypatch: py
             await exchanged(connections)
 
 
-async def test_each_read_is_passed_on_before_the_answer_is_whole() -> None:
+async def test_each_read_is_forwarded_before_the_answer_is_complete() -> None:
     went_on = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -188,7 +188,7 @@ async def test_an_error_of_the_receiver_ends_the_exchange() -> None:
         assert not connection.reusable
 
 
-async def test_after_a_cancel_nothing_more_is_passed_on_and_the_engine_sees_a_disconnect() -> None:
+async def test_a_cancel_ends_forwarding_and_disconnects_from_the_engine() -> None:
     went = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -239,7 +239,7 @@ async def test_a_connection_that_cannot_be_used_again_is_closed(output: bytes) -
         assert connections.idle == 0
 
 
-async def test_a_kept_connection_is_closed_by_either_side_or_by_bytes_that_come_unasked() -> None:
+async def test_a_kept_connection_is_closed_by_either_side_or_by_unexpected_bytes() -> None:
     speaks = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -307,7 +307,7 @@ async def test_an_engine_that_accepts_no_connection_in_time_counts_as_lost(
         await connections.open()
 
 
-async def test_an_engine_under_tls_has_to_show_a_certificate_that_is_trusted(tmp_path: Path) -> None:
+async def test_an_engine_under_tls_needs_a_trusted_certificate(tmp_path: Path) -> None:
     identity = Identity(tmp_path)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -10,7 +10,7 @@ def test_the_key_is_read_from_the_environment(environment: dict[str, str], key: 
     assert engine_key(environment) == key
 
 
-def test_a_key_goes_as_a_bearer_token_and_only_that_one_is_taken() -> None:
+def test_a_key_is_sent_as_a_bearer_token_and_only_that_key_is_accepted() -> None:
     assert bearer("") == {}
     sent = {name.encode(): value.encode() for name, value in bearer("k1").items()}
     assert carries(sent, "k1")

@@ -29,7 +29,7 @@ def test_the_example_equals_the_generated_configuration() -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_envoy_accepts_it(tmp_path: Path, tls: bool) -> None:
+def test_envoy_accepts_the_configuration(tmp_path: Path, tls: bool) -> None:
     identity = Identity(tmp_path)
     cert, key = str(identity.cert), str(identity.key)
     settings = EnvoySettings(
@@ -60,7 +60,7 @@ def test_equal_sets_of_endpoints_are_equal_files() -> None:
     assert hosts == [{"address": f"10.0.0.{last}", "port_value": 7100} for last in (1, 2)]
 
 
-def test_files_are_watched_where_they_are_mounted() -> None:
+def test_files_are_watched_in_their_mounted_folder() -> None:
     files = PurePosixPath("/etc/envoy")
     shared = PurePosixPath("/run/penstock")
     settings = EnvoySettings(
@@ -74,7 +74,7 @@ def test_files_are_watched_where_they_are_mounted() -> None:
     assert b'"watched_directory":{"path":"/etc/tls"}' in configuration_files(settings)["api-certificate.json"]
 
 
-def test_durations_are_written_as_protobuf_reads_them() -> None:
+def test_durations_are_written_in_protobufs_format() -> None:
     assert [seconds(value_s) for value_s in (1.0, 0.25, 86400.0, 0.001)] == [
         "1s",
         "0.25s",
@@ -91,7 +91,7 @@ def test_durations_are_written_as_protobuf_reads_them() -> None:
         ("http://traces.example/otlp", "traces.example", 80, False),
     ],
 )
-def test_the_collector_is_a_cluster_by_its_url(url: str, host: str, port: int, tls: bool) -> None:
+def test_the_collector_is_a_cluster_with_its_urls_address(url: str, host: str, port: int, tls: bool) -> None:
     (cluster,) = collector_cluster(Tracing(url))
     address = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]
     assert address == {"socket_address": {"address": host, "port_value": port}}

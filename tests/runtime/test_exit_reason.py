@@ -69,7 +69,7 @@ def test_the_log_of_the_failed_process_is_preferred_to_that_of_the_waiting_one(e
         ("", ""),
     ],
 )
-def test_other_ends(log: str, reason: str) -> None:
+def test_every_other_end_has_its_reason(log: str, reason: str) -> None:
     assert reason_line(log.splitlines()) == reason
 
 

@@ -56,7 +56,7 @@ async def fed(one: HttpProtocol, data: bytes) -> None:
     await turns()
 
 
-async def test_a_connection_that_asks_nothing_is_closed_without_an_answer() -> None:
+async def test_a_connection_without_a_request_is_closed_without_an_answer() -> None:
     async with connection(App(), head_s=5) as (_, wire):
         await skip(4.9)
         assert not wire.closed
@@ -92,7 +92,7 @@ async def test_a_head_may_be_as_long_as_its_bound() -> None:
         assert wire.statuses == [431]
 
 
-async def test_a_head_that_comes_whole_may_be_as_long_as_its_bound() -> None:
+async def test_a_head_that_arrives_whole_may_be_as_long_as_its_bound() -> None:
     head = b"GET /12345 HTTP/1.1\r\nx-y: 1234567\r\nz: \r\n\r\n"
     counted = len("/12345") + len("x-y: 1234567\r\n") + len("z: \r\n")
     for bound, status in ((counted, 200), (counted - 1, 431)):
@@ -101,7 +101,7 @@ async def test_a_head_that_comes_whole_may_be_as_long_as_its_bound() -> None:
             assert wire.statuses == [status]
 
 
-async def test_a_head_that_begins_behind_a_body_may_be_as_long_as_its_bound() -> None:
+async def test_a_head_after_a_body_may_be_as_long_as_its_bound() -> None:
     posted = b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc"
     head = (HALF % b"" + b"x: " + b"y" * 100)[:100]
     async with connection(App(), head_bytes=100) as (one, wire):
@@ -123,7 +123,7 @@ async def test_a_refused_request_that_asked_to_close_is_closed_by_its_last_byte(
         assert wire.closed and not wire.aborted
 
 
-async def test_a_connection_is_closed_once_it_has_been_idle_for_so_long() -> None:
+async def test_a_connection_is_closed_after_its_idle_timeout() -> None:
     early = b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n"
     for pieces in ([GET % b""], [early, b"abc"]):
         async with connection(App(), keep_alive_s=60) as (one, wire):
@@ -135,7 +135,7 @@ async def test_a_connection_is_closed_once_it_has_been_idle_for_so_long() -> Non
             assert wire.closed and not wire.aborted
 
 
-async def test_a_connection_is_not_idle_while_it_is_asked_and_answered() -> None:
+async def test_a_connection_is_not_idle_during_requests() -> None:
     app = App()
     async with connection(app, keep_alive_s=60, head_s=5) as (one, wire):
         await fed(one, GET % b"")
@@ -148,7 +148,7 @@ async def test_a_connection_is_not_idle_while_it_is_asked_and_answered() -> None
         assert b"ended" in wire.written
 
 
-async def test_a_client_that_leaves_the_end_of_its_answer_unread_is_dropped() -> None:
+async def test_a_client_that_does_not_read_the_end_of_its_answer_is_dropped() -> None:
     """It is too little to make the answer wait."""
     async with connection(App(), write_s=5, keep_alive_s=3600) as (one, wire):
         wire.waiting_bytes = 100
@@ -159,7 +159,7 @@ async def test_a_client_that_leaves_the_end_of_its_answer_unread_is_dropped() ->
         assert wire.aborted
 
 
-async def test_an_early_answer_waits_for_the_rest_of_its_request_for_so_long() -> None:
+async def test_an_early_answer_waits_a_bounded_time_for_the_rest_of_its_request() -> None:
     async with connection(App(), linger_s=5) as (one, wire):
         await fed(one, b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
         assert wire.statuses == [401]
@@ -178,7 +178,7 @@ async def test_bytes_after_a_refusal_are_dropped_for_a_bounded_time() -> None:
         assert wire.aborted
 
 
-async def test_each_request_of_a_connection_may_go_on_as_long_after_its_answer() -> None:
+async def test_each_request_of_a_connection_has_the_same_time_after_its_answer() -> None:
     head = b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
     async with connection(App(), linger_bytes=100) as (one, wire):
         for number in range(1, 4):
@@ -190,7 +190,7 @@ async def test_each_request_of_a_connection_may_go_on_as_long_after_its_answer()
         assert wire.aborted
 
 
-async def test_a_server_that_stops_closes_with_the_answer_that_is_due() -> None:
+async def test_a_stopping_server_closes_the_connection_with_the_pending_answer() -> None:
     app = App()
     async with connection(app) as (one, wire):
         await fed(one, GET % b"slow")
@@ -202,7 +202,7 @@ async def test_a_server_that_stops_closes_with_the_answer_that_is_due() -> None:
         assert b"ended" in wire.written and wire.closed
 
 
-async def test_a_server_that_stops_closes_an_idle_connection_in_a_moment() -> None:
+async def test_a_stopping_server_closes_an_idle_connection_shortly() -> None:
     async with connection(App(), last_call_s=5) as (one, wire):
         one.shutdown()
         await skip(4.9)
@@ -212,7 +212,7 @@ async def test_a_server_that_stops_closes_an_idle_connection_in_a_moment() -> No
 
 
 @pytest.mark.parametrize("begun", [b"", b"abc"])
-async def test_a_server_that_stops_waits_for_no_rest_of_an_answered_request(begun: bytes) -> None:
+async def test_a_stopping_server_does_not_await_the_rest_of_an_answered_request(begun: bytes) -> None:
     async with connection(App(), last_call_s=5, linger_s=3600) as (one, wire):
         await fed(one, b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n" + begun)
         one.shutdown()
@@ -220,7 +220,7 @@ async def test_a_server_that_stops_waits_for_no_rest_of_an_answered_request(begu
         assert wire.statuses == [401] and wire.closed
 
 
-async def test_a_server_that_stops_closes_a_connection_that_is_idle_again() -> None:
+async def test_a_stopping_server_closes_a_connection_that_becomes_idle() -> None:
     async with connection(App(), last_call_s=5) as (one, wire):
         await fed(one, GET % b"")
         one.shutdown()
@@ -229,7 +229,7 @@ async def test_a_server_that_stops_closes_a_connection_that_is_idle_again() -> N
 
 
 @pytest.mark.parametrize("request_bytes", [HALF % b"", GET % b"slow"], ids=["half", "under way"])
-async def test_a_request_that_comes_in_that_moment_is_not_cut(request_bytes: bytes) -> None:
+async def test_a_request_that_arrives_before_the_close_is_answered(request_bytes: bytes) -> None:
     async with connection(App(), last_call_s=5) as (one, wire):
         one.shutdown()
         await fed(one, request_bytes)
@@ -237,7 +237,7 @@ async def test_a_request_that_comes_in_that_moment_is_not_cut(request_bytes: byt
         assert not wire.closed
 
 
-async def test_a_client_that_has_closed_its_side_has_a_moment_for_its_answer() -> None:
+async def test_a_half_closed_client_has_a_short_time_for_its_answer() -> None:
     async with connection(App(), half_closed_s=5) as (one, wire):
         assert one.eof_received() is False  # nothing is due: asyncio closes
         await fed(one, GET % b"slow")
@@ -248,7 +248,7 @@ async def test_a_client_that_has_closed_its_side_has_a_moment_for_its_answer() -
         assert wire.closed
 
 
-async def test_the_answer_to_a_client_that_has_closed_its_side_is_its_last() -> None:
+async def test_the_answer_to_a_half_closed_client_is_its_last() -> None:
     app = App()
     async with connection(app, half_closed_s=5) as (one, wire):
         await fed(one, GET % b"slow")
@@ -274,7 +274,7 @@ async def test_a_drain_ends_with_the_last_app_even_if_its_client_has_disconnecte
 
 
 @pytest.mark.parametrize("left", ["idle", "in a head", "half closed", "before its body", "stopping"])
-async def test_a_connection_that_is_lost_does_nothing_more(left: str) -> None:
+async def test_a_lost_connection_has_no_further_effect(left: str) -> None:
     app = App()
     async with serving(app, listen("127.0.0.1", 0), 0.0, HttpBounds()) as server:
         one, wire = server.connection(), Wire()
@@ -295,7 +295,7 @@ async def test_a_connection_that_is_lost_does_nothing_more(left: str) -> None:
         app.may_end.set()
 
 
-def test_the_bounds_are_those_of_the_manual() -> None:
+def test_the_bounds_equal_the_documented_ones() -> None:
     rows = [line.strip("| ").split(" | ") for line in RELIABILITY.read_text().splitlines() if " | " in line]
     documented = {row[1]: row[2] for row in rows if len(row) > 3}
     usual, of_a_pool = HttpBounds(), RouterSpec()

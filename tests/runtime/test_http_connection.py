@@ -173,7 +173,7 @@ def test_invalid_bytes_after_a_request_do_not_change_its_answer(run: Run) -> Non
 
 
 @on_each_loop
-def test_an_invalid_request_is_answered_after_the_one_before_it(run: Run) -> None:
+def test_an_invalid_request_is_answered_after_the_previous_one(run: Run) -> None:
     async def story() -> None:
         async with served(App()) as (_, address):
             reader, writer = await asyncio.open_connection(*address)
@@ -190,7 +190,7 @@ def test_an_invalid_request_is_answered_after_the_one_before_it(run: Run) -> Non
 
 
 @on_each_loop
-def test_a_client_that_goes_after_a_long_body_is_noticed(run: Run) -> None:
+def test_a_disconnect_after_a_long_body_is_noticed(run: Run) -> None:
     """Its last part came while the app waited for it, and was more than is read ahead."""
 
     async def story() -> None:
@@ -220,7 +220,7 @@ def slow_reader(address: tuple[str, int], path: str) -> socket.socket:
 
 
 @on_each_loop
-def test_a_stream_whose_client_takes_nothing_is_dropped(run: Run) -> None:
+def test_a_stream_whose_client_does_not_read_is_dropped(run: Run) -> None:
     async def story() -> None:
         app = App()
         async with served(app, write_s=0.05) as (server, address):
@@ -243,7 +243,7 @@ def test_a_whole_answer_that_no_client_reads_is_dropped(run: Run) -> None:
     run(story())
 
 
-async def test_a_client_that_takes_a_byte_now_and_then_is_not_dropped() -> None:
+async def test_a_client_that_reads_slowly_is_not_dropped() -> None:
     """In a full buffer, however slowly: only one that takes none between two looks is."""
     async with served(App(), write_s=30.0) as (server, _):
         transport = Wire()
@@ -292,7 +292,7 @@ async def test_a_request_directly_after_a_refused_one_is_not_timed_as_an_idle_co
             await asyncio.wait(server.tasks)
 
 
-async def test_an_answer_to_a_client_that_has_just_disconnected_is_no_fault(
+async def test_an_answer_to_a_client_that_has_just_disconnected_is_not_a_fault(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Between the end of a connection and the app's hearing of it, the app writes on."""
@@ -347,7 +347,7 @@ def test_a_lost_connection_is_freed_without_a_collection(monkeypatch: pytest.Mon
         gc.enable()
 
 
-async def test_a_connection_lost_under_two_requests_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_connection_lost_during_two_requests_is_not_a_fault(caplog: pytest.LogCaptureFixture) -> None:
     """The first is being answered, the second waits its turn; neither raises without a reader."""
     app = App()
     async with served(app) as (server, _):

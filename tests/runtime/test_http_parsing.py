@@ -130,7 +130,7 @@ async def test_every_request_before_invalid_bytes_is_answered() -> None:
 
 
 @given(st.lists(st.integers(0, 1000), max_size=5))
-def test_invalid_bytes_are_refused_once_however_they_are_split(at: list[int]) -> None:
+def test_invalid_bytes_are_refused_once_in_any_split(at: list[int]) -> None:
     _, wire = run(split(JUNK * 3, at))
     assert wire.statuses == [400] and wire.ended
 
@@ -150,14 +150,14 @@ def test_invalid_bytes_are_refused_once_however_they_are_split(at: list[int]) ->
         b"transfer-encoding: chunked\r\ntransfer-encoding: identity",
     ],
 )
-def test_a_body_of_doubtful_length_is_refused(framing: bytes) -> None:
+def test_a_body_of_ambiguous_length_is_refused(framing: bytes) -> None:
     """A server before this one may read it in another way, and take for a body what would be a request."""
     smuggled = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
     seen, wire = run([b"POST / HTTP/1.1\r\nhost: x\r\n" + framing + b"\r\n\r\nabc" + smuggled])
     assert (seen, wire.statuses) == ([], [400])
 
 
-def test_a_path_is_decoded_and_has_no_query() -> None:
+def test_a_path_is_decoded_without_its_query() -> None:
     for target in (b"/a%20b?c=d", b"http://x/a%20b?c=d"):
         seen, _ = run([b"GET " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n"])
         assert seen[0].path == "/a b"
@@ -176,7 +176,7 @@ def test_a_client_that_offers_another_protocol_is_answered_in_http_1(body: bytes
     assert wire.statuses == [200, 200]
 
 
-def test_a_tunnel_is_not_dug() -> None:
+def test_a_connect_request_is_refused() -> None:
     seen, wire = run([b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n"])
     assert (seen, wire.statuses) == ([], [405])
 
@@ -184,7 +184,7 @@ def test_a_tunnel_is_not_dug() -> None:
 CHUNKED = CHUNKED_HEAD + b"3\r\nabc\r\n0\r\n"
 
 
-def test_trailers_are_no_headers() -> None:
+def test_trailers_are_not_headers() -> None:
     seen, _ = run([CHUNKED + b"authorization: Bearer x\r\n\r\n"])
     assert [(each.headers[-1][0], each.body) for each in seen] == [(b"transfer-encoding", b"abc")]
 
@@ -208,7 +208,7 @@ def test_an_http_1_0_connection_closes_with_its_response() -> None:
     assert seen and wire.closed and b"\r\nconnection: close\r\n" in wire.written
 
 
-async def test_no_more_is_read_while_many_requests_wait_for_their_turn() -> None:
+async def test_reading_pauses_while_many_requests_wait() -> None:
     may_end = asyncio.Event()
 
     async def app(request: HttpRequest) -> None:
@@ -230,7 +230,7 @@ async def test_no_more_is_read_while_many_requests_wait_for_their_turn() -> None
     connection.connection_lost(None)
 
 
-async def test_no_more_is_read_while_much_of_a_waiting_body_is_unread() -> None:
+async def test_reading_pauses_while_much_of_a_waiting_body_is_unread() -> None:
     may_end = asyncio.Event()
 
     async def app(request: HttpRequest) -> None:

@@ -41,7 +41,7 @@ def error_of(wire: Wire) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("pieces", [[b"abc"], [b"ab", b"c"], [b"", b"a", b"b", b"c"]])
-async def test_a_body_is_all_of_its_pieces(pieces: list[bytes]) -> None:
+async def test_a_body_has_all_of_its_pieces(pieces: list[bytes]) -> None:
     _, wire = await sent(echoes(3), posts(3) + pieces[0], *pieces[1:])
     assert read(wire.written).body == b"abc"
 
@@ -64,7 +64,7 @@ async def test_a_request_without_a_body_has_an_empty_one() -> None:
     assert (await asked(echoes(3), GET)).body == b""
 
 
-async def test_a_body_may_be_as_long_as_its_bound_and_no_longer() -> None:
+async def test_a_body_may_be_at_most_as_long_as_its_bound() -> None:
     _, wire = await sent(echoes(4), posts(4) + b"ab", b"cd")
     assert wire.statuses == [200]
     _, wire = await sent(echoes(3), posts(4) + b"ab", b"cd")
@@ -80,7 +80,7 @@ async def test_a_body_that_does_not_arrive_in_time_is_answered_408() -> None:
     assert wire.statuses == [408] and "did not arrive within 5 s" in error_of(wire)["message"]
 
 
-async def test_each_piece_is_held_before_it_is_kept_and_what_holding_raises_ends_the_reading() -> None:
+async def test_each_piece_is_counted_before_it_is_buffered_and_an_error_ends_reading() -> None:
     held: list[int] = []
 
     def hold(more_bytes: int) -> None:
@@ -108,7 +108,7 @@ async def test_a_client_that_disconnects_within_its_body_has_no_body() -> None:
     assert (ended, wire.written) == ([ClientGone], b"")
 
 
-async def test_little_is_read_of_a_body_before_its_app_asks_for_it() -> None:
+async def test_little_of_a_body_is_read_before_its_app_reads_it() -> None:
     may_read = asyncio.Event()
 
     async def app(request: HttpRequest) -> None:
@@ -135,7 +135,7 @@ async def test_a_client_without_expect_continue_gets_no_100(header: bytes) -> No
 
 
 @pytest.mark.parametrize(("version", "goes_on"), [(b"1.1", True), (b"1.0", False)])
-async def test_a_client_that_waits_to_be_asked_for_its_body_is(version: bytes, goes_on: bool) -> None:
+async def test_a_client_that_expects_100_continue_gets_it(version: bytes, goes_on: bool) -> None:
     head = posts(2, b"expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/" + version)
     connection, wire = await sent(echoes(3), head)
     connection.connection_lost(None)
@@ -145,7 +145,7 @@ async def test_a_client_that_waits_to_be_asked_for_its_body_is(version: bytes, g
     assert wire.statuses == [200], "nothing is left to ask for"
 
 
-async def test_a_client_that_waits_to_be_asked_for_its_body_may_be_refused_instead() -> None:
+async def test_a_client_that_expects_100_continue_may_be_refused() -> None:
     async def app(request: HttpRequest) -> None:
         raise ApiError(401, "unknown API key")
 
@@ -154,7 +154,7 @@ async def test_a_client_that_waits_to_be_asked_for_its_body_may_be_refused_inste
 
 
 @pytest.mark.parametrize("length", [0, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
-async def test_a_whole_answer_says_how_long_it_is(length: int) -> None:
+async def test_a_whole_answer_has_its_length(length: int) -> None:
     body = (bytes(range(256)) * (length // 256 + 1))[:length]
 
     async def app(request: HttpRequest) -> None:
@@ -191,7 +191,7 @@ async def test_a_long_answer_waits_for_its_client() -> None:
     connection.connection_lost(None)
 
 
-async def test_a_status_that_has_no_name_is_passed_on() -> None:
+async def test_a_status_without_a_name_is_sent() -> None:
     async def app(request: HttpRequest) -> None:
         await request.answer(b"{}", 499)
 
@@ -232,9 +232,7 @@ async def in_parts(request: HttpRequest) -> None:
     ],
     ids=["chunks", "to the end of the connection", "head"],
 )
-async def test_an_answer_in_parts_ends_where_its_client_can_tell(
-    head: bytes, body: bytes, closes: bool
-) -> None:
+async def test_an_answer_in_parts_has_a_recognisable_end(head: bytes, body: bytes, closes: bool) -> None:
     _, wire = await sent(in_parts, head + b"\r\n\r\n")
     response = read(wire.written)
     assert (response.status, response.body) == (200, body)
@@ -267,7 +265,7 @@ async def test_no_output_is_written_to_a_client_that_does_not_read() -> None:
 
 
 @pytest.mark.parametrize("value", [b"a\r\nset-cookie: b", b"a\nb", b"a\rb"])
-async def test_a_header_cannot_carry_another_one(value: bytes) -> None:
+async def test_a_header_cannot_contain_another_one(value: bytes) -> None:
     async def app(request: HttpRequest) -> None:
         await request.answer(b"", headers=[(b"x-named", value)])
 
@@ -313,7 +311,7 @@ async def test_an_error_of_the_app_in_a_stream_is_the_last_event(error: BaseExce
     assert b'data: {"error":' in wire.written and wire.written.endswith(b"}\n\n\r\n0\r\n\r\n")
 
 
-async def test_an_app_that_fails_in_a_whole_answer_cuts_it() -> None:
+async def test_a_whole_answer_is_truncated_if_its_app_fails() -> None:
     connection: HttpProtocol
 
     async def app(request: HttpRequest) -> None:
@@ -337,7 +335,7 @@ async def test_an_exception_after_the_answer_does_not_change_it() -> None:
     assert wire.statuses == [200] and wire.written.endswith(b"hello") and not wire.closed
 
 
-async def test_an_app_that_answers_nothing_is_a_fault() -> None:
+async def test_an_app_without_an_answer_is_a_fault() -> None:
     async def app(request: HttpRequest) -> None:
         """Forget the client."""
 

@@ -43,7 +43,7 @@ def test_log_lines_have_utc_times_and_include_library_warnings() -> None:
 @pytest.mark.parametrize(
     ("level", "events"), [("debug", ["quiet", "ready", "failed"]), ("error", ["failed"])]
 )
-def test_collectors_read_one_object_a_line_from_a_level_on(level: str, events: list[str]) -> None:
+def test_json_logs_have_one_object_a_line_from_a_level_up(level: str, events: list[str]) -> None:
     *lines, look = written(level, "json")
     assert look == "penstock-test library look"
     reported = [orjson.loads(line) for line in lines]
@@ -52,7 +52,7 @@ def test_collectors_read_one_object_a_line_from_a_level_on(level: str, events: l
     assert all(one["timestamp"].endswith("Z") for one in reported)
 
 
-def test_a_full_disk_loses_lines_and_ends_nothing() -> None:
+def test_a_full_disk_loses_lines_without_ending_the_process() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-c", PROCESS]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, check=True, timeout=60)

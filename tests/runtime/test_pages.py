@@ -30,14 +30,14 @@ async def test_the_index_lists_every_page_in_columns() -> None:
     assert body.decode() == "penstock\n\n/metrics  for Prometheus\n/state    for people\n"
 
 
-async def test_where_there_is_no_page_the_index_is_named() -> None:
+async def test_an_unknown_path_is_answered_with_the_index() -> None:
     status, _, body = await asked("/x" + "y" * 1000)
     error = orjson.loads(body)["error"]
     assert (status, error["code"]) == (404, "not_found")
     assert error["message"] == f"there is nothing at /x{'y' * 254}; / lists what there is"
 
 
-async def test_a_page_is_read_and_never_written() -> None:
+async def test_a_page_is_read_only() -> None:
     status, headers, body = await asked("/state", "DELETE")
     error = orjson.loads(body)["error"]
     assert (status, headers[b"allow"], error["code"]) == (405, b"GET, HEAD", "method_not_allowed")

@@ -21,7 +21,7 @@ def says(*contents: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": content} for content in contents]
 
 
-def test_a_turn_has_all_marks_of_the_turn_before() -> None:
+def test_a_turn_has_all_marks_of_the_previous_turn() -> None:
     first = marks(messages=says("system", "x" * 3 * PIECE_BYTES))
     second = marks(messages=says("system", "x" * 3 * PIECE_BYTES, "next"))
     assert len(first.marks) == 1 + 4
@@ -34,7 +34,7 @@ def test_a_turn_has_all_marks_of_the_turn_before() -> None:
     )
 
 
-def test_prompts_part_where_they_differ() -> None:
+def test_marks_differ_from_where_prompts_differ() -> None:
     text = "y" * 4 * PIECE_BYTES
     one, other = marks(prompt=text + "a"), marks(prompt=text + "b")
     assert common(one, other) == 4
@@ -42,7 +42,7 @@ def test_prompts_part_where_they_differ() -> None:
     assert common(marks(messages=says("a", "b")), marks(messages=says("ab"))) == 0
 
 
-def test_token_ids_are_counted_in_whole_ones() -> None:
+def test_token_ids_are_never_split() -> None:
     ids = list(range(2000))
     one, longer = marks(prompt=ids), marks(prompt=[*ids, 7])
     assert one.token_ids
@@ -76,7 +76,7 @@ def test_fields_that_change_only_the_answer_change_no_mark() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"{}", b'{"prompt":["a"]}', b'{"prompt":[[1],[2]]}', b'{"prompt":7}', b"\xff"]
 )
-def test_several_prompts_and_bad_bodies_have_no_marks(body: bytes) -> None:
+def test_several_prompts_and_invalid_bodies_have_no_marks(body: bytes) -> None:
     assert prompt_marks(body) == UNMARKED
     assert UNMARKED.size == 0
 

@@ -34,7 +34,7 @@ def pair(tmp_path: Path) -> Pair:
     return pair
 
 
-def test_unchanged_files_are_no_change(pair: Pair) -> None:
+def test_unchanged_files_are_not_reported(pair: Pair) -> None:
     renewed = RenewedFiles(pair.files, pair.read)
     assert (renewed.value, renewed.look()) == ("a1", None)
 
@@ -45,7 +45,7 @@ def test_renewed_files_are_reported_once(pair: Pair) -> None:
     assert (renewed.look(), renewed.look(), renewed.value) == ("b1", None, "b1")
 
 
-def test_half_a_renewal_changes_nothing_until_the_other_half_is_there(pair: Pair) -> None:
+def test_a_partial_renewal_takes_effect_when_it_is_complete(pair: Pair) -> None:
     renewed = RenewedFiles(pair.files, pair.read)
     pair.write("b1")
     assert (renewed.look(), renewed.value) == (None, "a1")
@@ -77,7 +77,7 @@ def test_the_same_error_is_logged_once(pair: Pair) -> None:
     assert renewed.value == "a1"
 
 
-def test_files_that_cannot_be_read_to_begin_with_are_an_error(pair: Pair) -> None:
+def test_files_that_cannot_be_read_initially_are_an_error(pair: Pair) -> None:
     pair.write("b1")
     with pytest.raises(OSError, match="no pair"):
         RenewedFiles(pair.files, pair.read)

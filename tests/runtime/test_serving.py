@@ -79,7 +79,7 @@ async def test_a_request_is_answered() -> None:
     ],
     ids=["body", "bug", "junk", "head", "unended head", "late head", "late body"],
 )
-async def test_every_refusal_is_in_openais_shape(request_bytes: bytes, status: int, words: str) -> None:
+async def test_every_refusal_has_openais_format(request_bytes: bytes, status: int, words: str) -> None:
     async with served() as address:
         code, body = await talk(address, request_bytes)
     assert code == status
@@ -89,7 +89,7 @@ async def test_every_refusal_is_in_openais_shape(request_bytes: bytes, status: i
     assert error.keys() == {"message", "type", "param", "code"}
 
 
-async def test_a_client_that_has_closed_its_side_is_answered() -> None:
+async def test_a_half_closed_client_is_answered() -> None:
     async with served() as address:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(post("/stream=0.05", b""))
@@ -105,7 +105,7 @@ async def test_an_error_in_a_stream_is_its_last_event() -> None:
     assert b'data: {"error":{"message":"engine lost"' in body
 
 
-async def test_a_connection_too_many_is_answered_503() -> None:
+async def test_a_connection_over_the_bound_is_answered_503() -> None:
     async with served(drain_s=0) as address:
         held = [await asyncio.open_connection(*address) for _ in range(3)]
         for _, writer in held:  # a stream's first bytes show that the server has accepted the connection
@@ -129,7 +129,7 @@ async def test_a_closing_server_finishes_open_streams_and_accepts_no_new_one() -
         await asyncio.open_connection(*address)
 
 
-async def test_leaving_closes_an_idle_connection_and_waits_for_no_drain() -> None:
+async def test_leaving_closes_an_idle_connection_without_a_drain() -> None:
     listener = listen("127.0.0.1", 0)
     async with asyncio.timeout(20):
         async with serving(app, listener, drain_s=3600.0, bounds=HttpBounds(last_call_s=0.01)):
@@ -154,7 +154,7 @@ async def ask_once_closed(address: tuple[str, int]) -> bytes:
     return answered
 
 
-async def test_a_request_that_was_on_its_way_when_the_server_left_is_answered() -> None:
+async def test_a_request_in_transit_when_the_server_left_is_answered() -> None:
     async with served() as address:
         asking = asyncio.create_task(ask_once_closed(address))
         await talk(address, post("/echo", b""))  # so the task has connected
@@ -162,7 +162,7 @@ async def test_a_request_that_was_on_its_way_when_the_server_left_is_answered() 
     assert b"connection: close" in answered and answered.endswith(b"hello")
 
 
-async def test_a_server_that_says_goodbye_answers_and_closes() -> None:
+async def test_a_server_that_sends_connection_close_answers_and_closes() -> None:
     listener, keeps_alive = (
         listen("127.0.0.1", 0),
         post("/echo", b"hello").replace(b"connection: close", b"x: y"),
@@ -225,7 +225,7 @@ async def test_an_answer_names_no_software_and_forwarded_headers_are_ignored(
     assert not [record for record in caplog.records if "/client" in record.getMessage()], "no access log"
 
 
-async def test_a_server_that_cannot_start_raises_why() -> None:
+async def test_a_server_that_cannot_start_raises_the_reason() -> None:
     listener = listen("127.0.0.1", 0)
     listener.close()
     with pytest.raises(OSError, match=r"Bad file descriptor|Invalid argument"):
@@ -233,7 +233,7 @@ async def test_a_server_that_cannot_start_raises_why() -> None:
             raise AssertionError("up")
 
 
-def test_an_address_can_be_had_again_at_once_after_a_restart() -> None:
+def test_an_address_can_be_bound_again_right_after_a_restart() -> None:
     with listen("127.0.0.1", 0) as listener:
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
 
@@ -264,7 +264,7 @@ def test_an_address_of_no_interface_is_one_clear_line() -> None:
         listen("192.0.2.1", 0)
 
 
-def test_addresses_read_as_they_are_typed() -> None:
+def test_addresses_are_printed_as_typed() -> None:
     with socket.socket(socket.AF_INET) as listener:
         listener.bind(("127.0.0.1", 0))
         assert address_of(listener) == f"127.0.0.1:{listener.getsockname()[1]}"

@@ -16,7 +16,7 @@ def counted(*parts: bytes) -> TokenCount:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 10_000])
-def test_tokens_are_counted_however_the_stream_is_cut(size: int) -> None:
+def test_tokens_are_counted_in_any_split_of_the_stream(size: int) -> None:
     for stream in (CHAT, CHAT.replace(b"\n", b"\r\n")):
         count = counted(*(stream[at : at + size] for at in range(0, len(stream), size)))
         assert (count.tokens, count.usage, count.done) == (3, EngineUsage(9, 3), True)
@@ -32,7 +32,7 @@ def test_a_stream_without_opening_counts_from_its_first_event() -> None:
     assert count.tokens == 2
 
 
-def test_a_token_that_carries_usage_counts() -> None:
+def test_a_token_with_usage_counts() -> None:
     token = TOKEN.replace(b"}\n", b',"usage":{"prompt_tokens":9,"completion_tokens":1}}\n')
     assert counted(TOKEN, token).tokens == 2
     assert (counted(token).usage, counted(token).tokens) == (EngineUsage(9, 1), 1)
@@ -42,18 +42,18 @@ def test_a_token_that_carries_usage_counts() -> None:
     )
 
 
-def test_comments_and_fields_that_are_no_data_do_not_count() -> None:
+def test_comments_and_fields_other_than_data_do_not_count() -> None:
     assert counted(b": ping\n\n", b"event: x\n\n", TOKEN).tokens == 1
 
 
-def test_an_answer_that_never_ends_an_event_does_not_grow() -> None:
+def test_an_event_without_end_does_not_grow_the_buffer() -> None:
     count = counted(*[b"x" * 4096] * (2 * EVENT_BYTES // 4096))
     assert count.tokens == 0
     assert count.feed(b"\n\n" + TOKEN) <= 2
     assert not count.done
 
 
-def test_usage_of_a_whole_answer() -> None:
+def test_usage_of_a_whole_answer_is_read() -> None:
     assert usage_of_body(b'{"usage":{"prompt_tokens":4,"completion_tokens":2}}') == EngineUsage(4, 2)
     for details, cached in (
         (b'{"cached_tokens":3}', 3),
@@ -96,9 +96,7 @@ THOUGHT, SAID = delta('"reasoning_content":"hm"'), delta('"content":"yes"')
     ids=["apart", "other names", "both in one", "tool call", "still thinking", "none first", "quoted"],
 )
 @pytest.mark.parametrize("size", [1, 10_000], ids=["in bytes", "at once"])
-def test_thinking_ends_where_the_answer_proper_begins(
-    events: list[bytes], thinking_tokens: int, size: int
-) -> None:
+def test_thinking_ends_where_the_answer_begins(events: list[bytes], thinking_tokens: int, size: int) -> None:
     for stream in (b"".join(events), b"".join(events).replace(b'":', b'": ')):
         count = counted(*(stream[at : at + size] for at in range(0, len(stream), size)))
         assert count.thinking_tokens == thinking_tokens

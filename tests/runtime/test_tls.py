@@ -101,7 +101,7 @@ async def test_a_renewed_certificate_is_shown_to_new_connections_only(
         assert await old.echoed(b"after") == b"after"
 
 
-async def test_a_certificate_without_its_key_is_not_shown(identity: Identity) -> None:
+async def test_a_certificate_without_its_key_is_not_used(identity: Identity) -> None:
     before = identity.shown
     async with served(identity) as address:
         identity.renew(key=False)
@@ -111,7 +111,7 @@ async def test_a_certificate_without_its_key_is_not_shown(identity: Identity) ->
 
 
 @on_each_loop
-def test_a_client_that_does_not_read_is_buffered_for_as_little_as_without_tls(
+def test_a_client_that_does_not_read_has_no_larger_buffer_than_without_tls(
     run: Run, identity: Identity
 ) -> None:
     """The loops' own bound under TLS is eight times as high."""
@@ -163,7 +163,7 @@ def test_handshakes_that_never_end_are_bounded_in_number(identity: Identity, run
     run(story())
 
 
-async def test_a_client_over_the_bound_that_has_spoken_already_is_closed_and_not_reset(
+async def test_a_client_over_the_bound_that_has_sent_bytes_is_closed_without_a_reset(
     identity: Identity,
 ) -> None:
     async with served(identity, HttpBounds(connections=0)) as address, asyncio.timeout(PATIENCE_S):
@@ -185,7 +185,7 @@ async def test_http_1_is_negotiated_with_clients_that_offer_2(identity: Identity
         await writer.wait_closed()
 
 
-async def test_without_file_descriptors_the_next_client_is_taken_after_a_pause(
+async def test_without_file_descriptors_the_next_client_is_accepted_after_a_pause(
     identity: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock_runtime.tls_server.NO_SOCKETS_PAUSE_S", 0.02)
@@ -205,7 +205,7 @@ async def test_without_file_descriptors_the_next_client_is_taken_after_a_pause(
 
 
 @on_each_loop
-def test_a_failed_handshake_makes_room(identity: Identity, run: Run) -> None:
+def test_a_failed_handshake_frees_its_place(identity: Identity, run: Run) -> None:
     async def story() -> None:
         bounds = HttpBounds(connections=1, last_call_s=0.01)
         async with served(identity, bounds) as address, asyncio.timeout(PATIENCE_S):
@@ -249,7 +249,7 @@ async def test_leaving_closes_idle_connections(identity: Identity) -> None:
         writer.close()
 
 
-def test_files_that_are_no_pair_are_reported(identity: Identity) -> None:
+def test_files_that_are_not_a_pair_are_reported(identity: Identity) -> None:
     identity.renew(key=False)
     with pytest.raises(OSError, match=r"no certificate with its key in .*tls\.key \(KEY_VALUES_MISMATCH\)"):
         server_context(identity.cert, identity.key)

@@ -19,14 +19,14 @@ STREAM = b"".join(EVENTS)
 ENDS = set(accumulate(map(len, EVENTS)))
 
 
-def test_the_stream_has_these_events() -> None:
+def test_a_stream_is_split_into_its_events() -> None:
     whole = WholeEvents()
     ends = {at for at in range(1, len(STREAM) + 1) if whole.feed(STREAM[at - 1 : at])}
     assert ends == ENDS
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
-def test_events_are_passed_on_when_they_are_whole_and_no_later(cuts: list[int]) -> None:
+def test_events_are_forwarded_as_soon_as_they_are_whole(cuts: list[int]) -> None:
     whole, passed, fed = WholeEvents(), b"", 0
     for cut in sorted({*cuts, len(STREAM)}):
         passed += whole.feed(STREAM[fed:cut])
@@ -35,7 +35,7 @@ def test_events_are_passed_on_when_they_are_whole_and_no_later(cuts: list[int]) 
 
 
 @pytest.mark.parametrize("rest", [b"", b"x" * 10])
-def test_an_event_over_the_bound_is_passed_on_in_parts(rest: bytes) -> None:
+def test_an_event_over_the_bound_is_forwarded_in_parts(rest: bytes) -> None:
     whole = WholeEvents()
     assert whole.feed(b"data: a\n\n" + rest) == b"data: a\n\n"
     most = b"x" * (EVENT_BYTES - len(rest))

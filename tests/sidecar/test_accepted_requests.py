@@ -117,7 +117,7 @@ class Desk:
         return [job.request.id for job in (*view.running, *view.waiting)]
 
 
-def test_every_answer_that_is_asked_for_is_held_until_its_request_ends() -> None:
+def test_every_requested_answer_is_held_until_its_request_ends() -> None:
     desk = Desk()
     one, three = desk.accept("a"), desk.accept("b", n=3)
     assert (len(desk.accepted), desk.accepted.sequences, desk.accepted.best_effort) == (2, 4, 0)
@@ -149,7 +149,7 @@ def test_best_effort_is_counted_by_answers() -> None:
     ],
     ids=["token ids", "not streamed", "text", "several prompts"],
 )
-def test_a_counted_prompt_is_known_and_tokens_of_unread_answers_are_timed(
+def test_a_counted_prompt_is_exact_and_tokens_of_unread_answers_are_timed(
     fields: dict[str, Any], counted: bool, timed: bool
 ) -> None:
     desk = Desk()
@@ -157,7 +157,7 @@ def test_a_counted_prompt_is_known_and_tokens_of_unread_answers_are_timed(
     assert desk.mirror.reported == [(key, 100.25, counted, timed) for key in request.keys]
 
 
-def test_one_that_was_never_accepted_frees_nothing() -> None:
+def test_a_request_that_was_never_accepted_frees_no_place() -> None:
     desk = Desk()
     request = desk.accept("a")
     request.cancelled()
@@ -174,7 +174,7 @@ def test_an_engine_without_capacity_is_counted_and_passed_to_the_gate() -> None:
     assert desk.gate.over == [("a", True), ("b", False)]
 
 
-def test_a_whole_answer_teaches_how_long_and_how_fast_answers_are() -> None:
+def test_length_and_speed_are_learned_from_a_whole_answer() -> None:
     desk = Desk()
     request = desk.accept("a")
     request.output(b"x", 1, 0, 101.0)
@@ -198,9 +198,7 @@ def test_a_whole_answer_teaches_how_long_and_how_fast_answers_are() -> None:
         (Targets(e2e_s=1.4), False),
     ],
 )
-def test_an_admitted_request_that_missed_its_slo_makes_admission_more_careful(
-    targets: Targets, met: bool
-) -> None:
+def test_a_missed_slo_of_an_admitted_request_widens_the_margin(targets: Targets, met: bool) -> None:
     desk = Desk()
     request = desk.accept("a", targets=targets)
     request.output(b"x", 1, 0, 101.0)
@@ -209,7 +207,7 @@ def test_an_admitted_request_that_missed_its_slo_makes_admission_more_careful(
     assert (desk.estimates.admission_model(101.5) == desk.estimates.model) is met
 
 
-def test_best_effort_that_misses_changes_nothing() -> None:
+def test_a_best_effort_request_never_changes_the_margin() -> None:
     desk = Desk()
     request = desk.accept("a", best_effort=True, targets=Targets(ttft_s=0.1))
     request.output(b"x", 1, 0, 101.0)
@@ -226,7 +224,7 @@ def test_an_answer_of_one_token_has_no_tpot() -> None:
     assert not desk.metric("tpot_seconds_count", tier="chat")
 
 
-def test_of_several_answers_to_several_prompts_one_is_learned_and_no_prompt() -> None:
+def test_of_several_answers_one_is_learned_and_of_several_prompts_none() -> None:
     desk = Desk()
     request = desk.accept("a", prompt=[[1], [2, 3]], n=2)
     request.output(b"x", 8, 0, 101.0)
@@ -234,7 +232,7 @@ def test_of_several_answers_to_several_prompts_one_is_learned_and_no_prompt() ->
     assert (desk.estimates.prompts, desk.estimates.answers) == ([], [(3, 2)])
 
 
-def test_planned_and_found_cached_tokens_are_counted_where_the_engine_says_them() -> None:
+def test_planned_and_found_cached_tokens_are_counted_if_the_engine_reports_them() -> None:
     desk = Desk()
     for planned, found in ((32, 32), (32, 16), (0, 48), (32, None)):
         request = desk.accept("a")
@@ -247,7 +245,7 @@ def test_planned_and_found_cached_tokens_are_counted_where_the_engine_says_them(
     assert (counted, desk.metric("prompt_tokens_total")) == ([64, 96, 16], 180)
 
 
-def test_one_that_ended_otherwise_teaches_nothing() -> None:
+def test_a_request_that_ended_otherwise_is_not_learned_from() -> None:
     desk = Desk()
     request = desk.accept("a")
     request.output(b"x", 1, 0, 101.0)
@@ -300,7 +298,7 @@ def test_without_reports_an_answer_that_is_not_streamed_may_have_begun() -> None
 
 
 @pytest.mark.parametrize("all_lost", [True, False])
-def test_a_missing_engine_ends_all_that_it_has_lost_or_was_not_given(all_lost: bool) -> None:
+def test_a_missing_engine_ends_lost_and_held_requests(all_lost: bool) -> None:
     desk = Desk()
     inside, held_back = desk.accept("a"), desk.accept("b")
     desk.mirror.apply(held(("a", 1)), 100.5)
@@ -310,7 +308,7 @@ def test_a_missing_engine_ends_all_that_it_has_lost_or_was_not_given(all_lost: b
     assert not desk.mirror.check(100.5)
 
 
-def test_all_are_cancelled_at_the_end() -> None:
+def test_closing_cancels_all_requests() -> None:
     desk = Desk()
     both = desk.accept("a"), desk.accept("b")
     desk.accepted.cancel_all()
@@ -346,7 +344,7 @@ def test_requests_without_progress_are_ended_and_counted(monkeypatch: pytest.Mon
     assert desk.metric("stalled_total", tier="chat", at="queued") == 1
 
 
-def test_where_all_requests_progress_none_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_all_requests_progress_none_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     request = desk.accept("a")
     assert ended_overdue(desk, monkeypatch) == (False, [Expected(0.25, 0.05, 3.0, 500)])

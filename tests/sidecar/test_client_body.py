@@ -83,7 +83,7 @@ def test_a_body_that_cannot_be_served_is_a_400_that_names_the_field(
     assert refused.value.message
 
 
-def test_prompts_are_counted_where_they_are_ids_and_measured_where_they_are_text() -> None:
+def test_prompts_of_ids_are_counted_and_prompts_of_text_measured() -> None:
     assert completion(prompt=[5, 6, 7]).prompt_token_ids == 3
     assert completion(prompt=[[1], [2, 3]]).prompt_token_ids == 2
     assert completion(prompt="schön").prompt_token_ids is None
@@ -102,13 +102,13 @@ def test_tools_are_part_of_the_prompt() -> None:
     assert chat(messages=HELLO, tools=tools).text_bytes == 5 + len(orjson.dumps(tools))
 
 
-def test_the_newer_name_of_the_bound_wins() -> None:
+def test_the_newer_name_of_the_output_limit_takes_precedence() -> None:
     assert chat(messages=HELLO, max_tokens=5, max_completion_tokens=9).max_tokens == 9
     assert chat(messages=HELLO, max_tokens=5).max_tokens == 5
     assert chat(messages=HELLO).max_tokens is None
 
 
-def test_the_engine_gets_the_clients_bytes_with_the_fields_behind_them() -> None:
+def test_the_engine_gets_the_clients_bytes_with_the_fields_appended() -> None:
     raw = b'{ "prompt" : [1,2], "seed": 123456789012345678901234567890, "temperature": 1e0 } \n'
     sent = read_body(COMPLETIONS, raw).with_fields({"penstock_id": "a", "penstock_spent_s": 0.5})
     assert sent.startswith(raw.rstrip()[:-1])
@@ -139,7 +139,7 @@ def test_empty_extra_arguments_are_filled() -> None:
         assert sent["vllm_xargs"] == {"penstock_id": "a"}
 
 
-def test_a_prompt_is_over_the_context_only_where_that_is_certain() -> None:
+def test_a_prompt_exceeds_the_context_only_if_that_is_certain() -> None:
     full = completion(prompt=[1] * 100)
     check_context(full, 101)
     with pytest.raises(ApiError) as refused:
@@ -164,13 +164,13 @@ def test_every_answer_that_the_engine_generates_is_counted(fields: dict[str, Any
     assert completion(**fields).sequences == sequences
 
 
-def test_unknown_fields_may_be_anything_that_is_not_too_deep() -> None:
+def test_unknown_fields_may_have_any_value_of_limited_depth() -> None:
     deepest = b'{"prompt": "a", "other": ' + b"[" * 99 + b"1e999]" + b"]" * 98 + b"}"
     sent = read_body(COMPLETIONS, deepest).with_fields({"penstock_id": "a"})
     assert sent.startswith(deepest[:-1])
 
 
-def test_deep_extra_arguments_are_passed_unchanged() -> None:
+def test_deep_extra_arguments_are_forwarded_unchanged() -> None:
     """They used to be written anew, which no library does to any depth."""
     own = b'{"simulated_output_tokens": ' + b"[" * 90 + b"]" * 90 + b"}"
     sent = read_body(COMPLETIONS, b'{"prompt": "a", "vllm_xargs": ' + own + b"}").with_fields(
@@ -201,11 +201,11 @@ def test_a_prompt_of_token_ids_has_no_text(prompt: Any) -> None:
     [(None, 0), ("", 0), ("schön", 6), ([], 0), ([{"text": "schön"}, {"text": 5}, {"text": None}], 6)],
 )
 @pytest.mark.parametrize("tools", [{}, {"tools": None}])
-def test_only_texts_of_messages_count(content: Any, size: int, tools: dict[str, Any]) -> None:
+def test_only_texts_of_messages_are_measured(content: Any, size: int, tools: dict[str, Any]) -> None:
     assert chat(messages=[{"role": "user", "content": content}], **tools).text_bytes == size
 
 
-def test_the_longest_extra_arguments() -> None:
+def test_extra_arguments_may_have_their_longest_length() -> None:
     def body(length: int) -> ClientBody:
         padding = length - len('{"a":""}')
         return read_body(COMPLETIONS, b'{"prompt": "a", "vllm_xargs": {"a":"' + b"x" * padding + b'"}}')
@@ -244,7 +244,7 @@ def test_an_invalid_body_is_refused_with_its_reason(raw: bytes, output: str) -> 
         (7, None),
     ],
 )
-def test_a_stream_is_asked_for_its_usage_unless_its_client_asks_or_is_wrong(
+def test_usage_of_a_stream_is_requested_unless_its_client_does_or_is_invalid(
     options: Any, asking: dict[str, Any] | None
 ) -> None:
     fields = {"model": "m", "prompt": "a", "stream": True, "seed": 1, "stream_options": options}
@@ -252,7 +252,7 @@ def test_a_stream_is_asked_for_its_usage_unless_its_client_asks_or_is_wrong(
     assert (sent and orjson.loads(sent)) == (asking and {**fields, "stream_options": asking})
 
 
-def test_a_stream_without_options_gets_them_behind_its_own_bytes() -> None:
+def test_a_stream_without_options_gets_them_appended() -> None:
     raw = b'{"prompt": "a",  "stream": true} \n'
     sent = read_body(COMPLETIONS, raw).asking_usage()
     assert sent == b'{"prompt": "a",  "stream": true,"stream_options":{"include_usage":true}}'
@@ -264,7 +264,7 @@ def test_an_answer_that_is_not_streamed_has_its_usage_by_default(stream: dict[st
     assert completion(prompt="a", stream_options={"include_usage": False}, **stream).asking_usage() is None
 
 
-def test_a_body_too_long_to_be_rewritten_is_passed_unchanged() -> None:
+def test_a_body_too_long_to_be_rewritten_is_forwarded_unchanged() -> None:
     options = b'{"prompt": "a", "stream": true, "stream_options": {"x": 1}, "other": "'
     padding = REWRITTEN_BYTES - len(options + b'"}')
     assert read_body(COMPLETIONS, options + b"x" * padding + b'"}').asking_usage() is not None

@@ -28,7 +28,7 @@ Anonymous:             0 kB
 """
 
 
-def test_only_unchanged_read_only_pages_of_the_library_are_given_back() -> None:
+def test_only_unchanged_read_only_pages_of_the_library_are_released() -> None:
     assert list(clean_mappings(SMAPS, "libllvmlite.so")) == [(0x1000, 0x2000), (0x2000, 0x5000)]
 
 

@@ -125,7 +125,7 @@ async def test_a_probe_returns_the_engine_s_health_and_context_length(
     ("served", "owner", "ready"),
     [("m", "vllm", True), ("other", "vllm", False), ("", "vllm", True), ("other", "somebody", True)],
 )
-async def test_an_engine_that_serves_another_model_is_not_ready_where_its_cards_are_its_own(
+async def test_an_engine_with_another_model_is_not_ready_if_it_reports_its_own_cards(
     served: str, owner: str, ready: bool
 ) -> None:
     async with talking({"models": card("m", owned_by=owner)}, served=served) as (client, _):
@@ -152,7 +152,7 @@ async def test_a_truncated_probe_is_late_and_a_refused_connection_is_down() -> N
         assert (probe.ready, probe.late, probe.refused) == (False, False, True)
 
 
-async def test_each_probe_makes_connections_of_its_own() -> None:
+async def test_each_probe_opens_its_own_connections() -> None:
     """One that was kept might be to an engine that is gone."""
     async with talking() as (client, server):
         for _ in range(2):
@@ -170,12 +170,12 @@ async def test_the_load_is_read_from_the_engines_metrics() -> None:
 @pytest.mark.parametrize(
     "page", [Page(LOAD, 404), Page(LOAD, short=5), Page(b"nothing of the kind"), None], ids=str
 )
-async def test_an_engine_may_not_tell_its_load(page: Page | None) -> None:
+async def test_an_engine_may_report_no_load(page: Page | None) -> None:
     async with talking({} if page is None else {"metrics": page}) as (client, _):
         assert await client.load() is None
 
 
-async def test_a_redirected_load_is_not_the_engines() -> None:
+async def test_a_redirected_metrics_page_is_ignored() -> None:
     async with talking({"metrics": REDIRECT}) as (client, server):
         server.pages["/elsewhere"] = Page(LOAD)
         assert await client.load() is None
@@ -211,7 +211,7 @@ async def test_an_engine_returns_the_text_of_tokens() -> None:
     [Page(b"{}", 404), Page(b"{}"), Page(b'{"prompt":7}'), Page(b"[]"), Page(b"no"), Page(b"{", short=1)],
     ids=["no such page", "no text", "a number", "a list", "no JSON", "a part"],
 )
-async def test_an_engine_may_not_tell_the_text_of_tokens(page: Page) -> None:
+async def test_an_engine_may_not_return_the_text_of_tokens(page: Page) -> None:
     async with talking({"detokenize": page}) as (client, _):
         assert await client.detokenize([7]) is None
 
@@ -248,7 +248,7 @@ async def test_a_body_goes_to_its_endpoint_with_its_id_and_the_engines_key() -> 
     ],
     ids=["a stream", "an error", "a redirect", "compressed"],
 )
-async def test_answers_are_passed_on_as_they_come(page: Page, answer: tuple[int, bool, bytes]) -> None:
+async def test_answers_are_forwarded_as_they_arrive(page: Page, answer: tuple[int, bool, bytes]) -> None:
     async with talking({"answer": page}) as (client, _):
         assert await asked(client) == answer
 
@@ -265,7 +265,5 @@ async def test_a_broken_or_refused_connection_counts_as_a_lost_engine() -> None:
 @pytest.mark.parametrize(
     ("cards", "served"), [([], "m"), ([{"id": "m", "owned_by": "vllm"}], "m"), ([{"id": "x"}], "m")]
 )
-def test_where_no_other_model_is_served_there_is_nothing_to_say(
-    cards: list[dict[str, str]], served: str
-) -> None:
+def test_without_another_model_there_is_no_message(cards: list[dict[str, str]], served: str) -> None:
     assert model_mismatch(cards, served) == ""

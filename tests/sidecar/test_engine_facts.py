@@ -70,7 +70,7 @@ def test_an_engine_is_probed_once_a_second_and_each_cause_is_logged_once() -> No
     assert [entry["cause"] for entry in logs] == ["starts", "loads"]
 
 
-def test_a_sidecar_that_stops_first_learns_nothing(tmp_path: Path) -> None:
+def test_a_sidecar_that_stops_first_has_no_facts(tmp_path: Path) -> None:
     async def probe() -> Probe:
         return Probe(False, cause="starts")
 
@@ -82,7 +82,7 @@ def test_a_sidecar_that_stops_first_learns_nothing(tmp_path: Path) -> None:
     assert run(program()) is None
 
 
-def test_a_measured_model_that_the_pool_names_is_taken_without_a_measurement(tmp_path: Path) -> None:
+def test_a_measured_model_in_the_pool_is_used_without_a_measurement(tmp_path: Path) -> None:
     written_model(tmp_path)
     engine = VirtualEngine()
     facts = run(facts_from(connected(engine), pool_of(tmp_path, "model.json"), None))
@@ -91,7 +91,7 @@ def test_a_measured_model_that_the_pool_names_is_taken_without_a_measurement(tmp
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_a_model_is_measured_within_the_pools_bounds_and_left_for_the_engine(
+def test_a_model_is_measured_within_the_pools_bounds_and_written_for_the_engine(
     left: bool, tmp_path: Path
 ) -> None:
     engine, file = VirtualEngine(), tmp_path / "left.json"
@@ -104,7 +104,7 @@ def test_a_model_is_measured_within_the_pools_bounds_and_left_for_the_engine(
     assert not list(tmp_path.glob("*.unfinished"))
 
 
-def test_an_engine_that_cannot_be_measured_is_an_error_of_the_pools_setting(tmp_path: Path) -> None:
+def test_an_engine_that_cannot_be_measured_names_the_pools_setting(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"^spec\.engine\.timeModel: auto: .*out of memory"):
         run(facts_from(connected(VirtualEngine(error="out of memory")), pool_of(tmp_path), None))
 
@@ -124,7 +124,7 @@ class Reporting:
         return self._kv
 
 
-def test_the_kv_cache_is_the_engines_where_the_pool_has_none(tmp_path: Path) -> None:
+def test_without_a_size_in_the_pool_the_kv_cache_is_the_engines(tmp_path: Path) -> None:
     written_model(tmp_path)
     pool = pool_of(tmp_path, "model.json", kv="")
     reporting = cast(MeasuredEngine, Reporting(EngineKvCache(100, 32)))

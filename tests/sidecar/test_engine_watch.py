@@ -63,7 +63,7 @@ async def test_a_busy_engine_may_be_late() -> None:
     assert await seen([UP, REFUSED], received=True) == ["up", "down"]
 
 
-async def test_a_lost_request_has_the_engine_asked_at_once() -> None:
+async def test_a_lost_request_causes_an_immediate_probe() -> None:
     requested = 0
 
     async def probe() -> Probe:
@@ -80,7 +80,7 @@ async def test_a_lost_request_has_the_engine_asked_at_once() -> None:
     watching.cancel()
 
 
-async def test_probes_of_a_real_engine(engine: Engine) -> None:
+async def test_a_real_engine_is_probed(engine: Engine) -> None:
     async with EngineClient(f"http://127.0.0.1:{engine.port}", Bounds()) as client:
         assert await client.probe() == Probe(True, max_model_len=4096)
         engine.healthy = False

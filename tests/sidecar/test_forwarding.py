@@ -170,7 +170,7 @@ class Desk:
         return self.registry.get_sample_value("penstock_replica_faults_total", {"where": "forwarding"})
 
 
-async def test_a_request_enters_the_engine_when_its_turn_has_come() -> None:
+async def test_a_request_enters_the_engine_when_it_is_released() -> None:
     desk = Desk(Says((TOKEN, DONE)))
     desk.gate.open.clear()
     request = desk.start()
@@ -195,7 +195,7 @@ async def test_output_of_the_engine_is_forwarded_and_counted_once() -> None:
     assert (desk.faults, desk.lost) == (None, 0)
 
 
-async def test_tokens_of_several_answers_go_to_them_in_turns() -> None:
+async def test_tokens_of_several_answers_are_distributed_in_turn() -> None:
     desk = Desk(Says((TOKEN, TOKEN * 2, TOKEN * 4, DONE)))
     request = await desk.served(n=3)
     a, b, c = request.keys
@@ -223,7 +223,7 @@ async def test_an_engine_gets_a_ticket_with_the_same_fields() -> None:
     assert ticket.issued_s - 99.5 == pytest.approx(ticket.fields["penstock_spent_s"])
 
 
-async def test_one_that_does_not_is_asked_for_usage_that_its_client_does_not_see() -> None:
+async def test_usage_is_requested_of_an_engine_that_reads_no_fields_and_removed() -> None:
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4}}\n\n'
     desk = Desk(Says((TOKEN, LAST, usage, DONE)))
     await desk.served()
@@ -242,7 +242,7 @@ async def test_a_body_that_requests_usage_is_unchanged(fields: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("status", [400, 422])
-async def test_an_engine_that_rejects_stream_options_gets_the_clients_own_body_from_then_on(
+async def test_after_a_rejection_of_stream_options_the_engine_gets_the_clients_body(
     status: int,
 ) -> None:
     plain = {"prompt": "a", "stream": True}
@@ -254,7 +254,7 @@ async def test_an_engine_that_rejects_stream_options_gets_the_clients_own_body_f
     assert desk.engine.bodies[2] == plain
 
 
-async def test_one_that_refuses_the_clients_own_body_too_is_asked_again_next_time() -> None:
+async def test_an_engine_that_also_rejects_the_clients_body_is_tried_again_later() -> None:
     desk = Desk(Says((b"no",), 400), Says((b"never",), 400))
     request = await desk.served()
     failed = desk.events[-1].failed
@@ -267,7 +267,7 @@ IDS, USAGE = {"return_token_ids": True}, {"stream_options": {"include_usage": Tr
 PLAIN: dict[str, Any] = {"prompt": "a", "stream": True}
 
 
-async def test_an_engine_that_rejects_token_ids_is_asked_for_usage_only_from_then_on() -> None:
+async def test_after_a_rejection_of_token_ids_only_usage_is_requested() -> None:
     desk = Desk(Says((b"no",), 422), Says((TOKEN, DONE)), Says((TOKEN, DONE)))
     await desk.served(**IDS)
     assert desk.events[-1].WhichOneof("kind") == "finished"
@@ -275,7 +275,7 @@ async def test_an_engine_that_rejects_token_ids_is_asked_for_usage_only_from_the
     assert desk.engine.bodies == [PLAIN | IDS | USAGE, PLAIN | USAGE, PLAIN | USAGE]
 
 
-async def test_one_that_refuses_both_is_asked_for_neither_once_it_has_refused_each() -> None:
+async def test_an_engine_that_rejected_both_is_asked_for_neither() -> None:
     no, yes = Says((b"no",), 400), Says((TOKEN, DONE))
     desk = Desk(no, no, yes, no, yes, yes)
     for _ in range(3):
@@ -284,7 +284,7 @@ async def test_one_that_refuses_both_is_asked_for_neither_once_it_has_refused_ea
     assert desk.engine.bodies == [*both, PLAIN | IDS, PLAIN, PLAIN]
 
 
-async def test_one_that_takes_token_ids_is_asked_for_them() -> None:
+async def test_token_ids_are_requested_of_an_engine_that_accepts_them() -> None:
     desk = Desk(Says((TOKEN, DONE)), Says((TOKEN, DONE)))
     await desk.served(**IDS)
     await desk.served(**USAGE, **IDS)
@@ -301,7 +301,7 @@ async def test_any_other_refusal_is_the_engines_answer(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 422])
-async def test_a_body_as_it_came_that_is_refused_is_not_sent_again(status: int) -> None:
+async def test_an_unmodified_body_that_is_refused_is_not_sent_again(status: int) -> None:
     desk = Desk(Says((b"no",), status), reads_fields=True)
     await desk.served()
     assert desk.events[-1].failed.status == status
@@ -316,7 +316,7 @@ async def test_an_engine_without_room_is_a_rejection(status: int) -> None:
     assert desk.lost == 0
 
 
-async def test_a_stream_that_ends_without_its_last_event_gets_it() -> None:
+async def test_a_missing_last_event_is_added_to_a_stream() -> None:
     desk = Desk(Says((TOKEN, LAST)), reads_fields=True)
     request = await desk.served()
     assert desk.data == TOKEN + LAST + DONE
@@ -337,7 +337,7 @@ async def test_a_truncated_answer_is_lost_and_does_not_affect_the_engine_s_healt
     assert (desk.lost, desk.faults) == (0, None)
 
 
-async def test_a_connection_that_breaks_is_lost_and_the_engine_is_looked_after() -> None:
+async def test_a_broken_connection_loses_the_request_and_causes_a_probe() -> None:
     desk = Desk(Says((TOKEN, EngineGone(ConnectionResetError()))))
     await desk.served()
     assert desk.events[-1].failed.failure == wire.FAILURE_ENGINE_LOST
@@ -346,7 +346,9 @@ async def test_a_connection_that_breaks_is_lost_and_the_engine_is_looked_after()
 
 @pytest.mark.parametrize("fields", [{}, {"stream_options": {"include_usage": True}}])
 @pytest.mark.parametrize("end", [(), (EngineGone(ConnectionResetError()),)], ids=["cut short", "broken off"])
-async def test_no_part_of_an_event_is_passed_on(fields: dict[str, Any], end: tuple[Exception, ...]) -> None:
+async def test_an_incomplete_event_is_not_forwarded(
+    fields: dict[str, Any], end: tuple[Exception, ...]
+) -> None:
     desk = Desk(Says((TOKEN[:9], TOKEN[9:] + TOKEN[:-1], *end)))
     await desk.served(**fields)
     assert (desk.data, desk.tokens) == (TOKEN, [1])
@@ -360,14 +362,14 @@ async def test_an_incomplete_event_at_the_end_of_a_finished_stream_is_completed(
 
 
 @pytest.mark.parametrize(("bound", "ends_as"), [(len(WHOLE), State.FINISHED), (len(WHOLE) - 1, State.FAILED)])
-async def test_an_answer_that_is_held_whole_has_a_bound(bound: int, ends_as: State) -> None:
+async def test_a_buffered_answer_has_a_bound(bound: int, ends_as: State) -> None:
     desk = Desk(Says((WHOLE[:9], WHOLE[9:]), streamed=False), answer_bytes=bound)
     request = await desk.served(stream=False)
     assert request.state is ends_as
     assert desk.data == (WHOLE if ends_as is State.FINISHED else b"")
 
 
-async def test_a_whole_answer_has_a_token_count_where_it_has_usage() -> None:
+async def test_a_whole_answer_with_usage_has_a_token_count() -> None:
     desk = Desk(Says((WHOLE,), streamed=False), Says((b"{}",), streamed=False))
     await desk.served(stream=False)
     assert (desk.tokens, desk.events[-1].finished.completion_tokens) == ([2], 2)
@@ -377,7 +379,7 @@ async def test_a_whole_answer_has_a_token_count_where_it_has_usage() -> None:
     assert (desk.tokens, finished.prompt_tokens, finished.completion_tokens) == ([0], 5, 0)
 
 
-async def test_times_of_a_whole_answer_are_of_its_own_share_of_the_tokens(
+async def test_a_whole_answer_has_the_times_of_its_own_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Seven tokens of three answers that were generated beside each other: about two each."""
@@ -388,7 +390,7 @@ async def test_times_of_a_whole_answer_are_of_its_own_share_of_the_tokens(
     assert (finished.completion_tokens, len(finished.token_gaps_us)) == (7, 2)
 
 
-async def test_the_end_of_thinking_is_noted_once() -> None:
+async def test_the_end_of_thinking_is_recorded_once() -> None:
     desk = Desk(Says((THOUGHT, THOUGHT + SAID, SAID, DONE)))
     await desk.served()
     assert desk.mirror.thought == [("k", 2)]

@@ -54,14 +54,14 @@ def happen(held: HoldingMirror, names: list[str], random: Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_the_snapshot_is_of_now_whatever_has_happened(seed: int) -> None:
+def test_the_snapshot_is_always_current(seed: int) -> None:
     random, held, names = Random(seed), mirror(), list[str]()
     for _ in range(40):
         happen(held, names, random)
         assert held.snapshot(NOW_S, MODEL) == snapshot(held.view(NOW_S, MODEL))
 
 
-def test_requests_past_this_replica_take_slots_and_blocks_and_one_slot_is_left() -> None:
+def test_requests_of_other_clients_take_slots_and_blocks_and_leave_one_slot() -> None:
     held = mirror(slots=6)
     accept(held, "a", Random(1))
     held.engine_load(EngineLoad(4, 0, 0.25, None), EngineCount(1, 10), EngineCount(2, 20))
@@ -97,7 +97,7 @@ def test_tokens_shown_to_be_cached_count_as_computed_until_the_engine_is_lost() 
     assert held.candidate(job, chat(4)).computed_tokens == 0
 
 
-def test_whether_prompts_are_compared_is_the_pools_to_say() -> None:
+def test_the_pool_decides_whether_prompts_are_compared() -> None:
     held = mirror()
     held.set_prefix_caching(possible=False)
     assert not held.prefixes.wanted

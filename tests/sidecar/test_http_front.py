@@ -73,7 +73,7 @@ OUT = (Reason.DRAINING, Reason.ENGINE_DOWN)
     ],
     ids=["order", "backup", "order's end", "last backup"],
 )
-def test_another_replica_follows_one_of_the_order_and_a_backup_out_of_service(
+def test_a_replica_of_the_order_and_an_unavailable_backup_hop(
     attempt: AttemptHead, passed_on: set[Reason]
 ) -> None:
     assert {reason for reason in Reason if attempt.tries_next(reason)} == passed_on
@@ -81,7 +81,7 @@ def test_another_replica_follows_one_of_the_order_and_a_backup_out_of_service(
 
 @pytest.mark.parametrize("hops", [True, False])
 @pytest.mark.parametrize("reason", Reason)
-def test_every_rejection_has_its_reason_and_hops_where_another_replica_follows(
+def test_every_rejection_has_its_reason_and_hops_if_another_replica_follows(
     reason: Reason, hops: bool
 ) -> None:
     error = rejection("chat", "r0", Rejected(reason, None), draw=0.0, hops=hops)
@@ -99,14 +99,14 @@ def test_every_rejection_has_its_reason_and_hops_where_another_replica_follows(
 
 
 @pytest.mark.parametrize(("draw", "again"), [(0.0, "4"), (0.5, "5"), (0.99, "6")])
-def test_the_time_to_come_again_is_the_replicas_spread_by_half(draw: float, again: str) -> None:
+def test_the_retry_time_is_the_replicas_spread_by_half(draw: float, again: str) -> None:
     error = rejection("chat", "r0", Rejected(Reason.KV_MEMORY, 3.2), draw, hops=True)
     assert dict(error.headers)["retry-after"] == again
     assert error.message.endswith(f"it would not fit into memory; try again in {again} s")
 
 
 @pytest.mark.parametrize(("draw", "again"), [(0.0, "1"), (0.6, "1"), (0.7, "2")])
-def test_a_replica_out_of_service_is_asked_again_in_a_second_or_two(draw: float, again: str) -> None:
+def test_an_unavailable_replica_is_retried_in_one_or_two_seconds(draw: float, again: str) -> None:
     error = out_of_service("it is away", Reason.DRAINING, draw, hops=True)
     assert (error.type, dict(error.headers)["retry-after"]) == ("no_replicas", again)
     assert error.message == f"it is away; try again in {again} s"
@@ -140,7 +140,7 @@ async def page(path: str, method: str = "GET", *, serves: bool = True) -> dict[s
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_pages_tell_health_readiness_and_the_model(method: str) -> None:
+async def test_pages_report_health_readiness_and_the_model(method: str) -> None:
     assert await page("/health", method, serves=False) == {"status": "ok"}
     assert await page("/ready", method) == {"status": "ready"}
     model = await page("/v1/models/org/m", method)

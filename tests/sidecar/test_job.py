@@ -45,7 +45,7 @@ def test_time_spent_before_the_sidecar_counts_against_the_deadline() -> None:
     assert (job.request.arrival_s, job.due_s) == (9.8, 10.8)
 
 
-def test_a_slowdown_does_not_loosen_when_the_engine_gets_slow() -> None:
+def test_a_slowdown_target_does_not_loosen_when_the_engine_becomes_slower() -> None:
     estimates = Estimates(MODEL)
     work = BatchWork(500)
     for _ in range(100):

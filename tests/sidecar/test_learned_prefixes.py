@@ -131,7 +131,7 @@ def test_the_mean_error_is_within_a_twentieth_of_the_prompt(
     ("blocks", "sessions", "under_way"),
     [(600, 12, 2), (1200, 12, 2), (2400, 12, 2), (2400, 12, 8), (4000, 30, 4)],
 )
-def test_the_mean_error_is_within_a_fiftieth_where_most_prefixes_are_evicted(
+def test_the_mean_error_is_within_a_fiftieth_if_most_prefixes_are_evicted(
     blocks: int, sessions: int, under_way: int, knows_size: bool
 ) -> None:
     outcomes = traffic(Desk(blocks, knows_size), sessions, 1500, under_way, seed=2)[100:]
@@ -173,7 +173,7 @@ def test_no_token_counts_as_cached_until_an_answer_has_shown_a_cache() -> None:
         assert (desk.ask(session).planned > 0) is expected
 
 
-def test_an_engine_that_never_says_is_not_asked_further() -> None:
+def test_an_engine_that_never_reports_cached_tokens_is_not_asked_again() -> None:
     index = PrefixIndex()
     index.wanted = True
     estimates = LearnedPrefixes(index, lambda: 1000)
@@ -202,7 +202,7 @@ def test_a_reset_cache_is_noticed_with_its_first_prompt() -> None:
     assert desk.ask(one).planned > 0
 
 
-def test_a_lost_engine_has_nothing() -> None:
+def test_a_lost_engine_has_no_prefixes() -> None:
     desk, chance, session = Desk(5000), Random(1), Session()
     for _ in range(3):
         session.turn(chance)
@@ -212,7 +212,7 @@ def test_a_lost_engine_has_nothing() -> None:
     assert desk.ask(session).planned == 0
 
 
-def test_an_answer_that_was_under_way_when_the_engine_was_lost_teaches_nothing() -> None:
+def test_an_answer_in_progress_when_the_engine_was_lost_is_not_learned_from() -> None:
     desk, chance, session = Desk(5000), Random(1), Session()
     for _ in range(3):
         session.turn(chance)
@@ -225,7 +225,7 @@ def test_an_answer_that_was_under_way_when_the_engine_was_lost_teaches_nothing()
     assert desk.estimates.keeps_tokens == kept
 
 
-def test_routers_hear_of_what_is_evicted() -> None:
+def test_routers_receive_evictions() -> None:
     desk, chance, session = Desk(600), Random(1), Session()
     for _ in range(3):
         session.turn(chance)

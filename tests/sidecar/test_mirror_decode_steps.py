@@ -82,7 +82,7 @@ def test_the_view_is_the_same_whether_steps_were_applied_one_by_one_or_together(
     assert look(lazy, end_s) == look(eager, end_s)
 
 
-def test_many_steps_without_a_look_are_taken_in_at_last() -> None:
+def test_many_unread_steps_are_finally_applied() -> None:
     unwatched = mirror()
     for number in range(3 * MOST_STEPS):
         unwatched.apply(report({"a": (20 + number, 1 + number)}, next_duration_s=0.05), 0.05 * number)
@@ -91,7 +91,7 @@ def test_many_steps_without_a_look_are_taken_in_at_last() -> None:
     assert job.generated_tokens == 3 * MOST_STEPS
 
 
-def test_tokens_of_a_look_between_steps_are_those_reported_so_far() -> None:
+def test_tokens_read_between_steps_are_those_reported_so_far() -> None:
     watched = mirror()
     for number in range(5):
         watched.apply(report({"a": (20 + number, 1 + number)}, next_duration_s=0.05), float(number))
@@ -103,11 +103,11 @@ def test_tokens_of_a_look_between_steps_are_those_reported_so_far() -> None:
     [{"waiting": 1}, {"prefilling": [0], "chunk_tokens": [1]}, {"thinking_tokens": [3]}],
     ids=["a request waits", "a prompt is computed", "thinking is over"],
 )
-def test_a_step_that_changes_more_is_no_decode_step(more: dict[str, Any]) -> None:
+def test_a_step_with_other_changes_is_not_a_decode_step(more: dict[str, Any]) -> None:
     assert DecodeRows.of(report({"a": (20, 1)})) is not None
     assert DecodeRows.of(report({"a": (20, 1)}, **more)) is None
 
 
-def test_an_empty_report_and_one_of_a_prefill_are_no_decode_steps() -> None:
+def test_an_empty_report_and_one_of_a_prefill_are_not_decode_steps() -> None:
     assert DecodeRows.of(report({})) is None
     assert DecodeRows.of(report({"a": (20, 1), "b": (10, 0)})) is None

@@ -151,7 +151,7 @@ def test_a_prefix_that_may_be_evicted_is_planned_as_computed(cause: str) -> None
 
 
 @pytest.mark.parametrize("cause", ["silence", "older engine"])
-def test_blocks_are_counted_for_every_request_where_it_is_not_known_who_shares_them(cause: str) -> None:
+def test_blocks_are_counted_for_every_request_if_sharing_is_unknown(cause: str) -> None:
     pair, ids = Pair(), list(range(300))
     pair.serve("a", ids)
     for name in ("b", "c"):
@@ -170,7 +170,7 @@ def test_blocks_are_counted_for_every_request_where_it_is_not_known_who_shares_t
     assert rows[:, 0].tolist() == [20, 20]
 
 
-def test_what_a_lost_report_hid_is_known_again_by_the_reports_of_an_idle_engine() -> None:
+def test_prefixes_of_a_lost_report_are_restored_by_an_idle_engines_reports() -> None:
     pair, prompts = Pair(), [[number] * 40 for number in range(40)]
     for number, ids in enumerate(prompts):
         pair.serve(f"r{number}", ids)
@@ -188,7 +188,7 @@ def test_an_engine_without_a_prefix_cache_has_no_entries() -> None:
     assert pair.seen("b", ids).unheld_blocks is None
 
 
-def test_candidates_are_never_planned_with_more_than_is_there() -> None:
+def test_candidates_are_never_planned_with_more_than_is_cached() -> None:
     """Random sessions in a small cache, with evictions and lost reports."""
     random, pair = Random(3), Pair()
     sessions = [[number] * 90 for number in range(6)]

@@ -49,7 +49,7 @@ async def test_output_of_one_step_shares_a_frame() -> None:
     assert await taking == [0, 1, 2, 3, 4]
 
 
-async def test_output_that_cannot_wait_waits_for_turns_of_the_loop_alone() -> None:
+async def test_urgent_output_waits_only_for_turns_of_the_event_loop() -> None:
     desk = await opened()
     desk.put(1, urgency=Urgency.IMMEDIATE)
     taking = asyncio.ensure_future(desk.ids())
@@ -59,7 +59,7 @@ async def test_output_that_cannot_wait_waits_for_turns_of_the_loop_alone() -> No
     assert await taking == [1]
 
 
-async def test_output_that_waits_for_others_goes_when_none_come() -> None:
+async def test_output_that_waits_for_others_is_sent_if_none_arrives() -> None:
     desk = await opened(step_s=1e6)
     desk.put(1)
     taking = asyncio.ensure_future(desk.ids())
@@ -110,13 +110,13 @@ async def test_a_timer_that_is_due_at_once_may_be_set_earlier(monkeypatch: pytes
     assert await desk.ids() == [1, 2]
 
 
-async def test_events_without_urgency_are_sent_alone_in_the_end() -> None:
+async def test_events_without_urgency_are_finally_sent_alone() -> None:
     desk = await opened(step_s=1e6, not_urgent_s=0.001)
     desk.put(1, urgency=Urgency.NONE)
     assert await desk.ids() == [1]
 
 
-async def test_an_event_alone_does_not_wait() -> None:
+async def test_a_single_event_does_not_wait() -> None:
     desk = await opened(open_requests=1, step_s=1e6)
     desk.put(1)
     assert await desk.ids() == [1]
@@ -130,14 +130,14 @@ async def test_a_full_frame_does_not_wait_and_frames_are_bounded() -> None:
     assert frames == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
 
 
-async def test_a_frame_carries_the_snapshot() -> None:
+async def test_a_frame_has_the_snapshot() -> None:
     desk = await opened()
     desk.state = wire.Snapshot(running=7)
     desk.put(1)
     assert (await desk.frame()).snapshot.running == 7
 
 
-async def test_where_no_order_reads_snapshots_verdicts_and_ends_bring_one_and_output_does_not() -> None:
+async def test_if_no_order_reads_snapshots_verdicts_and_ends_have_one_and_output_has_none() -> None:
     desk = await opened(fresh_snapshots=False)
     desk.box.output(1, b"x", 1, Urgency.IMMEDIATE)
     assert not (await desk.frame()).HasField("snapshot")
@@ -170,7 +170,7 @@ async def test_changes_are_sent_alone_within_their_time() -> None:
     assert (len(frame.events), frame.snapshot.running) == (0, 2)
 
 
-async def test_changes_travel_with_earlier_events_without_a_frame_of_their_own() -> None:
+async def test_changes_are_sent_with_earlier_events_in_one_frame() -> None:
     desk = await opened()
     desk.box.send_within(60)
     desk.put(1, urgency=Urgency.IMMEDIATE)
@@ -198,7 +198,7 @@ async def test_a_closed_outbox_returns_its_events_and_accepts_none() -> None:
     assert await desk.box.frame() is None
 
 
-async def test_output_joins_a_frame_that_waits_whatever_was_added_to_it_since() -> None:
+async def test_output_joins_a_waiting_frame_with_later_additions() -> None:
     desk = await opened(step_s=1e6, not_urgent_s=1e9)
     desk.put(1)
     desk.put(2, urgency=Urgency.NONE)
@@ -213,7 +213,7 @@ async def test_output_joins_a_frame_that_waits_whatever_was_added_to_it_since() 
     assert [event.id for event in frame.events] == [1, 2, 3]
 
 
-async def test_a_closed_box_still_sends_the_snapshot_that_was_due_then() -> None:
+async def test_a_closed_outbox_still_sends_the_snapshot_that_was_due() -> None:
     desk = await opened()
     desk.box.send_within(60)
     desk.box.close()
@@ -222,7 +222,7 @@ async def test_a_closed_box_still_sends_the_snapshot_that_was_due_then() -> None
 
 
 @pytest.mark.parametrize("within", [False, True], ids=["now", "soon"])
-async def test_a_change_that_is_to_be_sent_goes_before_the_end(within: bool) -> None:
+async def test_a_pending_change_is_sent_before_the_end(within: bool) -> None:
     desk = await opened()
     desk.state = wire.Snapshot(running=2)
     if within:

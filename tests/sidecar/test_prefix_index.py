@@ -35,14 +35,14 @@ def index() -> PrefixIndex:
     return index
 
 
-def test_a_turn_finds_the_whole_turn_before(index: PrefixIndex) -> None:
+def test_a_turn_finds_its_whole_previous_turn(index: PrefixIndex) -> None:
     found = index.longest(chat("one", "two", "three"))
     assert found is not None
     assert (found.tokens, found.exact, found.cached_tokens, found.request_id) == (100, True, 96, "a")
     assert found.share == pytest.approx(2 / 3, abs=0.03)
 
 
-def test_within_a_prompt_its_share_is_taken_with_caution(index: PrefixIndex) -> None:
+def test_within_a_prompt_the_cached_share_is_estimated_low(index: PrefixIndex) -> None:
     found = index.longest(chat("one", "other"))
     assert found is not None
     assert (found.tokens, found.exact) == (int(50 * (1 - MARGIN)), False)
@@ -70,7 +70,7 @@ def test_a_prompt_that_was_not_reported_is_not_found() -> None:
     assert index.longest(PromptMarks()) is None
 
 
-def test_more_than_the_prompt_is_never_cached(index: PrefixIndex) -> None:
+def test_cached_tokens_never_exceed_the_prompt(index: PrefixIndex) -> None:
     index.take(report(("a", 100, 4_000_000)), 0)
     found = index.longest(chat("one", "two"))
     assert found is not None
@@ -106,13 +106,13 @@ def test_a_prefix_that_may_be_evicted_counts_as_not_cached(
     assert again.cached_tokens == 48
 
 
-def test_an_engine_that_reports_no_cache_has_none(index: PrefixIndex) -> None:
+def test_an_engine_that_reports_no_cache_has_no_prefixes(index: PrefixIndex) -> None:
     assert index.used
     index.take(StepReport(engine_instance="older"), 0)
     assert not index.used
 
 
-def test_shared_beginnings_are_counted_once() -> None:
+def test_shared_prefixes_are_counted_once() -> None:
     index = PrefixIndex()
     for name, texts, tokens in (("a", ["one"], 100), ("b", ["one", "two"], 200), ("c", ["other"], 50)):
         index.add(name, chat(*texts))
@@ -122,7 +122,7 @@ def test_shared_beginnings_are_counted_once() -> None:
     assert index.cached_tokens() == 50 + 100
 
 
-def test_it_is_bounded_in_prompts_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_is_bounded_in_prompts_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_index, "MOST_PROMPTS", 3)
     index = PrefixIndex()
     for number in range(5):
@@ -139,7 +139,7 @@ def test_it_is_bounded_in_prompts_and_marks(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(index) == 1, "one that is too long is left out"
 
 
-def test_random_sessions_never_find_more_than_they_share() -> None:
+def test_random_sessions_never_find_more_than_their_common_prefix() -> None:
     """Tokens here are bytes of JSON, evenly spread, so a prefix's tokens are its size."""
     random, index = Random(3), PrefixIndex()
     sessions: dict[str, list[str]] = {}

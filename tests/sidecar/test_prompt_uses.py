@@ -30,7 +30,7 @@ def test_a_prompt_is_deeper_after_others_were_used() -> None:
     assert uses.known(chain(1, 2)).depths == (120, 130)
 
 
-def test_a_later_turn_takes_the_earlier_ones_place_and_counts_it_once() -> None:
+def test_a_later_turn_replaces_the_earlier_one_and_counts_it_once() -> None:
     uses = PromptUses()
     serves(uses, "turn 1", chain(1, 2), answer_tokens=5)
     serves(uses, "other", chain(7))
@@ -40,14 +40,14 @@ def test_a_later_turn_takes_the_earlier_ones_place_and_counts_it_once() -> None:
     assert uses.total == 50
 
 
-def test_a_branch_keeps_the_common_beginning_recent() -> None:
+def test_a_branch_keeps_the_common_prefix_recent() -> None:
     uses = PromptUses()
     serves(uses, "one", chain(1, 2, 3))
     serves(uses, "other", chain(1, 8))
     assert uses.known(chain(1, 2, 3)) == KnownPrefix((10, 10, 10), (10, 20, 30), (10, 30, 40))
 
 
-def test_a_request_under_way_takes_memory_and_is_not_found() -> None:
+def test_a_request_in_progress_takes_memory_and_is_not_found() -> None:
     uses = PromptUses()
     serves(uses, "old", chain(1))
     sends(uses, "under way", chain(7, 8))
@@ -55,7 +55,7 @@ def test_a_request_under_way_takes_memory_and_is_not_found() -> None:
     assert uses.known(chain(7, 8)).depths == ()
 
 
-def test_requests_under_way_are_more_recent_than_one_that_was_answered() -> None:
+def test_requests_in_progress_are_more_recent_than_an_answered_one() -> None:
     uses = PromptUses()
     sends(uses, "first", chain(1))
     sends(uses, "second", chain(7))
@@ -63,7 +63,7 @@ def test_requests_under_way_are_more_recent_than_one_that_was_answered() -> None
     assert uses.known(chain(1)).depths == (20,)
 
 
-def test_marks_that_one_under_way_shares_are_found_once_another_is_answered() -> None:
+def test_marks_shared_with_a_request_in_progress_are_found_once_another_is_answered() -> None:
     uses = PromptUses()
     sends(uses, "first", chain(1, 2))
     sends(uses, "second", chain(1, 2, 3))

@@ -137,7 +137,7 @@ async def test_readiness_changes_are_reported() -> None:
     await desk.replica.close()
 
 
-async def test_routers_get_them_too() -> None:
+async def test_routers_receive_readiness_changes() -> None:
     async with serving() as desk:
         (session,) = desk.sessions
         assert (await snapshot_of(session)).engine_ready
@@ -150,7 +150,7 @@ async def test_routers_get_them_too() -> None:
         assert not (await snapshot_of(session)).draining
 
 
-async def test_the_context_length_is_the_engines_where_it_reports_one() -> None:
+async def test_the_context_length_is_that_reported_by_the_engine() -> None:
     desk = Desk()
     desk.replica.engine_up(Probe(True, max_model_len=0))
     assert desk.replica.state.max_model_len == 8192
@@ -210,7 +210,7 @@ async def test_a_drain_returns_requests_that_the_engine_has_not_started() -> Non
 
 
 @pytest.mark.parametrize(("tier", "label"), [("chat", "chat"), ("x" * 99, "unknown")])
-async def test_ends_are_counted_by_the_tiers_that_there_are(tier: str, label: str) -> None:
+async def test_ends_are_counted_by_the_pools_tiers(tier: str, label: str) -> None:
     async with serving() as desk:
         await desk.submitted(tier=tier)
         desk.engine.may_end.set()
@@ -274,7 +274,7 @@ async def test_a_request_of_one_router_is_in_the_snapshots_of_all(monkeypatch: p
         await turns()
 
 
-async def test_an_engine_that_loses_requests_is_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_loses_requests_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as desk:
         await desk.submitted()
         desk.replica.tick()
@@ -298,7 +298,7 @@ async def test_a_replica_that_closes_ends_its_requests_and_sessions() -> None:
         assert frames[-1] is None
 
 
-async def test_where_no_snapshot_can_be_made_the_last_one_is_sent_or_an_empty_one(
+async def test_if_no_snapshot_can_be_built_the_last_one_or_an_empty_one_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     desk = Desk()

@@ -65,7 +65,7 @@ def test_the_engines_order_is_kept_and_new_requests_wait_behind_it() -> None:
     assert (ids(view.running), ids(view.waiting)) == (["c", "a"], ["b", "d"])
 
 
-def test_a_request_missing_from_the_latest_report_holds_nothing() -> None:
+def test_a_request_missing_from_the_latest_report_holds_no_blocks() -> None:
     m = mirror()
     m.accept(job("a"), 0.0)
     m.accept(job("b"), 0.0)
@@ -87,7 +87,7 @@ def test_a_job_that_ended_here_is_removed_even_if_the_engine_still_reports_it() 
     assert foreign.request.tier == FOREIGN_TIER
 
 
-def test_requests_of_others_are_planned_for() -> None:
+def test_requests_of_other_clients_are_planned_for() -> None:
     m = mirror()
     m.apply(report([("x", 120, 21, True)], [("y", 0, 3, True)]), 0.1)
     view = m.view(0.1, MODEL)
@@ -135,7 +135,7 @@ def test_an_estimated_prompt_is_corrected_by_the_first_token_and_observed_once()
     assert m.apply(report([("a", 141, 2), ("b", 102, 3)]), 0.3) == []
 
 
-def test_a_job_that_outruns_its_prediction_is_planned_with_a_longer_one() -> None:
+def test_a_job_that_exceeds_its_prediction_is_planned_with_a_longer_one() -> None:
     m = mirror(longer=80)
     m.accept(job("a", out=10), 0.0)
     m.apply(report([("a", 108, 9)]), 0.1)
@@ -144,7 +144,7 @@ def test_a_job_that_outruns_its_prediction_is_planned_with_a_longer_one() -> Non
     assert m.view(0.2, MODEL).running[0].output_tokens == 480
 
 
-def test_memory_and_the_iteration_under_way_are_as_reported() -> None:
+def test_memory_and_the_iteration_in_progress_are_as_reported() -> None:
     m = mirror()
     m.apply(report([("x", 10, 0)], kv_blocks_total=500, kv_blocks_free=123, next_duration_s=0.03), 1.0)
     view = m.view(1.01, MODEL)
@@ -154,7 +154,7 @@ def test_memory_and_the_iteration_under_way_are_as_reported() -> None:
     assert m.kv_tokens_total == 8000
 
 
-def test_prefills_under_way_are_planned_as_they_will_be() -> None:
+def test_prefills_in_progress_are_planned_as_after_the_iteration() -> None:
     m = mirror()
     for name in ("a", "b", "c"):
         m.accept(job(name, prompt=100), 0.0)
@@ -201,7 +201,7 @@ def _one_decode() -> BatchWork:
     return BatchWork(1, 104)
 
 
-def test_a_silent_engine_is_not_waited_for() -> None:
+def test_planning_does_not_wait_for_a_silent_engine() -> None:
     m = mirror()
     m.accept(job("a"), 0.0)
     m.apply(report([("a", 100, 1)], next_duration_s=0.5), 1.0)
@@ -216,7 +216,7 @@ def test_a_silent_engine_is_not_waited_for() -> None:
     assert m.check(4.0) and m.view(4.0, MODEL).running[0].generated_tokens == 6
 
 
-def test_an_idle_engine_need_not_report() -> None:
+def test_an_idle_engine_is_not_required_to_report() -> None:
     m = mirror()
     m.apply(report([]), 1.0)
     assert m.check(100.0)
@@ -225,7 +225,7 @@ def test_an_idle_engine_need_not_report() -> None:
     assert not m.check(102.1)
 
 
-def test_a_restarted_engine_holds_nothing_of_before() -> None:
+def test_a_restarted_engine_has_no_earlier_requests() -> None:
     m = mirror()
     m.accept(job("a"), 0.0)
     m.apply(report([("a", 100, 1)]), 1.0)
@@ -235,7 +235,7 @@ def test_a_restarted_engine_holds_nothing_of_before() -> None:
     assert (ids(view.running), ids(view.waiting)) == ([], ["b"])
 
 
-def test_counts_follow_the_picture() -> None:
+def test_counts_follow_the_latest_report() -> None:
     m = mirror()
     m.accept(job("a"), 0.0)
     m.accept(job("b", best_effort=True), 0.0)
@@ -249,7 +249,7 @@ def test_counts_follow_the_picture() -> None:
     assert m.snapshot(0.1, MODEL).waiting == 0
 
 
-def test_where_a_request_is_follows_the_reports() -> None:
+def test_a_requests_stage_follows_the_reports() -> None:
     m = mirror()
     for id in "abc":
         m.accept(job(id), 0.0)
@@ -271,7 +271,7 @@ def test_where_a_request_is_follows_the_reports() -> None:
     assert m.signs("unknown", shows_output=True) is None
 
 
-def test_without_reports_output_shows_where_a_request_is() -> None:
+def test_without_reports_a_requests_stage_follows_its_output() -> None:
     m = mirror()
     for id in "ab":
         m.accept(job(id), 0.0)
@@ -281,7 +281,7 @@ def test_without_reports_output_shows_where_a_request_is() -> None:
     assert m.signs("b", shows_output=False) == Signs(Where.UNSEEN, 0.0, 0.4)
 
 
-def test_only_requests_that_a_report_advances_progress() -> None:
+def test_only_requests_that_advance_in_a_report_make_progress() -> None:
     m = mirror()
     for id in "ab":
         m.accept(job(id), 0.0)
@@ -309,11 +309,11 @@ def test_the_acceptance_rate_is_the_pool_s_until_the_engine_reports_one() -> Non
     assert m.view(0.4, MODEL).speculation is None
 
 
-def test_an_engine_that_does_not_speculate_is_planned_without() -> None:
+def test_an_engine_that_does_not_speculate_is_planned_without_drafts() -> None:
     assert mirror().view(0.0, MODEL).speculation is None
 
 
-def test_the_forecast_counts_on_drafts_as_the_engine_measured_them() -> None:
+def test_the_forecast_uses_the_engines_measured_acceptance() -> None:
     rates = []
     for acceptance in (0.1, 0.9):
         m = mirror()
@@ -384,7 +384,7 @@ def test_a_reported_end_of_thinking_gives_the_answer_its_own_tpot_target_once() 
     assert (m.thinking_tokens("a"), m.thinking_tokens("b"), m.thinking_tokens("unknown")) == (3, 0, 0)
 
 
-def test_without_reports_thinking_ends_where_the_tokens_that_pass_say() -> None:
+def test_without_reports_thinking_ends_at_its_token_in_the_output() -> None:
     m = mirror()
     m.accept(thinker("a"), 0.0)
     m.passed("a", 4, 3.0)
@@ -420,7 +420,7 @@ def test_a_request_has_started_if_the_last_report_runs_it_or_it_has_output() -> 
     assert not m.computes("unknown", False)
 
 
-def test_without_reports_a_request_has_started_if_it_has_output_or_would_not_show_any() -> None:
+def test_without_reports_a_request_has_started_with_output_or_if_it_is_not_streamed() -> None:
     m = mirror()
     for id in "ab":
         m.accept(job(id), 0.0)
@@ -430,7 +430,7 @@ def test_without_reports_a_request_has_started_if_it_has_output_or_would_not_sho
     assert not m.computes("unknown", False)
 
 
-def test_tokens_came_when_their_reports_did_and_the_last_ones_with_the_end() -> None:
+def test_tokens_have_the_times_of_their_reports_and_the_last_ones_that_of_the_end() -> None:
     m = mirror()
     m.accept(job("a"), 0.0, timed=True)
     m.apply(report([("a", 50, 0)]), 0.1)
@@ -441,7 +441,7 @@ def test_tokens_came_when_their_reports_did_and_the_last_ones_with_the_end() -> 
     assert m.token_times_s("a", 3, 0.9) == [0.2, 0.5, 0.5]
 
 
-def test_one_token_came_with_the_end_where_no_report_has_it() -> None:
+def test_a_token_without_a_report_has_the_time_of_the_end() -> None:
     m = mirror()
     m.accept(job("a"), 0.0, timed=True)
     m.apply(report([("a", 50, 0)]), 0.1)

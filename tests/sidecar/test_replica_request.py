@@ -68,12 +68,12 @@ def admitted(desk: Desk, **fields: Any) -> ReplicaRequest:
 
 
 @pytest.mark.parametrize("given", ["a", "x" * 128, "!~", "id-with-\x7e"])
-def test_the_clients_own_id_is_kept_where_a_header_can_hold_it(given: str) -> None:
+def test_the_clients_own_id_is_kept_if_a_header_can_hold_it(given: str) -> None:
     assert new(Desk(), given).request_id == given
 
 
 @pytest.mark.parametrize("given", ["", "x" * 129, "a b", "a\n", "é", "\x7f"])
-def test_another_one_is_replaced_by_the_replicas(given: str) -> None:
+def test_an_id_that_no_header_can_hold_is_replaced(given: str) -> None:
     assert new(Desk(), given).request_id == "k"
 
 
@@ -106,7 +106,7 @@ def test_an_acceptance_waits_for_output(verdict: Admitted | BestEffort) -> None:
     assert desk.ended == []
 
 
-def test_the_first_output_of_a_stream_goes_at_once_and_later_ones_with_their_step() -> None:
+def test_the_first_output_of_a_stream_is_sent_immediately_and_later_ones_with_their_step() -> None:
     desk = Desk()
     request = admitted(desk)
     assert [request.output(b"ab", 1, 0, at_s) for at_s in (100.5, 100.75)] == [1, 1]
@@ -125,7 +125,7 @@ def test_an_answer_that_is_not_streamed_has_no_urgent_output() -> None:
     assert not request.streams
 
 
-def test_tokens_are_as_many_as_were_seen_or_reported_whichever_is_more() -> None:
+def test_the_token_count_is_the_larger_of_seen_and_reported() -> None:
     desk = Desk()
     request = admitted(desk)
     assert [request.output(b"x", *counts, 100.5) for counts in ((1, 0), (1, 5), (1, 2), (3, 0))] == [
@@ -182,7 +182,7 @@ def test_the_end_of_a_whole_answer_has_the_time_of_each_token() -> None:
     assert (reported.ttft_s, reported.tpot_s) == (0.5, 0.0)
 
 
-def test_a_wait_too_long_for_the_event_is_sent_as_its_maximum() -> None:
+def test_a_wait_beyond_the_fields_range_is_sent_as_its_maximum() -> None:
     desk = Desk()
     request = admitted(desk, stream=False)
     request.output(b"{}", 2, 0, 5001.0)
@@ -190,7 +190,7 @@ def test_a_wait_too_long_for_the_event_is_sent_as_its_maximum() -> None:
     assert list(desk.last.finished.token_gaps_us) == [2**32 - 1, 500_000]
 
 
-def test_an_engine_that_counts_more_tokens_than_were_seen_is_right() -> None:
+def test_the_engines_token_count_wins_if_it_exceeds_the_seen_tokens() -> None:
     request = admitted(Desk())
     request.output(b"x", 1, 0, 100.5)
     request.output(b"x", 1, 0, 101.5)

@@ -18,32 +18,32 @@ NAN, INFINITE = float("nan"), float("inf")
     ],
     ids=str,
 )
-def test_a_report_of_times_and_blocks_is_sound(report: StepReport) -> None:
+def test_a_report_of_times_and_blocks_is_valid(report: StepReport) -> None:
     assert is_valid(report)
 
 
 @pytest.mark.parametrize("wrong", [NAN, INFINITE, -INFINITE, -0.001])
-def test_one_whose_times_are_none_is_not(wrong: float) -> None:
+def test_a_report_with_invalid_times_is_invalid(wrong: float) -> None:
     assert not is_valid(StepReport(next_duration_s=wrong))
     assert not is_valid(StepReport(prefill_work=wrong))
     assert not is_valid(StepReport(drafting=Drafting(acceptance=wrong)))
 
 
 @pytest.mark.parametrize(("free", "block_tokens"), [(0, 0), (11, 16), (11, 0)])
-def test_one_whose_memory_is_none_is_not(free: int, block_tokens: int) -> None:
+def test_a_report_with_invalid_memory_is_invalid(free: int, block_tokens: int) -> None:
     memory = StepReport(kv_blocks_total=10, kv_blocks_free=free, block_tokens=block_tokens)
     assert not is_valid(memory)
     memory.next_duration_s = 0.02
     assert not is_valid(memory)
 
 
-def test_what_rows_share_that_did_not_fit_the_datagram_is_left_to_their_neighbours() -> None:
+def test_blocks_shared_with_rows_outside_the_datagram_are_those_of_their_neighbours() -> None:
     report = StepReport(caches_prefixes=True, kv_blocks_total=100, request_ids=["a", "b", "c"])
     report.sharing.extend([1, 5, 0, 4, 2])
     report.common_blocks.extend([9, 7, 3, 2, 8])
     assert shared_of(report) == (["b", "a", "c"], [0, 3, 2])
 
 
-def test_an_engine_that_says_nothing_of_what_is_shared_has_every_request_counted_whole() -> None:
+def test_without_reports_of_sharing_every_request_is_counted_whole() -> None:
     assert shared_of(StepReport(caches_prefixes=True)) == ([], [])
     assert shared_of(StepReport()) is None

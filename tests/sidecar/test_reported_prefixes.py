@@ -97,7 +97,7 @@ def test_a_reader_that_is_far_behind_gets_no_changes() -> None:
     assert reported.since(reported.count) == []
 
 
-def test_marks_are_few_and_end_with_the_whole() -> None:
+def test_marks_are_few_and_end_with_the_whole_prompt() -> None:
     marks = PromptMarks(tuple(Mark(at, at) for at in range(400)))
     assert reported_marks(marks) == [0, 1, 3, 7, 15, 31, 63, 127, 255, 399]
     assert reported_marks(PromptMarks(marks.marks[:1])) == [0]

@@ -32,7 +32,7 @@ def body(tokens: int, prompt: int = 50) -> dict[str, object]:
     return {"model": "tiny", "prompt": [1] * prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
 
 
-async def test_the_policys_order_holds_before_an_engine_that_has_none(tmp_path: Path) -> None:
+async def test_the_policys_order_applies_before_an_engine_without_one(tmp_path: Path) -> None:
     """Best effort that came first waits for admitted requests in the sidecar; none waits in the engine."""
     theirs = pool(tmp_path, type="simulated", policy="vllm", running=64)
     ours = pool(tmp_path, type="openai", policy="annealing", running=2)

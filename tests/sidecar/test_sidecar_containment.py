@@ -105,7 +105,7 @@ async def test_a_policy_that_omits_a_verdict_fails_only_the_requests_of_that_dec
     assert (await router.first(2)).HasField("admitted")
 
 
-async def test_a_request_whose_forwarding_fails_does_not_wait_for_ever(
+async def test_a_request_whose_forwarding_fails_ends(
     engine: Engine, rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rig.client, "answer", lambda *request: 1 // 0)
@@ -124,7 +124,7 @@ async def test_a_submit_with_impossible_times_is_refused(rig: Rig, router: Route
     assert rig.policy.asked == []
 
 
-async def test_a_session_continues_where_no_snapshot_can_be_made(
+async def test_a_session_continues_if_no_snapshot_can_be_built(
     engine: Engine, rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange = await streaming(engine, router, 1)
@@ -184,7 +184,7 @@ async def test_an_invalid_report_changes_nothing(rig: Rig, router: Router, repor
     assert (await router.first(1)).HasField("admitted")
 
 
-async def test_a_fault_over_a_report_is_not_the_sessions(
+async def test_a_fault_in_reading_a_report_does_not_end_sessions(
     rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rig.mirror, "apply", lambda report, now_s: 1 // 0)

@@ -27,7 +27,7 @@ def job(key: str, prompt_tokens: int = 100) -> Job:
     return new_job(Request(key, "chat", 0.0, prompt_tokens, 500), 50, False)
 
 
-async def test_a_cancel_before_the_verdict_is_heeded(rig: Rig, router: Router) -> None:
+async def test_a_cancel_before_the_verdict_takes_effect(rig: Rig, router: Router) -> None:
     await router.send(wire.RouterFrame(submits=[submit(1), submit(2)], cancels=[1]))
     await router.first(2)
     assert [len(requested) for requested in rig.policy.asked] == [1]
@@ -55,7 +55,7 @@ async def test_the_last_report_of_an_engine_that_is_down_is_dropped(
     assert (view.running, view.busy_until_s) == ((), 0.0)
 
 
-def test_an_iteration_under_way_keeps_the_engine_busy() -> None:
+def test_an_iteration_in_progress_keeps_the_engine_busy() -> None:
     mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), lambda _: 400)
     mirror.apply(StepReport(sequence=1, next_duration_s=0.5), 10.0)
     assert mirror.view(10.1, MODEL).busy_until_s == 10.5
@@ -65,7 +65,7 @@ def test_an_iteration_under_way_keeps_the_engine_busy() -> None:
     assert mirror.view(10.7, rough).busy_until_s == 12.0
 
 
-def test_a_full_block_makes_the_next_token_take_another() -> None:
+def test_the_token_after_a_full_block_takes_another_block() -> None:
     mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), lambda _: 400)
     mirror.accept(job("a", 16), 0.0)
     mirror.passed("a", 1, 0.1)  # its prompt fills a block
@@ -73,7 +73,7 @@ def test_a_full_block_makes_the_next_token_take_another() -> None:
 
 
 @pytest.mark.parametrize(("max_tokens", "longest"), [(None, 4096 - 3), (5, 5), (100_000, 4096 - 3)])
-async def test_an_answer_ends_where_the_client_or_the_context_says(
+async def test_an_answer_ends_at_the_clients_or_the_contexts_limit(
     rig: Rig, router: Router, max_tokens: int | None, longest: int
 ) -> None:
     body = {"prompt": [1, 2, 3], **({} if max_tokens is None else {"max_tokens": max_tokens})}
@@ -83,7 +83,7 @@ async def test_an_answer_ends_where_the_client_or_the_context_says(
     assert requested.request.max_output_tokens == longest
 
 
-def test_requests_that_came_or_ended_during_a_probe_are_not_foreign() -> None:
+def test_requests_that_arrived_or_ended_during_a_probe_are_not_foreign() -> None:
     for before, after in ((EngineCount(3, 30), EngineCount(1, 10)), (EngineCount(1, 10), EngineCount(3, 30))):
         mirror = HoldingMirror(KvCache(100, 100, 16), Limits(running=8), lambda _: 400)
         mirror.engine_load(EngineLoad(running=3, waiting=1, kv_used=0.4), before, after)

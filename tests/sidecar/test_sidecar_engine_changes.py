@@ -60,7 +60,7 @@ def is_there(path: Path) -> bool:
         ({"most_batch_tokens": 8192, "most_running": 256}, ALLOWED),
     ],
 )
-def test_a_step_is_planned_as_the_pool_allows_and_the_engine_can(
+def test_a_step_is_planned_within_the_limits_of_pool_and_engine(
     reported: dict[str, Any], planned: Limits
 ) -> None:
     seen = mirror()
@@ -94,7 +94,7 @@ def test_the_cache_size_of_an_engine_without_reports_is_read_again_from_metrics(
 
 
 @pytest.mark.parametrize("blocks", [b'num_gpu_blocks="None"', b'num_gpu_blocks="64",block_size="0"'])
-def test_a_cache_size_that_is_no_number_is_ignored(blocks: bytes) -> None:
+def test_a_cache_size_that_is_not_a_number_is_ignored(blocks: bytes) -> None:
     page = b"\n".join(PAGE.splitlines()[:3]) + b"\nvllm:cache_config_info{" + blocks + b"} 1.0\n"
     assert load_of(page) == EngineLoad(2, 1, 0.25)
 
@@ -117,7 +117,7 @@ def test_vllm_with_another_model_is_not_this_pool_s(cards: list[dict[str, str]],
     )
 
 
-async def test_an_engine_with_another_model_is_not_ready_and_says_why(engine: Engine) -> None:
+async def test_an_engine_with_another_model_is_not_ready_and_logged_with_the_reason(engine: Engine) -> None:
     engine.card |= {"id": "other", "owned_by": "vllm"}
     async with EngineClient(f"http://127.0.0.1:{engine.port}", Bounds(), "tiny") as client:
         probe = await client.probe()
@@ -125,7 +125,7 @@ async def test_an_engine_with_another_model_is_not_ready_and_says_why(engine: En
     assert 'the engine serves "other", this pool "tiny"' in probe.cause
 
 
-def test_an_engine_that_serves_and_does_not_report_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_serves_without_reports_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     monkeypatch.setattr(step_reports, "monotonic", lambda: now_s)
     reports = step_reports_of(mirror())
@@ -178,7 +178,7 @@ async def test_a_socket_whose_folder_is_missing_is_logged_once(tmp_path: Path) -
     receiver.close()
 
 
-async def test_a_socket_that_another_process_has_bound_is_left_to_it(socket_path: Path) -> None:
+async def test_a_socket_that_another_process_has_bound_is_left_alone(socket_path: Path) -> None:
     receiver = TelemetrySocket(socket_path, lambda _: None)
     removed(socket_path)
     successor = TelemetrySocket(socket_path, lambda _: None)

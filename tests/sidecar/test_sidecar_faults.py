@@ -68,7 +68,7 @@ async def test_cancels_after_the_end_or_of_unknown_requests_are_harmless(
     assert (await router.first(2)).HasField("admitted")
 
 
-async def test_a_router_that_disconnects_leaves_nothing_at_the_engine(engine: Engine, rig: Rig) -> None:
+async def test_a_disconnected_router_leaves_no_request_at_the_engine(engine: Engine, rig: Rig) -> None:
     async with rig.router() as router:
         await router.submit(1)
         await router.submit(2)
@@ -78,7 +78,7 @@ async def test_a_router_that_disconnects_leaves_nothing_at_the_engine(engine: En
     await until(lambda: rig.replica.unfinished == 0)
 
 
-async def test_closing_a_half_ends_the_session(engine: Engine, rig: Rig, router: Router) -> None:
+async def test_closing_one_half_ends_the_session(engine: Engine, rig: Rig, router: Router) -> None:
     await router.submit(1)
     exchange = await engine.asked()
     await router.call.done_writing()
@@ -86,7 +86,7 @@ async def test_closing_a_half_ends_the_session(engine: Engine, rig: Rig, router:
     assert await router.call.code() is grpc.StatusCode.OK
 
 
-async def test_an_engine_that_refuses_is_quoted(engine: Engine, router: Router) -> None:
+async def test_an_engines_refusal_is_quoted(engine: Engine, router: Router) -> None:
     await router.submit(1)
     exchange = await engine.asked()
     await exchange.begin(422, "application/json")
@@ -98,14 +98,14 @@ async def test_an_engine_that_refuses_is_quoted(engine: Engine, router: Router) 
     assert failed.body == b'{"error": "no such adapter"}'
 
 
-async def test_an_engine_that_crashes_before_the_first_byte(engine: Engine, router: Router) -> None:
+async def test_an_engine_that_crashes_before_the_first_byte_is_a_loss(engine: Engine, router: Router) -> None:
     await router.submit(1)
     (await engine.asked()).die()
     assert lost(await router.ended(1))
     assert router.kinds(1) == ["admitted", "failed"]
 
 
-async def test_an_engine_that_crashes_within_an_answer(engine: Engine, router: Router) -> None:
+async def test_an_engine_that_crashes_within_an_answer_is_a_loss(engine: Engine, router: Router) -> None:
     await router.submit(1)
     exchange = await streaming(engine)
     await until(lambda: "output" in router.kinds(1))
@@ -114,7 +114,7 @@ async def test_an_engine_that_crashes_within_an_answer(engine: Engine, router: R
     assert router.data(1) == TOKEN
 
 
-async def test_an_answer_that_ends_without_being_whole_is_a_loss(engine: Engine, router: Router) -> None:
+async def test_a_truncated_answer_is_a_loss(engine: Engine, router: Router) -> None:
     await router.submit(1)
     await (await streaming(engine)).end()
     assert lost(await router.ended(1))
@@ -125,7 +125,7 @@ async def test_an_answer_that_ends_without_being_whole_is_a_loss(engine: Engine,
     assert lost(await router.ended(2))
 
 
-async def test_an_answer_that_is_too_long_to_hold_fails(engine: Engine, router: Router) -> None:
+async def test_an_answer_too_long_to_buffer_fails(engine: Engine, router: Router) -> None:
     await router.submit(1, {"prompt": "a"})
     exchange = await engine.asked()
     await exchange.begin(content_type="application/json")
@@ -134,7 +134,7 @@ async def test_an_answer_that_is_too_long_to_hold_fails(engine: Engine, router: 
     await exchange.closed.wait()
 
 
-async def test_a_killed_engine_fails_all_and_comes_back_by_itself(
+async def test_a_killed_engine_fails_all_requests_and_recovers(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     await router.submit(1)
@@ -217,7 +217,9 @@ async def test_a_router_that_does_not_read_loses_only_its_own_session(
     await slow.__aexit__(None, None, None)
 
 
-async def test_drain_refuses_the_new_and_waits_for_the_old(engine: Engine, rig: Rig, router: Router) -> None:
+async def test_a_drain_refuses_new_requests_and_awaits_earlier_ones(
+    engine: Engine, rig: Rig, router: Router
+) -> None:
     await router.submit(1)
     exchange = await streaming(engine)
     draining = asyncio.ensure_future(router.stub.Drain(wire.DrainRequest()))
@@ -232,7 +234,7 @@ async def test_drain_refuses_the_new_and_waits_for_the_old(engine: Engine, rig: 
     assert (await router.ended(1)).HasField("finished")
 
 
-async def test_a_drain_out_of_time_reports_its_unfinished_requests(
+async def test_a_drain_that_times_out_reports_its_unfinished_requests(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     await router.submit(1)
@@ -273,7 +275,7 @@ async def test_a_drain_returns_requests_not_begun_and_finishes_the_rest(
     assert rig.metric("ends_total", tier="chat", end="returned") == 1
 
 
-async def test_a_drain_follows_the_engines_reports_where_there_are_any(
+async def test_a_drain_follows_the_engines_reports_if_there_are_any(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     for id in (1, 2, 3):
@@ -295,7 +297,7 @@ async def test_a_drain_follows_the_engines_reports_where_there_are_any(
     assert router.kinds(1) == ["admitted"]
 
 
-async def test_a_replica_resumes(engine: Engine, rig: Rig, router: Router) -> None:
+async def test_a_drained_replica_can_resume(engine: Engine, rig: Rig, router: Router) -> None:
     await router.submit(1)
     exchange = await streaming(engine)
     await until(lambda: "output" in router.kinds(1))

@@ -134,7 +134,7 @@ async def test_an_engine_that_goes_down_returns_held_requests_immediately(
     assert ids(engine) == ["r1", "r2"]
 
 
-async def test_a_policy_that_fails_leaves_the_order_of_arrival(
+async def test_if_the_policy_fails_requests_are_released_in_order_of_arrival(
     engine: Engine, rig: Rig, router: Router, policy: LastFirst
 ) -> None:
     policy.broken = True
@@ -200,7 +200,7 @@ async def test_requests_of_other_clients_at_the_engine_take_slots(
     assert (view.limits.running, view.kv.total_blocks) == (2, 1000)
 
 
-async def test_the_slots_that_an_engine_turns_out_to_have_are_a_metric(engine: Engine, rig: Rig) -> None:
+async def test_the_learned_number_of_slots_is_a_metric(engine: Engine, rig: Rig) -> None:
     assert rig.metric("engine_slots") == SLOTS
     engine.metrics_page = b"vllm:num_requests_running 1.0\nvllm:num_requests_waiting 3.0\n"
     assert rig.gate is not None
@@ -209,7 +209,7 @@ async def test_the_slots_that_an_engine_turns_out_to_have_are_a_metric(engine: E
     assert rig.metric("engine_slots") == 1
 
 
-async def test_an_engine_is_measured_by_the_tokens_that_pass_the_gate(rig: Rig) -> None:
+async def test_an_engine_is_measured_by_its_forwarded_tokens(rig: Rig) -> None:
     assert rig.gate is not None and isinstance(rig.mirror, HoldingMirror)
     rig.mirror.accept(new_job(Request("a", "chat", 0.0, 100, 5000), 4000, False), 0.0)
     rig.mirror.released("a", 0.0)
@@ -219,7 +219,7 @@ async def test_an_engine_is_measured_by_the_tokens_that_pass_the_gate(rig: Rig) 
     assert rig.metric("time_model_error_ratio_count") == 1
 
 
-async def test_merged_tokens_are_counted_by_usage_which_the_client_does_not_see(
+async def test_merged_tokens_are_counted_by_usage_that_is_removed_for_the_client(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     await router.submit(1)
@@ -233,7 +233,7 @@ async def test_merged_tokens_are_counted_by_usage_which_the_client_does_not_see(
     assert router.data(1) == TOKEN * 2 + DONE
 
 
-async def test_usage_that_the_client_asked_for_is_its_own(engine: Engine, rig: Rig, router: Router) -> None:
+async def test_usage_that_the_client_requested_is_forwarded(engine: Engine, rig: Rig, router: Router) -> None:
     body = {"model": "m", "prompt": [1, 2, 3], "stream": True, "stream_options": {"include_usage": True}}
     await router.submit(1, body)
     exchange = await begins(engine, 1)
@@ -259,7 +259,7 @@ async def test_an_engine_without_stream_options_gets_the_body_unchanged(
     assert "stream_options" not in (await engine.asked(3)).body
 
 
-async def test_a_body_that_is_wrong_as_it_came_is_answered_so(
+async def test_an_invalid_unmodified_body_gets_the_engines_answer(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     await router.submit(1)
@@ -285,7 +285,7 @@ async def test_an_engine_with_penstock_s_scheduler_gets_all_requests_immediately
         assert all("stream_options" not in exchange.body for exchange in engine.exchanges)
 
 
-async def test_the_annealers_order_is_made_before_the_engine(engine: Engine, bounds: Bounds) -> None:
+async def test_the_annealers_order_is_applied_before_the_engine(engine: Engine, bounds: Bounds) -> None:
     rig = Rig(engine, bounds, reads_fields=False, held_by=build("annealing"))
     async with rig.serving(), rig.router() as router:
         for id in range(1, 6):

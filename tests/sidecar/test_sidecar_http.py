@@ -110,7 +110,7 @@ def rejects(rig: Rig, reason: Reason = Reason.DECODE_BUDGET, earliest_s: float |
     rig.policy.answers = lambda job: Rejected(reason, earliest_s)
 
 
-async def test_a_stream_comes_as_the_engine_sends_it_with_verdict_and_replica_in_its_headers(
+async def test_a_stream_is_forwarded_with_verdict_and_replica_in_its_headers(
     gateway: Gateway, engine: Engine
 ) -> None:
     request = gateway.client.build_request(
@@ -141,7 +141,7 @@ async def test_a_stream_comes_as_the_engine_sends_it_with_verdict_and_replica_in
     await until(lambda: gateway.rig.replica.unfinished == 0)
 
 
-async def test_an_answer_that_is_not_streamed_comes_whole(gateway: Gateway, engine: Engine) -> None:
+async def test_an_answer_that_is_not_streamed_is_sent_whole(gateway: Gateway, engine: Engine) -> None:
     asking = gateway.begin(WHOLE)
     exchange = await engine.asked()
     await exchange.begin(content_type="application/json")
@@ -185,7 +185,7 @@ async def test_a_rejection_by_every_idle_replica_is_not_to_be_retried(gateway: G
 @pytest.mark.parametrize(
     ("attempt", "max_hops", "status"), [("1", "1", 429), ("2", "1", 200), ("3", "3", 429), ("4", "3", 200)]
 )
-async def test_the_last_endpoint_serves_best_effort_where_the_pool_says_so(
+async def test_the_last_endpoint_serves_best_effort_if_the_pool_permits(
     gateway: Gateway, engine: Engine, attempt: str, max_hops: str, status: int
 ) -> None:
     rejects(gateway.rig)
@@ -198,7 +198,7 @@ async def test_the_last_endpoint_serves_best_effort_where_the_pool_says_so(
 
 
 @pytest.mark.parametrize("pool", [pool_of(routing={"backup": "reject"})])
-async def test_the_last_endpoint_rejects_too_where_the_pool_has_no_backup(gateway: Gateway) -> None:
+async def test_the_last_endpoint_rejects_if_the_pool_has_no_backup(gateway: Gateway) -> None:
     rejects(gateway.rig)
     response = await gateway.ask(x_envoy_attempt_count="2", x_penstock_max_hops="1")
     assert response.status_code == 429
@@ -221,7 +221,7 @@ async def test_a_rejection_followed_by_another_replica_is_not_counted_for_the_cl
     assert gateway.demand() == {"arrived": 1}
 
 
-async def test_a_request_that_another_replica_has_rejected_is_decided_here_and_arrived_there(
+async def test_a_request_rejected_by_another_replica_counts_as_arrived_only_there(
     gateway: Gateway, engine: Engine
 ) -> None:
     engine.script = answer_whole
@@ -254,7 +254,7 @@ async def test_the_last_rejection_is_the_requests_verdict(
     assert gateway.metric("verdicts_total", tier="chat", verdict=counter) == 1
 
 
-async def test_a_draining_replica_and_one_without_an_engine_let_requests_hop(gateway: Gateway) -> None:
+async def test_requests_hop_from_a_draining_replica_and_one_without_an_engine(gateway: Gateway) -> None:
     gateway.rig.replica.state.draining = True
     response = await gateway.ask()
     assert (response.status_code, response.headers["x-penstock-rejected"]) == (503, "1")
@@ -265,7 +265,7 @@ async def test_a_draining_replica_and_one_without_an_engine_let_requests_hop(gat
     assert (response.status_code, response.headers["x-penstock-reason"]) == (503, "engine_down")
 
 
-async def test_a_backup_that_drains_lets_the_request_hop_to_the_next_one(gateway: Gateway) -> None:
+async def test_a_request_hops_from_a_draining_backup_to_the_next_one(gateway: Gateway) -> None:
     gateway.rig.replica.state.draining = True
     response = await gateway.ask(**BACKUP)
     assert (response.status_code, response.headers["x-penstock-rejected"]) == (503, "1")
@@ -381,7 +381,7 @@ async def test_a_client_that_does_not_read_is_disconnected_and_others_continue(
         ("/v1/completions/", "POST", 404),
     ],
 )
-async def test_no_path_leads_to_the_engine_beside_admission(
+async def test_no_path_bypasses_admission(
     gateway: Gateway, engine: Engine, path: str, method: str, status: int
 ) -> None:
     response = await gateway.client.request(method, path, content=b"{}")
@@ -479,7 +479,7 @@ async def test_targets_shrink_by_the_time_spent_at_earlier_endpoints(
     assert gateway.metric("e2e_seconds_sum", tier="chat") >= 0.5
 
 
-async def test_a_fault_in_answering_is_one_requests_and_is_counted(
+async def test_a_fault_in_answering_fails_one_request_and_is_counted(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -505,7 +505,7 @@ async def test_unwritten_bytes_count_as_held(gateway: Gateway, engine: Engine) -
 
 
 @pytest.mark.parametrize(("status", "ending"), [(499, "invalid"), (500, "failed")])
-async def test_an_engines_error_counts_as_the_clients_or_the_engines(
+async def test_an_engines_error_counts_as_the_clients_or_the_engines_failure(
     gateway: Gateway, engine: Engine, status: int, ending: str
 ) -> None:
     asking = gateway.begin(WHOLE)
@@ -520,9 +520,7 @@ async def test_an_engines_error_counts_as_the_clients_or_the_engines(
 @pytest.mark.parametrize(
     "pool", [pool_of(router={"maxBodyBytes": len(_bytes(WHOLE)), "streamBufferBytes": STREAM_BYTES})]
 )
-async def test_a_body_may_be_as_long_as_the_bound_and_no_byte_longer(
-    gateway: Gateway, engine: Engine
-) -> None:
+async def test_a_body_may_be_exactly_as_long_as_the_bound(gateway: Gateway, engine: Engine) -> None:
     engine.script = answer_whole
     response = await gateway.ask(WHOLE)
     assert (response.status_code, response.headers["x-penstock-hops"]) == (200, "1")
@@ -535,7 +533,9 @@ async def test_bodies_are_bounded_over_all_requests(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("pool", [pool_of(router={"bufferBytes": 100})])
-async def test_a_body_over_the_bound_of_all_bytes_is_answered_in_the_replicas_name(gateway: Gateway) -> None:
+async def test_a_body_over_the_bound_of_all_bytes_is_answered_with_the_replicas_name(
+    gateway: Gateway,
+) -> None:
     response = await gateway.ask(b"x" * 101)
     assert (response.status_code, response.json()["error"]["code"]) == (429, "router_full")
     assert response.json()["error"]["message"].startswith("replica r0 holds its bound of 100 bytes")
@@ -554,7 +554,7 @@ class TestTooMany:
         assert response.headers["x-penstock-rejected"] == "1"
         first.cancel()
 
-    async def test_a_backup_without_capacity_decides_for_the_client(
+    async def test_a_backup_without_capacity_answers_the_client(
         self, gateway: Gateway, engine: Engine
     ) -> None:
         first = gateway.begin(BODY, x_envoy_attempt_count="2")

@@ -6,7 +6,7 @@ from penstock_sidecar.metrics import Metrics
 from prometheus_client import CollectorRegistry
 
 
-def test_best_effort_uses_memory_and_fills_nothing() -> None:
+def test_best_effort_uses_memory_and_adds_no_filled_share() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     best_effort = Snapshot(best_effort=9, kv_tokens_total=100, kv_tokens_free=10, kv_tokens_headroom=75)
@@ -15,7 +15,7 @@ def test_best_effort_uses_memory_and_fills_nothing() -> None:
     assert registry.get_sample_value("penstock_replica_filled_ratio") == 0.25
 
 
-def test_the_load_is_exported_as_it_is() -> None:
+def test_the_load_is_exported_unchanged() -> None:
     registry = CollectorRegistry()
     now = Snapshot(running=3, waiting=4, best_effort=5)
     Metrics(registry).load(now, requests=7, engine_ready=True, draining=False)
@@ -33,7 +33,7 @@ def test_the_load_is_exported_as_it_is() -> None:
     }
 
 
-def test_the_longest_call_of_the_planner_is_kept() -> None:
+def test_the_longest_call_of_the_planner_is_recorded() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     for seconds in (0.25, 0.5, 0.125):

@@ -37,7 +37,7 @@ spec:
     ],
     ids=["none", "given", "default"],
 )
-def test_drafts_are_expected_as_the_pool_says(
+def test_the_pools_acceptance_rate_is_used(
     more: str, speculation: Speculation | None, tmp_path: Path
 ) -> None:
     file = tmp_path / "pool.yaml"
@@ -49,7 +49,7 @@ def test_drafts_are_expected_as_the_pool_says(
 
 
 @pytest.mark.parametrize(("order", "reads"), [("round-robin", False), ("best-fit", True), ("prefix", True)])
-def test_routers_get_fresh_snapshots_where_the_pools_order_reads_them(
+def test_routers_get_fresh_snapshots_if_the_pools_order_reads_them(
     order: str, reads: bool, tmp_path: Path
 ) -> None:
     file = tmp_path / "pool.yaml"
@@ -82,7 +82,7 @@ def test_a_policy_is_warmed_up_with_every_tier(tmp_path: Path) -> None:
         ("https://127.0.0.1/under", 0, 0),
     ],
 )
-def test_routers_reach_an_engine_at_its_root(url: str, plain: int, tls: int) -> None:
+def test_routers_get_the_engines_root_url(url: str, plain: int, tls: int) -> None:
     assert (root_port(url, "http"), root_port(url, "https")) == (plain, tls)
 
 
@@ -91,7 +91,7 @@ def test_routers_reach_an_engine_at_its_root(url: str, plain: int, tls: int) -> 
     [("", True, False), (", answerPath: direct", True, True), (", answerPath: direct", False, False)],
     ids=["through the sidecar", "direct", "without reports"],
 )
-def test_engines_are_reached_with_tickets_only(
+def test_routers_reach_engines_only_with_tickets(
     more: str, telemetry: bool, reached: bool, tmp_path: Path
 ) -> None:
     file, steps = tmp_path / "pool.yaml", tmp_path / "steps.sock"
@@ -111,7 +111,7 @@ def test_engines_are_reached_with_tickets_only(
     assert not tickets.admit_routers
 
 
-def test_a_key_that_cannot_be_written_is_said_at_start(tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_written_is_logged_at_start(tmp_path: Path) -> None:
     file = tmp_path / "pool.yaml"
     file.write_text(POOL.format(more=", answerPath: direct"))
     pool, model = load_pool(file), time_model("llama-3-8b-h100")

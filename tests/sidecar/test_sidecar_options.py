@@ -13,7 +13,7 @@ from penstock_sidecar.sidecar import engine_tls
 GOOD = ["-f", "pool.yaml", "--name", "r0", "--listen", "127.0.0.1:0", "--engine", "http://127.0.0.1:8000/"]
 
 
-def test_flags() -> None:
+def test_flags_configure_a_sidecar() -> None:
     options = parse([*GOOD, "--telemetry", "/run/t.sock", "--metrics-port", "0", "--drain-s", "5"])
     assert (options.name, options.listen, options.engine) == (
         "r0",
@@ -53,7 +53,7 @@ def test_flags() -> None:
         (["--listen", "sidecar.example:9000"], "reachable from other machines"),
     ],
 )
-def test_a_wrong_flag_is_one_line(wrong: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_flag_is_one_line(wrong: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse([*GOOD, *wrong])
     assert ended.value.code == 2
@@ -61,15 +61,15 @@ def test_a_wrong_flag_is_one_line(wrong: list[str], says: str, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:1", "[::1]:1", "localhost:1", "127.8.0.1:1"])
-def test_this_machine_may_go_without_tls(listen: str) -> None:
+def test_loopback_needs_no_tls(listen: str) -> None:
     assert str(parse([*GOOD, "--listen", listen]).listen) == listen
 
 
-def test_insecure_has_to_be_said() -> None:
+def test_without_tls_insecure_is_required() -> None:
     assert parse([*GOOD, "--listen", "0.0.0.0:9000", "--insecure"]).tls is None
 
 
-def test_gateways_without_the_pools_keys_are_served_in_the_clear(tmp_path: Path) -> None:
+def test_gateways_without_the_pools_keys_are_served_without_tls(tmp_path: Path) -> None:
     file = tmp_path / "pem"
     file.write_text("")
     tls = ["--tls-cert", str(file), "--tls-key", str(file), "--http-port", "0"]
@@ -79,7 +79,7 @@ def test_gateways_without_the_pools_keys_are_served_in_the_clear(tmp_path: Path)
     assert (options.http_tls, options.tls is None) == (None, False)
 
 
-async def test_an_engine_that_requires_a_certificate_is_shown_the_one_of_the_flags(tmp_path: Path) -> None:
+async def test_an_engine_that_requires_a_certificate_gets_that_of_the_flags(tmp_path: Path) -> None:
     make_certificates(tmp_path)
     ca, cert, key = (str(tmp_path / name) for name in ("ca.pem", "node.pem", "node.key"))
 

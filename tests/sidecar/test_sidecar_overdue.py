@@ -52,7 +52,7 @@ async def test_a_stalled_stream_is_lost_and_cancelled(
     assert rig.replica.unfinished == 0
 
 
-async def test_a_request_that_an_engine_took_and_never_began_is_lost(
+async def test_a_request_that_an_engine_accepted_and_never_started_is_lost(
     engine: Engine, rig: Rig, router: Router, later: Any
 ) -> None:
     await router.submit(1)
@@ -66,7 +66,7 @@ async def test_a_request_that_an_engine_took_and_never_began_is_lost(
     assert rig.metric("stalled_total", tier="chat", at="queued") == 1
 
 
-async def test_a_whole_answer_may_take_as_long_as_its_longest(
+async def test_a_whole_answer_may_take_the_time_of_the_longest_one(
     engine: Engine, rig: Rig, router: Router, later: Any
 ) -> None:
     await router.submit(1, BODY)
@@ -79,7 +79,7 @@ async def test_a_whole_answer_may_take_as_long_as_its_longest(
     assert rig.metric("stalled_total", tier="chat", at="unseen") == 1
 
 
-async def test_a_whole_answer_is_lost_sooner_where_the_engine_reports(
+async def test_a_whole_answer_is_lost_sooner_if_the_engine_reports(
     engine: Engine, rig: Rig, router: Router, later: Any
 ) -> None:
     await router.submit(1, BODY | {"max_tokens": 100_000})
@@ -92,7 +92,7 @@ async def test_a_whole_answer_is_lost_sooner_where_the_engine_reports(
     assert lost(await router.ended(1))
 
 
-async def test_waiting_behind_progressing_requests_is_no_fault(
+async def test_waiting_behind_progressing_requests_is_not_a_fault(
     engine: Engine, rig: Rig, router: Router, later: Any
 ) -> None:
     await router.submit(1)

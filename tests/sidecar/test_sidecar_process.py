@@ -46,7 +46,9 @@ async def refused_to_start(*flags: str | Path) -> tuple[int, str]:
     return process.returncode, output.decode()
 
 
-async def test_it_carries_requests_drains_on_a_signal_and_exits_clean(pool: Path, socket_path: Path) -> None:
+async def test_a_sidecar_serves_requests_drains_on_a_signal_and_exits_with_0(
+    pool: Path, socket_path: Path
+) -> None:
     async with engine(pool, socket_path) as (_, at):
         flags = sidecar(pool, at, "--telemetry", socket_path, "--metrics-port", "0")
         async with started("penstock_sidecar.main", *flags) as process:
@@ -78,7 +80,7 @@ async def test_it_carries_requests_drains_on_a_signal_and_exits_clean(pool: Path
     assert not is_there(socket_path)
 
 
-async def test_an_engine_killed_under_load_comes_back_by_itself(pool: Path, socket_path: Path) -> None:
+async def test_a_sidecar_recovers_from_an_engine_killed_under_load(pool: Path, socket_path: Path) -> None:
     async with engine(pool, socket_path) as (first, at):
         flags = sidecar(pool, at, "--telemetry", socket_path)
         async with started("penstock_sidecar.main", *flags) as process:
@@ -115,7 +117,7 @@ async def test_a_failed_start_prints_one_line(pool: Path, tmp_path: Path, socket
     assert output.startswith(f"{bad}: spec.tiers[0].slo.tpot:")
 
 
-async def test_without_an_engine_it_serves_and_reports_that(pool: Path) -> None:
+async def test_without_an_engine_a_sidecar_runs_and_reports_that(pool: Path) -> None:
     with listen("127.0.0.1", 0) as free:
         nowhere = f"127.0.0.1:{free.getsockname()[1]}"
     async with started("penstock_sidecar.main", *sidecar(pool, nowhere)) as process:
@@ -157,7 +159,7 @@ TRAFFIC: list[tuple[dict[str, object], dict[str, str], int]] = [
 ]
 
 
-async def test_the_same_traffic_gives_the_same_figures_of_tiers_over_http_as_through_a_router(
+async def test_figures_of_tiers_are_equal_over_http_and_through_a_router(
     tmp_path: Path, socket_path: Path
 ) -> None:
     pool = tmp_path / "pool.yaml"
@@ -204,7 +206,7 @@ async def answered(url: str, headers: dict[str, str]) -> None:
             assert response.status_code == status, response.text
 
 
-async def test_it_reports_its_http_port_to_routers_and_sends_gateways_to_others_while_it_drains(
+async def test_a_sidecar_reports_its_http_port_and_sends_gateways_to_others_while_draining(
     pool: Path, socket_path: Path
 ) -> None:
     async with engine(pool, socket_path) as (_, at):

@@ -65,7 +65,7 @@ async def _framed(puts: list[tuple[int, bytes, int, Urgency, bool]]) -> dict[int
 
 
 @given(PUTS)
-def test_bytes_and_tokens_arrive_whole_and_in_order_however_they_are_framed(puts: Any) -> None:
+def test_bytes_and_tokens_arrive_whole_and_in_order_in_any_framing(puts: Any) -> None:
     for id, exchange in asyncio.run(_framed(puts)).items():
         news = exchange.take()
         assert news.data == b"".join(data for to, data, *_ in puts if to == id)
@@ -117,7 +117,7 @@ def _job(key: str) -> Job:
 
 
 @given(STEPS, st.data())
-def test_the_last_report_is_the_truth_whatever_was_lost_doubled_or_late_before_it(
+def test_the_last_report_counts_after_any_lost_repeated_or_late_ones(
     steps: list[tuple[str, str]], data: st.DataObject
 ) -> None:
     engine, mirror = TrueEngine(), ReplicaMirror(KvCache(1000, 1000, 16), Limits(), lambda _: 400)
@@ -331,7 +331,7 @@ async def _interleaved(moves: list[tuple[str, int]], closes: bool) -> None:
 
 @examples(100)
 @given(st.lists(st.tuples(st.sampled_from(DOES), st.integers(0, 99)), max_size=40), st.booleans())
-def test_no_interleaving_of_session_and_engine_leaves_state(
+def test_every_interleaving_of_session_and_engine_leaves_no_state(
     moves: list[tuple[str, int]], closes: bool
 ) -> None:
     asyncio.run(_interleaved(moves, closes))

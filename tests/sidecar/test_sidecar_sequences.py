@@ -35,7 +35,7 @@ async def test_each_answer_is_a_job(engine: Engine, rig: Rig, router: Router) ->
     assert not rig.mirror.view(0.0, rig.estimates.model).waiting
 
 
-async def test_prompts_of_a_list_are_jobs_too_each_as_long_as_the_longest(rig: Rig, router: Router) -> None:
+async def test_each_prompt_of_a_list_is_a_job_as_long_as_the_longest(rig: Rig, router: Router) -> None:
     await router.submit(1, BODY | {"prompt": [[1], [1, 2, 3, 4]], "n": 2})
     await router.first(1)
     (jobs,) = rig.policy.asked
@@ -71,7 +71,7 @@ async def test_bounds_count_answers(rig: Rig, router: Router) -> None:
     assert (await router.first(5)).HasField("best_effort")
 
 
-async def test_reports_tell_of_each_answer(engine: Engine, rig: Rig, router: Router) -> None:
+async def test_reports_have_each_answer(engine: Engine, rig: Rig, router: Router) -> None:
     await router.submit(1, BODY | {"n": 2})
     key = (await engine.asked()).key
     row: dict[str, Any] = {"computed_tokens": [4, 3], "generated_tokens": [2, 1]}
@@ -85,7 +85,7 @@ async def test_reports_tell_of_each_answer(engine: Engine, rig: Rig, router: Rou
     assert not view.waiting
 
 
-async def test_reports_reveal_how_long_each_prompt_of_a_list_is(
+async def test_reports_have_the_length_of_each_prompt_of_a_list(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     await router.submit(1, BODY | {"prompt": [[1], [1, 2, 3, 4]]})
@@ -101,7 +101,7 @@ async def test_reports_reveal_how_long_each_prompt_of_a_list_is(
     assert all(job.decoding for job in view.running)
 
 
-async def test_tokens_that_pass_are_shared_among_the_answers(
+async def test_forwarded_tokens_are_divided_among_the_answers(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     await router.submit(1, BODY | {"n": 3})
@@ -124,7 +124,9 @@ class TestBeforeAnEngineThatIsNotOurs:
         async with made.serving():
             yield made
 
-    async def test_its_answers_go_in_together(self, engine: Engine, rig: Rig, router: Router) -> None:
+    async def test_all_answers_of_a_request_are_released_together(
+        self, engine: Engine, rig: Rig, router: Router
+    ) -> None:
         for id in (1, 2):
             await router.submit(id, BODY | {"n": 3})  # two slots, too few for all sequences of one request
         for number, id in ((1, 1), (2, 2)):
@@ -135,7 +137,7 @@ class TestBeforeAnEngineThatIsNotOurs:
             assert (await router.ended(id)).HasField("finished")
         assert rig.replica.unfinished == 0
 
-    async def test_one_that_ends_while_it_is_held_leaves_nothing(
+    async def test_a_request_that_ends_while_held_leaves_no_state(
         self, engine: Engine, rig: Rig, router: Router
     ) -> None:
         for id in (1, 2):

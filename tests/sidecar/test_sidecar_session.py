@@ -26,9 +26,7 @@ async def streams(exchange: Exchange) -> None:
     await exchange.end()
 
 
-async def test_a_verdict_comes_first_and_the_engines_bytes_follow_untouched(
-    engine: Engine, router: Router
-) -> None:
+async def test_a_verdict_precedes_the_engines_unmodified_bytes(engine: Engine, router: Router) -> None:
     engine.script = streams
     await router.submit(7)
     finished = (await router.ended(7)).finished
@@ -151,14 +149,14 @@ async def test_a_rejected_request_is_not_forwarded_and_its_id_is_free(rig: Rig, 
 
 
 @pytest.mark.parametrize("more", [{"tier": "batch"}, {"backup": True}])
-async def test_best_effort_needs_no_plan(rig: Rig, router: Router, more: dict[str, Any]) -> None:
+async def test_best_effort_is_admitted_without_a_plan(rig: Rig, router: Router, more: dict[str, Any]) -> None:
     await router.submit(1, **more)
     assert (await router.first(1)).HasField("best_effort")
     assert rig.policy.asked == []
     assert (await rig.engine.asked()).body["vllm_xargs"]["penstock_best_effort"] is True
 
 
-async def test_a_bad_body_gets_its_error_and_no_verdict(rig: Rig, router: Router) -> None:
+async def test_an_invalid_body_gets_its_error_and_no_verdict(rig: Rig, router: Router) -> None:
     await router.submit(1, b'{"prompt": 5}')
     await router.submit(2, b"{")
     await router.submit(3, {"prompt": [1] * 4096})
@@ -172,7 +170,7 @@ async def test_a_bad_body_gets_its_error_and_no_verdict(rig: Rig, router: Router
     assert rig.policy.asked == [] and rig.engine.exchanges == []
 
 
-async def test_several_routers_share_a_replica_and_not_their_ids(rig: Rig) -> None:
+async def test_several_routers_may_use_one_id_at_a_replica(rig: Rig) -> None:
     rig.engine.script = streams
     async with rig.router() as one, rig.router() as other:
         for id in range(10):
@@ -251,7 +249,7 @@ async def test_an_unmodified_engine_gets_the_body_unchanged(engine: Engine, boun
         assert (job.generated_tokens, job.decoding) == (2, True)
 
 
-async def test_a_changed_state_reaches_routers_that_carry_nothing(rig: Rig) -> None:
+async def test_a_changed_state_reaches_routers_without_requests(rig: Rig) -> None:
     async with rig.router() as idle, rig.router() as busy:
         await until(lambda: bool(idle.frames))
         await busy.submit(1)
@@ -326,7 +324,7 @@ class Held:
         return
 
 
-async def test_a_frame_that_is_being_written_goes_before_the_session_ends() -> None:
+async def test_a_frame_being_written_is_sent_before_the_session_ends() -> None:
     """gRPC sends no status behind a write that was cancelled: the router would wait for ever."""
     writes, may_end, written = asyncio.Event(), asyncio.Event(), list[wire.ReplicaFrame]()
     held = cast(ReplicaRequest, Held(may_end.set))

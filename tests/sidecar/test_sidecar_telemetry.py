@@ -49,7 +49,7 @@ def test_a_new_engine_starts_over() -> None:
     assert follows.lost_before(report(6, "second")) == 1
 
 
-async def test_reports_arrive_oldest_first_and_rubbish_is_skipped(socket_path: Path) -> None:
+async def test_reports_arrive_oldest_first_and_invalid_ones_are_skipped(socket_path: Path) -> None:
     got: list[StepReport] = []
     receiver = TelemetrySocket(socket_path, got.extend)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as engine:
@@ -62,7 +62,7 @@ async def test_reports_arrive_oldest_first_and_rubbish_is_skipped(socket_path: P
     assert not is_there(socket_path)
 
 
-async def test_a_stale_path_is_taken_over_and_one_in_use_is_not(socket_path: Path) -> None:
+async def test_a_stale_socket_is_replaced_and_one_in_use_is_not(socket_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
         dead.bind(str(socket_path))
     receiver = TelemetrySocket(socket_path, lambda _: None)
@@ -71,7 +71,7 @@ async def test_a_stale_path_is_taken_over_and_one_in_use_is_not(socket_path: Pat
     receiver.close()
 
 
-async def test_a_path_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+async def test_a_path_that_is_not_a_socket_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("kept")
     with pytest.raises(StartError, match="cannot receive telemetry"):
@@ -81,7 +81,7 @@ async def test_a_path_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
         TelemetrySocket(tmp_path / "nowhere" / "s", lambda _: None)
 
 
-async def test_admission_plans_with_what_the_engine_reports(rig: Rig, engine: Engine, router: Router) -> None:
+async def test_admission_plans_with_the_engines_reports(rig: Rig, engine: Engine, router: Router) -> None:
     await router.submit(1, {"prompt": "x" * 400, "stream": True})
     exchange = await engine.asked()
     rig.reports.receive([held(exchange.key, 120, 1, next_duration_s=0.5)])
@@ -108,7 +108,7 @@ async def test_iterations_correct_the_time_model(rig: Rig) -> None:
     assert rig.metric("telemetry_reports_total") == 79
 
 
-async def test_of_several_reports_each_teaches_and_the_last_is_the_picture(rig: Rig) -> None:
+async def test_each_of_several_reports_is_learned_from_and_the_last_is_the_state(rig: Rig) -> None:
     rig.reports.receive(
         [held("x", 10, 0, 1, duration_s=0.02, tokens=100), held("y", 20, 0, 2, duration_s=0.02, tokens=100)]
     )
@@ -130,7 +130,7 @@ async def test_loss_and_restart_are_counted(rig: Rig) -> None:
     assert rig.metric("engine_restarts_total") == 1
 
 
-async def test_a_report_that_comes_after_a_later_one_changes_nothing(rig: Rig) -> None:
+async def test_a_report_older_than_the_last_one_is_ignored(rig: Rig) -> None:
     memory: dict[str, Any] = {"kv_blocks_total": 500, "block_tokens": 16, "caches_prefixes": True}
     rig.reports.receive([report(1, **memory), report(3, kv_blocks_free=300, **memory)])
     lost = rig.metric("telemetry_lost_total")
@@ -191,7 +191,7 @@ async def test_faults_of_the_policy_are_counted_by_kind_over_restarts(rig: Rig) 
     assert counted == {"raised": 7, "impossible": 0, "too_slow": 1, "plugin": 1}
 
 
-async def test_answers_teach_how_long_answers_are(rig: Rig, engine: Engine, router: Router) -> None:
+async def test_answer_lengths_are_learned(rig: Rig, engine: Engine, router: Router) -> None:
     body = {"prompt": [1, 2, 3], "max_tokens": 400, "stream": True}
     for id in range(1, 61):
         await router.submit(id, body)
@@ -204,7 +204,7 @@ async def test_answers_teach_how_long_answers_are(rig: Rig, engine: Engine, rout
     assert last.output_tokens < first.output_tokens <= 400
 
 
-async def test_an_event_brings_as_many_tokens_as_a_speculating_engine_has_reported(
+async def test_an_event_counts_the_tokens_that_a_speculating_engine_reported(
     rig: Rig, engine: Engine, router: Router
 ) -> None:
     await router.submit(1)
@@ -266,7 +266,9 @@ async def test_a_whole_answers_tokens_are_timed_by_the_engines_reports(
     assert finished.ttft_s == pytest.approx(100.25)
 
 
-async def test_an_answer_of_one_token_ends_with_it(rig: Rig, engine: Engine, router: Router) -> None:
+async def test_an_answer_of_one_token_has_the_time_of_its_end(
+    rig: Rig, engine: Engine, router: Router
+) -> None:
     await router.submit(1, {"prompt": [1, 2, 3]}, spent_s=0.25)
     exchange = await engine.asked()
     rig.reports.receive([report(1)])

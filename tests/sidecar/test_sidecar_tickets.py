@@ -59,7 +59,7 @@ async def reported(router: Router, id: int, state: "wire.AnswerState.ValueType",
     return await router.ended(id)
 
 
-async def test_the_verdict_brings_the_ticket_and_the_request_stays_with_its_router(
+async def test_a_verdict_has_the_ticket_and_the_router_sends_the_request(
     rig: Rig, engine: Engine, router: Router
 ) -> None:
     ticket = await ticket_of(router, 1)
@@ -70,7 +70,7 @@ async def test_the_verdict_brings_the_ticket_and_the_request_stays_with_its_rout
     assert rig.replica.unfinished == 2
 
 
-async def test_a_best_effort_request_has_a_ticket_that_says_so(rig: Rig, router: Router) -> None:
+async def test_a_best_effort_requests_ticket_is_marked(rig: Rig, router: Router) -> None:
     rig.policy.answers = lambda _: BestEffort()
     ticket = await ticket_of(router, 1)
     assert router.kinds(1) == ["best_effort"]
@@ -82,7 +82,7 @@ async def test_a_ticket_is_for_all_answers_of_its_request(rig: Rig, router: Rout
     assert ticket.uses == 3
 
 
-async def test_a_client_s_own_xargs_are_passed_without_penstock_s_fields(rig: Rig, router: Router) -> None:
+async def test_a_clients_own_xargs_are_forwarded_without_penstocks_fields(rig: Rig, router: Router) -> None:
     xargs = {"seed": 7, "penstock_ttft_s": 0.001, TICKET: "forged"}
     await router.submit(1, {"prompt": [1], "stream": True, "vllm_xargs": xargs}, direct=True)
     fields = orjson.loads((await router.first(1)).engine_fields)
@@ -102,7 +102,7 @@ async def test_an_older_router_is_served_by_the_sidecar(rig: Rig, engine: Engine
 
 
 @pytest.mark.parametrize("checks", [False, True], ids=["an older engine", "one that is silent"])
-async def test_without_an_engine_that_says_it_checks_tickets_there_is_none(
+async def test_without_an_engine_that_checks_tickets_no_ticket_is_issued(
     checks: bool, rig: Rig, engine: Engine, router: Router
 ) -> None:
     rig.reports.receive([StepReport(sequence=2, checks_tickets=checks, **IDLE)])
@@ -129,14 +129,14 @@ async def test_a_whole_answer_ends_with_figures_of_reports_and_usage(rig: Rig, r
     assert rig.metric("ends_total", tier="chat", end="finished") == 1
 
 
-async def test_a_whole_answer_that_no_report_showed_has_the_router_s_count(rig: Rig, router: Router) -> None:
+async def test_a_whole_answer_without_reports_has_the_routers_count(rig: Rig, router: Router) -> None:
     await ticket_of(router, 1)
     said = (await reported(router, 1, wire.ANSWER_STATE_WHOLE, tokens=2)).finished
     assert (said.completion_tokens, said.prompt_tokens) == (2, 3)
     assert said.ttft_s > 0
 
 
-async def test_an_answer_in_one_piece_has_the_times_of_its_tokens(rig: Rig, router: Router) -> None:
+async def test_a_whole_answer_has_the_times_of_its_tokens(rig: Rig, router: Router) -> None:
     key = str((await ticket_of(router, 1, {"prompt": [1, 2, 3], "max_tokens": 5})).fields["penstock_id"])
     for sequence, generated in enumerate((1, 2), start=2):
         rig.reports.receive([runs(key, generated, sequence)])
@@ -158,7 +158,7 @@ async def test_an_engine_without_room_is_a_rejection(rig: Rig, router: Router) -
         (wire.ANSWER_STATE_REFUSED, wire.FAILURE_ENGINE_REFUSED),
     ],
 )
-async def test_an_answer_that_does_not_come_frees_its_place(
+async def test_an_answer_that_never_arrives_frees_its_place(
     state: "wire.AnswerState.ValueType", failure: "wire.Failure.ValueType", rig: Rig, router: Router
 ) -> None:
     await ticket_of(router, 1)
@@ -194,7 +194,7 @@ async def test_states_of_unknown_requests_are_ignored(rig: Rig, engine: Engine, 
     assert rig.replica.unfinished == 1
 
 
-async def test_a_client_that_leaves_frees_its_place_at_once(rig: Rig, router: Router) -> None:
+async def test_a_disconnected_client_frees_its_place_immediately(rig: Rig, router: Router) -> None:
     await ticket_of(router, 1)
     await router.cancel(1)
     await until(lambda: rig.replica.unfinished == 0)
@@ -207,9 +207,7 @@ async def test_a_router_that_crashes_frees_its_places(rig: Rig, router: Router) 
     await until(lambda: rig.replica.unfinished == 0)
 
 
-async def test_a_ticket_that_is_not_used_is_taken_back(
-    rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unused_ticket_is_revoked(rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     unused, used = [str((await ticket_of(router, id)).fields["penstock_id"]) for id in (1, 2)]
     rig.reports.receive([runs(used, 1)])
     rig.replica.tick()
@@ -234,7 +232,7 @@ async def test_a_drain_returns_requests_that_the_engine_has_not_started(rig: Rig
     assert router.kinds(2) == router.kinds(3) == ["admitted"]
 
 
-async def test_thinking_ends_when_the_router_says_so(rig: Rig, router: Router) -> None:
+async def test_thinking_ends_when_the_router_reports_it(rig: Rig, router: Router) -> None:
     key = str((await ticket_of(router, 1)).fields["penstock_id"])
     await tell(router, 1, wire.ANSWER_STATE_BEGUN, thinking_tokens=2)
     await until(lambda: rig.mirror.thinking_tokens(key) == 2)

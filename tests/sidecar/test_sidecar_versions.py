@@ -26,7 +26,7 @@ async def test_fields_of_a_later_router_are_ignored(engine: Engine, router: Rout
     assert (await router.ended(1)).HasField("finished")
 
 
-async def test_a_request_of_the_first_version_says_neither_hop_nor_time_spent(
+async def test_a_request_of_the_first_version_has_neither_hop_nor_time_spent(
     engine: Engine, router: Router
 ) -> None:
     body = submit(1).body
@@ -57,7 +57,7 @@ async def test_an_unknown_field_from_a_router_concerns_only_its_request(
     assert router.data(1).endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_frame_without_anything_is_nothing(engine: Engine, router: Router) -> None:
+async def test_an_empty_frame_is_ignored(engine: Engine, router: Router) -> None:
     await router.send(wire.RouterFrame())
     await router.submit(1)
     exchange = await engine.asked()

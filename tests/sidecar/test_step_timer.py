@@ -57,7 +57,7 @@ def test_step_times_are_not_learned_beside_prefill_or_from_merged_tokens() -> No
         assert engine.estimates.model is MODEL
 
 
-def test_another_decode_is_listened_to_where_the_first_has_ended() -> None:
+def test_another_decode_is_timed_after_the_first_has_ended() -> None:
     engine = Engine(decodes=2)
     engine.iterates(1.0)
     gone = engine.keys.pop(0)

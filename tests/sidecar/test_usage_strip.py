@@ -16,9 +16,7 @@ PASSED = b'data: {"choices":[{"text":"\\"usage\\":null"}]}\n\n' + EVENTS[1] + EV
 
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])
 @pytest.mark.parametrize("crlf", [False, True])
-def test_usage_that_the_client_did_not_request_is_removed_however_the_bytes_arrive(
-    size: int, crlf: bool
-) -> None:
+def test_unrequested_usage_is_removed_however_the_bytes_arrive(size: int, crlf: bool) -> None:
     data, strip = b"".join(EVENTS), UsageStrip()
     wanted = PASSED.replace(b"\n", b"\r\n") if crlf else PASSED
     data = data.replace(b"\n", b"\r\n") if crlf else data
@@ -26,7 +24,7 @@ def test_usage_that_the_client_did_not_request_is_removed_however_the_bytes_arri
     assert b"".join(pieces) == wanted
 
 
-def test_text_that_is_no_event_passes_unchanged() -> None:
+def test_text_outside_events_is_unchanged() -> None:
     strip = UsageStrip()
     assert strip.feed(b'data: {"usage": broken\n\n') == b'data: {"usage": broken\n\n'
     assert strip.feed(b': "usage"\n\n') == b': "usage"\n\n'
@@ -58,7 +56,7 @@ def test_usage_is_requested_without_changing_the_clients_other_fields(
         b'{"prompt":"a","stream":true,"stream_options":0}',
     ],
 )
-def test_usage_is_not_asked_for_where_it_comes_or_where_it_is_the_engines_to_complain(raw: bytes) -> None:
+def test_usage_is_not_requested_if_it_is_already_or_if_the_body_is_invalid(raw: bytes) -> None:
     assert read_body(wire.ENDPOINT_COMPLETIONS, raw).asking_usage() is None
 
 

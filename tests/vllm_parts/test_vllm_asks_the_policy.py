@@ -90,7 +90,7 @@ def planning(clock: Clock, policy: Scripted, planning_s: float = 0.5) -> tuple[P
     return Planning(policy, planning_s, clock, faults), faults
 
 
-def test_a_policys_memory_is_of_its_last_successful_step() -> None:
+def test_a_policys_state_is_that_of_its_last_successful_step() -> None:
     policy = Scripted()
     plans, faults = planning(Clock(), policy)
     assert plans.plan(VIEW, {}) is not None
@@ -105,9 +105,7 @@ def test_a_policys_memory_is_of_its_last_successful_step() -> None:
 @pytest.mark.parametrize(
     ("took_s", "steps_off"), [(0.5, 0), (0.75, 1), (1.0, 2), (2.25, 4), (9e9, MOST_STEPS_OFF)]
 )
-def test_a_policy_that_took_too_long_is_skipped_until_that_time_is_made_up(
-    took_s: float, steps_off: int
-) -> None:
+def test_a_slow_policy_is_skipped_until_its_excess_time_has_passed(took_s: float, steps_off: int) -> None:
     clock, policy = Clock(), Scripted()
     plans, faults = planning(clock, policy)
     clock.step_s = took_s
@@ -139,7 +137,7 @@ def test_a_method_that_raises_returns_none_and_its_scheduler_contains_the_error(
     assert engine.errors == ["integer division or modulo by zero"]
 
 
-def test_a_fault_is_logged_the_first_time_that_its_kind_of_error_is_seen(
+def test_a_fault_is_logged_once_for_each_kind_of_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class NoMessage(Exception):

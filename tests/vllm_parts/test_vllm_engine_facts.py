@@ -85,7 +85,7 @@ def scheduler(**other: Any) -> Any:
 SETTINGS = PluginSettings(MODEL)
 
 
-def test_bounds_are_vllms_own_or_lower_ones_that_were_set() -> None:
+def test_bounds_are_vllms_own_or_lower_configured_ones() -> None:
     assert bounds_of(scheduler(), SETTINGS) == StepBounds(512, 20, 4095)
     assert bounds_of(scheduler(max_num_scheduled_tokens=100), SETTINGS).batch_tokens == 100
     low = PluginSettings(MODEL, max_batch_tokens=64, max_running=3)
@@ -95,9 +95,7 @@ def test_bounds_are_vllms_own_or_lower_ones_that_were_set() -> None:
 
 
 @pytest.mark.parametrize(("slots", "tokens"), [(0, 512), (1, 512 - 16), (31, 16), (32, 600), (40, 600)])
-def test_room_that_a_drafter_takes_of_a_batch_is_left_to_it_as_long_as_there_is_any(
-    slots: int, tokens: int
-) -> None:
+def test_a_drafters_share_of_a_batch_is_reserved_while_the_batch_has_room(slots: int, tokens: int) -> None:
     config = anything(speculative_config=anything(max_num_new_slots_for_drafting=slots))
     assert bounds_of(scheduler(vllm_config=config), SETTINGS).batch_tokens == tokens
     one_more = anything(max_num_batched_tokens=16 * slots + 1)
@@ -112,7 +110,7 @@ def test_memory_is_all_blocks_but_the_null_block() -> None:
     assert (two.groups, two.kv) == (2, KvCache(50, 3, 16))
 
 
-def test_some_models_are_left_to_vllm_and_it_is_said_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_models_are_left_to_vllm_with_a_logged_reason(caplog: pytest.LogCaptureFixture) -> None:
     assert can_be_steered(scheduler())
     assert not caplog.messages
     for config, why in (
@@ -157,7 +155,7 @@ def test_each_step_of_a_repeated_plan_reads_one_more_token_of_each_request() -> 
     assert next_work(BatchWork(3, 10, 5.0, 1), 3) == BatchWork(3, 13)
 
 
-def test_it_is_repeated_until_the_first_request_must_stop() -> None:
+def test_a_plan_is_repeated_until_the_first_request_must_stop() -> None:
     running: Any = [
         anything(num_prompt_tokens=10, max_tokens=5, num_computed_tokens=11),
         anything(num_prompt_tokens=90, max_tokens=50, num_computed_tokens=96),
@@ -175,7 +173,7 @@ def step(requested_s: float = 0.0, predicted_s: float = 0.5, tokens: int = 1) ->
     return StepInProgress(output, requested_s, BatchWork(tokens), predicted_s, {})
 
 
-def test_the_next_step_begins_when_those_before_it_end() -> None:
+def test_the_next_step_starts_when_the_earlier_ones_end() -> None:
     line = Pipeline()
     assert (line.free_s(0.5, MODEL), line.left_s(0.5)) == (0.5, 0.0)
     first, second = step(1.0, 0.5, 10), step(1.25, 0.25, 20)
@@ -189,7 +187,7 @@ def test_the_next_step_begins_when_those_before_it_end() -> None:
     assert line.left_s(1.5) == 0.25
 
 
-def test_a_step_took_from_the_end_of_the_one_before_or_from_when_it_was_asked_for() -> None:
+def test_a_steps_time_counts_from_its_request_or_the_previous_end() -> None:
     line, one = Pipeline(), step(1.0)
     line.begin(one)
     assert line.end(one, 3.0, works_on=True) == MeasuredStep(one.work, 2.0)
@@ -200,7 +198,7 @@ def test_a_step_took_from_the_end_of_the_one_before_or_from_when_it_was_asked_fo
     assert line.end(step(9.0), 8.25, works_on=True) is None
 
 
-def test_steps_that_never_ended_are_dropped_and_empty_ones_are_none() -> None:
+def test_steps_that_never_ended_are_dropped_and_empty_ones_ignored() -> None:
     line, lost, found, empty = Pipeline(), step(), step(), step(tokens=0)
     line.begin(lost)
     line.begin(found)
@@ -224,7 +222,7 @@ def request(tokens: int = 101, output: int = 1, computed: int = 101) -> Any:
     return anything(num_tokens=tokens, num_output_tokens=output, num_computed_tokens=computed)
 
 
-def test_a_step_is_decode_behind_all_that_had_to_be_prefilled() -> None:
+def test_a_step_is_a_decode_once_all_prompts_are_prefilled() -> None:
     assert decoded(request(101, 1), 100) and decoded(request(101, 1), 101)
     assert not decoded(request(101, 1), 99)
     assert not decoded(request(100, 0), 99)
@@ -248,7 +246,7 @@ def test_the_work_of_a_step_is_tokens_context_and_attention() -> None:
     assert known == StepInProgress(both, 2.0, BatchWork(2, 152), MODEL.seconds(BatchWork(2, 152)), {})
 
 
-def test_a_step_computes_one_each_only_if_it_has_every_running_request_and_no_second_token() -> None:
+def test_a_step_is_uniform_only_with_one_token_of_every_running_request() -> None:
     def computes(tokens: dict[str, int], running: int = 2) -> bool:
         output: Any = anything(num_scheduled_tokens=tokens, total_num_scheduled_tokens=sum(tokens.values()))
         return computes_one_each(output, running)
@@ -259,7 +257,7 @@ def test_a_step_computes_one_each_only_if_it_has_every_running_request_and_no_se
     assert not computes({"a": 1, "b": 1}, running=3)
 
 
-def test_a_step_brought_one_each_or_it_did_not() -> None:
+def test_a_steps_outcome_is_uniform_or_not() -> None:
     output: Any = anything(num_scheduled_tokens={"a": 1, "b": 1})
 
     def brought(*tokens: list[int]) -> bool:
@@ -286,7 +284,7 @@ def asked(**other: int) -> Any:
     return anything(**(fields | other))
 
 
-def test_a_request_goes_on_unless_its_last_token_is_under_way_or_it_waits_for_its_turn() -> None:
+def test_a_request_continues_unless_its_last_token_is_in_progress_or_it_waits_for_input() -> None:
     assert may_continue(asked(), 200, 3)
     assert may_continue(asked(num_computed_tokens=104), 200, 3)
     last = asked(num_computed_tokens=104, num_output_placeholders=1)
@@ -298,7 +296,7 @@ def test_a_request_goes_on_unless_its_last_token_is_under_way_or_it_waits_for_it
     assert not may_continue(asked(next_decode_eligible_step=4), 200, 3)
 
 
-def test_a_running_job_is_foreseen_with_every_draft_refused() -> None:
+def test_a_running_job_is_predicted_with_every_draft_rejected() -> None:
     decodes = job(computed=100, generated=1)
     still = HeldRequest(asked(), decodes)
     assert after_steps_in_progress(still, 9.0) is decodes
@@ -428,9 +426,7 @@ def test_names_are_remembered_for_a_bounded_number_of_requests() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6), st.integers(1, 3))
-def test_no_more_adapters_are_used_than_there_is_room_for(
-    start: list[int], running: list[int], most: int
-) -> None:
+def test_adapters_in_use_are_bounded(start: list[int], running: list[int], most: int) -> None:
     candidates = [held(f"s{at}", lora=lora) for at, lora in enumerate(start)]
     there = [held(f"r{at}", lora=lora) for at, lora in enumerate(running)]
     used = set(running) - {0}

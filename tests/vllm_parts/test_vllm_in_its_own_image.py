@@ -15,7 +15,7 @@ BROUGHT = {"numpy", "numba", "google", "vllm"}
 """What vLLM itself requires, of all that the plug-in imports."""
 
 
-def test_the_plug_in_imports_nothing_that_vllm_does_not_bring() -> None:
+def test_the_plug_in_imports_only_packages_of_vllm() -> None:
     imported: set[str] = set()
     for path in (path for folder in FOLDERS for path in folder.rglob("*.py") if "_pb2" not in path.name):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -27,7 +27,7 @@ def test_the_plug_in_imports_nothing_that_vllm_does_not_bring() -> None:
     assert others == BROUGHT
 
 
-def test_it_uses_no_generated_code() -> None:
+def test_the_plug_in_uses_no_generated_code() -> None:
     output = run("""
 import sys
 from penstock_vllm import reports
@@ -37,7 +37,7 @@ print(*[name for name in sys.modules if "_pb2" in name and name.startswith("pens
 
 
 @pytest.mark.parametrize("release", [(5, 29, 6), (6, 33, 5), (7, 36, 2)], ids=str)
-def test_it_reports_with_any_protobuf_that_vllm_admits(release: tuple[int, int, int]) -> None:
+def test_reports_work_with_every_protobuf_version_of_vllm(release: tuple[int, int, int]) -> None:
     output = run(f"""
 from google.protobuf import descriptor_pb2, runtime_version
 runtime_version.MAJOR, runtime_version.MINOR, runtime_version.PATCH = {release}

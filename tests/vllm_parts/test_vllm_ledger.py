@@ -82,7 +82,7 @@ def test_unreadable_fields_mean_best_effort_and_pooling_has_one_result() -> None
     assert ledger.add(asked("z", max_tokens=0), 3.0, blocked=False).job.request.max_output_tokens == 1
 
 
-def test_a_name_that_another_has_is_counted_on() -> None:
+def test_a_name_in_use_gets_the_next_number() -> None:
     ledger = EngineLedger()
     both = [ledger.add(asked(name, sampling_params=fields("r")), 1.0, blocked=False) for name in "ab"]
     assert names(both) == ["r", "r~1"]
@@ -191,7 +191,7 @@ def test_a_request_that_loads_its_kv_is_not_planned_until_it_runs() -> None:
     assert (session.planned, ledger.unplanned) == (False, 1)
 
 
-def test_a_promoted_request_is_admitted_and_nothing_else_changes() -> None:
+def test_a_promotion_changes_only_the_requests_admission() -> None:
     ledger = EngineLedger()
     held = ledger.add(asked(sampling_params=fields("r", best_effort=True)), 1.0, blocked=False)
     assert ledger.ready[0].best_effort
@@ -219,7 +219,7 @@ def test_after_a_step_jobs_have_the_state_of_vllms_requests() -> None:
     assert held.job.computed_tokens == 106
 
 
-def test_requests_that_vllm_decides_over_are_followed_without_times() -> None:
+def test_requests_scheduled_by_vllm_are_recorded_without_times() -> None:
     ledger = EngineLedger()
     (session,) = started(ledger, asked("s", resumable=True))
     session.request.num_computed_tokens = 101
@@ -243,7 +243,7 @@ def test_a_request_that_loads_its_kv_holds_no_blocks_until_it_runs() -> None:
     assert (held.job.computed_tokens, held.job.generated_tokens) == (0, 0)
 
 
-def test_steps_of_one_token_each_are_written_down_and_settled_together() -> None:
+def test_uniform_steps_are_recorded_and_settled_together() -> None:
     ledger = EngineLedger()
     running = started(ledger, asked("a", num_computed_tokens=100), asked("b", num_computed_tokens=100))
     changes = ledger.changes
@@ -324,7 +324,7 @@ def test_a_job_recorded_again_may_be_behind_its_predicted_state() -> None:
     assert ledger.by_id["a"].job == preempted(job)
 
 
-def test_tokens_of_steps_under_way_are_not_in_memory_yet() -> None:
+def test_tokens_of_steps_in_progress_are_not_in_memory() -> None:
     def known(computed: int, in_flight: int, stale: int) -> int:
         request = asked(
             num_computed_tokens=computed, num_in_flight_tokens=in_flight, num_stale_output_tokens=stale

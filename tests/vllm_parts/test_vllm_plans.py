@@ -35,12 +35,12 @@ def held() -> dict[str, HeldRequest]:
     return {one.request.id: of(one) for one in (*RUNNING, *WAITING)}
 
 
-def test_one_token_for_every_running_request_needs_no_changes() -> None:
+def test_a_plan_of_one_token_for_every_running_request_has_no_changes() -> None:
     plan = plan_of(Step(ALL_RUNNING, repeatable_blocks=7), VIEW, held())
     assert (plan.order, plan.start, plan.caps, plan.repeatable_blocks) == (None, (), None, 7)
 
 
-def test_new_requests_behind_the_running_ones_are_the_only_change() -> None:
+def test_new_requests_after_the_running_ones_are_the_only_change() -> None:
     here = held()
     whole = plan_of(Step({**ALL_RUNNING, "y": 100}, repeatable_blocks=7), VIEW, here)
     assert (whole.order, whole.start, whole.caps, whole.repeatable_blocks) == (None, (here["y"],), None, None)
@@ -59,7 +59,7 @@ def test_new_requests_behind_the_running_ones_are_the_only_change() -> None:
     ],
     ids=["in another order", "another order", "one rests", "a new request first", "only a new request"],
 )
-def test_any_other_step_says_everything(tokens: dict[str, int]) -> None:
+def test_any_other_step_is_described_in_full(tokens: dict[str, int]) -> None:
     here = held()
     plan = plan_of(Step(tokens), VIEW, here)
     assert plan.order == tuple([here[name] for name in tokens if name in ALL_RUNNING])
@@ -132,7 +132,7 @@ def test_draft_tokens_of_all_requests_need_no_reordering() -> None:
     assert (plan.order, plan.caps, plan.drafts) == (None, None, {"a": 2})
 
 
-def test_a_prompt_in_progress_is_no_step_of_decodes_alone() -> None:
+def test_a_step_with_a_prompt_in_progress_is_not_a_decode_step() -> None:
     begun = job("p", decodes=False)._replace(computed_tokens=40)
     view = replace(VIEW, running=(*RUNNING, begun))
     here = held() | {"p": HeldRequest(SimpleNamespace(request_id="engine-p"), begun)}

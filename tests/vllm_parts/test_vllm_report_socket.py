@@ -84,7 +84,7 @@ def test_reports_are_lost_until_there_is_a_reader(path: Path) -> None:
     reports.close()
 
 
-def test_a_slow_reader_costs_reports_and_no_time(path: Path, reader: socket.socket) -> None:
+def test_a_slow_reader_loses_reports_without_delaying_the_engine(path: Path, reader: socket.socket) -> None:
     ours = ReportSocket(path, WARN)
     taken = [ours.send(StepReport(kv_blocks_total=1)) for _ in range(5000)]
     assert set(taken) == {True, False}
@@ -159,7 +159,7 @@ def test_a_report_of_running_requests_that_is_too_long_is_dropped_whole(
     ours.close()
 
 
-def test_a_report_is_as_long_as_the_kernel_allows_any_process(path: Path, reader: socket.socket) -> None:
+def test_a_report_may_be_as_long_as_the_kernel_allows(path: Path, reader: socket.socket) -> None:
     granted = 2 * min(SEND_BUFFER_BYTES, int(Path("/proc/sys/net/core/wmem_max").read_text()))
     name, ours = "x" * min(granted * 3 // 4, LONGEST_BYTES * 9 // 10), ReportSocket(path, WARN)
     assert ours.send(StepReport(running=1, request_ids=[name]))
@@ -206,7 +206,7 @@ def test_reports_lost_by_a_full_queue_leave_a_gap_in_the_numbers() -> None:
     assert wire.numbers == list(range(11, MOST_QUEUED + 11))
 
 
-def test_a_report_that_cannot_be_made_is_a_gap_and_the_next_has_all_requests(
+def test_a_report_that_cannot_be_built_is_a_gap_and_the_next_has_all_requests(
     path: Path, reader: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | UniformBoundary | None]()
@@ -225,9 +225,7 @@ def test_a_report_that_cannot_be_made_is_a_gap_and_the_next_has_all_requests(
     ]
 
 
-def test_after_a_report_that_could_not_be_made_all_requests_are_reported_again(
-    path: Path, reader: socket.socket
-) -> None:
+def test_after_a_failed_report_all_requests_are_reported_again(path: Path, reader: socket.socket) -> None:
     reports = Reports(ReportSocket(path, WARN))
     reports.send(MOVING)
     reports.record_loss()
@@ -238,7 +236,7 @@ def test_after_a_report_that_could_not_be_made_all_requests_are_reported_again(
     reports.close()
 
 
-def test_a_heartbeat_that_cannot_be_sent_ends_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_that_cannot_be_sent_does_not_end_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_vllm.report_thread.HEARTBEAT_S", 0.001)
     failed = threading.Event()
 
@@ -260,7 +258,7 @@ def test_a_heartbeat_that_cannot_be_sent_ends_no_thread(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("peer", ["gone", "a file", "a stream", "a folder"])
-def test_reports_are_dropped_whatever_is_at_the_sidecar_s_path(path: Path, peer: str) -> None:
+def test_reports_are_dropped_if_the_sidecars_path_is_not_a_socket(path: Path, peer: str) -> None:
     other = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if peer == "a file":
         path.write_text("x")
@@ -289,7 +287,7 @@ def test_requests_are_reported_again_only_when_more_than_tokens_has_changed(path
     assert not teller.knows(3, (), WHOLE_EVERY_S / 2)
 
 
-def test_an_incremental_boundary_is_the_one_before_with_its_changes(
+def test_an_incremental_boundary_is_the_previous_one_with_its_changes(
     path: Path, reader: socket.socket
 ) -> None:
     reports = Reports(ReportSocket(path, WARN))
@@ -303,7 +301,7 @@ def test_an_incremental_boundary_is_the_one_before_with_its_changes(
     reports.close()
 
 
-def test_a_boundary_is_incremental_only_while_nothing_else_has_changed(path: Path) -> None:
+def test_a_boundary_is_incremental_only_without_other_changes(path: Path) -> None:
     reports, queue = Reports(ReportSocket(path, WARN)), SimpleQueue[Boundary | UniformBoundary | None]()
     teller, further = BoundaryRecorder(reports, queue), UniformBoundary(None, KvMemory(100, 60, 16), 0.04, 5)
     assert not teller.repeat(MOVING.changes, further, 0.0), "nothing was reported before"
@@ -332,7 +330,7 @@ def test_further_tokens_are_reported_only_after_a_report_that_was_received(path:
     reports.close()
 
 
-def test_a_missing_receiver_is_logged_once_and_so_is_its_return(
+def test_a_missing_receiver_and_its_return_are_logged_once(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = began_s = 1000.0

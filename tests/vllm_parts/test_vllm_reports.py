@@ -59,7 +59,7 @@ class Wire(ReportSocket):
         self.closed = True
 
 
-def test_a_report_without_changes_of_the_cache_still_says_that_there_is_one() -> None:
+def test_a_report_without_cache_changes_still_reports_a_cache() -> None:
     wire = Wire()
     reports = Reports(wire)
     reports.send(NOW._replace(cache=CacheReport(2, [], [])))
@@ -100,7 +100,7 @@ def test_a_block_counts_for_every_group_of_layers_and_faults_and_drafts_are_repo
     assert (report.duration_s, report.tokens) == (0.0, 0)
 
 
-def test_a_short_report_names_the_last_that_had_all_requests() -> None:
+def test_an_incremental_report_names_its_complete_one() -> None:
     wire = Wire()
     reports = Reports(wire)
     reports.send(NOW)
@@ -114,7 +114,7 @@ def test_a_short_report_names_the_last_that_had_all_requests() -> None:
     assert not reports.broken
 
 
-def test_without_a_base_nothing_is_sent_and_all_requests_are_due() -> None:
+def test_without_a_complete_report_no_increment_is_sent_and_all_requests_are_due() -> None:
     wire = Wire()
     reports = Reports(wire)
     assert not reports.broken
@@ -140,7 +140,7 @@ def test_after_an_unreceived_report_all_requests_are_due() -> None:
     assert (len(wire.sent), reports.broken) == (1, True)
 
 
-def test_an_idle_engine_is_reported_again_and_no_increment_builds_on_it() -> None:
+def test_an_idle_engine_is_reported_again_without_increments() -> None:
     wire = Wire()
     reports = Reports(wire)
     reports.repeat()
@@ -176,7 +176,7 @@ def test_an_idle_engine_reports_all_cached_prompts_again_in_turn() -> None:
 
 
 @pytest.mark.parametrize("cause", ["reset", "skipped", "lost"])
-def test_an_idle_engine_reports_no_prompt_again_that_may_be_gone(cause: str) -> None:
+def test_an_idle_engine_does_not_repeat_prompts_that_may_be_evicted(cause: str) -> None:
     wire = Wire()
     reports = Reports(wire)
     idle = NOW._replace(left_s=0.0)
@@ -188,7 +188,7 @@ def test_an_idle_engine_reports_no_prompt_again_that_may_be_gone(cause: str) -> 
     assert prompts_of(wire.sent[-1]) == {}
 
 
-def test_a_thread_that_is_stopped_has_closed_the_socket_and_never_holds_a_process_up() -> None:
+def test_a_stopped_thread_closes_its_socket_and_never_blocks_the_process() -> None:
     wire, queue = Wire(), SimpleQueue[Boundary | UniformBoundary | None]()
     reports = Reports(wire)
     thread = ReportThread(reports, queue, BoundaryRecorder(reports, queue))
@@ -229,13 +229,13 @@ def test_a_report_of_all_requests_suffices_for_seconds_while_only_tokens_are_add
     assert not reported.knows(5, (chunk,), 1000.0)
 
 
-def test_no_rows_are_known_before_the_first_report() -> None:
+def test_rows_are_unknown_before_the_first_report() -> None:
     reports = Reports(Wire())
     assert not BoundaryRecorder(reports, SimpleQueue()).knows(0, (), 0.0)
     assert not BoundaryRecorder(reports, SimpleQueue()).repeat(0, GOES_ON, 0.0)
 
 
-def test_boundaries_past_those_that_may_wait_are_counted() -> None:
+def test_boundaries_over_the_queues_bound_are_counted() -> None:
     reported, _, queue = teller()
     for _ in range(MOST_QUEUED - 1):
         assert reported.repeat(5, GOES_ON, 1000.0)
@@ -255,7 +255,7 @@ def test_reporting_all_requests_recovers_from_a_loss_and_reporting_fewer_does_no
     assert not reports.broken
 
 
-def test_rows_are_running_then_waiting_requests_with_their_prefilled_tokens() -> None:
+def test_rows_are_running_and_then_waiting_requests_with_their_prefilled_tokens() -> None:
     ledger = EngineLedger()
     waiting: Any = SimpleNamespace(
         request_id="w", num_prompt_tokens=5, max_tokens=9, resumable=False, sampling_params=None

@@ -15,7 +15,7 @@ from penstock_vllm.versions import HOOKS, UnsupportedVllm, check_version
 NAMED = {"PENSTOCK_TIME_MODEL": "llama-3-8b-a100"}
 
 
-def test_a_time_model_is_all_that_must_be_said() -> None:
+def test_a_time_model_is_the_only_required_setting() -> None:
     read = read_settings({}, NAMED)
     assert (read.policy, read.telemetry, read.max_batch_tokens) == ("slos-serve", None, 0)
     assert read.model == time_model("llama-3-8b-a100")
@@ -35,7 +35,7 @@ def test_settings_have_the_documented_defaults() -> None:
     )
 
 
-def test_all_of_it_can_come_from_the_environment() -> None:
+def test_all_settings_can_come_from_the_environment() -> None:
     read = read_settings(
         {},
         {
@@ -63,7 +63,7 @@ def test_all_of_it_can_come_from_the_environment() -> None:
         ("maxRunning", [1, "8"], [0, False]),
     ],
 )
-def test_numbers_are_taken_within_their_bounds(key: str, good: list[object], bad: list[object]) -> None:
+def test_numbers_are_accepted_within_their_bounds(key: str, good: list[object], bad: list[object]) -> None:
     for value in good:
         read_settings({"penstock": {key: value}}, NAMED)
     for value in bad:
@@ -71,26 +71,26 @@ def test_numbers_are_taken_within_their_bounds(key: str, good: list[object], bad
             read_settings({"penstock": {key: value}}, NAMED)
 
 
-def test_a_long_value_is_shown_in_part_and_a_relative_file_is_a_file() -> None:
+def test_a_long_value_is_truncated_and_a_relative_path_is_read() -> None:
     with pytest.raises(BadSetting, match='"' + "x" * 60 + '" is no policy'):
         read_settings({"penstock": {"policy": "x" * 500}}, NAMED)
     with pytest.raises(BadSetting, match=r'"none\.json" cannot be read'):
         read_settings({"penstock": {"timeModel": "none.json"}}, {})
 
 
-def test_one_server_is_one_engine() -> None:
+def test_a_server_of_several_engines_is_refused() -> None:
     check_one_engine(1)
     with pytest.raises(BadSetting, match="--data-parallel-size 2: a replica is one engine"):
         check_one_engine(2)
 
 
-def test_the_command_line_counts_before_the_environment() -> None:
+def test_the_command_line_precedes_the_environment() -> None:
     given = {"penstock": {"policy": "sola", "maxRunning": 8}}
     read = read_settings(given, {**NAMED, "PENSTOCK_POLICY": "vllm", "PENSTOCK_AGING_S": "5"})
     assert (read.policy, read.max_running, read.knobs) == ("sola", 8, Knobs(aging_s=5.0))
 
 
-def test_a_time_model_comes_by_name_by_file_or_as_it_is(tmp_path: Path) -> None:
+def test_a_time_model_is_given_by_name_by_file_or_inline(tmp_path: Path) -> None:
     values = to_json(time_model("opt-13b-a100"))
     path = tmp_path / "measured.json"
     path.write_text(json.dumps(values))
@@ -125,13 +125,13 @@ def test_an_invalid_setting_is_named_with_its_place_and_a_valid_value(
     assert "\n" not in str(bad.value)
 
 
-def test_a_section_that_is_no_object_is_said_so() -> None:
+def test_a_section_that_is_not_an_object_is_named() -> None:
     with pytest.raises(BadSetting, match="penstock must be an object"):
         read_settings({"penstock": "sola"}, NAMED)
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.33.0", "0.33.2rc1"])
-def test_known_versions_are_taken(version: str) -> None:
+def test_supported_vllm_versions_are_accepted(version: str) -> None:
     check_version(version, HOOKS)
 
 
@@ -146,14 +146,14 @@ def test_a_scheduler_that_lacks_a_method_is_refused() -> None:
         check_version("0.33.0", set(HOOKS) - {"_preempt_request"})
 
 
-def test_a_model_that_is_to_be_measured_needs_the_sidecar_that_measures() -> None:
+def test_a_model_to_be_measured_needs_a_sidecar() -> None:
     read = read_settings({}, {"PENSTOCK_TIME_MODEL": "auto", "PENSTOCK_TELEMETRY": "/run/t.sock"})
     assert read.model is None
     with pytest.raises(BadSetting, match='"auto" is measured by a sidecar; set PENSTOCK_TELEMETRY too'):
         read_settings({}, {"PENSTOCK_TIME_MODEL": "auto"})
 
 
-def test_a_measured_model_is_taken_as_soon_as_it_is_there(tmp_path: Path) -> None:
+def test_a_measured_model_is_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
     telemetry, model = tmp_path / "t.sock", time_model("opt-13b-a100")
     pending, file = PendingModel(telemetry), Path(measured_model_file(str(telemetry)))
     assert pending.check(0.0) is None
@@ -162,7 +162,7 @@ def test_a_measured_model_is_taken_as_soon_as_it_is_there(tmp_path: Path) -> Non
     assert pending.check(CHECK_S) == model
 
 
-def test_a_measured_model_that_is_none_is_said_and_waited_for(
+def test_an_invalid_measured_model_is_logged_and_awaited(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     telemetry = tmp_path / "t.sock"

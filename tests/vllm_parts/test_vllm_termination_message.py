@@ -30,7 +30,7 @@ def ends(logger: str, error: Exception) -> None:
         logging.getLogger(logger).exception("EngineCore failed to start.")
 
 
-def test_an_engine_that_fails_leaves_why_in_a_line(words: Path) -> None:
+def test_a_failed_engine_leaves_its_reason_in_one_line(words: Path) -> None:
     ends(CORE, ValueError("No available memory for the cache blocks.\nTry increasing it."))
     assert words.read_text() == "ValueError: No available memory for the cache blocks. Try increasing it."
 
@@ -41,20 +41,20 @@ def test_the_message_of_the_failed_worker_is_preferred_to_that_of_the_waiting_en
     assert words.read_text() == "RuntimeError: no such device"
 
 
-def test_errors_that_end_nothing_are_no_termination_message(words: Path) -> None:
+def test_errors_that_do_not_end_the_engine_leave_no_termination_message(words: Path) -> None:
     ends("vllm.entrypoints.openai", ValueError("a bad request"))
     logging.getLogger(CORE).error("without an exception")
     assert words.read_text() == ""
 
 
-def test_without_a_request_for_it_no_message_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_setting_no_message_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     before = list(logging.getLogger("vllm").handlers)
     install()
     assert logging.getLogger("vllm").handlers == before
 
 
-def test_a_place_that_cannot_be_written_does_not_stop_the_engine(
+def test_an_unwritable_message_file_does_not_stop_the_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handler = TerminationMessage(tmp_path / "no folder" / "log")
@@ -66,7 +66,7 @@ def test_a_place_that_cannot_be_written_does_not_stop_the_engine(
     assert "FileNotFoundError" in capsys.readouterr().err
 
 
-def test_vllm_finds_it_where_only_the_sources_lie() -> None:
+def test_vllm_finds_the_plug_in_from_its_sources_alone() -> None:
     """As in a pod: the plug-in's folder on PYTHONPATH, nothing installed."""
     sources = Path(__file__).resolve().parents[2] / "vllm-plugin" / "src"
     reported = (sources / "penstock_vllm_plugin.dist-info" / "entry_points.txt").read_text()

@@ -77,7 +77,7 @@ def sidecar(tmp_path: Path) -> Sidecar:
     return made
 
 
-def test_a_ticket_brings_its_request_s_slo(sidecar: Sidecar) -> None:
+def test_a_ticket_has_its_requests_slo(sidecar: Sidecar) -> None:
     ticket = sidecar.ticket()
     sidecar.clock.now_s += 0.5
     job = sidecar.job("cmpl-1", ticket)
@@ -118,7 +118,7 @@ def test_an_expired_ticket_is_ignored(sidecar: Sidecar) -> None:
     assert sidecar.job("cmpl-1", ticket).best_effort
 
 
-def test_a_sidecar_that_starts_again_has_another_key(sidecar: Sidecar) -> None:
+def test_a_restarted_sidecar_has_another_key(sidecar: Sidecar) -> None:
     before = sidecar.ticket("r-1")
     sidecar.start()
     assert sidecar.job("cmpl-1", before).best_effort
@@ -143,7 +143,7 @@ def test_a_refused_ticket_is_logged_once(sidecar: Sidecar, caplog: pytest.LogCap
     ]
 
 
-def test_the_key_is_for_its_own_user_only(tmp_path: Path) -> None:
+def test_the_key_is_readable_by_its_user_only(tmp_path: Path) -> None:
     path = tmp_path / "key"
     (tmp_path / "key.new").write_text("left over")
     key = write_new_key(path)
@@ -151,13 +151,13 @@ def test_the_key_is_for_its_own_user_only(tmp_path: Path) -> None:
     assert TicketKeyFile(path).key() == key != write_new_key(path)
 
 
-def test_a_key_that_is_cut_short_is_none(tmp_path: Path) -> None:
+def test_a_truncated_key_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_bytes(b"k" * (KEY_BYTES - 1))
     assert TicketKeyFile(path).key() == b""
 
 
-def test_reports_say_whether_tickets_are_checked() -> None:
+def test_reports_state_whether_tickets_are_checked() -> None:
     sent: list[Any] = []
 
     def send(report: Any) -> bool:

@@ -17,7 +17,7 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def test_requests_with_and_without_a_ticket_are_served_as_they_may(tmp_path: Path) -> None:
+def test_requests_with_and_without_a_ticket_are_served_by_their_right(tmp_path: Path) -> None:
     telemetry = tmp_path / "telemetry.sock"
     key = write_new_key(Path(ticket_key_file(str(telemetry))))
     engine = Engine(Kind(more={"telemetry": str(telemetry), "tickets": "required"}))

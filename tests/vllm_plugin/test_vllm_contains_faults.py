@@ -115,7 +115,7 @@ def test_invalid_fields_of_a_request_do_not_affect_others(written: list[dict[str
     assert all(report.ByteSize() < 5000 for report in wire.reports)
 
 
-def test_nor_does_how_deep_it_is() -> None:
+def test_deeply_nested_fields_do_not_affect_others() -> None:
     engine = Engine(KIND)
     for name in NAMES:
         engine.add(name, 20, 5, fields={name: deep(100_000)})
@@ -160,7 +160,7 @@ def serve(engine: Engine) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", OURS)
-def test_an_internal_error_costs_one_plan_and_affects_no_request(
+def test_an_internal_error_loses_one_plan_and_affects_no_request(
     where: str, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, policy = watched(KINDS[kind])

@@ -152,7 +152,7 @@ def test_no_sequence_of_events_loses_a_request_or_leaks_a_block(kind: Kind, even
     assert not engine.scheduler.ledger.by_id and not engine.scheduler.ledger.blocked
 
 
-def test_a_policy_that_raises_costs_its_plan_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_that_raises_loses_only_its_plan(caplog: pytest.LogCaptureFixture) -> None:
     world = World(replace(SMALL, blocks=400, policy="vllm"))
     for _ in range(5):
         world.comes(100, 20, 0)
@@ -164,7 +164,7 @@ def test_a_policy_that_raises_costs_its_plan_and_nothing_else(caplog: pytest.Log
     assert len([record for record in caplog.records if "this step is vLLM's own" in record.message]) == 1
 
 
-def test_steps_without_a_plan_are_those_of_vllm_itself() -> None:
+def test_steps_without_a_plan_are_vllms_own() -> None:
     """Request for request and token for token."""
     kind = replace(SMALL, policy="slos-serve", drafts=3)
     faulty, policy = watched(kind)
@@ -181,7 +181,7 @@ def test_steps_without_a_plan_are_those_of_vllm_itself() -> None:
     assert faulty.finished == own.finished == set(own.asked)
 
 
-def test_a_policy_that_is_too_slow_is_skipped_until_its_time_is_made_up() -> None:
+def test_a_slow_policy_is_skipped_until_its_excess_time_has_passed() -> None:
     engine, policy = watched(replace(SMALL, blocks=400, policy="vllm", more={"planningS": 0.01}))
     ticks = iter([0.0, 0.05] + [1.0] * 1000)
     engine.scheduler.planning._clock = lambda: next(ticks)
@@ -196,7 +196,7 @@ def test_a_policy_that_is_too_slow_is_skipped_until_its_time_is_made_up() -> Non
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_request_that_waits_for_an_adapter_slot_delays_no_other(policy: str) -> None:
+def test_a_request_waiting_for_an_adapter_slot_delays_no_other(policy: str) -> None:
     """Not even where prompts go before decodes: the adapter in use is free only once those have ended."""
     engine = Engine(replace(SMALL, policy=policy, loras=1))
     for number in range(4):
@@ -234,7 +234,7 @@ def test_a_preempted_best_effort_request_keeps_its_generated_tokens() -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_model_of_which_a_token_of_a_prompt_passes_every_limit_stops_no_engine(ahead: bool) -> None:
+def test_a_prompt_token_over_every_limit_does_not_stop_the_engine(ahead: bool) -> None:
     """Measured on a busy machine: decodes take a thousand times as long, and prompts seem to after them."""
     wrong = TimeModel("wrong", (Term(0.0, 1e-5),), prefill_work_s=1e-6)
     admitted = {"penstock_ttft_s": 60.0, "penstock_tpot_s": 5.0, "penstock_best_effort": 0}

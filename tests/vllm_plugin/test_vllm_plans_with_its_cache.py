@@ -38,7 +38,7 @@ def pins_of(engine: Engine) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_planned_cached_tokens_are_those_that_vllm_finds(kind: str, seed: int) -> None:
+def test_planned_cached_tokens_equal_those_that_vllm_finds(kind: str, seed: int) -> None:
     starts: list[Started] = []
     engine, preemptions = None, 0
     for engine, started in cached_life(KINDS[kind], seed, 500):
@@ -85,7 +85,7 @@ def found_behind_another(engine: Engine, **fields: Any) -> int:
     raise AssertionError("it was never started")
 
 
-def test_a_request_that_counts_on_the_cache_keeps_its_prefix_while_it_waits() -> None:
+def test_a_request_admitted_for_its_prefix_keeps_it_while_waiting() -> None:
     assert found_behind_another(served()) < 30 * 16, "others have evicted some of it"
     engine = served()
     assert found_behind_another(engine, **{COUNTS: True}) == 30 * 16
@@ -106,7 +106,7 @@ def test_a_planned_start_does_not_evict_the_prefix_of_the_next_one() -> None:
     assert engine.free_blocks == ONE.blocks
 
 
-def test_best_effort_pins_nothing() -> None:
+def test_best_effort_pins_no_prefix() -> None:
     engine = served()
     engine.add("long", 0, 3, prompt=prompt(2, 60), fields=CHAT)
     engine.step()
@@ -140,7 +140,7 @@ def test_running_requests_are_not_preempted_for_a_pin() -> None:
     assert engine.free_blocks == 64
 
 
-def test_an_engine_in_which_nothing_else_moves_releases_pins() -> None:
+def test_pins_are_released_if_no_request_can_progress() -> None:
     engine = served()
     engine.scheduler.planning._policy.answer = lambda view: type(
         engine.scheduler.planning._policy.step_wanted
@@ -151,7 +151,7 @@ def test_an_engine_in_which_nothing_else_moves_releases_pins() -> None:
     assert not pins_of(engine)
 
 
-def test_a_reset_empties_the_cache_although_a_request_that_counts_on_it_waits() -> None:
+def test_a_reset_empties_the_cache_even_if_a_waiting_request_needs_it() -> None:
     engine = served()
     wire = wired(engine)
     engine.add("again", 0, 1, prompt=prompt(1, 30), fields=CHAT | {COUNTS: True})
@@ -160,7 +160,7 @@ def test_a_reset_empties_the_cache_although_a_request_that_counts_on_it_waits() 
     assert wire.reports[-1].cache_resets == 1
 
 
-def test_a_reset_that_vllm_refuses_is_none() -> None:
+def test_a_reset_that_vllm_refuses_has_no_effect() -> None:
     engine = served()
     wire = wired(engine)
     engine.add("long", 0, 9, prompt=prompt(2, 60), fields=CHAT)
@@ -188,7 +188,7 @@ def cached_by(reports: list[StepReport]) -> dict[str, int]:
     return {prompt.request_id: prompt.cached_tokens for one in last for prompt in one.cached_prompts}
 
 
-def test_reports_tell_the_cached_prefixes_of_served_and_waiting_prompts() -> None:
+def test_reports_have_the_cached_prefixes_of_served_and_waiting_prompts() -> None:
     engine, _ = watched(ONE)
     wire = wired(engine)
     engine.add("r1", 0, 1, prompt=prompt(1, 30), fields=CHAT | {"penstock_id": "p1"})
@@ -293,7 +293,7 @@ def test_evictions_by_a_repeated_step_are_in_the_complete_report() -> None:
     assert cached_by(wire.reports)["first"] == 0, "its blocks were taken for the long answer"
 
 
-def test_an_engine_without_a_prefix_cache_reports_none() -> None:
+def test_an_engine_without_a_prefix_cache_reports_no_prefixes() -> None:
     engine, _ = watched(replace(ONE, prefix_caching=False))
     wire = wired(engine)
     engine.add("r1", 20, 1, fields=CHAT | {COUNTS: True})

@@ -33,7 +33,7 @@ def pause(engine: Engine, state: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["PAUSED_NEW", "PAUSED_ALL"])
-def test_while_the_engine_is_paused_its_steps_are_vllm_s_own(state: str) -> None:
+def test_a_paused_engines_steps_are_vllms_own(state: str) -> None:
     """A policy would give up memory for requests that are not started."""
     engine, policy = decoding(SMALL, 3)
     pause(engine, state)
@@ -116,7 +116,7 @@ def test_a_request_that_loses_blocks_while_a_plan_is_executed_waits_for_blocks()
     assert engine.finished == set(engine.asked)
 
 
-def test_vllm_s_own_bounds_are_as_before_when_a_plan_has_been_carried_out() -> None:
+def test_vllms_own_bounds_are_restored_after_a_plan() -> None:
     engine, policy = watched(replace(SMALL, watermark=0.2))
     manager = engine.scheduler.kv_cache_manager
     bounds = manager.watermark_blocks, engine.scheduler.scheduler_reserve_full_isl
@@ -128,7 +128,7 @@ def test_vllm_s_own_bounds_are_as_before_when_a_plan_has_been_carried_out() -> N
 
 
 @pytest.mark.parametrize(("late_s", "counted_s"), [(0.0, 0.0), (0.5, 0.5), (-3.0, 0.0), (1e6, 60.0)])
-def test_time_that_a_request_took_to_come_here_is_of_its_budget(late_s: float, counted_s: float) -> None:
+def test_the_transit_time_of_a_request_counts_against_its_budget(late_s: float, counted_s: float) -> None:
     """Unless its clock is wrong."""
     engine = Engine(SMALL)
     engine.now_s = 100.0
@@ -158,7 +158,7 @@ def test_adapters_in_use_stay_within_the_bound_with_one_that_is_idle(session: bo
     assert engine.finished | engine.stopped == set(engine.asked)
 
 
-def test_one_that_lost_its_memory_is_not_planned_before_its_last_tokens_have_come() -> None:
+def test_a_preempted_request_is_not_planned_before_its_last_tokens_arrive() -> None:
     engine, policy = decoding(replace(SMALL, ahead=True), 2, always=True)
     for _ in range(2):
         engine.begin()  # several steps under way, as in a pipeline of workers

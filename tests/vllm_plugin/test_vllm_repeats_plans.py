@@ -46,7 +46,7 @@ def assert_same(requested: Moment, going_on: Moment) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_are_those_of_a_policy_that_is_always_asked(policy: str, kind: str) -> None:
+def test_repeated_steps_equal_those_of_a_policy_called_every_time(policy: str, kind: str) -> None:
     engine_kind, not_asked = replace(KINDS[kind], policy=policy), 0
     lives = (life(engine_kind, seed=3, steps=STEPS, rate=CALM, always=always) for always in (True, False))
     for requested, going_on in zip(*lives, strict=True):
@@ -75,7 +75,7 @@ def test_while_all_requests_decode_the_policy_is_not_called(ahead: bool) -> None
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_it_is_asked_again_before_blocks_run_out(ahead: bool) -> None:
+def test_the_policy_is_called_again_before_blocks_run_out(ahead: bool) -> None:
     engine, policy = watched(Kind(policy="slos-serve", blocks=60, running=16, ahead=ahead))
     for at, fields in enumerate(admitted(engine)):
         engine.add(f"r{at}", 30, 200, fields=fields)

@@ -158,7 +158,7 @@ def test_answers_and_prompts_of_one_request_have_the_names_of_the_sidecar_s_jobs
     assert seen == set(ids)
 
 
-def test_an_answer_that_comes_when_another_has_ended_is_another_still() -> None:
+def test_an_answer_after_anothers_end_has_a_new_name() -> None:
     engine = Engine(Kind(policy="slos-serve"))
     wire = wired(engine)
     for name in ("0_r1", "1_r1"):
