@@ -15,6 +15,8 @@ from penstock_simulator.prefix_cache.block_keys import token_keys
 from penstock_simulator.prefix_cache.prefix_cache import PrefixCache, RequestBlocks
 
 BLOCK = 16
+UNREPEATED = [50_000] * 30
+"""Tokens of an answer that the next turn has no copy of, such as reasoning."""
 
 
 @dataclass
@@ -24,9 +26,10 @@ class Session:
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
 
-    def turn(self, chance: Random) -> None:
-        for _ in range(2 if self.texts else 1):
-            new = [chance.randrange(50_000) for _ in range(chance.randint(20, 400))]
+    def turn(self, chance: Random, answer: list[int] | None = None) -> None:
+        """Add an answer and the next message. answer: its tokens; random ones without."""
+        for tokens in (answer, None) if self.texts else (None,):
+            new = tokens or [chance.randrange(50_000) for _ in range(chance.randint(20, 400))]
             self.tokens = self.tokens + new
             self.texts = [*self.texts, " ".join("word"[: chance.randint(1, 4)] for _ in new)]
 
@@ -42,11 +45,11 @@ class Engine:
     def __init__(self, blocks: int) -> None:
         self.cache = PrefixCache(blocks, BLOCK)
 
-    def serves(self, name: str, tokens: list[int], output_tokens: int) -> int:
+    def serves(self, name: str, tokens: list[int], answer: list[int]) -> int:
         """Returns the cached tokens of a prompt, and computes the rest and its answer."""
-        request = RequestBlocks(name, token_keys(tokens, BLOCK))
+        request = RequestBlocks(name, token_keys(tokens + answer, BLOCK))
         found = self.cache.start(request, len(tokens))
-        total = len(tokens) + output_tokens
+        total = len(tokens) + len(answer)
         self.cache.grow(request, total, total)
         self.cache.release(request)
         return found
@@ -78,14 +81,14 @@ class Desk:
         self.index.add(name, copy.marks)
         return name, planned, copy
 
-    def answer(self, name: str, planned: int, session: Session, output_tokens: int = 30) -> Outcome:
-        found = self.engine.serves(name, session.tokens, output_tokens)
-        self.estimates.answered(name, EngineUsage(len(session.tokens), output_tokens, found))
+    def answer(self, name: str, planned: int, session: Session, answer: list[int] = UNREPEATED) -> Outcome:
+        found = self.engine.serves(name, session.tokens, answer)
+        self.estimates.answered(name, EngineUsage(len(session.tokens), len(answer), found))
         self.estimates.ended(name)
         return Outcome(len(session.tokens), planned, found)
 
-    def ask(self, session: Session) -> Outcome:
-        return self.answer(*self.send(session))
+    def ask(self, session: Session, answer: list[int] = UNREPEATED) -> Outcome:
+        return self.answer(*self.send(session), answer)
 
 
 def traffic(desk: Desk, sessions: int, requests: int, under_way: int, seed: int) -> list[Outcome]:
@@ -110,6 +113,11 @@ def traffic(desk: Desk, sessions: int, requests: int, under_way: int, seed: int)
 def share(outcomes: list[Outcome]) -> float:
     """Mean of the planned cached tokens' error, of the prompts."""
     return sum(abs(one.planned - one.found) / one.tokens for one in outcomes) / len(outcomes)
+
+
+def over(outcomes: list[Outcome]) -> float:
+    """Mean of the tokens that were planned as cached and were not, of the prompts."""
+    return sum(max(one.planned - one.found, 0) / one.tokens for one in outcomes) / len(outcomes)
 
 
 @pytest.mark.parametrize("knows_size", [True, False])
@@ -138,8 +146,36 @@ def test_the_mean_error_is_within_a_fiftieth_if_most_prefixes_are_evicted(
     evicted = [one for one in outcomes if one.found < one.tokens / 2 and one.tokens > 1000]
     assert len(evicted) > len(outcomes) / 10
     assert share(outcomes) <= 0.02
-    over = sum(max(one.planned - one.found, 0) / one.tokens for one in outcomes) / len(outcomes)
-    assert over <= 0.005
+    assert over(outcomes) <= 0.005
+
+
+def chats(desk: Desk, share_repeated: float) -> list[Outcome]:
+    """Chats of long answers. share_repeated: of answers, those that the next turn has the same tokens of."""
+    chance, outcomes = Random(5), []
+    there, answers = [Session() for _ in range(12)], [list[int]() for _ in range(12)]
+    for _ in range(1200):
+        at = chance.randrange(12)
+        if len(there[at].tokens) > 6000:
+            there[at] = Session()
+        there[at].turn(chance, answers[at] if chance.random() < share_repeated else None)
+        answers[at] = [chance.randrange(50_000) for _ in range(chance.randint(50, 800))]
+        outcomes.append(desk.ask(there[at], answers[at]))
+    return outcomes[200:]
+
+
+@pytest.mark.parametrize("blocks", [1200, 2400, 20_000])
+@pytest.mark.parametrize("share_repeated", [0.0, 1.0])
+def test_answers_that_the_next_turn_repeats_are_counted_where_the_engine_finds_them(
+    share_repeated: float, blocks: int
+) -> None:
+    outcomes = chats(Desk(blocks), share_repeated)
+    assert share(outcomes) <= 0.02
+    assert over(outcomes) <= 0.005
+
+
+def test_few_answers_are_counted_where_only_some_are_repeated() -> None:
+    outcomes = chats(Desk(20_000), 0.5)
+    assert over(outcomes) <= 0.01
 
 
 def test_a_prefix_that_sessions_share_stays_counted_when_a_session_is_evicted() -> None:

@@ -40,6 +40,36 @@ def test_a_later_turn_replaces_the_earlier_one_and_counts_it_once() -> None:
     assert uses.total == 50
 
 
+def test_the_next_turn_knows_the_answer_that_it_repeats() -> None:
+    uses = PromptUses()
+    serves(uses, "turn 1", chain(1, 2), answer_tokens=5)
+    serves(uses, "other", chain(7), answer_tokens=100)
+    known = uses.known(chain(1, 2, 3, 4))
+    assert (known.answer_tokens, known.answer_depth) == (5, 135)
+
+
+@pytest.mark.parametrize("marks", [chain(1, 2), chain(1, 8, 9)], ids=["repeated prompt", "other message"])
+def test_a_prompt_that_repeats_no_answer_knows_none(marks: PromptMarks) -> None:
+    uses = PromptUses()
+    serves(uses, "turn 1", chain(1, 2), answer_tokens=5)
+    assert uses.known(marks).answer_tokens == 0
+
+
+def test_the_answer_of_a_request_under_way_is_unknown() -> None:
+    uses = PromptUses()
+    serves(uses, "turn 1", chain(1, 2), answer_tokens=5)
+    sends(uses, "again", chain(1, 2))
+    assert uses.known(chain(1, 2, 3)).answer_tokens == 0
+
+
+def test_a_repeated_answer_counts_once() -> None:
+    uses = PromptUses()
+    serves(uses, "turn 1", chain(1, 2), answer_tokens=10)
+    uses.repeat_answer(2)
+    serves(uses, "turn 2", chain(1, 2, 3))
+    assert uses.total == 30
+
+
 def test_a_branch_keeps_the_common_prefix_recent() -> None:
     uses = PromptUses()
     serves(uses, "one", chain(1, 2, 3))

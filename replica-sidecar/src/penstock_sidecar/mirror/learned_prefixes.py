@@ -12,6 +12,10 @@ divisor of what answers have said. Of a prefix that is there, a share is found w
 were estimated; the mean share less its mean deviation is counted on. Until an answer has said something,
 nothing is counted as cached.
 
+Some engines keep the tokens of an answer too, and find them where the next prompt of a chat repeats the
+answer. The share of such answers that is found is learned apart: a chat may leave out an answer's reasoning,
+and text may get other tokens than were generated. It begins at 0.
+
 The sidecar cannot hold blocks in such an engine. A prefix that is evicted between the verdict and the prefill
 makes that prompt later than planned.
 """
@@ -45,6 +49,9 @@ FULL_WEIGHT_TOKENS = 1024
 
 FOUND_SHARE = 0.9
 """Share of a prefix from which it counts as found: tokens of its parts are estimates."""
+
+REPEATED_SHARE = 0.5
+"""Share of repeated answers that are found from which a prompt shares the memory of the answer."""
 
 MOST_UNINFORMATIVE = 64
 """Answers that say nothing of cached tokens, after which prompts are not compared any more."""
@@ -91,6 +98,7 @@ class LearnedPrefixes:
         self._index, self._kv_tokens = index, kv_tokens
         self.keeps_tokens = 0
         self._uses, self._share = PromptUses(), _Share()
+        self._answer_share = _Share(0.0)
         self._uninformative = self._block_tokens = 0
         self._missed_before = False
         self._sent: dict[RequestId, _Sent] = {}
@@ -100,13 +108,17 @@ class LearnedPrefixes:
         """Return the tokens of a new prompt that are likely cached."""
         known = self._uses.known(marks)
         kept = bisect_right(known.depths, self.keeps_tokens)
-        tokens = known.tokens[kept - 1] if kept else 0
-        return self._whole_blocks(int(tokens * self._share.counted))
+        tokens = known.tokens[kept - 1] * self._share.counted if kept else 0.0
+        if known.answer_depth <= self.keeps_tokens:
+            tokens += known.answer_tokens * self._answer_share.counted
+        return self._whole_blocks(int(tokens))
 
     def sent(self, request_id: RequestId, marks: PromptMarks) -> None:
         """Note that a request goes to the engine."""
         known = self._uses.known(marks)
         self._sent[request_id] = _Sent(marks, known)
+        if known.answer_tokens and self._answer_share.mean > REPEATED_SHARE:
+            self._uses.repeat_answer(marks.marks[len(known.tokens) - 1].key)
         self._uses.sent(request_id, marks, known.own_tokens, bisect_right(known.depths, self.keeps_tokens))
 
     def ended(self, request_id: RequestId) -> None:
@@ -147,11 +159,21 @@ class LearnedPrefixes:
         if missing == len(known.tokens):
             tokens = known.tokens[-1]
             self._share.observe(min(cached_tokens / max(tokens, 1), 1.0), tokens)
+            self._learn_answer(known, cached_tokens)
         elif not found and known.depths[missing] <= self.keeps_tokens * RESET_SHARE:
             self.lose()
         else:
             self._missed_before = True
             self.keeps_tokens = min(self.keeps_tokens, known.depths[missing] - 1)
+
+    def _learn_answer(self, known: KnownPrefix, cached_tokens: int) -> None:
+        """Learn which share of the blocks that an answer completes was found."""
+        prompt_tokens = self._whole_blocks(known.tokens[-1])
+        blocks_tokens = self._whole_blocks(known.tokens[-1] + known.answer_tokens) - prompt_tokens
+        if not blocks_tokens or known.answer_depth > self.keeps_tokens:
+            return
+        share = min(max(cached_tokens - prompt_tokens, 0) / blocks_tokens, 1.0)
+        self._answer_share.observe(share, FULL_WEIGHT_TOKENS)
 
     def _raise_kept(self, depth: int) -> None:
         """Learn that the cache keeps so many tokens."""

@@ -26,11 +26,15 @@ class KnownPrefix(NamedTuple):
     """The marks of a prompt that are known, from the first on.
 
     own_tokens: of each. tokens: of the prompt up to each. depths: tokens of a cache that just holds them.
+    answer_tokens: of the answer to exactly this prefix, where the prompt goes on behind it: its next message
+    is that answer then; else 0. answer_depth: tokens of a cache that just holds the answer too.
     """
 
     own_tokens: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
+    answer_tokens: int = 0
+    answer_depth: int = 0
 
 
 @dataclass(slots=True)
@@ -39,13 +43,19 @@ class _Use:
 
     known: how many of its marks were known when it was sent; None once its answer is whole. kept: how many
     of them were taken to be cached. tokens: of the marks that no later request has used, by their keys, the
-    first of the prompt first. total: tokens of these, and of what cannot be found again, such as the answer.
+    first of the prompt first. answer_tokens: of its answer. total: tokens of all these, and of what cannot
+    be found again.
     """
 
     known: int | None = None
     kept: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
+    answer_tokens: int = 0
     total: int = 0
+
+    def ends_with(self, key: int) -> bool:
+        """Return whether the prompt is answered and ends with this mark."""
+        return self.known is None and next(reversed(self.tokens), None) == key
 
 
 class PromptUses:
@@ -80,7 +90,14 @@ class PromptUses:
             own_tokens.append(use.tokens[mark.key])
             depth += own_tokens[-1]
             depths.append(depth)
-        return KnownPrefix(tuple(own_tokens), tuple(accumulate(own_tokens)), tuple(depths))
+        known = KnownPrefix(tuple(own_tokens), tuple(accumulate(own_tokens)), tuple(depths))
+        if (
+            not depths
+            or len(depths) == len(marks.marks)
+            or not use.ends_with(marks.marks[len(depths) - 1].key)
+        ):
+            return known
+        return known._replace(answer_tokens=use.answer_tokens, answer_depth=depth + use.answer_tokens)
 
     def sent(self, request_id: RequestId, marks: PromptMarks, own_tokens: tuple[int, ...], kept: int) -> None:
         """Note that a request goes to the engine.
@@ -94,6 +111,12 @@ class PromptUses:
         self._uses[request_id].known, self._uses[request_id].kept = known, kept
         self._under_way[request_id] = None
         self._bound()
+
+    def repeat_answer(self, key: int) -> None:
+        """Note that a prompt repeats, and so has, the answer to the prompt that ends with this mark."""
+        use = self._uses[self._users[key]]
+        self._grow(use, -use.answer_tokens)
+        use.answer_tokens = 0
 
     def answered(
         self, request_id: RequestId, marks: PromptMarks, prompt_tokens: int, answer_tokens: int
@@ -109,6 +132,7 @@ class PromptUses:
         self._under_way.pop(request_id, None)
         shared = self._computed(marks, tokens)
         self._use(request_id, marks.marks[shared:], tokens[shared:])
+        self._uses[request_id].answer_tokens = answer_tokens
         self._grow(self._uses[request_id], max(prompt_tokens - sum(tokens), 0) + answer_tokens)
         self._keep_order()
         if marks.size:
