@@ -66,7 +66,7 @@ def test_changes_by_a_mutating_webhook_are_no_drift(
         world.change("StatefulSet", "chat-replica", {"spec": {"replicas": 5}})
         eventually(lambda: world.get("StatefulSet", "chat-replica")["spec"]["replicas"] == 2)  # type: ignore[index]
         (reported,) = eventually(lambda: world.events("DriftMended"))
-        assert reported == 'StatefulSet "chat-replica": spec.replicas put back as the pool wants'
+        assert reported == 'StatefulSet "chat-replica": spec.replicas restored to the pool\'s values'
 
 
 @pytest.mark.parametrize("field", ["replicas", "image"])

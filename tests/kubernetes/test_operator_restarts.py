@@ -66,7 +66,7 @@ def test_operator_that_is_killed_again_and_again_gets_there_in_the_end(world: Wo
 
 def has_acted(operator: OperatorProcess, world: World, times: int) -> None:
     """Waits until it has done so much, or all there was to do."""
-    eventually(lambda: operator.said().count("event=acted") >= times or world.condition("Ready")[0])
+    eventually(lambda: operator.said().count("event=executed") >= times or world.condition("Ready")[0])
 
 
 def test_changes_made_without_an_operator_are_reconciled_after_its_start(world: World, start: Start) -> None:

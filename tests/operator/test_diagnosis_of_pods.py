@@ -242,9 +242,9 @@ def test_an_evicted_pod_is_a_problem() -> None:
 
 
 def test_a_terminating_pod_is_not_read() -> None:
-    namespace_terminating = unscheduled("0/1 nodes are available")
-    namespace_terminating["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
-    assert problems(namespace_terminating) == []
+    deleted = unscheduled("0/1 nodes are available")
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+    assert problems(deleted) == []
 
 
 def test_pods_with_the_same_problem_share_one_line() -> None:

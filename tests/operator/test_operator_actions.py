@@ -172,10 +172,10 @@ def test_objects_of_other_owners_are_not_deleted(want: Want, change: Callable[[A
 
 def test_an_object_that_is_being_deleted_is_awaited(want: Want) -> None:
     wanted = want()["Service/llama"]
-    namespace_terminating = stored(wanted)
-    namespace_terminating["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    namespace_terminating["spec"]["ports"] = []
-    assert decide([wanted], [namespace_terminating], OURS) == ()
+    deleted = stored(wanted)
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    deleted["spec"]["ports"] = []
+    assert decide([wanted], [deleted], OURS) == ()
 
 
 def test_pods_and_slices_with_the_same_label_are_ignored(want: Want) -> None:

@@ -47,10 +47,10 @@ def test_a_problem_and_its_end_have_one_event_each() -> None:
 def test_a_correction_of_drift_has_an_event() -> None:
     (updates,) = pool_events(status(), status(), [service(ActionReason.DRIFTED, "spec.ports[80]")])
     assert updates == PoolEvent(
-        "Normal", "DriftMended", 'Service "chat": spec.ports[80] put back as the pool wants'
+        "Normal", "DriftMended", 'Service "chat": spec.ports[80] restored to the pool\'s values'
     )
     (unnamed,) = pool_events(status(), status(), [service(ActionReason.DRIFTED)])
-    assert unnamed.message == 'Service "chat": fields put back as the pool wants'
+    assert unnamed.message == 'Service "chat": fields restored to the pool\'s values'
     assert reported(status(), status(), service(ActionReason.MISSING)) == [("Normal", "Made")]
     assert reported(status(), status(), service(ActionReason.CHANGED)) == []
     removed = Delete(Ref("v1", "Service", "team", "chat"), "uid")

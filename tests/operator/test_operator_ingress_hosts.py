@@ -27,6 +27,6 @@ def test_other_hosts_and_no_host_belong_to_no_pool() -> None:
 
 
 def test_a_pool_that_is_being_deleted_releases_its_host() -> None:
-    namespace_terminating = pool("z", "2026-01-01T00:00:00Z")
-    namespace_terminating["metadata"]["deletionTimestamp"] = "2026-01-05T00:00:00Z"
-    assert older_claimant(YOUNG, [namespace_terminating]) is None
+    deleted = pool("z", "2026-01-01T00:00:00Z")
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-05T00:00:00Z"
+    assert older_claimant(YOUNG, [deleted]) is None

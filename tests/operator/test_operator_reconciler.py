@@ -260,7 +260,7 @@ def test_a_pool_that_is_corrected_is_read_again() -> None:
     world.reconciled()
     assert world.replicas() == 3
     assert world.of("Degraded")[0] == "False"
-    assert world.server.events()["Recovered"] == "no longer: SpecInvalid"
+    assert world.server.events()["Recovered"] == "SpecInvalid is resolved"
 
 
 def test_a_recreated_pool_starts_without_the_memory_of_the_old_one() -> None:
@@ -282,7 +282,7 @@ def test_a_missing_object_is_created_again_and_reported() -> None:
     del world.server.objects[ref]
     world.reconciled()
     assert ref in world.server.objects
-    assert world.server.events()["Made"] == f"{ref} was missing and is made"
+    assert world.server.events()["Made"] == f"{ref} was missing and is created again"
 
 
 def test_an_object_of_another_owner_that_the_cache_lacks_is_left_alone() -> None:

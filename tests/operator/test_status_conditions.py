@@ -179,8 +179,7 @@ def test_conditions_have_the_present_and_desired_number_of_pods() -> None:
     assert said("ReplicasReady", replicas(ready=2), routers()) == "2 of 3 replicas ready"
     assert said("Progressing", replicas(replicas=4), routers()) == "4 replicas, 3 are desired"
     assert (
-        said("Progressing", replicas(updatedReplicas=1), routers())
-        == "1 of 3 replicas are of the newest spec"
+        said("Progressing", replicas(updatedReplicas=1), routers()) == "1 of 3 replicas run the newest spec"
     )
     assert said("Progressing", replicas(), routers(ready=1)) == "1 of 2 routers ready"
 

@@ -4,7 +4,7 @@
                       ▲        ▲
        list of all, every few minutes (what watches lost)
 
-A standby operator does all but the last step, so its cache is complete when it becomes the leader.
+A standby operator does everything except the last step, so its cache is complete when it becomes the leader.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ START_RETRY_S = 1.0
 """Seconds between attempts to reach the API server at the start."""
 
 STALE_RESYNC_S = 15.0
-"""Resync interval while the API server's history has gone back, after which watches report nothing."""
+"""Resync interval while the cache is stale, as watches then report no events."""
 
 STUCK_S = 120.0
-"""A longer reconciliation is stuck: the timeouts of its requests add up to less."""
+"""Seconds after which a reconciliation counts as stuck; the timeouts of its requests add up to less."""
 
 
 class Operator:
@@ -101,11 +101,11 @@ class Operator:
             try:
                 return await step()
             except ApiUnreachable as error:
-                log.warning("waits for the API server", error=str(error))
+                log.warning("waiting for the API server", error=str(error))
             except ApiStatusError as error:
                 if not error.retryable:
                     raise StartError(f"the API server refuses: {error}") from error
-                log.warning("waits for the API server", error=str(error))
+                log.warning("waiting for the API server", error=str(error))
             await asyncio.sleep(START_RETRY_S)
 
     async def stop(self) -> None:
@@ -157,7 +157,7 @@ class Operator:
                 await self.resync()
             except (ApiStatusError, ApiUnreachable) as error:
                 self.metrics.errors.labels("resync").inc()
-                log.warning("not resynced", error=str(error))
+                log.warning("resync failed", error=str(error))
 
     async def _work_forever(self) -> None:
         while True:
@@ -179,7 +179,7 @@ class Operator:
                 self._failed(key, type(error).__name__, str(error))
             except Exception:
                 log.exception("reconcile failed", pool=str(key))
-                self._failed(key, "bug", "see the trace")
+                self._failed(key, "bug", "see the traceback")
             else:
                 self._reconciled(key, requeue_after_s)
 
@@ -194,7 +194,7 @@ class Operator:
         self.metrics.errors.labels(failure).inc()
         pause_s = self.queue.failed(key)
         log.warning(
-            "reconcile failed", pool=str(key), failure=failure, error=message, again_in_s=round(pause_s, 1)
+            "reconcile failed", pool=str(key), failure=failure, error=message, retry_in_s=round(pause_s, 1)
         )
 
     def _set_leading(self, leads: bool) -> None:
@@ -203,7 +203,7 @@ class Operator:
             self._leading.set()
         else:
             self._leading.clear()
-            self.reconciler.pool_states.clear()  # another operator acts from now on
+            self.reconciler.pool_states.clear()  # the new leader decides from now on
 
     def _before_scrape(self) -> None:
         self.metrics.count_pools(self.cache.pools())

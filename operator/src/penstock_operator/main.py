@@ -28,7 +28,7 @@ settings (environment; the images are required):
   PENSTOCK_GPU_RUNTIME_CLASS   RuntimeClass of replicas with NVIDIA's GPUs; otherwise the nodes' default
   PENSTOCK_GATEWAY_NAMESPACES  namespaces whose pods reach pools with an InferencePool; otherwise all
 
-The API server is the pod's own, else the one of $KUBECONFIG, else of ~/.kube/config.
+The API server is that of the pod, otherwise of $KUBECONFIG, otherwise of ~/.kube/config.
 
 example, outside a cluster:
   KUBECONFIG=~/.kube/config penstock-operator --namespaces team-a,team-b --port 0
@@ -117,7 +117,7 @@ def _parser(defaults: OperatorOptions) -> argparse.ArgumentParser:
         type=_namespaces,
         default=defaults.namespaces,
         metavar="A,B",
-        help="serve pools in these namespaces only, with Roles there; without it all, with a ClusterRole"
+        help="serve only pools in these namespaces, with Roles there; otherwise all, with a ClusterRole"
         " [$PENSTOCK_NAMESPACES]",
     )
     add(
@@ -133,7 +133,7 @@ def _parser(defaults: OperatorOptions) -> argparse.ArgumentParser:
         "--port",
         type=port,
         default=defaults.port,
-        help="its port, 0 for any (default: %(default)s) [$PENSTOCK_PORT]",
+        help="port of these pages, 0 for any (default: %(default)s) [$PENSTOCK_PORT]",
     )
     add(
         "--workers",

@@ -24,17 +24,17 @@ class OperatorSettings:
     router_image: str
     picker_image: str
     envoy_image: str
-    """Stock Envoy 1.40, for pools whose gateway it is."""
+    """Image of unmodified Envoy 1.40, for pools with `gateway: envoy`."""
 
     sidecar_image: str
     simulator_image: str
-    """Image of engines of type `simulated` that name none."""
+    """Default image of engines of type `simulated`."""
 
     vllm_image: str
-    """Image of engines of type `vllm` that name none."""
+    """Default image of engines of type `vllm`."""
 
     vllm_plugin_image: str
-    """Has Penstock's scheduler for vLLM; an init container copies it beside an unmodified vLLM."""
+    """Image with Penstock's scheduler, which an init container copies beside an unmodified vLLM."""
 
     image_pull_policy: PullPolicy = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()

@@ -1,1 +1,1 @@
-"""How many replicas a pool runs: demand from its routers, core's decision, kept over restarts."""
+"""Autoscaling of a pool: its demand, core's decision, and the state that survives restarts."""

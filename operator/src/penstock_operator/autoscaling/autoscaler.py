@@ -26,19 +26,19 @@ DECISION_PERIOD_S = 10.0
 """Seconds between decisions."""
 
 REASON_PERIOD_S = 60.0
-"""Least seconds between two reasons in the status while the number of replicas is unchanged."""
+"""Minimum seconds between two reasons in the status while the number of replicas is unchanged."""
 
 CAPACITY_STEP = 0.1
 """The learned capacity is stored again after a change by this share."""
 
 
 def is_autoscaled(pool: Pool) -> bool:
-    """Return whether this operator scales the pool, not another autoscaler or none."""
+    """Return whether this operator scales the pool, rather than another autoscaler or none."""
     return pool.spec.autoscaling is not None and pool.spec.autoscaling.by == "penstock"
 
 
 def scaling_limits(pool: Pool) -> Scaling:
-    """Return the limits of scaling. The pool must be one that `is_autoscaled`."""
+    """Return the limits of scaling. The pool must be autoscaled by this operator."""
     autoscaling = pool.spec.autoscaling
     assert autoscaling is not None
     return autoscaling.scaling()
@@ -64,7 +64,7 @@ class Autoscaler:
     last_reason_s: float = -inf
 
     def capacity_rps(self, stored_rps: float | None) -> float | None:
-        """Return a replica's capacity to store. written: the stored value."""
+        """Return the learned capacity of a replica to store. stored_rps: the stored one."""
         learned_rps = stored_rps if self.memory is None else self.memory.capacity_rps
         if learned_rps is None or stored_rps is None:
             return learned_rps

@@ -1,8 +1,8 @@
 """The demand of a pool: counters of its routers or sidecars as the autoscaler's input.
 
-Processes count since their start, and come and go (`GET /penstock/v1/demand`). `DemandTally` computes what
-was added since the last observation: a new or restarted process has counted from zero; one that does not
-answer adds nothing now, and everything later.
+Processes report counters since their start (`GET /penstock/v1/demand`), and come and go. `DemandTally`
+computes the increase since the last observation. A new or restarted process counts from zero. The increase of
+a process that does not answer is added when it answers again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,12 +39,12 @@ class DemandTally:
         return elapsed_s, total
 
     def retain(self, pods: Iterable[str]) -> None:
-        """Forget all other pods."""
+        """Remove the counters of all other pods."""
         remaining = set(pods)
         self.last_reports = {pod: report for pod, report in self.last_reports.items() if pod in remaining}
 
     def _already_counted(self, report: DemandReport, tier: str, counter: str, elapsed_s: float) -> int:
-        """Return how much of a counter was already counted."""
+        """Return the part of a counter that was already counted."""
         last = self.last_reports.get(report.pod)
         if last is None:
             old = self.at_s is None or report.since_s > elapsed_s

@@ -5,10 +5,10 @@ reads a rotated token again when the server refuses the old one. This module han
 authority: after a TLS failure it connects again, with the files as they are now.
 
 Every write is a server-side apply under the operator's field manager with strict validation, so the server
-rejects unknown fields instead of dropping them. If several operators share a Lease, `fence` is called when
-the bytes of a write are about to be sent, not earlier: a request may wait for a connection, and a process may
-be frozen meanwhile. This module retries nothing, because its callers reconcile by level and run again anyway.
-Every failure is one of two exceptions.
+rejects unknown fields instead of dropping them. If several operators share a Lease, `fence` is called
+immediately before the bytes of a write are sent, because a request may wait for a connection and a process
+may be frozen. This module does not retry, because its callers reconcile again anyway. Every failure is one of
+two exceptions.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _METADATA_ONLY = {"accept": "application/json;as=PartialObjectMetadata;g=meta.k8
 
 
 class ApiStatusError(Exception):
-    """The API server answered with an error. code: HTTP status; reason, causes: Kubernetes' fields of it."""
+    """The API server answered with an error. code: HTTP status; reason, causes: fields of its Status."""
 
     def __init__(self, code: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class ApiStatusError(Exception):
 
     @property
     def namespace_terminating(self) -> bool:
-        """Return whether the namespace is being deleted, and everything in it."""
+        """Return whether the object's namespace is being deleted."""
         return "NamespaceTerminating" in self.causes
 
     @property
@@ -61,10 +61,10 @@ class ApiUnreachable(Exception):
 
 
 def api_server_access() -> SingleConfig:
-    """Return address and credentials of the API server: a pod's own, else $KUBECONFIG. Raises StartError."""
+    """Return address and credentials of the API server, from the pod or $KUBECONFIG. Raises StartError."""
     try:
         access = KubeConfig.from_env().get()
-    except Exception as error:  # lightkube raises ConfigError, readers of YAML and of its types many kinds
+    except Exception as error:  # lightkube raises ConfigError, and its parsers many other types
         missing = f"the kubeconfig has no {error}" if isinstance(error, KeyError) else error
         raise StartError(f"no API server is known: {missing}") from error
     assert access is not None, "without a current context it raises"

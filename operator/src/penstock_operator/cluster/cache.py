@@ -1,7 +1,7 @@
 """Cache of watched objects: every pool, and every object that carries the operator's label.
 
-Reconciliations read from the cache, so they cost the API server nothing if there is nothing to do. Updates
-come from watches and from lists, with different precedence.
+Reconciliations read from the cache, so those without changes need few requests. Updates come from watches and
+from lists, with different precedence.
 
 A watch event reports one object, and may be late: the operator may have written a newer version, or have seen
 its deletion. So the higher resource version of an object wins, and a deleted object stays deleted.
@@ -11,8 +11,8 @@ a long break a watch does not report deletions), and a restored etcd, in which r
 than known ones, and deleted objects exist again. So a list replaces everything known before its request; only
 later watch events may be newer.
 
-While a list's version is lower than a known one, watches report nothing, because they wait for a version that
-the server has not reached again. `stale` is true then, and resyncs are more frequent.
+While a list's version is lower than a known one, watches report no events, because they wait for a version
+that the server has not reached again. `stale` is true then, and resyncs are more frequent.
 """
 
 from collections import Counter, OrderedDict
@@ -58,7 +58,7 @@ class Cache:
 
     @property
     def stale(self) -> bool:
-        """Whether the API server's resource versions have gone back, as after a restored etcd."""
+        """Whether the API server's versions are lower than known ones, as after a restore of etcd."""
         return bool(self._stale_kinds)
 
     def update(self, manifest: Manifest) -> bool:

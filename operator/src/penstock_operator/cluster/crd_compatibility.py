@@ -26,7 +26,7 @@ PUBLISH_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 1.0
 """Seconds between reads of a CRD that is not published yet."""
 MAX_NAMED_FIELDS = 8
-"""Most missing fields that the error names."""
+"""Maximum number of fields that an error names."""
 
 
 async def check_crd(api: Api, wait_s: float = PUBLISH_TIMEOUT_S) -> None:

@@ -1,4 +1,4 @@
-"""Every permission that the operator needs, and for what. A test checks that the chart grants exactly these.
+"""The permissions that the operator needs, with their purposes. A test checks that the chart grants these.
 
 Permissions are minimal: none on nodes, none to list Secrets, only reads of pods. An operator that serves
 selected namespaces has these as Roles in each of them and does not need `CLUSTER`.
@@ -23,13 +23,13 @@ class PermissionRule:
 
 
 POOLS = (
-    PermissionRule("penstock.dev", ("servingpools",), READ, "pools are followed"),
+    PermissionRule("penstock.dev", ("servingpools",), READ, "watches pools"),
     PermissionRule("penstock.dev", ("servingpools/status",), ("patch",), "writes a pool's status"),
     PermissionRule(
-        "penstock.dev", ("servingpools/finalizers",), ("update",), "makes objects owned by their pool"
+        "penstock.dev", ("servingpools/finalizers",), ("update",), "creates objects owned by their pool"
     ),
     PermissionRule(
-        "", ("configmaps", "serviceaccounts", "services"), MANAGE, "creates and updates those of a pool"
+        "", ("configmaps", "serviceaccounts", "services"), MANAGE, "creates and updates the objects of a pool"
     ),
     PermissionRule(
         "",
@@ -44,21 +44,21 @@ POOLS = (
     PermissionRule(
         "", ("events",), ("list", "create", "patch"), "reads Warnings about pods, writes Events of pools"
     ),
-    PermissionRule("apps", ("deployments", "statefulsets"), MANAGE, "routers and replicas"),
+    PermissionRule("apps", ("deployments", "statefulsets"), MANAGE, "manages routers and replicas"),
     PermissionRule("policy", ("poddisruptionbudgets",), MANAGE, "limits evictions during node drains"),
     PermissionRule(
         "networking.k8s.io",
         ("ingresses", "networkpolicies"),
         MANAGE,
-        "exposes routers, and restricts who reaches them",
+        "exposes routers, and restricts access to pods",
     ),
     PermissionRule("autoscaling", ("horizontalpodautoscalers",), MANAGE, "`autoscaling.by: hpa`"),
     PermissionRule("keda.sh", ("scaledobjects",), MANAGE, "`autoscaling.by: keda`"),
     PermissionRule("gateway.networking.k8s.io", ("httproutes",), MANAGE, "exposes routers through a Gateway"),
     PermissionRule(
-        "inference.networking.k8s.io", ("inferencepools",), MANAGE, "lets Gateways ask the pools' pickers"
+        "inference.networking.k8s.io", ("inferencepools",), MANAGE, "lets Gateways query the pools' pickers"
     ),
-    PermissionRule("monitoring.coreos.com", ("servicemonitors",), MANAGE, "Prometheus finds pools"),
+    PermissionRule("monitoring.coreos.com", ("servicemonitors",), MANAGE, "lets Prometheus discover pools"),
     PermissionRule(
         "rbac.authorization.k8s.io", ("rolebindings", "roles"), MANAGE, "lets routers watch their replicas"
     ),
@@ -76,14 +76,20 @@ CLUSTER = (
         "apiextensions.k8s.io",
         ("customresourcedefinitions",),
         ("list", "watch"),
-        "notices kinds that are installed later without a restart",
+        "detects kinds that are installed later, without a restart",
     ),
 )
 """Permissions in the whole cluster, in addition to `POOLS`, if all namespaces are served."""
 
 LEASE = (
-    PermissionRule("coordination.k8s.io", ("leases",), ("create",), "elects one of several operators"),
-    PermissionRule("coordination.k8s.io", ("leases",), ("get", "update"), "the same", ("penstock-operator",)),
+    PermissionRule("coordination.k8s.io", ("leases",), ("create",), "elects a leader"),
+    PermissionRule(
+        "coordination.k8s.io",
+        ("leases",),
+        ("get", "update"),
+        "renews and releases the Lease",
+        ("penstock-operator",),
+    ),
 )
 """Permissions in the operator's own namespace."""
 

@@ -1,7 +1,7 @@
 """HTTP client for the demand pages of a pool's routers or sidecars: all at once, with a short timeout.
 
-A pod that does not answer in time, or answers something else, is left out of this reconciliation, which is
-logged once; status and autoscaling use the answers of the others.
+A pod that does not answer in time, or whose page is invalid, is left out of this reconciliation and logged
+once. Status and autoscaling use the answers of the other pods.
 """
 
 import asyncio

@@ -8,7 +8,7 @@ COUNTERS = ("arrived", "admitted", "best_effort", "rejected", "hops", "judged", 
 """Names of the counters whose differences autoscaling uses."""
 
 ATTAINMENT = ("all_judged", "all_met")
-"""Counters of all requests; requests that were turned away count as missed."""
+"""Counters of all requests; rejected requests count as missed."""
 
 Counters = Mapping[str, Mapping[str, int]]
 """Counters by tier, then by name."""
@@ -16,7 +16,7 @@ Counters = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class DemandReport:
-    """One pod's demand. pod: uid of the pod that made it; since_s: how long it has counted."""
+    """One pod's demand. pod: its uid. since_s: seconds since its counters started at zero."""
 
     pod: str
     since_s: float

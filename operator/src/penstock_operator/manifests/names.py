@@ -25,7 +25,7 @@ ADMIN_PORT = 9080
 """Port of a router's metrics and reports. Never exposed outside the cluster."""
 
 PICKER_PORT = 9002
-"""Port at which a picker is asked: by the Envoy in its own pod, on loopback, or by a Gateway."""
+"""Port at which a picker serves the Envoy in its pod, on loopback, or Gateways."""
 
 ENVOY_PORT = 9902
 """Port of an Envoy's readiness and metrics. Never exposed outside the cluster."""
@@ -33,13 +33,13 @@ ENVOY_PORT = 9902
 REPLICA_PORT = 7000
 METRICS_PORT = 7001
 REPLICA_HTTP_PORT = 7002
-"""Port at which a sidecar takes HTTP requests from gateways."""
+"""Port at which a sidecar serves HTTP to gateways."""
 
 ENGINE_PORT = 8000
 
 
 class Component(StrEnum):
-    """The two kinds of pods. ROUTER: what takes clients' requests, whatever the pool's gateway."""
+    """The two kinds of pods. ROUTER: the pods in front of replicas, with any gateway."""
 
     REPLICA = "replica"
     ROUTER = "router"
@@ -71,7 +71,7 @@ def envoy_name(pool: str) -> str:
 
 
 def picker_service_name(pool: str) -> str:
-    """Return the name of the Service that a Gateway finds the pickers by."""
+    """Return the name of the Service by which a Gateway finds the pickers."""
     return f"{pool}-picker"
 
 

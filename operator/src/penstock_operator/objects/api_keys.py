@@ -2,7 +2,7 @@
 
 The kubelet mounts the Secrets, so a router starts with its keys even if the API server does not answer. After
 that the router reads the Secrets itself, by name: the kubelet updates a mount only after a minute or more,
-and a revoked key must stop working within seconds. The router's Role allows to get exactly these Secrets.
+and a revoked key must stop working within seconds. The router's Role allows access to exactly these Secrets.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ def key_arguments(context: RenderContext) -> list[str]:
 
 
 def key_rules(context: RenderContext) -> list[Json]:
-    """Return the rules of the router's Role: none where the pool has no applications."""
+    """Return the rules of the router's Role: none if the pool has no applications."""
     secrets = sorted({*_secrets(context.pool).values()})
     if not secrets:
         return []

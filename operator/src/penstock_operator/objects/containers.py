@@ -70,7 +70,7 @@ def resources(specified: Resources, default: Json) -> Json:
 def probe(path: str, port: str, period_s: int, failures: int, *, tls: bool = False) -> Json:
     """Return an HTTP probe. Its timeout is five seconds, because a busy process is slow but not dead.
 
-    tls: whether the port serves TLS. The kubelet shows no certificate, and verifies none.
+    tls: whether the port serves TLS. The kubelet presents no certificate and verifies none.
     """
     return {
         "httpGet": {"path": path, "port": port, **({"scheme": "HTTPS"} if tls else {})},
@@ -101,7 +101,7 @@ def time_model_source(context: RenderContext) -> tuple[Json, ...]:
 
 
 def tls_volume(secret: str, entries: tuple[str, ...], mount: Json = TLS_MOUNT) -> Json:
-    """Return a volume with only these entries of the TLS Secret. mount: of that volume."""
+    """Return a volume with only these entries of the TLS Secret. mount: the volume's mount."""
     items = [{"key": entry, "path": entry} for entry in entries]
     source = {"secretName": secret, "items": items, "defaultMode": READABLE}
     return {"name": mount["name"], "secret": source}

@@ -61,8 +61,8 @@ WAIT_FOR_SIGTERM_HANDLER = "until grep -q '^SigCgt:.*[4-7c-f]...$' /proc/1/statu
 """Shell command that waits until a container's first process catches SIGTERM (bit 14 of its signal mask).
 
 Linux ignores signals that a container's first process does not catch, and vLLM catches none while it is being
-imported. Without this wait, an engine that is stopped in those seconds would load on until the end of the
-pod's grace period.
+imported. Without this wait, an engine that is stopped in those seconds would continue to load until the
+end of the pod's grace period.
 """
 
 MODEL_LOAD_S = 1800

@@ -1,4 +1,4 @@
-"""Envoy's configuration in a pod, by the generator that everything uses that starts an Envoy."""
+"""Envoy's configuration in a pod, made by `penstock_runtime.envoy`."""
 
 from pathlib import PurePosixPath
 
@@ -29,7 +29,7 @@ from penstock_operator.objects.render_context import RenderContext
 
 ENVOY_FOLDER = "/etc/penstock-envoy"
 GATEWAY_FOLDER = "/run/penstock"
-"""Shared by Envoy and its picker."""
+"""Folder that Envoy and its picker share."""
 
 ANY, LOOPBACK = "0.0.0.0", "127.0.0.1"
 
@@ -55,7 +55,7 @@ def envoy_settings(context: RenderContext) -> EnvoySettings:
 
 
 def envoy_config_map(context: RenderContext) -> tuple[Manifest, ...]:
-    """Return the ConfigMap that Envoys read; none where there are none."""
+    """Return the ConfigMap that Envoys read; empty if the pool has no Envoys."""
     if context.gateway.front != "envoy":
         return ()
     data = {name: text.decode() for name, text in configuration_files(envoy_settings(context)).items()}

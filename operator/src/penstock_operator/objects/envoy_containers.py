@@ -1,12 +1,12 @@
 """Envoy and its picker in one pod.
 
 The picker is the main container and Envoy an init container that keeps running (`restartPolicy: Always`), so
-that Kubernetes starts Envoy first and stops it last: the picker, which gets SIGTERM at once, drains Envoy
-before it ends, and Envoy, which cuts every stream at SIGTERM, gets it after that.
+that Kubernetes starts Envoy first and stops it last. The picker gets SIGTERM first and drains Envoy before it
+ends. Envoy closes all streams on SIGTERM, which it gets after that.
 
 They share a folder with the file of endpoints, which the picker writes and Envoy watches, and Envoy's
 administration socket. Envoy does not start without the file, so an init container writes an empty one. Envoy
-reads what strangers send, so it mounts neither the pool file nor API keys nor the account's token.
+parses untrusted requests, so it mounts neither the pool file nor API keys nor the account's token.
 """
 
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 ENVOY = "envoy"
 THREADS = 2
-"""Worker threads of one Envoy. Each carries some 50,000 tokens per second; more Envoys carry more."""
+"""Worker threads of one Envoy. Each forwards about 50,000 tokens per second; for more, add Envoys."""
 
 RESOURCES: Json = {"requests": {"cpu": "200m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
 """Default resources of Envoy, for 1,000 open streams; `podTemplate` overrides them by container name."""

@@ -37,10 +37,13 @@ TARGET_FILL = 0.9
 """Planned utilization of replicas. The rest serves new demand while more replicas start."""
 
 MIN_ADMITTED_SHARE = 0.5
-"""Upper limit of one scale-up as a factor, because its effect is measured only when the replicas run."""
+"""Lower bound of the admitted share, so that one scale-up at most doubles the replicas.
+
+The effect of a scale-up is measured only when its replicas run.
+"""
 
 MIN_NOT_ADMITTED = 3
-"""Fewest requests that were not admitted that cause a scale-up."""
+"""Minimum number of requests that were not admitted for a scale-up."""
 
 RATE_WINDOW = "2m"
 """Window over which demand is averaged: four scrapes at Prometheus' usual interval of 30 s."""
@@ -52,7 +55,7 @@ POLL_INTERVAL_S = 15
 class _RequestMetrics(NamedTuple):
     """Metrics of the processes that count requests: routers, or sidecars behind another gateway.
 
-    prefix: of their names. labels: that select them. ready: the metric of replicas that take requests.
+    prefix: of the metrics' names. labels: their selector. ready: the metric of ready replicas.
     """
 
     prefix: str

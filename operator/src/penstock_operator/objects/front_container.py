@@ -1,4 +1,4 @@
-"""The common parts of routers and pickers: how each reaches its pool, its admin port, its probes.
+"""The common parts of routers and pickers: discovery of replicas, admin port, probes.
 
 Probes use the admin port, which answers while a router's API is at its connection limit, and which never has
 TLS.
@@ -46,9 +46,9 @@ def front_container(
 ) -> Json:
     """Return the container of a router or picker, whose program is `penstock-NAME`.
 
-    image: its own; the pool's comes first. listens: arguments that say where it serves; arguments,
-    environment: further ones. mounts: in addition to configuration, temporary files and keys.
-    drains: whether accepted requests are its own, or its Envoy's, so that it waits for their end.
+    image: used if the pool names none. listens: arguments for its listening addresses. arguments,
+    environment: additional ones. mounts: in addition to configuration, temporary files and keys.
+    drains: whether it serves requests, itself or by its Envoy, and waits for their end on SIGTERM.
     """
     router, tls = context.pool.spec.router, context.settings.tls
     return container(

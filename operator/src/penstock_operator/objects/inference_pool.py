@@ -1,6 +1,6 @@
 """InferencePool of the Gateway API Inference Extension, and the Service by which a Gateway finds the pickers.
 
-A Gateway's controller reads the pool's pods and ports from it, and asks the picker for each request.
+A Gateway's controller reads the pool's pods and ports from it, and queries the picker for each request.
 """
 
 from penstock_operator.manifests.manifest import Manifest
@@ -19,7 +19,7 @@ KIND = "InferencePool"
 
 
 def inference_pool(context: RenderContext) -> tuple[Manifest, ...]:
-    """Return the InferencePool, if the pool's gateway is one.
+    """Return the InferencePool, if it is the pool's gateway.
 
     Requests pass while no picker answers, unless it has to check API keys.
     """
@@ -39,7 +39,7 @@ def inference_pool(context: RenderContext) -> tuple[Manifest, ...]:
 
 
 def picker_service(context: RenderContext) -> tuple[Manifest, ...]:
-    """Return the Service of the pickers, if Gateways ask them."""
+    """Return the Service of the pickers, if Gateways query them."""
     if context.gateway.front != "inferencePool":
         return ()
     port = {"name": "ext-proc", "port": PICKER_PORT, "targetPort": PICKER_PORT, "appProtocol": "http2"}

@@ -54,7 +54,7 @@ def replica_network_policy(context: RenderContext) -> Manifest:
 def router_network_policy(context: RenderContext) -> Manifest:
     """Allow the API from everywhere, the admin port and Envoy's metrics from any pod, nothing else.
 
-    Pickers of an InferencePool serve no API and are asked by Gateways.
+    Pickers of an InferencePool serve no API; Gateways query them.
     """
     front = context.gateway.front
     from_clients = (

@@ -1,7 +1,6 @@
-"""The picker of an InferencePool: Gateways of the cluster ask it by ext_proc.
+"""The picker of an InferencePool: Gateways of the cluster query it with ext_proc.
 
-It serves TLS with a certificate of the pool's authority, unless TLS is off: Gateways expect TLS of a
-picker.
+It serves TLS with a certificate of the pool's authority, unless TLS is off, because Gateways expect TLS.
 """
 
 from typing import Any

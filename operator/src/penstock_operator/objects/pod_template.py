@@ -15,9 +15,8 @@ def pod_template(
 ) -> Json:
     """Return the template of a component's pods, merged with the pool's `podTemplate`.
 
-    read: digest of what the pods read besides their template. Selector labels and this digest cannot be
-        overridden
-    by the pool's template.
+    config_digest: digest of what the pods read besides their template. The pool's template cannot override
+        this digest and the selector's labels.
     """
     secrets = [{"name": name} for name in context.settings.image_pull_secrets]
     base: Json = {

@@ -1,4 +1,4 @@
-"""The pool file of each component: the fields that it reads, and nothing else.
+"""The pool file of each component: only the fields that it reads.
 
 A component's pods are rolled when a field that they read changes, because the digest of this file is on their
 template. Fields at their defaults are left out, whether or not the pool writes them, so that a new field of a
@@ -25,7 +25,7 @@ KEYS_ENTRY = "keys"
 """Key of the Secret's entry with the API keys, one per line."""
 
 ALL = None
-"""Marks that every field of a part is read."""
+"""Marks that all fields of a part are read."""
 
 Reads = Mapping[str, frozenset[str] | None]
 """Parts of `spec`, and the fields of each that are read."""
@@ -73,7 +73,7 @@ HTTP_READS: Reads = {
         }
     ),
 }
-"""Fields that a sidecar reads that takes requests from gateways: it checks them as a router does."""
+"""Fields that a sidecar reads if it serves HTTP: it checks requests as a router does."""
 
 ROUTER_READS: Reads = {
     "model": frozenset({"name"}),
@@ -106,14 +106,14 @@ ROUTER_READS: Reads = {
 
 
 def replica_file(pool: Pool, http: bool) -> str:
-    """Return the pool file of replicas. http: whether they take HTTP. Raises as `router_file`."""
+    """Return the pool file of replicas. http: whether they serve HTTP. Raises as `router_file`."""
     return write_document(_document(pool, HTTP_READS if http else REPLICA_READS))
 
 
 def router_file(pool: Pool) -> str:
     """Return the pool file of routers.
 
-    Raises UnsupportedPool if API keys are in a file, which clusters lack.
+    Raises UnsupportedPool if API keys are in a file, which only local tools support.
     """
     document = _document(pool, ROUTER_READS)
     engine = pool.spec.engine

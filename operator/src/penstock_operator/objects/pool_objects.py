@@ -65,7 +65,7 @@ def desired(
 
 
 def _with_digest(manifest: Manifest) -> Manifest:
-    """Return the manifest with its own digest, from which later reconciliations tell a change from drift."""
+    """Return the manifest with its digest, by which later reconciliations distinguish changes from drift."""
     metadata = manifest["metadata"]
     annotations = {**metadata.get("annotations", {}), WANTED_ANNOTATION: digest(manifest)}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}

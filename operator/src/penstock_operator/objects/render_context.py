@@ -16,10 +16,10 @@ class UnsupportedPool(Exception):
 
 
 class GatewayStage(NamedTuple):
-    """The gateway that serves a pool now, which may still change to the one of its spec.
+    """The gateway of a pool now, which differs from its spec while the gateway changes.
 
-    front: what runs in front of the replicas. serves: the gateway for which sidecars take HTTP; for `router`,
-    which has a protocol of its own, they take none.
+    front: the gateway that runs in front of the replicas. serves: the gateway for which sidecars serve HTTP;
+    none for `router`, which uses gRPC.
     """
 
     front: GatewayName
@@ -27,7 +27,7 @@ class GatewayStage(NamedTuple):
 
     @property
     def http(self) -> bool:
-        """Return whether sidecars take HTTP."""
+        """Return whether sidecars serve HTTP."""
         return self.serves != "router"
 
 
@@ -38,7 +38,7 @@ class RenderFacts:
     replicas: number of replicas to run now: `spec.replicas`, or autoscaling's decision.
     credentials: keys and certificates to publish; None if and only if TLS is off.
     capacity_rps: learned capacity of a replica in requests per second; None: not learned, or not scaled here.
-    gateway: None: what the pool says; otherwise a stage on the way there.
+    gateway: None: the gateway of the spec; otherwise a stage of a change.
     """
 
     replicas: int
@@ -68,6 +68,6 @@ class RenderContext:
 
     @property
     def gateway(self) -> GatewayStage:
-        """Return what is in front of the replicas now."""
+        """Return the present stage of the gateway."""
         gateway = self.pool.spec.gateway
         return self.facts.gateway or GatewayStage(gateway, gateway)

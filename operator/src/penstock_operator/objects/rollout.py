@@ -40,7 +40,7 @@ MIN_READY_S = 3
 
 
 def replica_digest(pool: Pool, http: bool) -> str:
-    """Return the digest of what a replica's pod reads. http: whether it takes HTTP."""
+    """Return the digest of what a replica's pod reads. http: whether it serves HTTP."""
     return digest(replica_file(pool, http))
 
 

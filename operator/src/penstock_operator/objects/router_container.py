@@ -1,4 +1,4 @@
-"""The router: takes clients' requests and carries their answers."""
+"""The container of a router, which serves clients' requests."""
 
 from typing import Any
 

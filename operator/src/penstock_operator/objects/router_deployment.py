@@ -1,9 +1,8 @@
-"""The Deployment of what takes clients' requests: routers, Envoys with their pickers, or pickers.
+"""The Deployment of a pool's gateway: routers, Envoys with their pickers, or pickers alone.
 
-All gateways are pods of the same Deployment, so that a pool changes its gateway by a
-rolling update like any other.
+All gateways are pods of the same Deployment, so that a pool changes its gateway by a rolling update.
 
-A new pod is ready before an old one stops. A stopping one first serves on while its readiness fails, until
+A new pod is ready before an old one stops. A stopping pod still serves while its readiness fails, until
 proxies have removed it, and then finishes its requests.
 """
 
@@ -35,7 +34,7 @@ CLIENT_ENTRIES = ("ca.crt", "client.crt", "client.key")
 """Entries of the TLS Secret that a router needs, or an Envoy and its picker."""
 
 PICKER_ENTRIES = ("picker.crt", "picker.key")
-"""Entries that a picker needs as well that serves Gateways."""
+"""Further entries that a picker for Gateways needs."""
 
 
 def router_deployment(context: RenderContext) -> Manifest:

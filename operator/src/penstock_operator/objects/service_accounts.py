@@ -18,7 +18,7 @@ TOKEN_MOUNT: Json = {
     "readOnly": True,
 }
 TOKEN_S = 3607
-"""Life of a token, as Kubernetes has it; the kubelet renews it."""
+"""Lifetime of a token in seconds, Kubernetes' default; the kubelet renews it."""
 
 
 def accounts(context: RenderContext) -> tuple[Manifest, ...]:

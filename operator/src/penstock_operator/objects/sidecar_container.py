@@ -38,10 +38,10 @@ SERVER_ENTRIES = ("ca.crt", "tls.crt", "tls.key")
 """Entries of the TLS Secret that a replica needs."""
 
 START_TIMEOUT_S = 120
-"""Time that a sidecar may take to start, of its startup probe."""
+"""Seconds that a sidecar may take to start."""
 
 INSECURE_HTTP = "--http-insecure"
-"""Argument of a sidecar whose HTTP port is for Gateways of the cluster, which have no key of the pool."""
+"""Argument of a sidecar that serves HTTP without TLS, for Gateways, which have no certificate of the pool."""
 
 RESOURCES: Json = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 """Default resources, enough for 100 requests/s; `podTemplate` overrides them by container name."""

@@ -50,7 +50,7 @@ def _merge_lists(field: str, base: list[Any], patch: list[Any]) -> list[Any]:
 
 
 def _move_containers(base: Json, patch: Json) -> Json:
-    """Return the patch with each of Penstock's containers in the list in which the base has it."""
+    """Return the patch with each container of the base in the same list as in the base."""
     spec = patch.get("spec")
     if not isinstance(spec, dict):
         return patch

@@ -25,8 +25,8 @@ from penstock_operator.tls.credentials import Credentials
 class DesiredState:
     """The desired state.
 
-    wanted: the objects; None if they are left unchanged, for a reason in `problems`.
-    front: what takes requests now. gateway_pending: whether it is another gateway than the pool's.
+    objects: None if they are left unchanged, for a reason in `problems`.
+    front: the gateway that takes requests now. gateway_pending: whether it is not yet the pool's gateway.
     """
 
     objects: tuple[Manifest, ...] | None
@@ -37,7 +37,7 @@ class DesiredState:
 
 
 def parse_spec(document: Manifest) -> Pool | PoolProblem:
-    """Return the pool in an object, or why it is invalid, as with a CRD of another release."""
+    """Parse a pool. Returns a problem if it is invalid, for example with a CRD of another release."""
     try:
         return parse_pool({k: v for k, v in document.items() if k != "status"}, "pool")
     except PoolError as error:
@@ -87,5 +87,5 @@ def _host_taken(document: Manifest, older: Manifest) -> PoolProblem:
     return PoolProblem(
         Cause.HOST_TAKEN,
         f"spec.ingress.host: {host_of(document)} belongs to the older pool {metadata['namespace']}/"
-        f"{metadata['name']}; this pool serves inside the cluster only until one of them names another host",
+        f"{metadata['name']}; this pool is reachable only in the cluster until one of them has another host",
     )

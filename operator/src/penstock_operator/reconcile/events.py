@@ -1,9 +1,9 @@
 """Kubernetes Events about a pool: what changed since its last status.
 
-The previous status is read from the API server, so a restarted operator does not repeat itself. An Event's
-name is a digest of its content: the same report, repeated after a relapse, updates the time of one Event
-instead of creating another. Routine actions have no Events; a restored object and a removed orphan have one
-each. Creating a new pool's objects is reported once, by `Ready`.
+The previous status is read from the API server, so a restarted operator does not repeat Events. An Event's
+name is a digest of its content: if the same problem recurs, the time of its Event is updated and no other is
+created. Routine actions have no Events; a restored object and a removed orphan have one each. The creation of
+a new pool's objects is reported once, by `Ready`.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ MAX_MESSAGE_CHARS = 1000
 """The API server refuses Events whose message is longer than 1,024 bytes."""
 
 DIGEST_CHARS = 12
-"""Digits of the digest of an Event's content in its name. They keep names of a pool's Events distinct."""
+"""Digits of the digest in an Event's name, enough for distinct names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,14 @@ def _action_events(before: Mapping[str, Any], actions: Sequence[Action]) -> Iter
             case Apply(manifest, ActionReason.DRIFTED, drift):
                 fields = ", ".join(drift) or "fields"
                 yield PoolEvent(
-                    "Normal", "DriftMended", f"{ref_of(manifest)}: {fields} put back as the pool wants"
+                    "Normal",
+                    "DriftMended",
+                    f"{ref_of(manifest)}: {fields} restored to the pool's values",
                 )
             case Apply(manifest, ActionReason.MISSING) if before:
-                yield PoolEvent("Normal", "Made", f"{ref_of(manifest)} was missing and is made")
+                yield PoolEvent("Normal", "Made", f"{ref_of(manifest)} was missing and is created again")
             case Delete(ref):
-                yield PoolEvent("Normal", "Removed", f"{ref} is no longer desired and is removed")
+                yield PoolEvent("Normal", "Removed", f"{ref} is no longer desired and is deleted")
             case _:
                 pass
 
@@ -70,7 +72,7 @@ def _health_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> Itera
         if old is None or (old["status"], old["reason"]) != ("True", new["reason"]):
             yield PoolEvent("Warning", new["reason"], new["message"])
     elif old is not None and old["status"] == "True":
-        yield PoolEvent("Normal", "Recovered", f"no longer: {old['reason']}")
+        yield PoolEvent("Normal", "Recovered", f"{old['reason']} is resolved")
     old_ready, ready = condition(before, "Ready"), condition(after, "Ready")
     if ready is not None and ready["status"] == "True" and (old_ready or {}).get("status") != "True":
         yield PoolEvent("Normal", "Ready", ready["message"])

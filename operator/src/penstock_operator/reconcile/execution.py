@@ -1,8 +1,8 @@
 """Executes the actions of a reconciliation, object by object.
 
-An object that the API server refuses does not keep the others from being applied: a missing ServiceMonitor
-CRD must not keep a pool from serving. Refusals become problems of the status, and the pool is reconciled
-again soon. If the API server does not answer, the reconciliation ends: further calls would fail as well.
+If the API server rejects an object, the others are still applied: a missing ServiceMonitor CRD must not keep
+a pool from serving. Rejections become problems of the status, and the pool is reconciled again soon. If the
+API server does not answer, the reconciliation ends, because further calls would fail too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,9 +38,9 @@ async def execute(
         metrics.actions.labels(kind, reason, "refused" if problem else "done").inc()
         fields = {"namespace": ref_in(action).namespace, "what": str(ref_in(action)), "reason": reason}
         if problem is None:
-            log.info("acted", **fields)
+            log.info("executed", **fields)
         else:
-            log.warning("not done", **fields, error=problem.message)
+            log.warning("not executed", **fields, error=problem.message)
             problems.append(problem)
     return tuple(problems)
 
@@ -70,7 +70,7 @@ async def _execute_action(action: Action, api: Api, cache: Cache) -> PoolProblem
 
 
 async def _restore(manifest: Manifest, api: Api) -> Manifest:
-    """Apply; if an entry of another manager makes the result invalid, overwrite it first.
+    """Apply a manifest; if an entry of another manager makes the result invalid, overwrite it first.
 
     Server-side apply never removes another manager's entry, even if both together are invalid.
     """
@@ -106,7 +106,7 @@ def _dropped_fields_problem(manifest: Manifest, fields: Sequence[str]) -> PoolPr
 
 
 def is_watched(manifest: Manifest) -> bool:
-    """Return whether objects of this kind are watched, so that the cache also learns of their deletion."""
+    """Return whether objects of this kind are watched, so that the cache is updated when they are deleted."""
     return bool(manifest["kind"] != "Secret")
 
 

@@ -1,13 +1,13 @@
-"""Changes the gateway of a running pool in an order in which replicas are always reached.
+"""Changes the gateway of a running pool in an order in which replicas are always reachable.
 
-A gateway that is no router reaches only replicas whose sidecars take HTTP, an Envoy over TLS and a Gateway of
-the cluster in the clear. A sidecar opens or closes that port when its pod is replaced. Routers reach every
-replica. So every change begins or ends with routers, and replicas are replaced while routers serve:
+Routers reach every replica. Other gateways reach only replicas whose sidecars serve HTTP: with TLS for an
+Envoy, without for a Gateway of the cluster. A sidecar opens or closes that port when its pod is replaced. So
+every change begins or ends with routers, and replicas are replaced while routers serve:
 
-    router ─▶ replicas take HTTP ─▶ Envoys in place of routers
-    envoy  ─▶ routers in place of Envoys ─▶ replicas take no HTTP
+    router ─▶ replicas serve HTTP ─▶ Envoys replace routers
+    envoy  ─▶ routers replace Envoys ─▶ replicas serve no HTTP
 
-Pure, and a function of the observed objects, so it continues where an operator has left off.
+Pure, and a function of the observed objects, so a restarted operator continues a change.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ from penstock_operator.objects.sidecar_container import INSECURE_HTTP
 
 
 def gateway_stage(desired: GatewayName, observed: Iterable[Manifest]) -> GatewayStage:
-    """Return what is to run now on the way to the wanted gateway. observed: the pool's objects."""
+    """Return the next stage of the change to the desired gateway. observed: the pool's objects."""
     workloads = {each["kind"]: each for each in observed if each["kind"] in ("StatefulSet", "Deployment")}
     replicas, deployment = workloads.get("StatefulSet"), workloads.get("Deployment")
     if replicas is None or deployment is None:
@@ -45,7 +45,7 @@ def _front(deployment: Manifest) -> GatewayName:
 
 
 def _served_gateway(stateful_set: Manifest) -> GatewayName:
-    """Return the gateway for which the sidecars of the newest template take HTTP."""
+    """Return the gateway for which sidecars of the newest template serve HTTP; `router` if they do not."""
     containers = list(_containers(stateful_set))
     ports = {port.get("containerPort") for each in containers for port in each.get("ports") or ()}
     if REPLICA_HTTP_PORT not in ports:

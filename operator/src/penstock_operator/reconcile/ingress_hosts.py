@@ -1,6 +1,6 @@
-"""Which of several pools that claim an ingress host gets it: the oldest.
+"""Assigns an ingress host that several pools claim to the oldest of them.
 
-Age cannot be changed afterwards, and gives the same answer whichever pool is reconciled first.
+The age of a pool does not change, and the result does not depend on which pool is reconciled first.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ def host_owner(host: str, pools: Iterable[Manifest]) -> Manifest:
 
 
 def older_claimant(pool: Manifest, pools: Iterable[Manifest]) -> Manifest | None:
-    """Return the older pool that has this pool's host; None if it has its host, or claims none."""
+    """Return the older pool that has this pool's host; None if this pool has it, or claims none."""
     host = host_of(pool)
     if host is None:
         return None

@@ -1,4 +1,4 @@
-"""Which fields of an object the operator owns, from `metadata.managedFields`.
+"""Reads the fields of an object that the operator owns from `metadata.managedFields`.
 
 It has an entry for each manager with a tree of field names: `f:name` for a field, `k:{"name":"engine"}` for
 an entry of a list that is a map, an empty tree for a value owned as a whole. A field leaves the operator's

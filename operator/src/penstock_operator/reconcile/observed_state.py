@@ -22,7 +22,7 @@ from penstock_operator.status.diagnosis import PoolProblem, missing_object
 from penstock_operator.status.pod_references import references
 
 MAX_PODS_READ = 3
-"""Most pods whose Warnings are read; they are mostly equal."""
+"""Maximum number of pods whose Warnings are read; most pods have the same ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ async def read_secrets(api: Api, key: PoolKey) -> PoolSecrets:
 async def missing_references(
     api: Api, pool: Pool, settings: OperatorSettings, wanted: Sequence[Manifest]
 ) -> tuple[PoolProblem, ...]:
-    """Problems of references: objects that the pool's pods refer to and that do not exist."""
+    """Return a problem for each object that the pool's pods refer to and that does not exist."""
     needed = references(pool, settings, wanted)
     existing_flags = await asyncio.gather(*(api.exists(reference.ref) for reference in needed))
     return tuple(

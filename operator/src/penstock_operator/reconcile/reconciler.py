@@ -114,7 +114,7 @@ class Reconciler:
         return self.pool_states[key]
 
     def _read(self, state: PoolState, document: Manifest) -> Pool | PoolProblem:
-        spec = document.get("spec")  # not the generation: a restored etcd counts generations anew
+        spec = document.get("spec")  # not the generation: after a restore of etcd, generations repeat
         if state.parsed is None or state.parsed[0] != spec:
             state.parsed = spec, parse_spec(document)
         return state.parsed[1]
@@ -264,7 +264,7 @@ def _status_input_of_invalid(
 def _counting_pods(desired: DesiredState, children: Sequence[Manifest]) -> tuple[list[Manifest], int]:
     """Return the pods that count requests, and the port of their reports.
 
-    Routers do. A picker does not see how requests end: behind other gateways, sidecars count.
+    These are routers, or sidecars behind other gateways, because a picker does not see how requests end.
     """
     if desired.front == "router":
         return _pods(children, Component.ROUTER), ADMIN_PORT

@@ -12,13 +12,13 @@ from typing import Generic, NamedTuple, TypeVar
 K = TypeVar("K")
 
 BASE_BACKOFF_S = 0.2
-"""Pause before a reconcile that failed is tried again; it doubles with each failure."""
+"""Delay before the first retry of a failed reconciliation. It doubles with each failure."""
 MAX_BACKOFF_S = 30.0
-"""Longest of these pauses."""
+"""Maximum delay before a retry."""
 
 
 class _Timer(NamedTuple):
-    """A delayed addition and its time. uvloop's own handle has none where it is due at once."""
+    """A delayed addition and its time, which uvloop's handle does not have if it is due immediately."""
 
     at_s: float
     handle: asyncio.Handle

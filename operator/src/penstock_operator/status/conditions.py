@@ -155,7 +155,7 @@ ConditionValues = tuple[str, bool, str, str]
 def _conditions(
     inputs: StatusInput, replicas: ComponentPods, routers: ComponentPods
 ) -> list[ConditionValues]:
-    message = [
+    conditions = [
         _ready(inputs, replicas, routers),
         _available(inputs, replicas, routers),
         _component_ready("ReplicasReady", "replica", replicas),
@@ -164,11 +164,13 @@ def _conditions(
         _degraded(inputs.problems),
     ]
     if inputs.scaled_externally:
-        message.append(("Autoscaling", True, ConditionReason.SCALED_BY_OTHERS, "spec.replicas is followed"))
+        conditions.append(
+            ("Autoscaling", True, ConditionReason.SCALED_BY_OTHERS, "another autoscaler sets spec.replicas")
+        )
     elif inputs.autoscaling is not None and inputs.autoscaling.get("reason"):
         reason = inputs.autoscaling["reason"]
-        message.append(("Autoscaling", True, _camel_case(reason), inputs.autoscaling.get("message", "")))
-    return message
+        conditions.append(("Autoscaling", True, _camel_case(reason), inputs.autoscaling.get("message", "")))
+    return conditions
 
 
 def _ready(inputs: StatusInput, replicas: ComponentPods, routers: ComponentPods) -> ConditionValues:
@@ -224,13 +226,13 @@ def _progressing(inputs: StatusInput, replicas: ComponentPods, routers: Componen
                 f"{pods.current} {word}s, {pods.desired} are desired",
             )
         if not pods.settled or pods.updated < pods.desired:
-            message = f"{pods.updated} of {pods.desired} {word}s are of the newest spec"
+            message = f"{pods.updated} of {pods.desired} {word}s run the newest spec"
             return ("Progressing", True, ConditionReason.ROLLING_OUT, message)
         if pods.ready < pods.desired:
             return ("Progressing", True, ConditionReason.STARTING, f"{_count(pods, word)} ready")
     if inputs.gateway_pending:
         return ("Progressing", True, ConditionReason.ROLLING_OUT, "the gateway changes after the replicas")
-    return ("Progressing", False, ConditionReason.SETTLED, "all pods are of the newest spec")
+    return ("Progressing", False, ConditionReason.SETTLED, "all pods run the newest spec")
 
 
 def _degraded(problems: Sequence[PoolProblem]) -> ConditionValues:

@@ -72,7 +72,7 @@ CAUSE_ORDER = {cause: rank for rank, cause in enumerate(Cause)}
 
 @dataclass(frozen=True, slots=True)
 class PoolProblem:
-    """A problem of a pool. component: whose pods it keeps from running; None: both, or neither."""
+    """A problem of a pool. component: the one whose pods do not run because of it; None: both, or neither."""
 
     cause: Cause
     message: str
@@ -159,7 +159,7 @@ def _scheduling_problem(name: str, message: str, component: Component | None) ->
         return PoolProblem(Cause.CLAIM_MISSING, f"{name}: {message}", component)
     if "Insufficient" in message and "/gpu" in message:
         return PoolProblem(
-            Cause.GPU_MISSING, f"{name}: no node has the GPUs that it asks for: {message}", component
+            Cause.GPU_MISSING, f"{name}: no node has the GPUs that it requests: {message}", component
         )
     return PoolProblem(Cause.UNSCHEDULABLE, f"{name}: {message}", component)
 
@@ -218,7 +218,7 @@ def _slow_start(
     ran_s = now_s - unix_s(running.get("startedAt", ""), now_s)
     if ran_s < SLOW_START_S and not container.get("restartCount", 0):
         return None
-    message = f"{where}: has run for {ran_s:.0f} s and does not answer its startup probe"
+    message = f"{where}: has run for {ran_s:.0f} s and fails its startup probe"
     return PoolProblem(Cause.ENGINE_NOT_READY, message, component)
 
 

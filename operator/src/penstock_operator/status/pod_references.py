@@ -29,7 +29,7 @@ class PodReference(NamedTuple):
 def references(
     pool: Pool, settings: OperatorSettings, desired: Sequence[Manifest]
 ) -> tuple[PodReference, ...]:
-    """Every object that wanted pods refer to, is not optional, and is none of the wanted."""
+    """Return the objects that desired pods require and that are not among the desired ones."""
     owned = {ref_of(manifest) for manifest in desired}
     references_by_ref: dict[Ref, PodReference] = {}
     for manifest in desired:

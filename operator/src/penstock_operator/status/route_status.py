@@ -1,4 +1,4 @@
-"""Whether the pool's Gateway accepts its route, from the HTTPRoute's status.
+"""Evaluates an HTTPRoute's status: whether the pool's Gateway accepts the route.
 
 A Gateway's controller may reject a route: no listener for the host, a namespace that may not attach, a
 Service that it cannot resolve. It writes its answer for each parent with the generation of the route that it

@@ -115,17 +115,17 @@ def _to_pem(certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> Cert
 
 
 def valid_from(pair: CertificateAndKey) -> datetime:
-    """Return the start of its validity."""
+    """Return the start of the certificate's validity."""
     return _load_certificate(pair).not_valid_before_utc + CLOCK_SKEW
 
 
 def remaining_life(pair: CertificateAndKey, now: datetime) -> timedelta:
-    """Return the time until it expires."""
+    """Return the time until the certificate expires."""
     return _load_certificate(pair).not_valid_after_utc - now
 
 
 def is_valid_pair(pair: CertificateAndKey) -> bool:
-    """Return whether it can be parsed, and the key matches the certificate."""
+    """Return whether the certificate can be parsed and matches its key."""
     try:
         return _load_certificate(pair).public_key() == _load_key(pair).public_key()
     except ValueError:
@@ -133,7 +133,7 @@ def is_valid_pair(pair: CertificateAndKey) -> bool:
 
 
 def is_issued_for(pair: CertificateAndKey, subject: Subject) -> bool:
-    """Return whether it is for this subject."""
+    """Return whether the certificate is for this subject."""
     names = _load_certificate(pair).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return names.get_values_for_type(x509.DNSName) == [subject.name]
 
