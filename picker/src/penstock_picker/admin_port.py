@@ -13,7 +13,7 @@ from penstock_picker.picker import Picker
 def admin_app(
     picker: Picker, replica_set: ReplicaSet, pool: str, endpoints: EndpointsFile | None = None
 ) -> App:
-    """Return the pages of a picker. pool: its name. endpoints: what an Envoy beside it knows of replicas."""
+    """Return the pages of a picker. pool: the pool's name. endpoints: file for an Envoy beside the picker."""
 
     def ready() -> bytes:
         if not replica_set.ready or (endpoints is not None and not endpoints.written):

@@ -1,4 +1,4 @@
-"""One request as Envoy sends it by `ext_proc`, message by message. Pure, except for the pick.
+"""Messages of one request as Envoy sends it by `ext_proc`. Pure, except for the pick.
 
     request_headers ─▶ [request_body …] ─▶ [request_trailers] ─▶ endpoints, or an immediate response
 
@@ -7,8 +7,7 @@ picker has read the body, and the picker returns the body. With a buffered body 
 changed together with the body. In all other modes the picker decides by the headers alone, and replicas
 validate the rest.
 
-The conversation ends with the endpoints; the picker then closes its stream, and Envoy continues without it.
-So no token passes through the picker.
+The conversation ends with the endpoints. The picker then closes its stream, so no token passes through it.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,29 +25,33 @@ from penstock_picker.pick import Picked
 from penstock_picker.picker import Call
 
 CHUNK_BYTES = 60_000
-"""Longest chunk of a body that is given back: Envoy takes messages of up to 64 KiB."""
+"""Longest chunk of a body that is returned to Envoy, which accepts messages of up to 64 KiB."""
 
 SUBSET_NAMESPACE, SUBSET = "envoy.lb.subset_hint", f"{DESTINATION}-subset"
 """Metadata in which a gateway names the endpoints to pick from."""
 
 STRIPPED = (SUBSET, "x-prefiller-host-port")
-"""Headers that send a request elsewhere in other stacks; a client's own go no further."""
+"""Headers that redirect requests in other gateways. They are removed when a client sends them."""
 
 
 class ConversationState(StrEnum):
-    """How far a conversation is."""
+    """Progress of a conversation."""
 
     BEGIN = "begin"  # no message yet
-    BODY = "body"  # the headers have come, the body is arriving
-    DONE = "done"  # the endpoints, or an error, were answered
+    BODY = "body"  # the headers were received, the body is arriving
+    DONE = "done"  # the endpoints, or an error, were returned
 
 
 class OutOfOrder(Exception):
-    """A message that the protocol does not have at this point."""
+    """A message that the protocol does not allow at this point."""
 
 
 class Conversation:
-    """One stream. pick: decides, and raises ApiError. max_body_bytes: longest body that is read."""
+    """One stream.
+
+    pick: returns the endpoints; raises ApiError.
+    max_body_bytes: longest body that is read.
+    """
 
     def __init__(self, pick: Callable[[Call], Picked], max_body_bytes: int) -> None:
         self._pick, self._max_body_bytes = pick, max_body_bytes
@@ -100,7 +103,7 @@ class Conversation:
         return self._whole_request(ends=True) if part.end_of_stream else []
 
     def _whole_request(self, ends: bool) -> list[proc.ProcessingResponse]:
-        """Return headers and body, which Envoy has waited for. ends: no trailers follow."""
+        """Return the headers and the body, for which Envoy waits. ends: no trailers follow."""
         body = bytes(self._body)
         return [self._picked_with_headers(body), *body_responses(body, ends)]
 
@@ -128,7 +131,7 @@ def subset_of(message: proc.ProcessingRequest) -> frozenset[str] | None:
 
 
 def header_changes(picked: Picked) -> tuple[proc.CommonResponse, Struct]:
-    """Return the endpoints as headers and as metadata, which agree."""
+    """Return the endpoints as headers and as metadata with the same content."""
     changes = proc.HeaderMutation(
         set_headers=[_header(name, value) for name, value in picked.headers], remove_headers=STRIPPED
     )
@@ -138,7 +141,7 @@ def header_changes(picked: Picked) -> tuple[proc.CommonResponse, Struct]:
 
 
 def body_responses(body: bytes, ends: bool) -> Iterator[proc.ProcessingResponse]:
-    """Yield the body in parts. ends: nothing follows it."""
+    """Yield the body in chunks. ends: no trailers follow."""
     rest = memoryview(body)
     while True:
         part, rest = rest[:CHUNK_BYTES], rest[CHUNK_BYTES:]
@@ -150,7 +153,7 @@ def body_responses(body: bytes, ends: bool) -> Iterator[proc.ProcessingResponse]
 
 
 def immediate_response(error: ApiError) -> proc.ProcessingResponse:
-    """Return the answer that the client gets instead."""
+    """Return the response that Envoy sends to the client instead of forwarding the request."""
     headers = (("content-type", "application/json"), *error.headers)
     return proc.ProcessingResponse(
         immediate_response=proc.ImmediateResponse(

@@ -1,4 +1,4 @@
-"""Maintains the file of endpoints that an Envoy beside this picker reads.
+"""The file of endpoints that an Envoy beside this picker reads.
 
 It lists every replica that has reported its HTTP port, whether or not it takes requests, because the picker
 selects among them. Entries written before a restart of the picker remain until the replica has reported
@@ -13,7 +13,7 @@ from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_runtime.envoy.endpoints import write_endpoints
 
 CHECK_S = 0.1
-"""How often the replicas are compared with the file."""
+"""Seconds between comparisons of the replicas with the file."""
 
 log = structlog.get_logger()
 
@@ -38,7 +38,10 @@ class EndpointsFile:
             await asyncio.sleep(CHECK_S)
 
     def _write(self, endpoints: frozenset[str]) -> str:
-        """Write it. Return why it could not be: Envoy keeps the set before, and it is tried again."""
+        """Write the file. Return the error, or an empty string.
+
+        After an error Envoy keeps the previous endpoints, and the next comparison tries again.
+        """
         try:
             write_endpoints(self._path, endpoints)
         except OSError as error:
@@ -49,5 +52,5 @@ class EndpointsFile:
 
 
 def _is_complete(replica_set: ReplicaSet, endpoints: frozenset[str]) -> bool:
-    """Return whether this is the set, and not what is known so soon after a start."""
+    """Return whether the endpoints are those of the pool: soon after a start none may be known yet."""
     return bool(endpoints) or (replica_set.known and not replica_set.links)

@@ -1,9 +1,9 @@
-"""Drains the Envoy beside a picker that stops, so that Envoy can be stopped after it.
+"""Drains the Envoy beside a picker that is stopping.
 
     /healthcheck/fail ─▶ wait until proxies have removed it ─▶ /drain_listeners ─▶ wait for its requests
 
-Envoy itself cuts all streams on SIGTERM. The picker continues to answer meanwhile. Envoy's administration
-interface is a Unix socket that only the two processes can reach.
+Envoy itself cuts all streams on SIGTERM, so it must be stopped only after the drain. The picker continues to
+answer meanwhile. Envoy's administration interface is a Unix socket that only the two processes can reach.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ log = structlog.get_logger()
 
 
 async def drain_envoy(socket: Path, lame_duck_s: float, drain_s: float) -> None:
-    """Return when Envoy has answered its requests, or `drain_s` is over.
+    """Drain Envoy, and return when it has no open requests or `drain_s` is over.
 
-    lame_duck_s: it first goes on for so long, while its readiness fails and answers close connections.
+    lame_duck_s: Envoy first serves for this long, while its readiness fails and responses close connections.
     """
     transport = httpx2.AsyncHTTPTransport(uds=str(socket))
     async with httpx2.AsyncClient(transport=transport, base_url="http://envoy", timeout=ANSWER_S) as admin:
@@ -35,14 +35,14 @@ async def drain_envoy(socket: Path, lame_duck_s: float, drain_s: float) -> None:
             await asyncio.sleep(min(lame_duck_s, drain_s))
             await _post(admin, "/drain_listeners")
             left = await _idle(admin, drain_s)
-        except httpx2.HTTPError as error:  # it is gone, or never came
+        except httpx2.HTTPError as error:  # Envoy has ended, or was never started
             log.warning("envoy not drained", why=f"{type(error).__name__}: {error}")
         else:
             log.info("envoy drained", unfinished=left)
 
 
 async def _idle(admin: httpx2.AsyncClient, drain_s: float) -> int:
-    """Wait for the end of its requests. Return how many are left."""
+    """Wait until Envoy has no open requests. Return how many are left."""
     give_up_s = monotonic() + drain_s
     while left := await _requests(admin):
         if monotonic() > give_up_s:

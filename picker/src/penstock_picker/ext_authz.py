@@ -17,7 +17,7 @@ from penstock_picker.picker import Call, Picker
 
 
 def ext_authz_app(picker: Picker) -> App:
-    """Answer Envoy's questions."""
+    """Return the application that answers Envoy's checks."""
 
     async def app(request: HttpRequest) -> None:
         picked = await _pick(picker, await _read(picker, request))

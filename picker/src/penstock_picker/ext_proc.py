@@ -1,8 +1,8 @@
 """Envoy's `ext_proc`, as used by the endpoint picker protocol of the Gateway API Inference Extension.
 
 It runs on gRPC's threaded server, which uses half the CPU of grpc.aio. Each conversation occupies a thread,
-also while a client sends its body slowly, so conversations are bounded in number and in time. Those beyond
-the bound are rejected immediately, and the gateway then acts as configured for a missing picker.
+even while a client sends its body slowly, so conversations are bounded in number and in time. Conversations
+beyond the bound are rejected immediately, and the gateway then acts as configured for a missing picker.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from penstock_picker.pick import Picked
 from penstock_picker.picker import Call, Picker
 
 CONVERSATIONS = 512
-"""Most conversations at once. Each has a thread, which is made when it is first needed."""
+"""Most conversations at once. Each has a thread, which is created when it is first needed."""
 
 SWEEP_S = 0.5
 """Interval of checks for conversations that last too long."""
@@ -34,28 +34,28 @@ SWEEPER = "ext_proc-sweep"
 """Name of the thread that makes these checks."""
 
 STOP_S = 1.0
-"""Longest wait for conversations under way when it is stopped."""
+"""Longest wait for open conversations when the server is stopped."""
 
 ANSWER_S = 5.0
-"""Longest wait for shared limits. They answer, or time out, long before."""
+"""Longest wait for a decision of shared limits. Calls to Redis time out far earlier."""
 
 SERVICES = frozenset({"", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"})
-"""Health services that serve while a replica takes requests. `liveness` serves always."""
+"""Health services that are SERVING while a replica takes requests. `liveness` is always SERVING."""
 
 log = structlog.get_logger()
 
 
 class ExternalProcessor(proc_grpc.ExternalProcessorServicer):  # type: ignore[misc]
-    """The service. loop: event loop on which the picker follows its replicas."""
+    """The gRPC service. loop: event loop on which the picker follows its replicas."""
 
     def __init__(self, picker: Picker, loop: asyncio.AbstractEventLoop) -> None:
         self._picker, self._loop = picker, loop
-        self._open: dict[grpc.ServicerContext, float] = {}  # when each began
+        self._open: dict[grpc.ServicerContext, float] = {}  # start time of each conversation
 
     def Process(
         self, request_iterator: Iterator[proc.ProcessingRequest], context: grpc.ServicerContext
     ) -> Iterator[proc.ProcessingResponse]:
-        """Receive one request, and answer its endpoints."""
+        """Receive one request and return its endpoints."""
         conversation = Conversation(self._pick, self._picker.max_body_bytes)
         self._open[context] = monotonic()
         try:
@@ -65,7 +65,7 @@ class ExternalProcessor(proc_grpc.ExternalProcessorServicer):  # type: ignore[mi
                     return
         except OutOfOrder as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except grpc.RpcError:  # Envoy is gone, or the time is over
+        except grpc.RpcError:  # Envoy has ended the call, or it took too long
             return
         finally:
             self._open.pop(context, None)
@@ -85,7 +85,10 @@ class ExternalProcessor(proc_grpc.ExternalProcessorServicer):  # type: ignore[mi
 
 
 class PickerHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """gRPC's health service, by the names of the endpoint picker protocol. ready: of the picker."""
+    """gRPC's health service with the names of the endpoint picker protocol.
+
+    ready: returns whether the picker is ready.
+    """
 
     def __init__(self, ready: Callable[[], bool]) -> None:
         self._ready = ready
@@ -93,7 +96,7 @@ class PickerHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
-        """Answer whether a service serves."""
+        """Return the status of a service."""
         if request.service != "liveness" and request.service not in SERVICES:
             context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service '{request.service[:128]}'")
         serves = request.service == "liveness" or self._ready()
@@ -109,9 +112,9 @@ def ext_proc(
     loop: asyncio.AbstractEventLoop,
     certificate: Certificate | None = None,
 ) -> Iterator[int]:
-    """Serve inside the block, and yield the port. Leaving it ends what is under way.
+    """Serve within the block, and yield the port. Open conversations end with the block.
 
-    Raises StartError where the address cannot be had, OSError where the certificate cannot be read.
+    Raises StartError if the address cannot be bound, OSError if the certificate cannot be read.
     """
     options = (
         ("grpc.max_receive_message_length", picker.max_body_bytes + 2**20),
@@ -143,7 +146,7 @@ def ext_proc(
 
 
 def credentials(certificate: Certificate) -> grpc.ServerCredentials:
-    """Return credentials that are read again when a connection finds them renewed. Raises OSError."""
+    """Return credentials that are read again for each connection. Raises OSError."""
 
     def read() -> grpc.ServerCertificateConfiguration:
         pair = (certificate.key.read_bytes(), certificate.cert.read_bytes())
@@ -152,7 +155,7 @@ def credentials(certificate: Certificate) -> grpc.ServerCredentials:
     def renewed() -> grpc.ServerCertificateConfiguration | None:
         try:
             return read()
-        except OSError as error:  # the last ones stay
+        except OSError as error:  # gRPC keeps the previous certificate
             log.warning("certificate unreadable", file=error.filename, why=error.strerror)
             return None
 

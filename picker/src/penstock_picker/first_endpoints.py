@@ -1,8 +1,8 @@
-"""Writes an empty file of endpoints, without which an Envoy does not start.
+"""Writes an empty file of endpoints, because Envoy does not start without one.
 
     python -m penstock_picker.first_endpoints FILE
 
-It runs before Envoy and the picker do. A file that exists is kept: it has what a picker wrote.
+It runs before Envoy and the picker start. An existing file is kept, because a picker has written it.
 """
 
 import sys

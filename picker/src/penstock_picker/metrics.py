@@ -1,4 +1,4 @@
-"""A picker's metrics. Labels are tiers and fixed words, never a client's."""
+"""A picker's metrics. Labels are tiers and fixed words, never chosen by clients."""
 
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -13,7 +13,7 @@ SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2
 
 
 class Metrics(FrontMetrics):
-    """The metrics of one picker. seconds: of each decision."""
+    """The metrics of one picker. seconds: duration of each decision."""
 
     def __init__(self, tiers: Iterable[str], replica_set: ReplicaSet) -> None:
         super().__init__("picker", tiers)

@@ -14,11 +14,12 @@ from penstock_runtime.flags import port, seconds
 class Options(FrontOptions):
     """One picker's own settings.
 
-    ext_authz_port, ext_proc_port: of its fronts; None: it has no such front.
-    admin_host, admin_port: of metrics and health.
-    endpoints_file: where an Envoy beside it reads replicas' endpoints; None: it reads them elsewhere.
-    envoy_admin: that Envoy's administration socket; None: the picker does not drain it.
-    drain_s: longest time for its requests; None takes the pool's. lame_duck_s: before they have to end.
+    ext_authz_port, ext_proc_port: ports of the two protocols; None if the picker does not serve it.
+    admin_host, admin_port: address of metrics and health.
+    endpoints_file: file of replicas' endpoints for an Envoy beside the picker; None if no Envoy reads one.
+    envoy_admin: that Envoy's administration socket; None if the picker does not drain it.
+    drain_s: longest wait for Envoy's requests; None takes the pool's value.
+    lame_duck_s: how long the picker serves with failing readiness before it drains.
     """
 
     host: str

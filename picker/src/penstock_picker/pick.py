@@ -1,9 +1,8 @@
 """Picks the replicas to which a gateway sends one request, in order. Pure.
 
-The list is what the router would do if every replica rejected the request: the first `maxHops` replicas of
-the pool's order, then the backup's replica, and a second one for a backup that cannot be reached. It is
-advice: each replica decides when the request reaches it, and the gateway tries the next endpoint when a
-replica rejects.
+The list has the replicas that a router would try if every replica rejected the request: the first `maxHops`
+replicas of the pool's order, then the backup's replica, and a second one in case that cannot be reached. Each
+replica decides when the request reaches it, and the gateway tries the next endpoint after a rejection.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +17,8 @@ from penstock_runtime.gateway_headers import APPLICATION, DESTINATION, MAX_HOPS,
 class Replicas(NamedTuple):
     """The replicas at one moment.
 
-    loads: of those that take requests. endpoints: `host:port` of their HTTP side, by name; a replica without
-        one cannot be reached by a gateway.
+    loads: loads of the replicas that take requests.
+    endpoints: `host:port` of their HTTP interface, by name. A gateway cannot reach a replica without one.
     """
 
     loads: Sequence[ReplicaLoad]
@@ -29,9 +28,10 @@ class Replicas(NamedTuple):
 class Picked(NamedTuple):
     """The answer to a gateway.
 
-    first: the name of the replica that is asked first. max_hops: endpoints that follow it before those that
-        serve best effort. uncached_tokens: of the prompt at the first replica, about.
-    application: whose key the request has; empty in a pool without applications.
+    first: name of the first replica.
+    max_hops: endpoints after the first that come before those that serve best effort.
+    uncached_tokens: estimated prompt tokens that the first replica has to compute.
+    application: application that the API key belongs to; empty in a pool without applications.
     """
 
     tier: str
@@ -43,7 +43,7 @@ class Picked(NamedTuple):
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """Headers that the request gets. A client's own are replaced."""
+        """Headers for the request. They replace those of the same name that the client has sent."""
         return (
             (DESTINATION, ",".join(self.endpoints)),
             ("x-penstock-tier", self.tier),
@@ -60,9 +60,10 @@ def pick(
     subset: frozenset[str] | None = None,
     best_effort: bool = False,
 ) -> Picked | None:
-    """Return the endpoints to ask; None if there is none.
+    """Return the endpoints to try; None if there is none.
 
-    subset: the only endpoints that the gateway allows. best_effort: of a tier whose rejections are final.
+    subset: the only endpoints that the gateway allows; None if it allows all.
+    best_effort: whether the request's tier is best effort, so that there is no backup.
     """
     endpoints = replicas.endpoints
     loads = [

@@ -1,8 +1,7 @@
-"""Decides on a request from a gateway: key, body, tier, limits, endpoints.
+"""Decides about a request from a gateway: API key, body, tier, limits, endpoints.
 
-Both protocols call `pick`, from any thread; decisions that count something take a lock. The gateway passes
-the client's input unchecked, so any invalid input is answered with an error in OpenAI's format and never
-fails the process.
+Both protocols call `pick`, from any thread; a lock protects counters. The gateway passes the client's input
+unchecked, so any invalid input is answered with an error in OpenAI's format and never fails the process.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +44,8 @@ log = structlog.get_logger()
 class Call(NamedTuple):
     """A request as a gateway describes it.
 
-    path: without a query. body: None where the gateway does not send it. subset: the only endpoints allowed.
+    path: without the query. body: None if the gateway does not send it.
+    subset: the only endpoints that the gateway allows; None if it allows all.
     """
 
     method: str
@@ -56,7 +56,7 @@ class Call(NamedTuple):
 
 
 class ReadRequest(NamedTuple):
-    """A request that was read. tokens: that it is expected to use."""
+    """A valid request. tokens: estimate of the tokens that it will use."""
 
     request: GenerationRequest
     application: Application | None
@@ -66,8 +66,8 @@ class ReadRequest(NamedTuple):
 class Picker:
     """Picks endpoints for requests, as one process.
 
-    placed: called with each request's first replica and its prompt tokens, about.
-    shared_limits: applications' limits over all pickers and routers, where they share them.
+    placed: called with each request's first replica and its estimated prompt tokens.
+    shared_limits: applications' limits over all pickers and routers, if they share limits.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Picker:
         self._placed = placed
         self._time_model = PoolTimeModel(pool, replica_set)
         self.metrics = metrics = Metrics(settings.tiers, replica_set)
-        uncounted = UsageMetrics(CollectorRegistry())  # a picker does not see what a request used
+        uncounted = UsageMetrics(CollectorRegistry())  # a picker does not see how many tokens a request uses
         self._usage = Usage(pool.spec.applications, settings.max_model_len, uncounted)
         self._limits = RateLimits(limits_of(pool.spec.applications), metrics.limits, shared_limits)
         self._reader = BodyReader(settings.max_sequences, pool.spec.requests)
@@ -107,18 +107,18 @@ class Picker:
         return self._limits.shared
 
     def pick(self, call: Call) -> Picked:
-        """Decide on a request by what this process knows. Raises ApiError; no other exception."""
+        """Return the endpoints of a request, with limits of this process only. Raises only ApiError."""
         with self._errors_counted(call):
             read = self._read(call)
             if read is None:
                 return self._any_replica(call)
             with self._lock:
                 admission = self._limits.enter_locally(read.application, read.tokens)
-                admission.leave(read.tokens)  # its end is not known here
+                admission.leave(read.tokens)  # a picker does not see the end of a request
                 return self._picked(read, call.subset)
 
     async def pick_with_shared_limits(self, call: Call) -> Picked:
-        """Do the same, with limits that hold over all pickers and routers."""
+        """Return the endpoints of a request, with limits shared by all processes. Raises only ApiError."""
         with self._errors_counted(call):
             read = self._read(call)
             if read is None:
@@ -129,7 +129,7 @@ class Picker:
                 return self._picked(read, call.subset)
 
     def _read(self, call: Call) -> ReadRequest | None:
-        """Return the request; None for one that generates nothing."""
+        """Return the request; None if it does not generate text."""
         head = call.head
         application = application_of(self._keys, head)
         endpoint = GENERATES.get(call.path)
@@ -168,13 +168,13 @@ class Picker:
         )
 
     def _isolated(self, body: bytes, application: Application | None, cache_salt: bytes) -> bytes:
-        """Return the body as the replica is going to send it to its engine."""
+        """Return the body as the replica will send it to its engine."""
         if not self._settings.isolates or application is None:
             return body
         return with_application_salt(body, application.name, cache_salt)
 
     def _any_replica(self, call: Call) -> Picked:
-        """Pick a replica for a request that generates nothing."""
+        """Pick a replica for a request that does not generate text."""
         tier = self._settings.tiers[self._settings.default_tier]
         request = GenerationRequest("", wire.ENDPOINT_UNSPECIFIED, b"", tier, monotonic())
         with self._lock:
@@ -186,7 +186,7 @@ class Picker:
             return self.metrics.demand.page(0, linked_replicas(self._replica_set.links))
 
     def _picked(self, read: ReadRequest, subset: frozenset[str] | None) -> Picked:
-        """Pick endpoints, and count the request at the first of them."""
+        """Pick endpoints, and count the request in the load of the first replica."""
         tier = read.request.tier.name
         self.metrics.demand.arrived(tier)
         application = "" if read.application is None else read.application.name
@@ -223,7 +223,7 @@ class Picker:
 
 
 def _check_readable(call: Call, generates: bool) -> None:
-    """Raise ApiError (404, 405) unless a replica has a page for the request."""
+    """Raise ApiError (404, 405) unless replicas serve this path and method."""
     path, method = call.path[:256], call.method[:32]
     if generates:
         allowed = "POST"
