@@ -37,12 +37,12 @@ def test_the_default_is_this_machines_loopback_unencrypted(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "say how gateways ask: --ext-authz-port, --ext-proc-port, or both"),
+        ([], "give --ext-authz-port, --ext-proc-port, or both"),
         (["--ext-authz-port", "0", "--tls-cert", "x"], "--tls-cert and --tls-key belong together"),
         (["--ext-authz-port", "0", "--redis-url-file", "/no/such"], "/no/such: No such file"),
         (
             ["--ext-authz-port", "0", "--drain-s", "3"],
-            "--drain-s is for --envoy-admin",
+            "--drain-s needs --envoy-admin",
         ),
     ],
     ids=["no front", "half of TLS", "no Redis", "no Envoy"],

@@ -21,7 +21,7 @@ def test_a_body_is_held_until_its_request_ends() -> None:
         body.add(60)
         body.add(40)
         assert budget.held_bytes == 100
-        with BodyBytes(budget) as other, pytest.raises(ApiError, match="its bound of 100 bytes") as refusal:
+        with BodyBytes(budget) as other, pytest.raises(ApiError, match="buffers 100 bytes") as refusal:
             other.add(1)
         assert (refusal.value.status, refusal.value.code) == (429, "router_full")
         assert budget.held_bytes == 100

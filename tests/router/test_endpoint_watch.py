@@ -254,7 +254,7 @@ async def test_a_malformed_slice_is_logged_once_however_often_it_comes() -> None
     with capture_logs() as output:
         await first_sets(watch, 2)
     assert watch.malformed == 3
-    assert [line["event"] for line in output].count("slice passed over") == 1
+    assert [line["event"] for line in output].count("EndpointSlice ignored") == 1
 
 
 async def test_it_is_connected_while_a_watch_is_open() -> None:
@@ -317,7 +317,7 @@ async def test_changes_of_endpoints_are_logged() -> None:
     changes = [change("MODIFIED", "a", p0="10.0.0.9"), change("DELETED", "b"), P2]
     with capture_logs() as output:
         await first_sets(watching([listing(A, B)], [changes]), 4)
-    reported = [(line["known"], line["changes"]) for line in output if line["event"] == "replicas"]
+    reported = [(line["known"], line["changes"]) for line in output if line["event"] == "replica set changed"]
     assert reported == [
         (2, "p0=10.0.0.1:7000/in_service p1=10.0.0.2:7000/in_service"),
         (2, "p0=10.0.0.9:7000/in_service"),

@@ -308,9 +308,9 @@ MOVABLE: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
         ({"seed": 0}, "seed"),
         ({"seed": 7, "temperature": 0.5}, "seed"),
         ({"stop": ["x"]}, "stop strings"),
-        ({"echo": True}, "holds its prompt"),
+        ({"echo": True}, "contains its prompt"),
         ({"use_beam_search": True}, "beam search"),
-        ({"prompt_embeds": "x"}, "more than tokens"),
+        ({"prompt_embeds": "x"}, "inputs other than tokens"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "than text"),
     ],
 )

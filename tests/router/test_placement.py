@@ -180,8 +180,8 @@ async def test_when_all_replicas_are_full_retry_times_are_spread(draw: float, ag
 
 
 async def test_a_message_about_one_replica_is_singular() -> None:
-    assert "on the replica asked" in (await Desk(ends(FULL)).refusal()).message
-    assert "on the replica asked" in (await Desk(ends(NEVER)).refusal()).message
+    assert "on the replica that was tried" in (await Desk(ends(FULL)).refusal()).message
+    assert "on the replica that was tried" in (await Desk(ends(NEVER)).refusal()).message
 
 
 async def test_a_request_that_no_replica_can_ever_serve_is_not_retryable() -> None:

@@ -300,7 +300,7 @@ async def test_each_cause_of_a_sessions_end_is_logged_once() -> None:
     assert events == [
         ("replica", "ready"),
         *[("replica not connected", "the replica ended the session"), ("replica", "ready")] * 3,
-        *[("link broke", None), ("replica not connected", "Ended: odd"), ("replica", "ready")] * 3,
+        *[("replica link failed", None), ("replica not connected", "Ended: odd"), ("replica", "ready")] * 3,
         ("replica not connected", "the session broke while a frame was written"),
         ("replica", "ready"),
     ]
@@ -377,7 +377,7 @@ async def test_a_silent_replica_is_disconnected(still: None) -> None:
         with capture_logs() as said:
             await skip(CONNECT_S)
         assert isinstance(upstream.end, Lost)
-        assert said[0]["why"] == "it is connected, and does not answer"
+        assert said[0]["why"] == "it is connected but does not respond"
         replica.answers.set()
         await turns()
         assert (link.state, len(replica.sessions)) == (LinkState.READY, 2)
@@ -436,7 +436,7 @@ async def test_a_request_without_messages_is_ended_and_cancelled(still: None) ->
         await skip(SWEEP_S)
         assert silent.end is None
         await skip(SWEEP_S)
-        assert silent.end == Lost("r0", "no message about it came for 15 s")
+        assert silent.end == Lost("r0", "no message about the request for 15 s")
         assert talking.end is waiting.end is None
         assert link.stalled == 1
         await turns()
@@ -445,7 +445,7 @@ async def test_a_request_without_messages_is_ended_and_cancelled(still: None) ->
 
 @pytest.mark.parametrize(
     ("talks", "end"),
-    [(False, Lost("r0", "silent")), (True, Rejected(Reason.QUEUE_FULL))],
+    [(False, Lost("r0", "it does not respond")), (True, Rejected(Reason.QUEUE_FULL))],
     ids=["a silent replica", "one that talks"],
 )
 async def test_a_verdict_is_awaited_up_to_its_timeout(still: None, talks: bool, end: End) -> None:

@@ -199,7 +199,7 @@ async def test_a_stream_moves_as_often_as_the_pool_allows() -> None:
     error = chunks_of(moved)[-1]["error"]
     assert (error["code"], error["message"]) == (
         "engine_lost",
-        "the engine was lost while it answered, and the answer cannot be continued on another one: "
+        "the engine was lost while it answered, and the answer cannot be continued on another replica: "
         "it has been moved 2 times",
     )
 

@@ -22,11 +22,11 @@ def parsed(*flags: str) -> Options:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "say where the replicas are"),
-        ([*THERE, "--discover", "n/s"], "say where the replicas are"),
+        ([], "give either --replica"),
+        ([*THERE, "--discover", "n/s"], "give either --replica"),
         (["--discover", "service"], "'service' is not NAMESPACE/SERVICE"),
         (["--discover", "n/s/x"], "'n/s/x' is not NAMESPACE/SERVICE"),
-        ([*THERE, "--kubeconfig", "x"], "--kubeconfig is for --discover"),
+        ([*THERE, "--kubeconfig", "x"], "--kubeconfig needs --discover"),
         ([*THERE, "--key-secret", "ide=keys"], "'ide=keys' is not APPLICATION=NAMESPACE/SECRET"),
         ([*THERE, "--key-secret", "n/s"], "'n/s' is not APPLICATION=NAMESPACE/SECRET"),
         ([*THERE, "--replica-tls-server-name", "x"], "TLS to the replicas needs --replica-tls-ca"),

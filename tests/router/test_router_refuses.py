@@ -253,7 +253,7 @@ async def test_unknown_or_missing_keys_are_answered_401(with_applications: dict[
             await router.openai.models.list()
         none = await router.chat()
         night = router.openai.with_options(api_key="night-key", default_headers={"x-penstock-tier": "coder"})
-        with pytest.raises(PermissionDeniedError, match="does not get tier 'coder'"):
+        with pytest.raises(PermissionDeniedError, match="may not use tier 'coder'"):
             await night.chat.completions.create(model=MODEL, messages=HI)
         assert (await router.http.get("/health")).status_code == 200
     assert_error(none, 401, "authorization", "no API key was given")

@@ -163,7 +163,7 @@ async def test_pages_report_health_readiness_and_the_model(method: str) -> None:
         ("/v1/models", "POST", 405, "/v1/models takes GET, HEAD, not POST", "GET, HEAD"),
         ("/v1/models/other", "DELETE", 405, "/v1/models/other takes GET, HEAD, not DELETE", "GET, HEAD"),
         ("/health", "X" * 40, 405, f"/health takes GET, HEAD, not {'X' * 32}", "GET, HEAD"),
-        ("/" + "a" * 300, "GET", 404, "there is nothing at /" + "a" * 255, None),
+        ("/" + "a" * 300, "GET", 404, "no such path: /" + "a" * 255, None),
         ("/ready", "GET", 503, "the replica takes no requests now", None),
     ],
 )

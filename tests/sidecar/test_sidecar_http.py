@@ -538,7 +538,7 @@ async def test_a_body_over_the_bound_of_all_bytes_is_answered_with_the_replicas_
 ) -> None:
     response = await gateway.ask(b"x" * 101)
     assert (response.status_code, response.json()["error"]["code"]) == (429, "router_full")
-    assert response.json()["error"]["message"].startswith("replica r0 holds its bound of 100 bytes")
+    assert response.json()["error"]["message"].startswith("replica r0 already buffers 100 bytes")
 
 
 class TestTooMany:

@@ -5,8 +5,8 @@ In a cluster: `penstock-picker -f pool.yaml --ext-proc-port 9002 --discover defa
 
 import asyncio
 import sys
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 
 import structlog
@@ -28,10 +28,10 @@ from penstock_picker.options import Options, parse
 from penstock_picker.picker import Picker
 
 FIRST_TURNS = 2**16
-"""Bound on the random first turn, so that pickers do not choose the same replicas in step."""
+"""Number of possible first turns. Pickers start at random ones, so they do not choose the same replicas."""
 
 DRAIN_S = 5.0
-"""Longest wait for open questions when stopped. Each takes milliseconds."""
+"""Longest wait for open ext_authz checks when stopped. Each takes milliseconds."""
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set. Raises StartError where an address cannot be had."""
+    """Serve until `stop` is set, then drain. Raises StartError if an address cannot be bound."""
     pool, keys, source = found
     random = Random()
     placements, limits = assembly.shared_placements(options, pool), assembly.shared_limits(options, pool)
@@ -58,45 +58,48 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
         shared_limits=limits,
     )
     _warn_unenforced_limits(pool)
-    parts = [
+    endpoints = None if options.endpoints_file is None else EndpointsFile(options.endpoints_file)
+    background = [
         *assembly.sharing(placements, limits, replica_set, picker.metrics),
         *assembly.refreshing(options, pool, keys, picker.metrics),
         replica_set.follow(source),
+        *([] if endpoints is None else [endpoints.maintain(replica_set)]),
     ]
-    endpoints = None if options.endpoints_file is None else EndpointsFile(options.endpoints_file)
-    if endpoints is not None:
-        parts.append(endpoints.maintain(replica_set))
-    async with running(parts, stop) as until_stopped:
-        admin = listen(options.admin_host, options.admin_port)
-        async with AsyncExitStack() as stack:
-            pages = admin_app(picker, replica_set, pool.metadata.name, endpoints)
-            await stack.enter_async_context(serving(pages, admin, PAGES_DRAIN_S, PAGES_BOUNDS))
-            addresses = {}
-            if options.ext_authz_port is not None:
-                listener = listen(options.host, options.ext_authz_port)
-                bounds = HttpBounds(head_bytes=pool.spec.router.max_header_bytes)
-                app = ext_authz_app(picker)
-                await stack.enter_async_context(serving(app, listener, DRAIN_S, bounds, served_tls(options)))
-                addresses["ext_authz"] = address_of(listener)
-            if options.ext_proc_port is not None:
-                address = f"{options.host}:{options.ext_proc_port}"
-                loop = asyncio.get_running_loop()
-                processor = ext_proc(
-                    picker,
-                    lambda: replica_set.ready and not stop.is_set(),
-                    address,
-                    loop,
-                    options.certificate,
-                )
-                addresses["ext_proc"] = f"{options.host}:{stack.enter_context(processor)}"
-            log.info("ready", **addresses, admin=address_of(admin))
-            await until_stopped()
-            await _drain(options, pool)
+    admin = listen(options.admin_host, options.admin_port)
+    pages = admin_app(picker, replica_set, pool.metadata.name, endpoints)
+    async with (
+        running(background, stop) as until_stopped,
+        serving(pages, admin, PAGES_DRAIN_S, PAGES_BOUNDS),
+        _protocols(picker, pool, options, lambda: replica_set.ready and not stop.is_set()) as addresses,
+    ):
+        log.info("ready", **addresses, admin=address_of(admin))
+        await until_stopped()
+        await _drain(options, pool)
     log.info("stopped")
 
 
+@asynccontextmanager
+async def _protocols(
+    picker: Picker, pool: Pool, options: Options, ready: Callable[[], bool]
+) -> AsyncIterator[dict[str, str]]:
+    """Serve the protocols that have a port within the block, and yield their addresses by protocol."""
+    addresses = {}
+    async with AsyncExitStack() as stack:
+        if options.ext_authz_port is not None:
+            listener = listen(options.host, options.ext_authz_port)
+            bounds = HttpBounds(head_bytes=pool.spec.router.max_header_bytes)
+            app = ext_authz_app(picker)
+            await stack.enter_async_context(serving(app, listener, DRAIN_S, bounds, served_tls(options)))
+            addresses["ext_authz"] = address_of(listener)
+        if options.ext_proc_port is not None:
+            address, loop = f"{options.host}:{options.ext_proc_port}", asyncio.get_running_loop()
+            port = stack.enter_context(ext_proc(picker, ready, address, loop, options.certificate))
+            addresses["ext_proc"] = f"{options.host}:{port}"
+        yield addresses
+
+
 async def _drain(options: Options, pool: Pool) -> None:
-    """Drain the Envoy beside this picker; without one, go on until gateways have found the other pickers."""
+    """Drain the Envoy beside this picker; without one, serve until gateways have found the other pickers."""
     if options.envoy_admin is None:
         await asyncio.sleep(options.lame_duck_s)
     else:
@@ -105,7 +108,7 @@ async def _drain(options: Options, pool: Pool) -> None:
 
 
 def _warn_unenforced_limits(pool: Pool) -> None:
-    """Log which limits a picker cannot keep, because it does not see requests end."""
+    """Log limits that a picker cannot enforce, because it does not see requests end."""
     unenforced = [each.name for each in pool.spec.applications if each.limits.concurrent_requests is not None]
     if unenforced:
         log.warning("concurrentRequests is not enforced behind a gateway", applications=unenforced)

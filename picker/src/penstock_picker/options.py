@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock_routing import flags
 from penstock_routing.flags import FrontOptions
-from penstock_runtime.flags import port, seconds
+from penstock_runtime.flags import add_common, port, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,34 +65,32 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 def _problem(given: argparse.Namespace) -> str | None:
     if given.ext_authz_port is None and given.ext_proc_port is None:
-        return "say how gateways ask: --ext-authz-port, --ext-proc-port, or both"
+        return "give --ext-authz-port, --ext-proc-port, or both"
     if given.envoy_admin is None and given.drain_s is not None:
-        return "--drain-s is for --envoy-admin"
+        return "--drain-s needs --envoy-admin"
     return None
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock-picker",
-        description="Endpoint picker: tells a gateway which replicas to ask for a request, in order.",
+        description="Endpoint picker: selects the replicas to which a gateway sends each request, in order.",
     )
+    add_common(parser)
     add = parser.add_argument
-    add("-f", "--file", type=Path, required=True, metavar="POOL", help="the pool file")
-    add("--host", default="127.0.0.1", help="address that gateways ask at (default: %(default)s)")
+    add("--host", default="127.0.0.1", help="address to listen on for gateways (default: %(default)s)")
     add(
         "--ext-proc-port",
         type=port,
-        help="serve Envoy's ext_proc, as the Gateway API Inference Extension has it; 0 for any port",
+        help="port for Envoy's ext_proc, as the Gateway API Inference Extension uses it; 0 for any",
     )
-    add("--ext-authz-port", type=port, help="serve Envoy's ext_authz over HTTP; 0 for any port")
+    add("--ext-authz-port", type=port, help="port for Envoy's ext_authz over HTTP; 0 for any")
     add(
         "--admin-host",
         default="127.0.0.1",
-        help="address of the admin port: metrics and health (default: %(default)s)",
+        help="address to listen on for metrics and health (default: %(default)s)",
     )
-    add("--admin-port", type=port, default=9081, help="the admin port, 0 for any (default: %(default)s)")
-    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    add("--log-json", action="store_true", help="one JSON object a line")
+    add("--admin-port", type=port, default=9081, help="port for them, 0 for any (default: %(default)s)")
     _add_envoy(parser)
     flags.add_sharing(parser)
     flags.add_replicas(parser)
@@ -106,18 +104,18 @@ def _add_envoy(parser: argparse.ArgumentParser) -> None:
         "--endpoints-file",
         type=Path,
         metavar="FILE",
-        help="keep the endpoints of replicas in this file, which Envoy watches (EDS)",
+        help="write the endpoints of replicas to this file, which Envoy watches (EDS)",
     )
     add(
         "--envoy-admin",
         type=Path,
         metavar="SOCKET",
-        help="drain Envoy by its administration socket when this picker is stopped",
+        help="drain Envoy through its administration socket when this picker is stopped",
     )
-    add("--drain-s", type=seconds, help="longest wait for Envoy's requests (default: the pool's)")
+    add("--drain-s", type=seconds, help="longest wait for Envoy's requests (default: the pool's value)")
     add(
         "--lame-duck-s",
         type=seconds,
         default=0.0,
-        help="when stopped, first keep serving for so long while readiness fails (default: %(default)s)",
+        help="when stopped, keep serving this long with failing readiness (default: %(default)s)",
     )

@@ -232,7 +232,7 @@ def _check_readable(call: Call, generates: bool) -> None:
             return
         allowed = "GET, HEAD"
     else:
-        raise ApiError(404, f"there is nothing at {path}", code="not_found")
+        raise ApiError(404, f"no such path: {path}", code="not_found")
     raise ApiError(
         405, f"{path} takes {allowed}, not {method}", code="method_not_allowed", headers=(("allow", allowed),)
     )

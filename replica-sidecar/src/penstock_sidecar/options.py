@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock_runtime.engine_key import VARIABLE, engine_key
-from penstock_runtime.flags import port, seconds
+from penstock_runtime.flags import add_common, port, seconds
 from penstock_runtime.serving import is_loopback
 
 
@@ -114,60 +114,73 @@ def _engine_tls(given: argparse.Namespace) -> EngineTls | None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "penstock-sidecar",
-        description="Beside one engine: admits, forwards, returns tokens, drains.",
-        epilog=f"The engine's API key, where it has one, is read from the variable {VARIABLE}.",
+        description="Sidecar of one engine: admits requests, forwards them, and returns tokens.",
+        epilog=f"If the engine requires an API key, it is read from the environment variable {VARIABLE}.",
     )
+    add_common(parser)
     flag = parser.add_argument
-    flag("-f", "--file", type=Path, required=True, metavar="POOL", help="the pool file")
     flag("--name", required=True, help="this replica's name, like r0")
     flag(
         "--listen",
         type=_address,
         required=True,
         metavar="HOST:PORT",
-        help="address for routers; port 0 takes any",
+        help="address to listen on for routers; port 0 for any",
     )
-    flag("--engine", type=_url, required=True, metavar="URL", help="the engine, like http://127.0.0.1:8000")
+    flag(
+        "--engine",
+        type=_url,
+        required=True,
+        metavar="URL",
+        help="URL of the engine, like http://127.0.0.1:8000",
+    )
     flag(
         "--engine-tls-ca",
         type=Path,
         metavar="PEM",
-        help="authorities that sign the engine's certificate; default: those that this machine trusts",
+        help="CA certificates that sign the engine's certificate (default: those of this machine)",
     )
     flag(
         "--engine-tls-server-name",
         metavar="NAME",
-        help="DNS name in the engine's certificate; default: the host of --engine",
+        help="DNS name in the engine's certificate (default: the host of --engine)",
     )
     flag(
         "--engine-tls-cert",
         type=Path,
         metavar="PEM",
-        help="shown to an engine that requires its clients' certificates (vLLM's --ssl-cert-reqs 2)",
+        help="client certificate for an engine that requires one (vLLM's --ssl-cert-reqs 2)",
     )
-    flag("--engine-tls-key", type=Path, metavar="PEM", help="and this key")
+    flag("--engine-tls-key", type=Path, metavar="PEM", help="private key of --engine-tls-cert")
     flag("--telemetry", type=Path, metavar="PATH", help="Unix socket for the engine's step reports")
-    flag("--metrics-port", type=port, metavar="PORT", help="serve /metrics, /health and /ready; 0 takes any")
+    flag("--metrics-port", type=port, metavar="PORT", help="port for /metrics, /health and /ready; 0 for any")
     flag(
         "--http-port",
         type=port,
         metavar="PORT",
-        help="take OpenAI's HTTP API from a gateway, on the host of --listen; 0 takes any",
+        help="port for OpenAI's HTTP API behind a gateway, on the host of --listen; 0 for any",
     )
-    flag("--http-insecure", action="store_true", help="take it without TLS, whatever --tls-cert says")
-    flag("--metrics-host", default="127.0.0.1", metavar="HOST", help="default: %(default)s")
+    flag("--http-insecure", action="store_true", help="serve --http-port without TLS despite --tls-cert")
+    flag(
+        "--metrics-host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="address of --metrics-port (default: %(default)s)",
+    )
     flag(
         "--drain-s",
         type=seconds,
         metavar="S",
-        help="time to finish requests when stopped; default: the pool's",
+        help="when stopped, longest wait for open requests (default: the pool's value)",
     )
     flag("--tls-cert", type=Path, metavar="PEM", help="serve TLS with this certificate")
-    flag("--tls-key", type=Path, metavar="PEM", help="and this key")
-    flag("--tls-client-ca", type=Path, metavar="PEM", help="accept only clients that this CA has signed")
-    flag("--insecure", action="store_true", help="listen without TLS beyond this machine")
-    flag("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    flag("--log-json", action="store_true", help="one JSON object a line")
+    flag("--tls-key", type=Path, metavar="PEM", help="private key of --tls-cert")
+    flag(
+        "--tls-client-ca", type=Path, metavar="PEM", help="accept only clients with a certificate of this CA"
+    )
+    flag(
+        "--insecure", action="store_true", help="allow --listen without TLS on an address beyond this machine"
+    )
     return parser
 
 
@@ -179,7 +192,7 @@ def _check(given: argparse.Namespace) -> None:
         raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
     if not given.tls_cert and not given.insecure and not given.listen.loopback:
         raise ValueError(
-            f"--listen {given.listen} is reachable from other machines: give --tls-cert, or --insecure"
+            f"--listen {given.listen} is reachable from other machines: give --tls-cert or --insecure"
         )
     if given.engine_tls_ca and not given.engine.startswith("https:"):
         raise ValueError("--engine-tls-ca needs an --engine with https")
@@ -204,7 +217,7 @@ def _address(text: str) -> Address:
 
 def _url(text: str) -> str:
     if not _is_url(text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no URL, like http://127.0.0.1:8000")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a URL like http://127.0.0.1:8000")
     return text.rstrip("/")
 
 

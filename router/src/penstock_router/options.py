@@ -3,11 +3,10 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from penstock_routing import flags
 from penstock_routing.flags import FrontOptions
-from penstock_runtime.flags import port, seconds
+from penstock_runtime.flags import add_common, port, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +58,29 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock-router",
-        description="OpenAI-compatible HTTP in front of a pool's replicas, tried one after the other.",
+        description="Router: serves the OpenAI API and tries a pool's replicas in order.",
     )
+    add_common(parser)
     add = parser.add_argument
-    add("-f", "--file", type=Path, required=True, metavar="POOL", help="the pool file")
-    add("--host", default="127.0.0.1", help="address that serves the API (default: %(default)s)")
-    add("--port", type=port, default=8080, help="port that serves the API, 0 for any (default: %(default)s)")
+    add("--host", default="127.0.0.1", help="address to listen on for the API (default: %(default)s)")
+    add("--port", type=port, default=8080, help="port for the API, 0 for any (default: %(default)s)")
     add(
         "--admin-host",
         default="127.0.0.1",
-        help="address of the admin port: metrics, and the state of the pool (default: %(default)s)",
+        help="address to listen on for metrics and the state of the pool (default: %(default)s)",
     )
-    add("--admin-port", type=port, default=9080, help="the admin port, 0 for any (default: %(default)s)")
-    add("--drain-s", type=seconds, help="finish open requests for so long when stopped (default: the pool's)")
+    add("--admin-port", type=port, default=9080, help="port for them, 0 for any (default: %(default)s)")
+    add(
+        "--drain-s",
+        type=seconds,
+        help="when stopped, longest wait for open requests (default: the pool's value)",
+    )
     add(
         "--lame-duck-s",
         type=seconds,
         default=0.0,
-        help="when stopped, first keep serving for so long while /ready answers 503 (default: %(default)s)",
+        help="when stopped, keep serving this long while /ready answers 503 (default: %(default)s)",
     )
-    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    add("--log-json", action="store_true", help="one JSON object a line")
     flags.add_sharing(parser)
     flags.add_replicas(parser)
     flags.add_tls(parser, "the API")

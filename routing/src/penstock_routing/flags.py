@@ -60,8 +60,8 @@ def add_sharing(parser: argparse.ArgumentParser) -> None:
         "--redis-url-file",
         type=Path,
         metavar="FILE",
-        help="share with the pool's other routers through the Redis at this URL, redis:// or rediss://; read "
-        f"anew for every connection (else: the environment's {REDIS_URL}, if there is one)",
+        help="file with the URL (redis:// or rediss://) of the Redis through which the pool's routers share "
+        f"state; read again for each connection (default: the environment variable {REDIS_URL}, if set)",
     )
     add(
         "--key-secret",
@@ -69,8 +69,8 @@ def add_sharing(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="APPLICATION=NAMESPACE/SECRET",
-        help="follow this application's keys in this Kubernetes Secret; once for each. The pool's file of "
-        "them is then read at the start only",
+        help="take this application's keys from this Kubernetes Secret, and follow its changes; repeat for "
+        "each application. The key file in the pool is then read only at the start",
     )
 
 
@@ -83,19 +83,19 @@ def add_replicas(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=HOST:PORT",
-        help="a replica's sidecar; once for each",
+        help="address of a replica's sidecar; repeat for each replica",
     )
     add(
         "--discover",
         type=_service,
         metavar="NAMESPACE/SERVICE",
-        help="follow this Kubernetes Service's endpoints, those of its port 'replica'",
+        help="find replicas by the endpoints of this Kubernetes Service, at its port named 'replica'",
     )
     add(
         "--kubeconfig",
         type=Path,
         metavar="FILE",
-        help="reach the cluster by it, not by the pod's own account",
+        help="reach the cluster with this kubeconfig (default: with the pod's service account)",
     )
 
 
@@ -103,22 +103,22 @@ def add_tls(parser: argparse.ArgumentParser, served: str) -> None:
     """Add the flags of TLS. served: what this process serves, for the help texts."""
     group = parser.add_argument_group(
         f"TLS of {served} (off without --tls-cert)",
-        "Files that are renewed are read again, without a restart.",
+        "Renewed files are read again without a restart.",
     )
     add = group.add_argument
     add("--tls-cert", type=Path, metavar="PEM", help=f"serve {served} over TLS with this certificate")
-    add("--tls-key", type=Path, metavar="PEM", help="and this key")
+    add("--tls-key", type=Path, metavar="PEM", help="private key of --tls-cert")
     group = parser.add_argument_group(
-        "TLS to the replicas (off without --replica-tls-ca)", "Files are read anew for every connection."
+        "TLS to the replicas (off without --replica-tls-ca)", "Files are read again for each connection."
     )
     add = group.add_argument
-    add("--replica-tls-ca", type=Path, metavar="PEM", help="authorities that sign replicas' certificates")
-    add("--replica-tls-cert", type=Path, metavar="PEM", help="this router's certificate, for mutual TLS")
-    add("--replica-tls-key", type=Path, metavar="PEM", help="its key")
+    add("--replica-tls-ca", type=Path, metavar="PEM", help="CA certificates that sign replicas' certificates")
+    add("--replica-tls-cert", type=Path, metavar="PEM", help="this process's certificate, for mutual TLS")
+    add("--replica-tls-key", type=Path, metavar="PEM", help="private key of --replica-tls-cert")
     add(
         "--replica-tls-server-name",
         metavar="NAME",
-        help="DNS name in replicas' certificates, whatever their address",
+        help="DNS name in replicas' certificates (default: the address that is connected to)",
     )
 
 
@@ -143,9 +143,9 @@ def problem(given: argparse.Namespace, redis_url: Callable[[], str] | None) -> s
 
 def _inconsistency(given: argparse.Namespace) -> str | None:
     if bool(given.replica) == bool(given.discover):
-        return "say where the replicas are: --replica once for each, or --discover"
+        return "give either --replica, once for each replica, or --discover"
     if given.kubeconfig and not (given.discover or given.key_secret):
-        return "--kubeconfig is for --discover and --key-secret"
+        return "--kubeconfig needs --discover or --key-secret"
     if bool(given.tls_cert) != bool(given.tls_key):
         return "--tls-cert and --tls-key belong together"
     return _replica_tls_problem(given)

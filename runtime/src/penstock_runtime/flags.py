@@ -1,6 +1,20 @@
-"""Types of command-line flags for argparse, which reports an invalid value on stderr with exit code 2."""
+"""Command-line flags for argparse, which reports an invalid value on stderr with exit code 2."""
 
 import argparse
+from pathlib import Path
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that the processes of a pool share: the pool file and the format of logs."""
+    add = parser.add_argument
+    add("-f", "--file", type=Path, required=True, metavar="POOL", help="the pool file")
+    add(
+        "--log-level",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        help="lowest level that is logged (default: %(default)s)",
+    )
+    add("--log-json", action="store_true", help="log one JSON object a line")
 
 
 def port(text: str) -> int:

@@ -19,7 +19,7 @@ REASONS: dict[Reason, wire.Reason.ValueType] = {
 }
 
 ENGINE_LOST = ApiError(502, "the engine was lost while it served this request", "engine_lost")
-RETURNED = ApiError(503, "this replica drains and has handed the request back", "replica_draining")
+RETURNED = ApiError(503, "this replica is draining and returned the request", "replica_draining")
 INTERNAL = ApiError(500, "internal error of the replica", "server_error")
 
 

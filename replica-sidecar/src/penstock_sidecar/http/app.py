@@ -50,7 +50,7 @@ class HttpApp:
         pages = {MODELS: self._models, "/health": self._health, "/ready": self._ready}
         page = pages.get(path)
         if page is None and name == path and not generates:
-            raise ApiError(404, f"there is nothing at {path}", code="not_found")
+            raise ApiError(404, f"no such path: {path}", code="not_found")
         if generates or http.method not in ("GET", "HEAD"):
             raise ApiError(
                 405,

@@ -35,7 +35,8 @@ def rejection(tier: str, replica: str, why: Rejected, draw: float, *, hops: bool
         message = f"replica {replica} takes no requests: {REASON_TEXTS[why.reason]}"
         return out_of_service(message, why.reason, draw, hops=hops)
     message = (
-        f"tier '{tier}' cannot be kept for this request on replica {replica}: {REASON_TEXTS[why.reason]}"
+        f"the targets of tier '{tier}' cannot be met for this request on replica {replica}: "
+        f"{REASON_TEXTS[why.reason]}"
     )
     if why.reason is Reason.NEVER:
         return _unattainable(message, _headers(why.reason, ("x-should-retry", "false"), hops))

@@ -57,7 +57,7 @@ class EngineAccess:
 
     def unreachable(self, endpoint: str, cause: str) -> None:
         """Note that an engine does not let this router in."""
-        log.warning("engine not reached: its answers pass the sidecar", engine=endpoint, cause=cause)
+        log.warning("engine not reachable: its sidecar forwards answers", engine=endpoint, cause=cause)
         self._retry_at_s[endpoint] = monotonic() + RETRY_S
 
     def close(self) -> None:

@@ -129,7 +129,7 @@ class RouterApp:
         path, method = http.path, http.method
         page = self._pages.get(path) or (self._one_model if path.startswith(ONE_MODEL) else None)
         if page is None and not generates:
-            raise self._refused(404, f"there is nothing at {path[:256]}", code="not_found")
+            raise self._refused(404, f"no such path: {path[:256]}", code="not_found")
         allowed = ("POST",) if generates else ("GET", "HEAD")
         if method == "OPTIONS":
             await http.answer(b"", 204, headers=[(b"allow", ", ".join((*allowed, method)).encode())])
@@ -152,7 +152,7 @@ class RouterApp:
         if self._open >= self._settings.max_inflight:
             raise self._refused(
                 429,
-                f"this router carries its bound of {self._settings.max_inflight} requests",
+                f"this router already serves {self._settings.max_inflight} requests (router.maxInflight)",
                 type="overloaded",
                 code="router_full",
                 headers=(("retry-after", "1"),),

@@ -63,16 +63,21 @@ _RULES: tuple[tuple[Callable[[Fields], bool], str], ...] = (
     (_penalised, "it has a presence or frequency penalty"),
     (_seeded, "it has a seed and a temperature above 0"),
     (_any_of("stop"), "it has stop strings"),
-    (_any_of("echo", "suffix"), "its answer holds its prompt"),
+    (_any_of("echo", "suffix"), "its answer contains its prompt"),
     (_any_of("use_beam_search"), "it is a beam search"),
-    (_any_of("prompt_embeds", "kv_transfer_params", "logits_processors"), "its prompt is more than tokens"),
+    (
+        _any_of("prompt_embeds", "kv_transfer_params", "logits_processors"),
+        "its prompt has inputs other than tokens",
+    ),
 )
 
 
 def _why_by_prompt(endpoint: "wire.Endpoint.ValueType", body: Fields) -> str | None:
     if endpoint == wire.ENDPOINT_CHAT_COMPLETIONS:
         return (
-            None if all(map(_only_text, body.get("messages") or ())) else "its messages hold more than text"
+            None
+            if all(map(_only_text, body.get("messages") or ()))
+            else "its messages contain more than text"
         )
     prompt = body.get("prompt")
     several = isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)

@@ -153,7 +153,7 @@ class MovableAnswer:
             return b"".join(map(self._events.rewritten, events))
         except NotAContinuation:
             log.error("not a continuation", request=self._request.id, replica=self._placed.link.name)
-            self._fail(ENGINE_LOST, "another engine began it anew")
+            self._fail(ENGINE_LOST, "another engine started it again from the beginning")
             return b""
 
     async def _move(self, loss: ReplicaLoss) -> None:
@@ -284,11 +284,11 @@ class MovableAnswer:
 
     def _count(self, loss: ReplicaLoss, result: MoveOutcome) -> None:
         self._mover.metrics.moves.labels(loss.cause.value, result.value).inc()
-        log.info("move", request=self._request.id, cause=loss.cause.value, outcome=result.value)
+        log.info("stream move", request=self._request.id, cause=loss.cause.value, outcome=result.value)
 
     def _fail(self, loss: ReplicaLoss, why: str) -> None:
         """End the answer with an error."""
-        message = f"{loss.message}, and the answer cannot be continued on another one: {why}"
+        message = f"{loss.message}, and the answer cannot be continued on another replica: {why}"
         code = "engine_lost" if loss.cause is MoveCause.ENGINE_LOST else "replica_lost"
         body = ApiError(502, message, type="server_error", code=code).body()
         self._end = wire.Failed(failure=wire.FAILURE_ENGINE_LOST, status=502, body=body)

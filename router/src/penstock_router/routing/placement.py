@@ -194,7 +194,7 @@ class Placement:
         if isinstance(found, Rejected):
             outcome.reason = found.reason.value
             return after_rejection(attempts, tried, found)
-        log.info("lost", request=request.id, replica=found.replica, why=found.why)
+        log.info("request lost", request=request.id, replica=found.replica, why=found.why)
         if not found.reached:
             return after_skip(attempts, tried)
         outcome.failovers += 1
@@ -222,7 +222,7 @@ def _loss(end: wire.Failed, replica: str) -> Lost:
     if end.failure == wire.FAILURE_ENGINE_LOST:
         return Lost(replica, "its engine was lost")
     if end.failure == wire.FAILURE_RETURNED:
-        return Lost(replica, "it handed the request back", reached=False)
+        return Lost(replica, "it returned the request", reached=False)
     raise upstream_error(end)
 
 
@@ -231,11 +231,13 @@ def _answer(action: Unattainable | NoReplicas | ReplicaLost, tier: str, draw: fl
         return _lost_answer(action.losses, spread_retry_s(1, draw))
     if isinstance(action, NoReplicas):
         return no_replicas(draw)
-    where = f"on any of {action.replicas} replicas" if action.replicas > 1 else "on the replica asked"
+    where = (
+        f"on any of {action.replicas} replicas" if action.replicas > 1 else "on the replica that was tried"
+    )
     if action.retry_after_s is None:
         return ApiError(
             429,
-            f"tier '{tier}' cannot be kept for this request {where}, not even when idle",
+            f"the targets of tier '{tier}' cannot be met for this request {where}, not even when idle",
             type="slo_unattainable",
             code="slo_unattainable",
             headers=(("x-should-retry", "false"),),
@@ -256,15 +258,13 @@ def _lost_answer(losses: int, retry_s: int) -> ApiError:
     One that two replicas were lost with must not be retried automatically.
     """
     if losses > REPLAYS:
-        message = (
-            f"{losses} replicas were lost with this request, one after the other; it is sent to no other"
-        )
+        message = f"{losses} replicas were lost while they served this request; it is not sent to another one"
         return ApiError(
             502, message, type="server_error", code="replica_lost", headers=(("x-should-retry", "false"),)
         )
     return ApiError(
         503,
-        "a replica was lost with this request, and too many others are being sent again; "
+        "the replica that served this request was lost, and the retry budget is used up; "
         f"try again in {retry_s} s",
         type="server_error",
         code="replica_lost",

@@ -75,7 +75,7 @@ def _by_header(settings: Settings, application: Application | None, header: str)
     if tier is None:
         raise ApiError(
             400,
-            f"{request_head.TIER}: there is no tier '{header[:64]}'; there are {', '.join(settings.tiers)}",
+            f"{request_head.TIER}: unknown tier '{header[:64]}'; this pool has {', '.join(settings.tiers)}",
             param=request_head.TIER,
             code="unknown_tier",
         )
@@ -83,7 +83,7 @@ def _by_header(settings: Settings, application: Application | None, header: str)
         allowed = ", ".join((application.tier, *application.allow))
         raise ApiError(
             403,
-            f"{request_head.TIER}: this API key does not get tier '{tier.name}'; it gets {allowed}",
+            f"{request_head.TIER}: this API key may not use tier '{tier.name}'; it may use {allowed}",
             type="permission_error",
             param=request_head.TIER,
             code="tier_not_allowed",
@@ -100,7 +100,7 @@ def own_targets(tier: Tier, head: request_head.Head) -> Targets:
     if (name := request_head.targets_header(head)) is not None and not tier.allow_request_targets:
         raise ApiError(
             400,
-            f"{name}: tier '{tier.name}' takes no targets of a request's own",
+            f"{name}: tier '{tier.name}' does not accept targets from requests",
             param=name,
             code="not_allowed",
         )

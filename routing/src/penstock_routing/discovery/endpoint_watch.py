@@ -74,7 +74,10 @@ class EndpointWatch:
             now = endpoints_of(self._slices.values())
             if now != last:
                 log.info(
-                    "replicas", service=str(self._service), known=len(now), changes=_changed(last or {}, now)
+                    "replica set changed",
+                    service=str(self._service),
+                    known=len(now),
+                    changes=_changed(last or {}, now),
                 )
                 yield now
                 last = now
@@ -134,7 +137,7 @@ class EndpointWatch:
             self.malformed += 1
             why = f"malformed EndpointSlice {_name_of(endpoint_slice)}: {type(error).__name__}: {error}"
             if why != self._last_why:
-                log.warning("slice passed over", service=str(self._service), why=why)
+                log.warning("EndpointSlice ignored", service=str(self._service), why=why)
                 self._last_why = why
         else:
             self._slices[name] = endpoint_slice
@@ -164,7 +167,7 @@ class EndpointWatch:
     def _apply(self, event: dict[str, Any]) -> None:
         kind, changed = event["type"], event["object"]
         if kind == "ERROR":
-            raise ApiServerError(changed.get("code", 500), changed.get("message", "the watch broke"))
+            raise ApiServerError(changed.get("code", 500), changed.get("message", "the watch failed"))
         if kind in ("ADDED", "MODIFIED"):
             self._store(changed)
         elif kind == "DELETED":

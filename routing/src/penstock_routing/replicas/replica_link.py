@@ -177,7 +177,7 @@ class ReplicaLink:
         self.ejection.failed()
         self.abandon(upstream)
         responds = self.last_received_s > sent_s
-        upstream.finish(Rejected(Reason.QUEUE_FULL) if responds else Lost(self.name, "silent"))
+        upstream.finish(Rejected(Reason.QUEUE_FULL) if responds else Lost(self.name, "it does not respond"))
 
     async def detokenize(self, tokens: Sequence[int]) -> str | None:
         """Return the text of tokens by its engine; None where it does not report it."""
@@ -206,7 +206,7 @@ class ReplicaLink:
             except asyncio.InvalidStateError:
                 why = "the session broke while a frame was written"
             except (Unresponsive, TimeoutError):
-                why = "it is connected, and does not answer"
+                why = "it is connected but does not respond"
             except OSError as error:  # a certificate; the file will be there again
                 why = f"{error.filename}: {error.strerror}"
             except wire_conversion.MalformedMessage as error:
@@ -214,7 +214,7 @@ class ReplicaLink:
                 why = str(error)
             except Exception as error:  # one replica must not end the router
                 why = f"{type(error).__name__}: {error}"
-                log.exception("link broke", replica=self.name)
+                log.exception("replica link failed", replica=self.name)
             finally:
                 self._end_session("the session ended")
             await self._wait_to_retry(why)
@@ -285,7 +285,7 @@ class ReplicaLink:
                 if silent_s > upstream.longest_silence_s:
                     self.stalled += 1
                     self.abandon(upstream)
-                    upstream.finish(Lost(self.name, f"no message about it came for {silent_s:.0f} s"))
+                    upstream.finish(Lost(self.name, f"no message about the request for {silent_s:.0f} s"))
 
     async def _describe(self, stub: ReplicaStub) -> None:
         async with asyncio.timeout(CONNECT_S):

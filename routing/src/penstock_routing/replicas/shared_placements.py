@@ -125,7 +125,7 @@ class SharedPlacements:
             if message["type"] != "message":  # the answer to the subscription
                 continue
             if not self.connected:
-                log.info("redis", channel=self._channel)
+                log.info("redis connected", channel=self._channel)
                 self.connected, self._unavailable = True, False
                 self._backoff.reset()
             self._receive(message["data"], on_placement, malformed)
@@ -166,7 +166,7 @@ def read_placements(data: bytes) -> tuple[str, list[tuple[str, PeerLoad]]]:
     it is no such message.
     """
     if len(data) > MESSAGE_BYTES:
-        raise ValueError("longer than any of ours")
+        raise ValueError(f"longer than {MESSAGE_BYTES} bytes")
     message = orjson.loads(data)
     placed = [
         (name, PeerLoad(_count(counts[0]), _count(counts[1]))) for name, counts in message["placed"].items()
@@ -177,7 +177,7 @@ def read_placements(data: bytes) -> tuple[str, list[tuple[str, PeerLoad]]]:
 def _count(value: object) -> int:
     """Return a count that loads can be computed with. Raises ValueError."""
     if not isinstance(value, int) or not 0 <= value <= MOST_COUNTED:
-        raise ValueError("is no count")
+        raise ValueError(f"not an integer from 0 to {MOST_COUNTED}")
     return value
 
 

@@ -72,7 +72,7 @@ class BodyBytes:
         if budget.held_bytes + more_bytes > budget.bound_bytes:
             raise ApiError(
                 429,
-                f"{budget.owner} holds its bound of {budget.bound_bytes} bytes for other requests",
+                f"{budget.owner} already buffers {budget.bound_bytes} bytes for other requests (its maximum)",
                 type="overloaded",
                 code="router_full",
                 headers=(("retry-after", "1"), ("connection", "close")),

@@ -61,7 +61,7 @@ class ClientFields:
                 where = f"messages[{index}].content[{part_index}]"
                 raise ApiError(
                     400,
-                    f"'{where}' names media where this pool's engines may not fetch; use a data: URL",
+                    f"'{where}' has a URL that this pool's engines may not fetch; use a data: URL",
                     param=where,
                     code="media_not_allowed",
                 )
@@ -80,7 +80,7 @@ def proxy_field(name: str) -> ApiError:
     """Return the refusal of a field that only a proxy may set."""
     return ApiError(
         400,
-        f"'{name}' is a proxy's to set; this pool does not take it from clients",
+        f"'{name}' may only be set by a proxy; this pool does not accept it from clients",
         param=name,
         code="unsupported_parameter",
     )
