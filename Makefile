@@ -155,7 +155,7 @@ bench-containment: setup ## hostile bodies, overload, revoked keys, limits; BASE
 	@PYTHONPATH=bench:tests/common:tests/processes $(BIN)/python -m containment $(if $(MINUTES),--minutes $(MINUTES)) \
 	  $(if $(BASELINE),--baseline $(BASELINE)) $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
-bench-operator: setup cluster-api ## a hundred pools in one operator: looks, CPU, memory
+bench-operator: setup cluster-api ## a hundred pools in one operator: reconciliations, CPU, memory
 	@$(BIN)/python bench/operator_load.py
 
 bench-autoscaling: setup ## autoscaling on admission beside queue lengths: attainment and GPU hours

@@ -135,7 +135,7 @@ class Tally(NamedTuple):
     kept: int
 
 
-def coming(trial: Trial) -> Iterator[Arrival]:
+def arrivals_of(trial: Trial) -> Iterator[Arrival]:
     """Its requests."""
     load = LOADS[trial.load]
     rate_rps = NEAR_CAPACITY_RPS[trial.scenario] * load.factor
@@ -146,7 +146,7 @@ def coming(trial: Trial) -> Iterator[Arrival]:
         yield arrival._replace(arrival_s=together_s, tier=tier)
 
 
-def served_by(trial: Trial) -> Fleet:
+def fleet_under(trial: Trial) -> Fleet:
     """One replica of the scenario, whose tiers are there once more with a higher value."""
     fleet = fleet_of(scenario(trial.scenario), "slos-serve", LengthKnowledge.PREDICTED, TruthKind.MEASURED)
     more = {
@@ -170,10 +170,10 @@ def run(trial: Trial) -> Tally:
 
 
 def _run(trial: Trial) -> Tally:
-    fleet = served_by(trial)
+    fleet = fleet_under(trial)
     arrived = met = 0.0
     admitted = kept = 0
-    for outcome in simulate(fleet, coming(trial), trial.seed):
+    for outcome in simulate(fleet, arrivals_of(trial), trial.seed):
         value = fleet.tiers[outcome.tier].value
         arrived += value
         met += value * outcome.met
@@ -195,15 +195,15 @@ def points(tally: Tally) -> tuple[float, float]:
 
 def table(load: str, scenarios: Sequence[str], parts: Sequence[str], found: Callable[..., Tally]) -> str:
     """A Markdown table: a row for each part, attainment and kept for each scenario."""
-    base = {here: points(found(here, load, "")) for here in scenarios}
+    base = {name: points(found(name, load, "")) for name in scenarios}
     lines = [f"| {load}: without | " + " | ".join(scenarios) + " | worst |"]
     lines.append("|---|" + "--:|" * (len(scenarios) + 1))
     lines.append("| nothing | " + " | ".join(f"{a:.1f}, {k:.2f}" for a, k in base.values()) + " | |")
     for part in parts:
         cells, worst = [], inf
-        for here in scenarios:
-            met, kept = points(found(here, load, part))
-            gained, more_kept = met - base[here][0], kept - base[here][1]
+        for name in scenarios:
+            met, kept = points(found(name, load, part))
+            gained, more_kept = met - base[name][0], kept - base[name][1]
             worst = min(worst, gained, more_kept)
             cells.append(f"{gained:+.1f}, {more_kept:+.2f}")
         lines.append(f"| {part} | {' | '.join(cells)} | {worst:+.1f} |")
@@ -225,15 +225,15 @@ def main() -> None:
     with ProcessPoolExecutor(options.jobs) as pool:
         for load in loads:
             trials = [
-                Trial(here, load, seed, options.requests, part)
+                Trial(name, load, seed, options.requests, part)
                 for part in ("", *parts)
-                for here in scenarios
+                for name in scenarios
                 for seed in seeds
             ]
             tallies = dict(zip(trials, pool.map(run, trials), strict=True))
 
-            def found(here: str, load: str, part: str, tallies: Mapping[Trial, Tally] = tallies) -> Tally:
-                return added([tallies[Trial(here, load, seed, options.requests, part)] for seed in seeds])
+            def found(name: str, load: str, part: str, tallies: Mapping[Trial, Tally] = tallies) -> Tally:
+                return added([tallies[Trial(name, load, seed, options.requests, part)] for seed in seeds])
 
             print(table(load, scenarios, parts, found), flush=True)
             print(flush=True)

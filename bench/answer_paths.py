@@ -61,8 +61,8 @@ async def measured(options: argparse.Namespace) -> dict[int, dict[str, Costs]]:
     found: dict[int, dict[str, Costs]] = {
         streams: {name: {} for name in WAYS} for streams in (options.streams // 4, options.streams)
     }
-    with tempfile.TemporaryDirectory() as folder, machine(Path(folder)) as here:
-        running = {name: way(here, name, options.step_ms) for name in WAYS}
+    with tempfile.TemporaryDirectory() as folder, machine(Path(folder)) as host:
+        running = {name: way(host, name, options.step_ms) for name in WAYS}
         for each in running.values():
             await measures.warm_up(each)
         for _, name in interleave(options.rounds, list(running)):
@@ -71,13 +71,13 @@ async def measured(options: argparse.Namespace) -> dict[int, dict[str, Costs]]:
     return found
 
 
-def way(here: Machine, name: str, step_ms: float) -> Way:
+def way(host: Machine, name: str, step_ms: float) -> Way:
     """Start one."""
     pool, encrypted = WAYS[name]
     slug = name.replace(", ", "-")
-    tls = write_tls_files(here.folder / slug) if encrypted else None
-    (behind,) = replicas(here, slug, [pool], step_ms, http=False, tls=tls)
-    front = router(here, slug, [behind], pool_text=pool, tls=tls)
+    tls = write_tls_files(host.folder / slug) if encrypted else None
+    (behind,) = replicas(host, slug, [pool], step_ms, http=False, tls=tls)
+    front = router(host, slug, [behind], pool_text=pool, tls=tls)
     return replace(front, pids=front.pids | {"engine": behind.engine_pid})
 
 

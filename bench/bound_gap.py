@@ -63,14 +63,16 @@ RELIEFS = {
 }
 
 
-def eased(name: str, relief: Relief) -> Scenario:
-    here = scenario(name)
-    tiers = {tier.name: _eased(tier, relief) for tier in here.tiers.values()}
-    speculation = here.speculation if relief.drafts else None
-    return replace(here, tiers=tiers, kv_tokens=here.kv_tokens * relief.memory, speculation=speculation)
+def with_relief(name: str, relief: Relief) -> Scenario:
+    workload = scenario(name)
+    tiers = {tier.name: _tier_with_relief(tier, relief) for tier in workload.tiers.values()}
+    speculation = workload.speculation if relief.drafts else None
+    return replace(
+        workload, tiers=tiers, kv_tokens=workload.kv_tokens * relief.memory, speculation=speculation
+    )
 
 
-def _eased(tier: Tier, relief: Relief) -> Tier:
+def _tier_with_relief(tier: Tier, relief: Relief) -> Tier:
     slo, factor = tier.slo, relief.patience
     return replace(
         tier,
@@ -83,9 +85,9 @@ def _eased(tier: Tier, relief: Relief) -> Tier:
     )
 
 
-def coming(here: Scenario, rate_rps: float, relief: Relief) -> Iterator[Arrival]:
+def arrivals_of(workload: Scenario, rate_rps: float, relief: Relief) -> Iterator[Arrival]:
     """Its requests; where bursts are taken away, whole sessions at times of a Poisson process."""
-    recorded = arrivals(here, rate_rps, seed=0)
+    recorded = arrivals(workload, rate_rps, seed=0)
     if not relief.no_bursts:
         yield from recorded
         return
@@ -97,24 +99,26 @@ def coming(here: Scenario, rate_rps: float, relief: Relief) -> Iterator[Arrival]
 
 
 def bound_share(name: str, relief: Relief, rate_rps: float) -> float:
-    here = eased(name, relief)
-    return bound(coming(here, rate_rps, relief), bound_setting(here))
+    workload = with_relief(name, relief)
+    return bound(arrivals_of(workload, rate_rps, relief), bound_setting(workload))
 
 
-def foreknown(name: str, relief: Relief, rate_rps: float) -> float:
-    return attained(eased(name, relief), relief, rate_rps, LengthKnowledge.KNOWN, TruthKind.EXACT)
+def attained_known(name: str, relief: Relief, rate_rps: float) -> float:
+    return attained(with_relief(name, relief), relief, rate_rps, LengthKnowledge.KNOWN, TruthKind.EXACT)
 
 
-def predicted(name: str, relief: Relief, rate_rps: float) -> float:
-    return attained(eased(name, relief), relief, rate_rps, LengthKnowledge.PREDICTED, TruthKind.MEASURED)
+def attained_predicted(name: str, relief: Relief, rate_rps: float) -> float:
+    return attained(
+        with_relief(name, relief), relief, rate_rps, LengthKnowledge.PREDICTED, TruthKind.MEASURED
+    )
 
 
 def attained(
-    here: Scenario, relief: Relief, rate_rps: float, lengths: LengthKnowledge, truth: TruthKind
+    workload: Scenario, relief: Relief, rate_rps: float, lengths: LengthKnowledge, truth: TruthKind
 ) -> float:
-    fleet = fleet_of(here, "slos-serve", lengths, truth)
+    fleet = fleet_of(workload, "slos-serve", lengths, truth)
     kept: dict[str, bool] = {}
-    for outcome in simulate(fleet, coming(here, rate_rps, relief), 0):
+    for outcome in simulate(fleet, arrivals_of(workload, rate_rps, relief), 0):
         session = outcome.session or outcome.id
         kept[session] = kept.get(session, True) and outcome.met
     return sum(kept.values()) / len(kept)
@@ -146,18 +150,20 @@ def main() -> None:
     parser.add_argument("--relief", type=names, default=list(RELIEFS), help="comma separated (default all)")
     parser.add_argument("--predicted", action="store_true", help="slos-serve predicts lengths and measures")
     options = parser.parse_args()
-    requested = [(bound_share, BOUND_WITHIN), (predicted if options.predicted else foreknown, OURS_WITHIN)]
+    attained_share = attained_predicted if options.predicted else attained_known
+    requested = [(bound_share, BOUND_WITHIN), (attained_share, OURS_WITHIN)]
     with ProcessPoolExecutor() as pool:
-        rows = [(here, relief) for here in options.scenarios for relief in options.relief]
+        rows = [(name, relief) for name in options.scenarios for relief in options.relief]
         searches = [
-            [pool.submit(capacity_rps, share, within, here, RELIEFS[relief]) for share, within in requested]
-            for here, relief in rows
+            [pool.submit(capacity_rps, share, within, name, RELIEFS[relief]) for share, within in requested]
+            for name, relief in rows
         ]
         print(f"{'scenario':<12}{'relief':<20}{'bound req/s':>12}{'slos-serve':>12}{'share':>8}", flush=True)
-        for (here, relief), (most, ours) in zip(rows, searches, strict=True):
+        for (name, relief), (most, ours) in zip(rows, searches, strict=True):
             share = ours.result() / most.result()
             print(
-                f"{here:<12}{relief:<20}{most.result():>12.3f}{ours.result():>12.3f}{share:>8.0%}", flush=True
+                f"{name:<12}{relief:<20}{most.result():>12.3f}{ours.result():>12.3f}{share:>8.0%}",
+                flush=True,
             )
 
 

@@ -40,10 +40,10 @@ RESULTS = ROOT / "bench" / "results"
 def main() -> None:
     options = parsed()
     rows = Rows(RESULTS / "capacity.json")
-    asked = [] if options.page else questions(options, rows)
+    wanted = [] if options.page else questions(options, rows)
     with TrialLog(ROOT / ".venv" / "capacity.jsonl") as memory:
         run = SearchRun(memory, options.jobs)
-        searches = [capacity(question, where_it_ended(rows, question)) for question in asked]
+        searches = [capacity(question, previous_end(rows, question)) for question in wanted]
         run.all(searches, "capacities", rows.add)
         (RESULTS / "capacity.md").write_text(page_of(PARTS, rows))
         draw_lead(rows, RESULTS / "capacity-best.svg")
@@ -67,10 +67,9 @@ def parsed() -> argparse.Namespace:
 def questions(options: argparse.Namespace, rows: Rows) -> list[Question]:
     """What is to be searched, each once: first what has no row, then what has one of other code."""
     parts: list[Part] = [PARTS[name] for name in options.only or PARTS]
-    asked = dict.fromkeys(question for part in parts for question in part.questions())
     wanted = [
         question
-        for question in asked
+        for question in dict.fromkeys(question for part in parts for question in part.questions())
         if (not options.scenario or question.scenario in options.scenario)
         and (not options.policy or question.policy in options.policy)
     ]
@@ -79,7 +78,7 @@ def questions(options: argparse.Namespace, rows: Rows) -> list[Question]:
     return missing if options.missing else [*missing, *stale]
 
 
-def where_it_ended(rows: Rows, question: Question) -> RateProbe | None:
+def previous_end(rows: Rows, question: Question) -> RateProbe | None:
     """Where the search before ended, if there was one."""
     answer = rows.answer(question)
     return None if answer is None else RateProbe(answer.setting, answer.low_rps)
@@ -93,8 +92,8 @@ def draw_curves(run: SearchRun, rows: Rows) -> None:
 
 def check_against_vllm(run: SearchRun, rows: Rows) -> None:
     """Run vLLM's own scheduler where each search of `vllm` ended; print what both attain."""
-    asked = [Question(s, "vllm", conditions) for conditions in (KNOWN, PREDICTED) for s in PAPER]
-    answers = [answer for answer in found(rows, asked) if answer.low_rps > 0 and folder().exists()]
+    wanted = [Question(s, "vllm", conditions) for conditions in (KNOWN, PREDICTED) for s in PAPER]
+    answers = [answer for answer in found(rows, wanted) if answer.low_rps > 0 and folder().exists()]
     lines = run.all([beside_vllm(answer) for answer in answers], "vLLM's own scheduler")
     text = "".join(f"{line}\n" for line in lines)
     print(text, end="")
@@ -102,8 +101,8 @@ def check_against_vllm(run: SearchRun, rows: Rows) -> None:
         (RESULTS / "capacity-vllm-real.txt").write_text(text)
 
 
-def found(rows: Rows, asked: Sequence[Question]) -> list[CapacityResult]:
-    return [answer for question in asked if (answer := rows.answer(question))]
+def found(rows: Rows, wanted: Sequence[Question]) -> list[CapacityResult]:
+    return [answer for question in wanted if (answer := rows.answer(question))]
 
 
 def beside_vllm(answer: CapacityResult) -> Trials[str]:
@@ -111,8 +110,8 @@ def beside_vllm(answer: CapacityResult) -> Trials[str]:
     both = [replace(answer.question, policy=policy) for policy in ("vllm", "vllm-real")]
     tallies = yield [trial_of(q, answer.setting, answer.low_rps, 0, NO_MISS_LIMIT) for q in both]
     ours, real = (attained(tally) for tally in tallies)
-    asked = answer.question.conditions
-    where = f"{answer.question.scenario}, {asked.lengths.value} lengths, {asked.truth.value} timing"
+    conditions = answer.question.conditions
+    where = f"{answer.question.scenario}, {conditions.lengths.value} lengths, {conditions.truth.value} timing"
     return f"{where}, {answer.low_rps:g} req/s, {answer.setting}: vllm {ours}, vllm-real {real}"
 
 

@@ -151,7 +151,7 @@ def paper_section(rows: Rows) -> Lines:
     return in_table(heads, [*cells, mean])
 
 
-def everybody(rows: Rows) -> Lines:
+def all_policies(rows: Rows) -> Lines:
     """Return capacities of all policies at their best, the highest sum first."""
     lines = {name: [best_cell(rows, name, s) for s in PAPER] for name in (OURS, *AT_BEST)}
     names = sorted(lines, key=lambda name: -sum(rate for rate, _ in lines[name]))
@@ -226,7 +226,7 @@ SECTIONS: Mapping[str, Callable[[Rows], Lines]] = {
     "best-known": best_section("best"),
     "kernels": best_section("kernels"),
     "as-in-paper": paper_section,
-    "everybody": everybody,
+    "all-policies": all_policies,
     "bound": bound_shares,
     "as-published": as_published,
     "grids": grids,

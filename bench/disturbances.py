@@ -85,10 +85,10 @@ def kept(outcomes: Iterable[SimulatedOutcome], from_s: float, until_s: float) ->
 def sample(
     name: str, disturbance: str, seed: int, load: float, arrivals_end_s: float = ARRIVALS_END_S
 ) -> Sample:
-    here = scenario(name)
-    fleet = fleet_of(here, "slos-serve", LengthKnowledge.PREDICTED, TruthKind.MEASURED)
+    workload = scenario(name)
+    fleet = fleet_of(workload, "slos-serve", LengthKnowledge.PREDICTED, TruthKind.MEASURED)
     fleet = replace(fleet, disturbance=DISTURBANCES[disturbance])
-    arriving = arrivals(here, RATES_RPS[name] * load, seed)
+    arriving = arrivals(workload, RATES_RPS[name] * load, seed)
     coming = takewhile(lambda arrival: arrival.arrival_s < arrivals_end_s, arriving)
     ended = list(simulate(fleet, coming, seed))
     settled_s = SLOW_FROM_S + SETTLED_S

@@ -1,7 +1,7 @@
 """What a router and a picker cost with many replicas: CPU a request and at rest, memory, snapshot traffic.
 
 Four routers and four pickers are connected to the same replicas, as in a large pool. One of each is measured.
-The replicas are substitutes in one process (`overhead/stand_ins.py`), so that 256 fit on a machine; they
+The replicas are fakes in one process (`overhead/fake_replicas.py`), so that 256 fit on a machine; they
 send snapshots as often as busy sidecars do. The picker is asked as Envoy asks it, by ext_authz.
 """
 
@@ -66,15 +66,15 @@ HEAD = (
 
 
 def measured(replicas: int, options: argparse.Namespace, folder: Path) -> list[str]:
-    with machine(folder) as here:
-        stand_ins = here.start(
-            "stand-ins", [sys.executable, "-m", "overhead.stand_ins", str(replicas)], OTHER_CORE
+    with machine(folder) as host:
+        fake_replicas = host.start(
+            "fake-replicas", [sys.executable, "-m", "overhead.fake_replicas", str(replicas)], OTHER_CORE
         )
-        ports = stand_ins.wait_for(r"ready ([\d,]+)").split(",")
-        pool = pool_file(here, "fleet", f"{POOL}  routing: {{order: {options.order}}}\n")
+        ports = fake_replicas.wait_for(r"ready ([\d,]+)").split(",")
+        pool = pool_file(host, "fleet", f"{POOL}  routing: {{order: {options.order}}}\n")
         lines = []
-        fronts = {name: front(here, name, pool, ports) for name in PROGRAMS}
-        per_s, kib_per_s = asyncio.run(traffic(stand_ins, options.seconds))
+        fronts = {name: front(host, name, pool, ports) for name in PROGRAMS}
+        per_s, kib_per_s = asyncio.run(traffic(fake_replicas, options.seconds))
         for name, (started, url) in fronts.items():
             seen = uvloop.run(costs(started, url, options.seconds))
             lines.append(
@@ -84,12 +84,12 @@ def measured(replicas: int, options: argparse.Namespace, folder: Path) -> list[s
         return lines
 
 
-def front(here: Machine, name: str, pool: Path, ports: list[str]) -> tuple[Started, str]:
+def front(host: Machine, name: str, pool: Path, ports: list[str]) -> tuple[Started, str]:
     """Start all fronts of a kind, and return the first and its URL once it knows all replicas."""
     flag, word = PROGRAMS[name]
     known = [text for n, port in enumerate(ports) for text in ("--replica", f"r{n}=127.0.0.1:{port}")]
     command: list[str | Path] = [BIN / f"penstock-{name}", "-f", pool, flag, "0", "--admin-port", "0", *known]
-    started = [here.start(f"{name}-{number}", command, MEASURED_CORE) for number in range(FRONTS)]
+    started = [host.start(f"{name}-{number}", command, MEASURED_CORE) for number in range(FRONTS)]
     addresses = [
         dict(re.findall(r"\b(\w+)=(127\.0\.0\.1:\d+)", each.wait_for(r"(?m)^(.*\bevent=ready\b.*)$")))
         for each in started
@@ -113,18 +113,18 @@ async def costs(front: Started, url: str, duration_s: float) -> Measured:
     )
 
 
-async def traffic(stand_ins: Started, duration_s: float) -> tuple[float, float]:
+async def traffic(fake_replicas: Started, duration_s: float) -> tuple[float, float]:
     """Frames and KiB a second that one front gets from all replicas at rest."""
-    before = sent(stand_ins)
+    before = sent(fake_replicas)
     await asyncio.sleep(duration_s)
-    sessions, frames, size = (now - was for now, was in zip(sent(stand_ins), before, strict=True))
+    sessions, frames, size = (now - was for now, was in zip(sent(fake_replicas), before, strict=True))
     del sessions
     return frames / duration_s / (2 * FRONTS), size / duration_s / (2 * FRONTS) / 1024
 
 
-def sent(stand_ins: Started) -> tuple[int, int, int]:
+def sent(fake_replicas: Started) -> tuple[int, int, int]:
     """The newest line of the log: sessions, frames and bytes so far."""
-    lines = re.findall(r"^sent (\d+) (\d+) (\d+)$", stand_ins.log.read_text(), re.MULTILINE)
+    lines = re.findall(r"^sent (\d+) (\d+) (\d+)$", fake_replicas.log.read_text(), re.MULTILINE)
     sessions, frames, size = map(int, lines[-1])
     return sessions, frames, size
 

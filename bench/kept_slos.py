@@ -51,11 +51,11 @@ TERMS = {
 
 
 def outcomes(name: str, rate_rps: float, terms: Terms, seed: int) -> Iterator[SimulatedOutcome]:
-    here = scenario(name)
+    workload = scenario(name)
     if not terms.speculates:
-        here = replace(here, speculation=None)
-    fleet = fleet_of(here, "slos-serve", terms.lengths, terms.truth)
-    coming = islice(arrivals(here, rate_rps, seed), MOST_REQUESTS)
+        workload = replace(workload, speculation=None)
+    fleet = fleet_of(workload, "slos-serve", terms.lengths, terms.truth)
+    coming = islice(arrivals(workload, rate_rps, seed), MOST_REQUESTS)
     return simulate(fleet, coming, seed)
 
 
@@ -85,10 +85,10 @@ def sample(setting: Setting, seed: int) -> Sample:
 
 def settings(scenarios: list[str]) -> Iterator[Setting]:
     for name, terms in TERMS.items():
-        for here in scenarios:
-            if terms.speculates or scenario(here).speculation is not None:
+        for scenario_name in scenarios:
+            if terms.speculates or scenario(scenario_name).speculation is not None:
                 for factor in (1.0, OVERLOAD):
-                    yield Setting(here, name, NEAR_CAPACITY_RPS[here] * factor)
+                    yield Setting(scenario_name, name, NEAR_CAPACITY_RPS[scenario_name] * factor)
 
 
 def main() -> None:

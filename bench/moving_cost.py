@@ -15,7 +15,7 @@ from statistics import median
 from overhead import measures, report
 from overhead.deployments import POOL, penstock
 from overhead.machine import OTHER_CORE, machine
-from overhead.measures import Seen
+from overhead.measures import Measurements
 
 MOVES = {"cannot move": 0, "can move": 2}
 
@@ -29,33 +29,33 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write what is printed to this file too")
     options = parser.parse_args()
     os.sched_setaffinity(0, {OTHER_CORE})
-    seen = asyncio.run(measured(options))
+    results = asyncio.run(measured(options))
     measure = f"{options.streams} streams of each, {options.rounds} windows of {options.window_s:g} s"
-    text = "\n".join([report.machine(), measure, "", *rows(seen)])
+    text = "\n".join([report.machine(), measure, "", *rows(results)])
     print(text)
     if options.out:
         options.out.write_text(text + "\n")
 
 
-async def measured(options: argparse.Namespace) -> dict[str, Seen]:
-    seen = {name: Seen() for name in MOVES}
-    with tempfile.TemporaryDirectory() as folder, machine(Path(folder)) as here:
+async def measured(options: argparse.Namespace) -> dict[str, Measurements]:
+    results = {name: Measurements() for name in MOVES}
+    with tempfile.TemporaryDirectory() as folder, machine(Path(folder)) as host:
         ways = {}
         for name, moves in MOVES.items():
             pool = f"{POOL}  routing: {{maxMoves: {moves}}}\n"
-            ways[name] = penstock(here, options.step_ms, name.replace(" ", "-"), pool_text=pool)
+            ways[name] = penstock(host, options.step_ms, name.replace(" ", "-"), pool_text=pool)
         for _ in range(options.rounds):
             windows = (
-                measures.tokens(way, seen[name].token_cpu_us, options.streams, options.window_s)
+                measures.tokens(way, results[name].token_cpu_us, options.streams, options.window_s)
                 for name, way in ways.items()
             )
             await asyncio.gather(*windows)
-    return seen
+    return results
 
 
-def rows(seen: dict[str, Seen]) -> list[str]:
+def rows(results: dict[str, Measurements]) -> list[str]:
     """A line per process, and one for both: medians over windows, and of the windows' ratios."""
-    fixed, moves = (seen[name].token_cpu_us for name in MOVES)
+    fixed, moves = (results[name].token_cpu_us for name in MOVES)
     both = [[sum(turn) for turn in zip(*one.values(), strict=True)] for one in (fixed, moves)]
     costs = {name: (fixed[name], moves[name]) for name in fixed} | {"both": (both[0], both[1])}
     title = f"{'CPU per streamed token, us':28}{'cannot move':>12}{'can move':>10}{'ratio':>8}"

@@ -1,4 +1,4 @@
-"""What the operator costs: looks at pools, CPU and memory, with none and with a hundred.
+"""What the operator costs: reconciliations, CPU and memory, with none and with a hundred.
 
 A real API server with its controllers and fake nodes, on which pods become Ready without running; the
 operator is the real process, with the rights of an administrator. Quantiles are read from its own
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "e2e" / "cluster"
 RESULT = ROOT / "bench" / "results" / "operator.txt"
 POOLS = "/apis/penstock.dev/v1alpha1/namespaces/default/servingpools"
-LOOKS = "penstock_operator_reconcile_seconds"
+RECONCILIATIONS = "penstock_operator_reconcile_seconds"
 PATIENCE_S = 900
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -64,23 +64,23 @@ def measured(folder: Path, pools: int, rest_s: float) -> list[str]:
         api = administrator(kubeconfig)
         busy = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before it began"
         lines = [f"{pools} pools of 2 replicas and 2 routers each, on fake nodes; {busy}", ""]
-        lines.append(f"at rest, no pools       {resting(running, rest_s)}")
-        lines.append(f"all made and Ready      {made(api, running, pools)}")
-        lines.append(f"at rest, {pools} pools     {resting(running, rest_s)}")
-        lines.append(f"policy of all changed   {changed(api, running, pools)}")
+        lines.append(f"at rest, no pools       {idle(running, rest_s)}")
+        lines.append(f"all created and Ready      {create_pools(api, running, pools)}")
+        lines.append(f"at rest, {pools} pools     {idle(running, rest_s)}")
+        lines.append(f"policy of all changed   {change_pools(api, running, pools)}")
         return lines
 
 
-def made(api: httpx2.Client, running: "Running", pools: int) -> str:
+def create_pools(api: httpx2.Client, running: "Running", pools: int) -> str:
     """Makes the pools, and waits until all are Ready."""
     before, began = running.histogram(), running.usage()
     for number in range(pools):
         api.post(POOLS, json=document(f"pool-{number:03}")).raise_for_status()
     until(lambda: count(api, "ReplicasReady", "True") == count(api, "RouterReady", "True") == pools)
-    return f"{spent(began, running.usage())}; {looks(before, running.histogram())}"
+    return f"{cost(began, running.usage())}; {reconcile_durations(before, running.histogram())}"
 
 
-def changed(api: httpx2.Client, running: "Running", pools: int) -> str:
+def change_pools(api: httpx2.Client, running: "Running", pools: int) -> str:
     """Changes every pool, and waits until all their pods are new."""
     before, began = running.histogram(), running.usage()
     for number in range(pools):
@@ -88,29 +88,29 @@ def changed(api: httpx2.Client, running: "Running", pools: int) -> str:
         headers = {"content-type": "application/merge-patch+json"}
         api.patch(f"{POOLS}/pool-{number:03}", json=patch, headers=headers).raise_for_status()
     until(lambda: policies(api) == {"fcfs"} and count(api, "Progressing", "False") == pools)
-    return f"{spent(began, running.usage())}; {looks(before, running.histogram())}"
+    return f"{cost(began, running.usage())}; {reconcile_durations(before, running.histogram())}"
 
 
-def resting(running: "Running", rest_s: float) -> str:
+def idle(running: "Running", rest_s: float) -> str:
     """CPU and memory while nothing happens."""
     before, began = running.histogram(), running.usage()
     time.sleep(rest_s)
-    return f"{spent(began, running.usage())}; {looks(before, running.histogram())}"
+    return f"{cost(began, running.usage())}; {reconcile_durations(before, running.histogram())}"
 
 
-def spent(before: Usage, after: Usage) -> str:
+def cost(before: Usage, after: Usage) -> str:
     """Time, CPU and memory."""
     took_s, cpu_s = after.at_s - before.at_s, after.cpu_s - before.cpu_s
     return f"{took_s:5.1f} s, CPU {cpu_s:5.1f} s ({cpu_s / took_s:5.1%} of a core), {after.rss_mb:3.0f} MB"
 
 
-def looks(before: dict[float, float], after: dict[float, float]) -> str:
-    """How long looks took between two histograms."""
+def reconcile_durations(before: dict[float, float], after: dict[float, float]) -> str:
+    """Return the number and durations of reconciliations between two histograms."""
     each = {bound: after[bound] - before.get(bound, 0) for bound in sorted(after)}
     if not each[float("inf")]:
-        return "no looks"
+        return "no reconciliations"
     p50, p99 = (1000 * quantile(each, share) for share in (0.5, 0.99))
-    return f"{each[float('inf')]:3.0f} looks, p50 {p50:.0f} ms, p99 {p99:.0f} ms"
+    return f"{each[float('inf')]:3.0f} reconciliations, p50 {p50:.0f} ms, p99 {p99:.0f} ms"
 
 
 def quantile(cumulative: dict[float, float], share: float) -> float:
@@ -141,7 +141,7 @@ class Running:
     def histogram(self) -> dict[float, float]:
         """Looks by their longest time, in seconds."""
         page = httpx2.get(f"http://{self._address}/metrics", timeout=30, trust_env=False).text
-        found = re.findall(rf'{LOOKS}_bucket{{le="([^"]+)"}} (\S+)', page)
+        found = re.findall(rf'{RECONCILIATIONS}_bucket{{le="([^"]+)"}} (\S+)', page)
         return {float(bound): float(number) for bound, number in found}
 
 

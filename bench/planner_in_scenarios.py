@@ -59,15 +59,15 @@ def _timed(taken_ms: list[float], act: Callable[[], Answer]) -> Answer:
 
 
 def measured(policy: str, name: str, rate_rps: float, requests: int) -> Timed:
-    here = scenario(name)
-    fleet = fleet_of(here, policy, LengthKnowledge.PREDICTED, TruthKind.MEASURED)
+    workload = scenario(name)
+    fleet = fleet_of(workload, policy, LengthKnowledge.PREDICTED, TruthKind.MEASURED)
     made: list[Timed] = []
 
     def build(wanted: str, knobs: Knobs) -> Policy[Any]:
         made.append(Timed(policies.build(wanted, knobs)))
         return made[-1]
 
-    for _ in simulate(fleet, islice(arrivals(here, rate_rps, seed=0), requests), 0, build):
+    for _ in simulate(fleet, islice(arrivals(workload, rate_rps, seed=0), requests), 0, build):
         pass
     (one,) = made
     return one
@@ -85,11 +85,11 @@ def main() -> None:
     measured("slos-serve", "coder", 2.0, 100)  # compiled code is loaded, caches are warm
     gc.freeze()
     for policy in options.policies.split(","):
-        for here in options.scenarios.split(","):
+        for name in options.scenarios.split(","):
             for factor in (1.0, OVERLOAD):
-                rate_rps = NEAR_CAPACITY_RPS[here] * factor
-                found = measured(policy, here, rate_rps, options.requests)
-                print(f"{policy:<12}{here:>12}{rate_rps:>8.2f}/s", end="")
+                rate_rps = NEAR_CAPACITY_RPS[name] * factor
+                found = measured(policy, name, rate_rps, options.requests)
+                print(f"{policy:<12}{name:>12}{rate_rps:>8.2f}/s", end="")
                 print(f"{_row(found.admissions_ms)}{found.most_new:>9}{_row(found.steps_ms)}", flush=True)
 
 

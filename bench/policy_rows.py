@@ -16,7 +16,7 @@ PAGES = ROOT / "docs" / "policies"
 TABLE = ROOT / "bench" / "results" / "capacity.json"
 
 HEADING = "## Its row of the capacity table\n"
-SAYING = (
+INTRODUCTION = (
     "Requests a second and replica at which 90 % of all requests meet every target; in brackets what it was\n"
     "tuned to ([capacity](../capacity.md), [all rows](../../bench/results/capacity.md)).\n"
 )
@@ -35,11 +35,11 @@ def written(page: Path, found: Rows) -> str:
     if not lines:
         return text
     heads = ["| |", *(f" {name} |" for name in PAPER), "\n|---|", *("--:|" for _ in PAPER), "\n"]
-    return "".join([text, f"\n{HEADING}\n{SAYING}\n", *heads, *dict.fromkeys(lines)])
+    return "".join([text, f"\n{HEADING}\n{INTRODUCTION}\n", *heads, *dict.fromkeys(lines)])
 
 
 def rows(base: str, found: Rows) -> Iterator[str]:
-    """Yield a line for each table in which the policy is asked about in the paper's scenarios."""
+    """Yield a line for each table in which the policy is conditions about in the paper's scenarios."""
     for part in PARTS.values():
         named = {name.partition(ON_ENGINE)[0]: name for name in part.scenarios}
         for policy in part.policies:
@@ -50,18 +50,18 @@ def rows(base: str, found: Rows) -> Iterator[str]:
                 yield f"| {terms(policy, part.conditions)}{on_kernels} | {' | '.join(cells)} |\n"
 
 
-def terms(policy: str, asked: SearchConditions) -> str:
+def terms(policy: str, conditions: SearchConditions) -> str:
     """Return what a row's figures have in common."""
     drafting = "" if policy in {OURS, ORACLE} else ", no drafter"
     if policy.endswith(SPECULATING):
         drafting = ", with the drafter"
-    fleet = f", {asked.replicas} replicas" if asked.replicas > 1 else ""
-    samples = f"{asked.seeds} sample{'s' if asked.seeds > 1 else ''}"
-    return f"{asked.lengths.value} lengths, {asked.truth.value} timing{fleet}{drafting}; {samples}"
+    fleet = f", {conditions.replicas} replicas" if conditions.replicas > 1 else ""
+    samples = f"{conditions.seeds} sample{'s' if conditions.seeds > 1 else ''}"
+    return f"{conditions.lengths.value} lengths, {conditions.truth.value} timing{fleet}{drafting}; {samples}"
 
 
-def _question(scenario: str | None, policy: str, asked: SearchConditions) -> Question | None:
-    return None if scenario is None else Question(scenario, policy, asked)
+def _question(scenario: str | None, policy: str, conditions: SearchConditions) -> Question | None:
+    return None if scenario is None else Question(scenario, policy, conditions)
 
 
 def _cell(question: Question | None, found: Rows) -> str:

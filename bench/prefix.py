@@ -80,22 +80,22 @@ def parsed() -> argparse.Namespace:
 
 
 def cells(options: argparse.Namespace) -> list[Cell]:
-    """Return the cells that were asked for; all by default."""
+    """Return the cells that were wanted for; all by default."""
     return [cell for cell in CELLS if not options.cell or cell.name in options.cell]
 
 
 def questions(options: argparse.Namespace, rows: Rows) -> list[tuple[Cell, Question]]:
     """What is to be searched: first what has no row, then what has one of other code."""
-    asked = [
+    wanted = [
         (cell, question)
         for cell in cells(options)
         for contender in CONTENDERS
         for question in cell.questions(contender)
     ]
-    missing = [(cell, question) for cell, question in asked if rows.answer(question) is None]
+    missing = [(cell, question) for cell, question in wanted if rows.answer(question) is None]
     stale = [
         (cell, question)
-        for cell, question in asked
+        for cell, question in wanted
         if rows.answer(question) is not None and not rows.current(question)
     ]
     return missing if options.missing else [*missing, *stale]

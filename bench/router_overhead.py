@@ -22,7 +22,7 @@ import uvloop
 from overhead import fleet, measures, profiles, report
 from overhead.load import interleave
 from overhead.machine import OTHER_CORE, Way
-from overhead.measures import Seen
+from overhead.measures import Measurements
 from overhead.ways import OURS, WAYS, ways
 
 MEMORY_STREAMS, MEMORY_STEP_MS = 1000, 400.0
@@ -42,18 +42,20 @@ def main() -> None:
 
 def in_parts(options: argparse.Namespace, folder: Path) -> str:
     """Measure speed; memory, with a thousand streams too slow to be a load; what needs several replicas."""
-    seen = {name: Seen() for name in options.ways}
+    results = {name: Measurements() for name in options.ways}
     with ways(folder / "speed", options.step_ms, options.ways) as running:
-        uvloop.run(measured(running, seen, options))
+        uvloop.run(measured(running, results, options))
         costs = [uvloop.run(profiled(running[name], options, folder)) for name in options.profile]
     carry = [name for name, way in running.items() if way.pids and way.most_streams >= MEMORY_STREAMS]
     with ways(folder / "memory", MEMORY_STEP_MS, carry) as running:
-        uvloop.run(remembered(running, seen))
+        uvloop.run(measure_memory(running, results))
     progress("several replicas")
     fleets = uvloop.run(fleet.measured(folder, options.rounds, options.seconds))
-    lines = [*report.rows(seen), *report.fleet_rows(fleets)]
+    lines = [*report.rows(results), *report.fleet_rows(fleets)]
     columns = [name for name in options.ways if name != "direct"]
-    return "\n\n".join([report.table(lines, columns), report.by_process(seen), report.goals(lines), *costs])
+    return "\n\n".join(
+        [report.table(lines, columns), report.by_process(results), report.goals(lines), *costs]
+    )
 
 
 def parsed() -> argparse.Namespace:
@@ -80,16 +82,18 @@ def settings(options: argparse.Namespace) -> str:
     )
 
 
-async def measured(running: dict[str, Way], seen: dict[str, Seen], options: argparse.Namespace) -> None:
+async def measured(
+    running: dict[str, Way], results: dict[str, Measurements], options: argparse.Namespace
+) -> None:
     for name, way in running.items():
-        measures.idle_memory(way, seen[name])
+        measures.idle_memory(way, results[name])
         await measures.warm_up(way)
     for number, name in interleave(options.rounds, list(running)):
         progress(f"round {number + 1} of {options.rounds}: {name}")
-        way, one = running[name], seen[name]
-        await measures.one_at_a_time(way, one, options.seconds)
+        way, one = running[name], results[name]
+        await measures.single_client_latency(way, one, options.seconds)
         if way.pids:
-            await measures.as_many_as_it_can(way, one, options.seconds)
+            await measures.throughput(way, one, options.seconds)
             for costs, streams in (
                 (one.few_token_cpu_us, options.streams // 4),
                 (one.token_cpu_us, options.streams),
@@ -97,10 +101,10 @@ async def measured(running: dict[str, Way], seen: dict[str, Seen], options: argp
                 await measures.tokens(way, costs, min(streams, way.most_streams), options.seconds)
 
 
-async def remembered(running: dict[str, Way], seen: dict[str, Seen]) -> None:
+async def measure_memory(running: dict[str, Way], results: dict[str, Measurements]) -> None:
     for name, way in running.items():
         progress(f"memory: {name}")
-        await measures.memory(way, seen[name], MEMORY_STREAMS)
+        await measures.memory(way, results[name], MEMORY_STREAMS)
 
 
 async def profiled(way: Way, options: argparse.Namespace, folder: Path) -> str:

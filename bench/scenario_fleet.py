@@ -6,17 +6,17 @@ from penstock_simulator.scenarios import Scenario
 from penstock_simulator.simulation import Fleet, LengthKnowledge
 
 
-def fleet_of(here: Scenario, policy: str, lengths: LengthKnowledge, truth: TruthKind) -> Fleet:
+def fleet_of(workload: Scenario, policy: str, lengths: LengthKnowledge, truth: TruthKind) -> Fleet:
     """Its model, memory, tiers, limits and drafter under this policy."""
     return Fleet(
         policy,
-        time_model(here.time_model),
-        here.kv_tokens,
-        here.tiers,
-        next(iter(here.tiers)),
-        limits=here.limits,
+        time_model(workload.time_model),
+        workload.kv_tokens,
+        workload.tiers,
+        next(iter(workload.tiers)),
+        limits=workload.limits,
         truth=truth,
         lengths=lengths,
-        max_output_tokens=here.max_output_tokens,
-        speculation=here.speculation,
+        max_output_tokens=workload.max_output_tokens,
+        speculation=workload.speculation,
     )

@@ -42,7 +42,7 @@ STEP_MS = 30.0
 FIELDS = {"penstock_tier": "chat", "penstock_ttft_s": 1.0, "penstock_tpot_s": 0.05, "penstock_best_effort": 0}
 
 
-class Took(NamedTuple):
+class StepTimes(NamedTuple):
     """Milliseconds of steps."""
 
     mean: float
@@ -50,9 +50,9 @@ class Took(NamedTuple):
     p99: float
 
 
-def took(seconds: list[float]) -> Took:
+def step_times(seconds: list[float]) -> StepTimes:
     cuts = quantiles([1e3 * one for one in seconds], n=100)
-    return Took(1e3 * fmean(seconds), cuts[49], cuts[98])
+    return StepTimes(1e3 * fmean(seconds), cuts[49], cuts[98])
 
 
 @contextmanager
@@ -101,7 +101,7 @@ class Timed:
 
 
 def serve(turns: Connection, kind: Kind, running: int, every: int) -> None:
-    """An engine in which so many requests decode: makes a step at every turn, and says what it took."""
+    """An engine in which so many requests decode: makes a step at every turn, and says what it step_times."""
     engine = Engine(kind)
     for number in range(running):
         engine.add(f"r{number}", 200, 10**6, fields={**FIELDS, "penstock_id": f"p{number}"})
@@ -121,7 +121,7 @@ def serve(turns: Connection, kind: Kind, running: int, every: int) -> None:
 
 
 def both(kind: Kind, running: int, count: int, every: int) -> tuple[list[list[tuple[float, float]]], float]:
-    """What each step took, without the plug-in and with it, and what its own thread takes a step, in seconds.
+    """What each step step_times, without the plug-in and with it, and what its own thread takes a step, in seconds.
 
     every: steps from one prompt to the next; 0 for none.
     """
@@ -132,11 +132,11 @@ def both(kind: Kind, running: int, count: int, every: int) -> tuple[list[list[tu
         engines.append(PROCESSES.Process(target=serve, args=given, daemon=True))
         engines[-1].start()
         lines.append(ours)
-    took: list[list[tuple[float, float]]] = [[], []]
+    step_times: list[list[tuple[float, float]]] = [[], []]
     for step in range(count):
         for at in (0, 1) if step % 2 else (1, 0):
             lines[at].send(step)
-            took[at].append(lines[at].recv())
+            step_times[at].append(lines[at].recv())
     beside_s = 0.0
     for line, engine in zip(lines, engines, strict=True):
         line.send(None)
@@ -144,7 +144,7 @@ def both(kind: Kind, running: int, count: int, every: int) -> tuple[list[list[tu
         if faults := line.recv():
             raise SystemExit(f"the policy failed: {faults}")
         engine.join()
-    return took, beside_s
+    return step_times, beside_s
 
 
 def main() -> None:
@@ -175,9 +175,9 @@ def main() -> None:
                     more={"telemetry": f"{folder}/reports.sock"},
                 )
                 (own, ours), beside_s = both(kind, options.running, options.steps, every)
-                without, with_it = (shown(took([all_s for all_s, _ in one])) for one in (own, ours))
+                without, with_it = (shown(step_times([all_s for all_s, _ in one])) for one in (own, ours))
                 clock_s = fmean(outside_s for _, outside_s in own)
-                more = took([outside_s - clock_s for _, outside_s in ours])
+                more = step_times([outside_s - clock_s for _, outside_s in ours])
                 print(
                     f"| {policy} | {what} | {without} | {with_it} | {shown(more)} "
                     f"| {100 * more.mean / STEP_MS:.2f} % | {1e3 * beside_s:.3f} |",
@@ -194,8 +194,8 @@ CASES = (
 """What is served, whether it drafts, whether it plans ahead, and steps from prompt to prompt."""
 
 
-def shown(took: Took) -> str:
-    return f"{took.mean:.3f} / {took.p50:.3f} / {took.p99:.3f}"
+def shown(step_times: StepTimes) -> str:
+    return f"{step_times.mean:.3f} / {step_times.p50:.3f} / {step_times.p99:.3f}"
 
 
 if __name__ == "__main__":

@@ -74,10 +74,10 @@ def cases(budgets_tokens: Sequence[int], middle_only: bool) -> Iterator[Case]:
 
 
 def found(case: Case, most_requests: int) -> Found:
-    asked = list(_first(arrivals(case.scenario, case.rate_rps, seed=0), most_requests))
-    ours, theirs = served(case, "vllm", asked), served(case, VLLM_REAL, asked)
+    requests = list(_first(arrivals(case.scenario, case.rate_rps, seed=0), most_requests))
+    ours, theirs = served(case, "vllm", requests), served(case, VLLM_REAL, requests)
     apart = sum(ours[name] != theirs[name] for name in ours)
-    return Found(case, attained(ours.values()), attained(theirs.values()), apart, len(asked))
+    return Found(case, attained(ours.values()), attained(theirs.values()), apart, len(requests))
 
 
 def _first(coming: Iterable[Arrival], most_requests: int) -> Iterator[Arrival]:
@@ -89,20 +89,20 @@ def _first(coming: Iterable[Arrival], most_requests: int) -> Iterator[Arrival]:
             return
 
 
-def served(case: Case, policy: str, asked: Sequence[Arrival]) -> dict[str, SimulatedOutcome]:
-    here = case.scenario
-    drafter = here.speculation
+def served(case: Case, policy: str, requests: Sequence[Arrival]) -> dict[str, SimulatedOutcome]:
+    workload = case.scenario
+    drafter = workload.speculation
     fleet = Fleet(
         policy=policy,
-        model=time_model(here.time_model),
-        kv_tokens=here.kv_tokens,
-        tiers=here.tiers,
-        default_tier=next(iter(here.tiers)),
-        limits=Limits(case.budget_tokens, here.limits.running),
-        max_output_tokens=here.max_output_tokens,
+        model=time_model(workload.time_model),
+        kv_tokens=workload.kv_tokens,
+        tiers=workload.tiers,
+        default_tier=next(iter(workload.tiers)),
+        limits=Limits(case.budget_tokens, workload.limits.running),
+        max_output_tokens=workload.max_output_tokens,
         speculation=replace(drafter, max_tokens=case.drafts) if drafter and case.drafts else None,
     )
-    return {outcome.id: outcome for outcome in simulate(fleet, asked, seed=0)}
+    return {outcome.id: outcome for outcome in simulate(fleet, requests, seed=0)}
 
 
 def attained(outcomes: Iterable[SimulatedOutcome]) -> float:
@@ -125,28 +125,28 @@ def main() -> int:
     return compare(list(cases(budgets_tokens, options.middle)), options.requests)
 
 
-def compare(asked: Sequence[Case], most_requests: int) -> int:
+def compare(compared: Sequence[Case], most_requests: int) -> int:
     began_s = process_time()
     print("| scenario | drafts | tokens a step | requests/s | `vllm` % | `vllm-real` % | times differ |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     all_found = []
-    for number, case in enumerate(asked, start=1):
-        here = found(case, most_requests)
-        all_found.append(here)
+    for number, case in enumerate(compared, start=1):
+        result = found(case, most_requests)
+        all_found.append(result)
         print(
             f"| {case.scenario.name} | {case.drafts} | {case.budget_tokens} | {case.rate_rps:g} "
-            f"| {here.vllm:.1f} | {here.vllm_real:.1f} | {here.apart} of {here.requests} |",
+            f"| {result.vllm:.1f} | {result.vllm_real:.1f} | {result.apart} of {result.requests} |",
             flush=True,
         )
-        print(f"{number} of {len(asked)}, {process_time() - began_s:.0f} s", file=sys.stderr)
+        print(f"{number} of {len(compared)}, {process_time() - began_s:.0f} s", file=sys.stderr)
     print(f"\n{conclusion(all_found)}")
-    return 0 if all(here.agrees for here in all_found) else 1
+    return 0 if all(result.agrees for result in all_found) else 1
 
 
 def conclusion(all_found: Sequence[Found]) -> str:
-    plain = [here for here in all_found if not here.case.drafts]
-    most = max(abs(here.vllm - here.vllm_real) for here in all_found)
-    apart, of = sum(here.apart for here in plain), sum(here.requests for here in plain)
+    plain = [result for result in all_found if not result.case.drafts]
+    most = max(abs(result.vllm - result.vllm_real) for result in all_found)
+    apart, of = sum(result.apart for result in plain), sum(result.requests for result in plain)
     return (
         f"Without drafts {apart} of {of} requests had other times under `vllm` than under vLLM itself. "
         f"With and without, attainment differs by {most:.2f} points at most."

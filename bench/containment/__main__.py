@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from containment import contained, cost, keys, overload
+from containment import cost, hostile_bodies, keys, overload
 from containment.report import Row, keep, page
 from overhead.machine import OTHER_CORE
 
@@ -57,7 +57,7 @@ def main() -> int:
 
 def _parts(options: argparse.Namespace) -> dict[str, Callable[[Path], Sequence[Row]]]:
     parts: dict[str, Callable[[Path], Sequence[Row]]] = {
-        "bodies": lambda folder: contained.measured(folder, options.seed),
+        "bodies": lambda folder: hostile_bodies.measured(folder, options.seed),
         "keys": keys.measured,
         "overload": lambda folder: overload.measured(folder, options.minutes),
         "cost": lambda folder: _cost(folder, options),

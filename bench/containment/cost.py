@@ -17,7 +17,7 @@ from overhead import measures
 from overhead.deployments import BIN, penstock
 from overhead.load import interleave
 from overhead.machine import Way, machine
-from overhead.measures import Seen
+from overhead.measures import Measurements
 
 STEP_MS, STREAMS, WINDOW_S, BURST_S = 30.0, 192, 5.0, 2.0
 GOAL = 1.03
@@ -48,29 +48,31 @@ class Cost:
 
 def measured(folder: Path, baseline: Path, rounds: int) -> list[Row]:
     """Return a row for each kind of work. baseline: a checkout with its `.venv`."""
-    with machine(folder) as here:
+    with machine(folder) as host:
         running = {
-            "before": penstock(here, STEP_MS, "before", baseline / ".venv" / "bin"),
-            "now": penstock(here, STEP_MS, "now", BIN),
+            "before": penstock(host, STEP_MS, "before", baseline / ".venv" / "bin"),
+            "now": penstock(host, STEP_MS, "now", BIN),
         }
-        seen = asyncio.run(_in_turns(running, rounds))
-    return [_row(what, _cost(seen, field)) for what, field in KINDS.items()] + _parts(seen)
+        results = asyncio.run(_in_turns(running, rounds))
+    return [_row(what, _cost(results, field)) for what, field in KINDS.items()] + _parts(results)
 
 
-async def _in_turns(running: Mapping[str, Way], rounds: int) -> dict[str, Seen]:
-    seen = {name: Seen() for name in running}
+async def _in_turns(running: Mapping[str, Way], rounds: int) -> dict[str, Measurements]:
+    results = {name: Measurements() for name in running}
     for way in running.values():
         await measures.warm_up(way)
     for number, name in interleave(rounds, list(running)):
         print(f"cost: round {number + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
-        await measures.as_many_as_it_can(running[name], seen[name], BURST_S)
-        await measures.tokens(running[name], seen[name].token_cpu_us, STREAMS, WINDOW_S)
-    return seen
+        await measures.throughput(running[name], results[name], BURST_S)
+        await measures.tokens(running[name], results[name].token_cpu_us, STREAMS, WINDOW_S)
+    return results
 
 
-def _cost(seen: Mapping[str, Seen], field: str, parts: tuple[str, ...] = ("router", "sidecar")) -> Cost:
+def _cost(
+    results: Mapping[str, Measurements], field: str, parts: tuple[str, ...] = ("router", "sidecar")
+) -> Cost:
     def of(name: str) -> list[float]:
-        by_part: dict[str, list[float]] = getattr(seen[name], field)
+        by_part: dict[str, list[float]] = getattr(results[name], field)
         return [sum(costs) for costs in zip(*(by_part[part] for part in parts), strict=True)]
 
     return Cost(of("before"), of("now"))
@@ -84,12 +86,12 @@ def _row(what: str, cost: Cost) -> Row:
     return row(f"CPU per {what}, as a ratio", f"≤ {GOAL}", output, cost.ratio <= GOAL)
 
 
-def _parts(seen: Mapping[str, Seen]) -> list[Row]:
+def _parts(results: Mapping[str, Measurements]) -> list[Row]:
     """The same by process, without a goal."""
     rows = []
     for what, field in KINDS.items():
         for part in ("router", "sidecar"):
-            cost = _cost(seen, field, (part,))
+            cost = _cost(results, field, (part,))
             output = f"{cost.ratio:.3f} ({median(cost.before_us):.1f} → {median(cost.now_us):.1f} us)"
             rows.append(row(f"of it the {part}, {what}", "", output, None))
     return rows

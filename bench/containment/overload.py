@@ -181,12 +181,12 @@ async def _capacity(pool: LivePool, address: tuple[str, int]) -> float:
     began_s = time.monotonic()
     async with asyncio.TaskGroup() as group:
 
-        async def ask_on(number: int) -> None:
+        async def send_repeatedly(number: int) -> None:
             while time.monotonic() < began_s + CALIBRATION_S:
                 await traffic._ask(number)
 
         for number in range(24):
-            group.create_task(ask_on(number))
+            group.create_task(send_repeatedly(number))
     admitted = _demand(pool)["admitted"] - before["admitted"]
     return admitted / (time.monotonic() - began_s)
 

@@ -27,10 +27,10 @@ from penstock_core.domain.slo import Tier
 from penstock_pool import named_time_model
 from penstock_simulator.scenarios import SCENARIOS
 
-from gpu.asked import conditions_of, parsed, target_of, tiers_of
 from gpu.device import gpus
 from gpu.journal import Journal, Report, digest
 from gpu.load import Load, guess_rps, replay, requests, write_trace
+from gpu.options import conditions_of, parsed, target_of, tiers_of
 from gpu.page import Found, as_json, as_page
 from gpu.search import bracket_of, rates
 from gpu.ways import MEASURED, PENSTOCK, Server, Target, Way, pool_document, profile, write_pool

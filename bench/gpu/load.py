@@ -52,19 +52,19 @@ def fitted(arrival: Arrival, load: Load) -> Arrival:
 
 def guess_rps(scenario: Scenario, model: TimeModel, load: Load) -> float:
     """Where to begin: half of what keeps the measured engine busy, prompts alone and answers together."""
-    asked = [fitted(arrival, load) for arrival in arrivals(scenario, 1.0, 0)]
-    prompt_tokens = sum(arrival.prompt_tokens for arrival in asked) / len(asked)
-    answer_tokens = sum(arrival.output_tokens for arrival in asked) / len(asked)
+    requests = [fitted(arrival, load) for arrival in arrivals(scenario, 1.0, 0)]
+    prompt_tokens = sum(arrival.prompt_tokens for arrival in requests) / len(requests)
+    answer_tokens = sum(arrival.output_tokens for arrival in requests) / len(requests)
     step_s = model.seconds(BatchWork(TOGETHER, round(TOGETHER * prompt_tokens)))
     return 0.5 / (model.prefill_seconds(round(prompt_tokens)) + answer_tokens * step_s / TOGETHER)
 
 
-def write_trace(path: Path, asked: list[Arrival]) -> None:
+def write_trace(path: Path, requests: list[Arrival]) -> None:
     """As `penstock replay` reads it."""
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("arrival_s", "prompt_tokens", "output_tokens", "tier"))
-        rows.writerows((f"{a.arrival_s:.4f}", a.prompt_tokens, a.output_tokens, a.tier) for a in asked)
+        rows.writerows((f"{a.arrival_s:.4f}", a.prompt_tokens, a.output_tokens, a.tier) for a in requests)
 
 
 def replay(penstock: Path, folder: Path, url: str, seed: int, timeout_s: float) -> Report:

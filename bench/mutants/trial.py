@@ -125,15 +125,15 @@ class Tree:
         return self._pytest(Round(tests, COLLECTION_S), "--collect-only")[0] == ExitCode.OK
 
     def _pytest(
-        self, asked: Round, *flags: str, interpreted: bool = False, bytecode: bool = False
+        self, group: Round, *flags: str, interpreted: bool = False, bytecode: bool = False
     ) -> tuple[int | None, dict[str, float]]:
         """The exit code (None: it took too long), and the seconds of each test. bytecode: is left behind."""
         server = self._server(interpreted)
         assert server.stdin is not None and server.stdout is not None
-        variables = {"PENSTOCK_PATIENCE_S": str(asked.patience_s), "PYTHONDONTWRITEBYTECODE": "1"}
+        variables = {"PENSTOCK_PATIENCE_S": str(group.patience_s), "PYTHONDONTWRITEBYTECODE": "1"}
         request = {
-            "arguments": [*flags, *asked.tests],
-            "timeout_s": None if bytecode else asked.bound_s,
+            "arguments": [*flags, *group.tests],
+            "timeout_s": None if bytecode else group.bound_s,
             "output": str(self.root / ".printed"),
             "environment": {} if bytecode else variables,
         }

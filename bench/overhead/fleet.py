@@ -23,7 +23,7 @@ HOPS = "  routing: {order: round-robin, maxHops: 2}\n"
 
 
 @dataclass(slots=True)
-class SeenOfFleet:
+class FleetMeasurements:
     """What was measured of one way in front of several replicas.
 
     hop_ms: of each round, the median latency of answers after one rejection less that after none.
@@ -34,23 +34,23 @@ class SeenOfFleet:
     decisions_s: list[float] = field(default_factory=list)
 
 
-async def measured(folder: Path, rounds: int, duration_s: float) -> dict[str, SeenOfFleet]:
+async def measured(folder: Path, rounds: int, duration_s: float) -> dict[str, FleetMeasurements]:
     """Measure both, each way in turns."""
-    seen = {name: SeenOfFleet() for name in (ROUTER, *PICKER)}
-    with machine(folder / "hop") as here:
-        behind = replicas(here, "hop", [REJECTS, POOL], STEP_MS, http=True)
-        fronts = {ROUTER: router(here, ROUTER, behind, pool_text=POOL + HOPS)}
-        fronts |= {name: envoy(here, name, behind, how, POOL + HOPS) for name, how in PICKER.items()}
+    results = {name: FleetMeasurements() for name in (ROUTER, *PICKER)}
+    with machine(folder / "hop") as host:
+        behind = replicas(host, "hop", [REJECTS, POOL], STEP_MS, http=True)
+        fronts = {ROUTER: router(host, ROUTER, behind, pool_text=POOL + HOPS)}
+        fronts |= {name: envoy(host, name, behind, how, POOL + HOPS) for name, how in PICKER.items()}
         for _, name in await _turns(fronts, rounds):
             answers = await exchange_all(fronts[name].url, for_seconds(duration_s), 1, stream=False)
-            seen[name].hop_ms.append(_hop_ms(answers.latencies_s, answers.hops))
-    with machine(folder / "fleet") as here:
-        behind = replicas(here, "fleet", [POOL] * REPLICAS, STEP_MS, http=True)
-        fronts = {ROUTER: router(here, ROUTER, behind)}
-        fronts |= {name: envoy(here, name, behind, how) for name, how in PICKER.items()}
+            results[name].hop_ms.append(_hop_ms(answers.latencies_s, answers.hops))
+    with machine(folder / "fleet") as host:
+        behind = replicas(host, "fleet", [POOL] * REPLICAS, STEP_MS, http=True)
+        fronts = {ROUTER: router(host, ROUTER, behind)}
+        fronts |= {name: envoy(host, name, behind, how) for name, how in PICKER.items()}
         for _, name in await _turns(fronts, rounds):
-            seen[name].decisions_s += await exchange_at(fronts[name].url, RATE_PER_S, duration_s)
-    return seen
+            results[name].decisions_s += await exchange_at(fronts[name].url, RATE_PER_S, duration_s)
+    return results
 
 
 HOP = "one hop, ms"
@@ -61,11 +61,11 @@ def at_rate(share: float) -> str:
     return f"answer at {RATE_PER_S:.0f} requests/s, {REPLICAS} replicas, p{100 * share:.0f}, ms"
 
 
-def figures(seen: Mapping[str, SeenOfFleet]) -> dict[str, dict[str, float]]:
+def figures(results: Mapping[str, FleetMeasurements]) -> dict[str, dict[str, float]]:
     """Return what was measured, by its name and way."""
-    hops = {HOP: {name: median(one.hop_ms) for name, one in seen.items()}}
+    hops = {HOP: {name: median(one.hop_ms) for name, one in results.items()}}
     return hops | {
-        at_rate(share): {name: 1000 * percentile(one.decisions_s, share) for name, one in seen.items()}
+        at_rate(share): {name: 1000 * percentile(one.decisions_s, share) for name, one in results.items()}
         for share in (0.5, 0.95, 0.99)
     }
 

@@ -19,7 +19,7 @@ SETTLE_S = 1.0
 
 
 @dataclass(slots=True)
-class Seen:
+class Measurements:
     """All that was measured of one way, an entry per round; by process where it is per process.
 
     few_token_cpu_us: with a quarter of the streams.
@@ -43,19 +43,19 @@ async def warm_up(way: Way) -> None:
         await exchange_all(way.url, range(300), 8, stream=stream)
 
 
-async def one_at_a_time(way: Way, seen: Seen, duration_s: float) -> None:
+async def single_client_latency(way: Way, results: Measurements, duration_s: float) -> None:
     """Latency with one connection: to a whole JSON answer, and to a stream's first byte."""
     whole = await exchange_all(way.url, for_seconds(duration_s), 1, stream=False)
     streamed = await exchange_all(way.url, for_seconds(duration_s), 1, stream=True)
-    seen.latencies_s += whole.latencies_s
-    seen.first_bytes_s += streamed.first_bytes_s
+    results.latencies_s += whole.latencies_s
+    results.first_bytes_s += streamed.first_bytes_s
 
 
-async def as_many_as_it_can(way: Way, seen: Seen, duration_s: float) -> None:
+async def throughput(way: Way, results: Measurements, duration_s: float) -> None:
     """Requests a second with the way's processes on one core, and what one costs each of them."""
     for stream, rates, costs in (
-        (False, seen.requests_per_s, seen.request_cpu_us),
-        (True, seen.streams_per_s, seen.stream_cpu_us),
+        (False, results.requests_per_s, results.request_cpu_us),
+        (True, results.streams_per_s, results.stream_cpu_us),
     ):
         before_s = {name: cpu_s(pid) for name, pid in way.pids.items()}
         exchanged = await exchange_all(way.url, for_seconds(duration_s), CONNECTIONS, stream=stream)
@@ -76,17 +76,17 @@ async def tokens(way: Way, costs: dict[str, list[float]], streams: int, window_s
             costs.setdefault(name, []).append((cpu_s(pid) - before_s[name]) / carried * 1e6)
 
 
-async def memory(way: Way, seen: Seen, streams: int) -> None:
+async def memory(way: Way, results: Measurements, streams: int) -> None:
     """Resident memory with `streams` answers open. Best effort: no replica meets TPOT targets of so many."""
     async with streaming(way, streams, "batch") as answers:
         await asyncio.sleep(SETTLE_S)
-        seen.open_mib = {name: rss_mib(pid) for name, pid in way.pids.items()}
+        results.open_mib = {name: rss_mib(pid) for name, pid in way.pids.items()}
         answers.check()
 
 
-def idle_memory(way: Way, seen: Seen) -> None:
+def idle_memory(way: Way, results: Measurements) -> None:
     """Resident memory before anything was asked."""
-    seen.idle_mib = {name: rss_mib(pid) for name, pid in way.pids.items()}
+    results.idle_mib = {name: rss_mib(pid) for name, pid in way.pids.items()}
 
 
 @asynccontextmanager

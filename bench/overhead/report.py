@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from overhead import fleet
 from overhead.load import percentile
-from overhead.measures import Seen
+from overhead.measures import Measurements
 from overhead.ways import AUTHZ, ROUTER, ROUTER_DIRECT
 
 PEER = "vllm-router"
@@ -64,10 +64,10 @@ OPEN, IDLE = "memory, 1,000 open streams, MiB", "memory, idle, MiB"
 JSON_PER_S = "JSON requests/s on one core"
 
 
-def rows(seen: Mapping[str, Seen]) -> list[Row]:
+def rows(results: Mapping[str, Measurements]) -> list[Row]:
     """Everything that was measured of ways in front of one replica, all processes of a way together."""
-    between = {name: one for name, one in seen.items() if one.request_cpu_us}
-    lines = [*_latency_rows(seen)]
+    between = {name: one for name, one in results.items() if one.request_cpu_us}
+    lines = [*_latency_rows(results)]
     lines.append(Row(JSON_PER_S, {n: median(one.requests_per_s) for n, one in between.items()}, 0))
     lines.append(
         Row(
@@ -81,9 +81,9 @@ def rows(seen: Mapping[str, Seen]) -> list[Row]:
     return lines
 
 
-def fleet_rows(seen: Mapping[str, fleet.SeenOfFleet]) -> list[Row]:
+def fleet_rows(results: Mapping[str, fleet.FleetMeasurements]) -> list[Row]:
     """What was measured of ways in front of several replicas."""
-    return [Row(what, by_way, 2) for what, by_way in fleet.figures(seen).items()]
+    return [Row(what, by_way, 2) for what, by_way in fleet.figures(results).items()]
 
 
 def added(answer: str, share: float) -> str:
@@ -91,17 +91,17 @@ def added(answer: str, share: float) -> str:
     return f"added latency, {answer}, p{100 * share:.0f}, ms"
 
 
-def _latency_rows(seen: Mapping[str, Seen]) -> list[Row]:
+def _latency_rows(results: Mapping[str, Measurements]) -> list[Row]:
     lines = []
     for answer, field in LATENCY.items():
         for share in (0.5, 0.99):
-            at_ms = {name: 1000 * percentile(getattr(one, field), share) for name, one in seen.items()}
+            at_ms = {name: 1000 * percentile(getattr(one, field), share) for name, one in results.items()}
             direct_ms = at_ms.pop("direct")
             lines.append(Row(added(answer, share), {n: ms - direct_ms for n, ms in at_ms.items()}, 2))
     return lines
 
 
-def _of(one: Seen, field: str) -> dict[str, float]:
+def _of(one: Measurements, field: str) -> dict[str, float]:
     """Medians over rounds, by process."""
     return {process: median(values) for process, values in getattr(one, field).items()}
 
@@ -115,7 +115,7 @@ def table(lines: Sequence[Row], columns: Sequence[str]) -> str:
     return _aligned([["medians over rounds", *columns], *body])
 
 
-def by_process(seen: Mapping[str, Seen]) -> str:
+def by_process(results: Mapping[str, Measurements]) -> str:
     """A line for each process of a way that has several."""
     head = [
         "medians over rounds, by process",
@@ -127,7 +127,7 @@ def by_process(seen: Mapping[str, Seen]) -> str:
         "open MiB",
     ]
     body = []
-    for name, one in seen.items():
+    for name, one in results.items():
         costs = [(_of(one, field), digits) for field, digits in COSTS.values()]
         costs += [(one.idle_mib, 0), (one.open_mib, 0)]
         if len(one.idle_mib) > 1:

@@ -94,5 +94,5 @@ WAYS: dict[str, Callable[[Machine, float], Way]] = {
 @contextmanager
 def ways(folder: Path, step_ms: float, names: Sequence[str]) -> Iterator[dict[str, Way]]:
     """The ways of these names, up and answering; stopped on leaving."""
-    with machine(folder) as here:
-        yield {name: WAYS[name](here, step_ms) for name in names}
+    with machine(folder) as host:
+        yield {name: WAYS[name](host, step_ms) for name in names}

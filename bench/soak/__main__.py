@@ -21,7 +21,7 @@ from random import Random
 from live.fault_proxy import FaultProxy
 from live.pool import LivePool
 
-from soak.harms import HARMS, Harms, possible, small_disk, start
+from soak.faults import FAULTS, FaultInjector, possible_faults, small_disk, start
 from soak.traffic import Seen, Traffic
 
 ROUTERS = ("main", "second")
@@ -46,10 +46,10 @@ def _soak(folder: Path, options: argparse.Namespace) -> int:
         pool.open()
         pool.start_router("second")
         traffic = Traffic(pool, ROUTERS, options.rate, Random(options.seed))
-        harms = Harms(pool, proxy, traffic, Random(options.seed + 1))
+        injector = FaultInjector(pool, proxy, traffic, Random(options.seed + 1))
         began_s = time.monotonic()
-        asyncio.run(_run(traffic, harms, began_s + options.minutes * 60))
-        _print(options, traffic.seen, harms, time.monotonic() - began_s)
+        asyncio.run(_run(traffic, injector, began_s + options.minutes * 60))
+        _print(options, traffic.seen, injector, time.monotonic() - began_s)
         return 1 if traffic.seen.wrong or traffic.seen.cut else 0
     except AssertionError:
         for name, text in pool.logs():
@@ -60,24 +60,25 @@ def _soak(folder: Path, options: argparse.Namespace) -> int:
         proxy.close()
 
 
-async def _run(traffic: Traffic, harms: Harms, until_s: float) -> None:
+async def _run(traffic: Traffic, injector: FaultInjector, until_s: float) -> None:
     stop = asyncio.Event()
     running = asyncio.create_task(traffic.run(stop))
     try:
-        await harms.run(until_s)
+        await injector.run(until_s)
     finally:
         stop.set()
         await running
 
 
-def _print(options: argparse.Namespace, seen: Seen, harms: Harms, took_s: float) -> None:
+def _print(options: argparse.Namespace, seen: Seen, injector: FaultInjector, took_s: float) -> None:
     load = " ".join(f"{each:.1f}" for each in os.getloadavg())
     print(f"{took_s / 60:.1f} minutes, seed {options.seed}, {options.rate:g} requests/s, load {load}")
-    print(f"faults: {sum(harms.counts.values())}")
-    for kind, count in sorted(harms.counts.items()):
+    print(f"faults: {sum(injector.counts.values())}")
+    for kind, count in sorted(injector.counts.items()):
         print(f"  {kind:28} {count}")
     print(
-        *(f"  {kind:28} not possible here" for kind in HARMS.keys() - possible(harms.pool.folder)), sep="\n"
+        *(f"  {kind:28} not possible here" for kind in FAULTS.keys() - possible_faults(injector.pool.folder)),
+        sep="\n",
     )
     print(f"requests: {seen.outcomes.total()}, {seen.tokens} tokens")
     for outcome, count in sorted(seen.outcomes.items()):

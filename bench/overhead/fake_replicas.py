@@ -27,7 +27,7 @@ HTTP_PORT = 1
 Frames = asyncio.Queue[wire.ReplicaFrame]
 
 
-class StandIns(ReplicaServicer):
+class FakeReplicas(ReplicaServicer):
     """All of them: what one says, another could."""
 
     def __init__(self) -> None:
@@ -101,12 +101,12 @@ def _answer(id: int) -> tuple[wire.Event, ...]:
 
 async def serve(replicas: int) -> None:
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    stand_ins = StandIns()
-    add_ReplicaServicer_to_server(stand_ins, server)
+    fake_replicas = FakeReplicas()
+    add_ReplicaServicer_to_server(fake_replicas, server)
     ports = [server.add_insecure_port("127.0.0.1:0") for _ in range(replicas)]
     await server.start()
     print("ready " + ",".join(map(str, ports)), flush=True)
-    await stand_ins.report_forever()
+    await fake_replicas.report_forever()
 
 
 def main() -> None:

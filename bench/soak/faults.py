@@ -17,7 +17,7 @@ from patience import until
 
 from soak.traffic import Traffic
 
-CALM_S = 3.0
+PAUSE_S = 3.0
 """Between two faults, after the pool is whole again."""
 
 LONGEST_S = 20.0
@@ -25,7 +25,7 @@ LONGEST_S = 20.0
 
 
 @dataclass(slots=True)
-class Harms:
+class FaultInjector:
     """Faults of one pool. counts: that were done, by kind."""
 
     pool: LivePool
@@ -35,14 +35,14 @@ class Harms:
     counts: dict[str, int] = field(default_factory=dict)
 
     async def run(self, until_s: float) -> None:
-        """Do harm until a time."""
-        while (left_s := until_s - time.monotonic()) > CALM_S:
-            await asyncio.sleep(min(self.random.expovariate(1 / CALM_S), left_s))
-            kind = self.random.choice(possible(self.pool.folder))
-            lasts_s = min(self.random.random() ** 2 * LONGEST_S, max(left_s - CALM_S, 1.0))
+        """Inject faults until a time."""
+        while (left_s := until_s - time.monotonic()) > PAUSE_S:
+            await asyncio.sleep(min(self.random.expovariate(1 / PAUSE_S), left_s))
+            kind = self.random.choice(possible_faults(self.pool.folder))
+            lasts_s = min(self.random.random() ** 2 * LONGEST_S, max(left_s - PAUSE_S, 1.0))
             self.counts[kind] = self.counts.get(kind, 0) + 1
-            await HARMS[kind](self, lasts_s)
-            await asyncio.to_thread(self._whole)
+            await FAULTS[kind](self, lasts_s)
+            await asyncio.to_thread(self._wait_until_ready)
 
     def replica(self) -> str:
         """Draw a replica."""
@@ -56,7 +56,7 @@ class Harms:
         """Draw a router."""
         return self.random.choice(self.traffic.routers)
 
-    def _whole(self) -> None:
+    def _wait_until_ready(self) -> None:
         for router in self.traffic.routers:
             until(
                 lambda router=router: self.pool.ready_replicas(router) == set(self.pool.replicas),  # type: ignore[misc]
@@ -65,67 +65,67 @@ class Harms:
             )
 
 
-Harm = Callable[[Harms, float], Awaitable[None]]
+Fault = Callable[[FaultInjector, float], Awaitable[None]]
 
 
-async def _kill(harms: Harms, lasts_s: float) -> None:
-    kind, name = harms.process()
-    await asyncio.to_thread(harms.pool.kill, kind, name)
+async def _kill(injector: FaultInjector, lasts_s: float) -> None:
+    kind, name = injector.process()
+    await asyncio.to_thread(injector.pool.kill, kind, name)
     await asyncio.sleep(lasts_s)
-    await asyncio.to_thread(harms.pool.start, kind, name)
+    await asyncio.to_thread(injector.pool.start, kind, name)
 
 
-async def _kill_router(harms: Harms, lasts_s: float) -> None:
-    name = harms.router()
-    harms.traffic.lost[name] = float("inf")
-    await asyncio.to_thread(harms.pool.kill, "router", name)
-    await asyncio.sleep(min(lasts_s, CALM_S))
-    await asyncio.to_thread(harms.pool.start, "router", name)
-    harms.traffic.lost[name] = time.monotonic()
+async def _kill_router(injector: FaultInjector, lasts_s: float) -> None:
+    name = injector.router()
+    injector.traffic.lost[name] = float("inf")
+    await asyncio.to_thread(injector.pool.kill, "router", name)
+    await asyncio.sleep(min(lasts_s, PAUSE_S))
+    await asyncio.to_thread(injector.pool.start, "router", name)
+    injector.traffic.lost[name] = time.monotonic()
 
 
-async def _stop_process(harms: Harms, lasts_s: float) -> None:
-    kind, name = harms.process()
-    with harms.pool.frozen(kind, name):
+async def _stop_process(injector: FaultInjector, lasts_s: float) -> None:
+    kind, name = injector.process()
+    with injector.pool.frozen(kind, name):
         await asyncio.sleep(lasts_s)
 
 
-async def _stop_router(harms: Harms, lasts_s: float) -> None:
-    with harms.pool.frozen("router", harms.router()):
+async def _stop_router(injector: FaultInjector, lasts_s: float) -> None:
+    with injector.pool.frozen("router", injector.router()):
         await asyncio.sleep(lasts_s)
 
 
-async def _drain(harms: Harms, lasts_s: float) -> None:
+async def _drain(injector: FaultInjector, lasts_s: float) -> None:
     """SIGTERM of a sidecar, and a new one once it has ended."""
-    name = harms.replica()
-    process = harms.pool.ask_to_stop("sidecar", name)
+    name = injector.replica()
+    process = injector.pool.ask_to_stop("sidecar", name)
     await asyncio.to_thread(process.exit_code)
-    await asyncio.to_thread(harms.pool.start, "sidecar", name)
+    await asyncio.to_thread(injector.pool.start, "sidecar", name)
 
 
-def _on_the_way(harm: Callable[[FaultProxy, str], AbstractContextManager[None]]) -> Harm:
+def _network_fault(fault: Callable[[FaultProxy, str], AbstractContextManager[None]]) -> Fault:
     """Return a fault of the way to a process: from routers to a sidecar, or from a sidecar to its engine."""
 
-    async def harms_way(harms: Harms, lasts_s: float) -> None:
-        what = " ".join(harms.process())
-        with harm(harms.proxy, what):
+    async def inject(injector: FaultInjector, lasts_s: float) -> None:
+        what = " ".join(injector.process())
+        with fault(injector.proxy, what):
             await asyncio.sleep(lasts_s)
 
-    return harms_way
+    return inject
 
 
-async def _step_clock(harms: Harms, lasts_s: float) -> None:
+async def _step_clock(injector: FaultInjector, lasts_s: float) -> None:
     """The wall clock of a process is an hour ahead or behind for a while."""
-    kind, name = harms.process()
-    clock = _clock_of(f"{kind} {name}", harms.pool.folder)
-    clock.write_text(harms.random.choice(("+3600", "-3600")))
+    kind, name = injector.process()
+    clock = _clock_of(f"{kind} {name}", injector.pool.folder)
+    clock.write_text(injector.random.choice(("+3600", "-3600")))
     await asyncio.sleep(lasts_s)
     clock.write_text("+0")
 
 
-async def _fill_disk(harms: Harms, lasts_s: float) -> None:
+async def _fill_disk(injector: FaultInjector, lasts_s: float) -> None:
     """Nothing can be written where logs and sockets are."""
-    filler = harms.pool.folder / "filler"
+    filler = injector.pool.folder / "filler"
     with filler.open("wb") as file:
         try:
             while True:
@@ -135,20 +135,20 @@ async def _fill_disk(harms: Harms, lasts_s: float) -> None:
     filler.unlink()
 
 
-HARMS: dict[str, Harm] = {
+FAULTS: dict[str, Fault] = {
     "kill -9": _kill,
     "kill -9 of a router": _kill_router,
     "SIGSTOP": _stop_process,
     "SIGSTOP of a router": _stop_router,
     "SIGTERM of a sidecar": _drain,
-    "delay": _on_the_way(lambda proxy, what: proxy.harm(what, "latency", latency=300, jitter=200)),
-    "bandwidth": _on_the_way(lambda proxy, what: proxy.harm(what, "bandwidth", rate=8)),
-    "pieces": _on_the_way(
+    "delay": _network_fault(lambda proxy, what: proxy.harm(what, "latency", latency=300, jitter=200)),
+    "bandwidth": _network_fault(lambda proxy, what: proxy.harm(what, "bandwidth", rate=8)),
+    "pieces": _network_fault(
         lambda proxy, what: proxy.harm(what, "slicer", average_size=50, size_variation=40, delay=10)
     ),
-    "half open": _on_the_way(lambda proxy, what: proxy.half_open(what)),
-    "reset": _on_the_way(lambda proxy, what: proxy.harm(what, "reset_peer", timeout=0)),
-    "cut": _on_the_way(lambda proxy, what: proxy.cut(what)),
+    "half open": _network_fault(lambda proxy, what: proxy.half_open(what)),
+    "reset": _network_fault(lambda proxy, what: proxy.harm(what, "reset_peer", timeout=0)),
+    "cut": _network_fault(lambda proxy, what: proxy.cut(what)),
     "disk full": _fill_disk,
     "clock step": _step_clock,
 }
@@ -158,7 +158,7 @@ FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 
 
 def start(name: str, command: list[str], log: Path) -> Process:
-    """Start a process whose wall clock can be stepped, where that is possible."""
+    """Start a process whose wall clock can be stepped, where that is possible_faults."""
     if FAKETIME is None:
         return Process(name, command, log)
     clock = _clock_of(name, log.parent)
@@ -177,10 +177,10 @@ def _clock_of(name: str, folder: Path) -> Path:
     return folder / f"{name.replace(' ', '-')}.clock"
 
 
-def possible(folder: Path) -> list[str]:
+def possible_faults(folder: Path) -> list[str]:
     """Return the faults that this machine can do to a pool with its logs in a folder."""
     without = {"disk full": not folder.is_mount(), "clock step": FAKETIME is None}
-    return [kind for kind in HARMS if not without.get(kind)]
+    return [kind for kind in FAULTS if not without.get(kind)]
 
 
 def small_disk(folder: Path) -> AbstractContextManager[object]:
