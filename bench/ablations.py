@@ -1,12 +1,13 @@
-"""What each part of slos-serve is worth: one part is removed at a time, on the same requests.
+"""The benefit of each part of slos-serve: one part is removed at a time, on the same requests.
 
     .venv/bin/python bench/ablations.py [--only PART,PART] [--loads L,L] [--scenarios S,S] [--seeds N]
 
 One replica in virtual time, predicted lengths, measured step times, in every scenario under four loads: near
 its capacity, at three times that, in bursts (near capacity, but all requests of two seconds arrive together),
-and with unequal values (at three times capacity every other request is worth three). Printed are the
-differences that a removal makes, in points: of attainment (the value of requests that met every target, as a
-share of all), and of admitted requests that met theirs. Seeds begin where no constant was chosen.
+and with unequal values (at three times capacity every other request has a value of three). The bench prints
+the change that each removal makes, in percentage points: of attainment (the value of requests that met every
+target, as a share of all), and of the share of admitted requests that met their targets. Constants were
+chosen on other seeds.
 """
 
 import argparse
@@ -35,7 +36,7 @@ from penstock_simulator.simulation import FirstVerdict, Fleet, LengthKnowledge, 
 from scenario_fleet import fleet_of
 
 FIRST_SEED = 40
-"""Samples before this one chose constants, or were looked at while something was designed."""
+"""Samples before this one were used to choose constants or during design."""
 
 NEAR_CAPACITY_RPS = {
     "chatbot": 7.0,
@@ -49,11 +50,11 @@ OVERLOAD = 3.0
 BURST_S = 2.0
 HIGH_VALUE = 3.0
 HIGH = "-high"
-"""What the tier of a request that is worth more is called after its own."""
+"""Suffix of the tier of requests with a higher value."""
 
 
 class Part(NamedTuple):
-    """What is removed: attributes of modules, and their replacements."""
+    """One removal: an attribute of a module, and its replacement."""
 
     module: Any
     name: str
@@ -61,13 +62,13 @@ class Part(NamedTuple):
 
 
 def _only(cost: price.Cost) -> Callable[..., bool]:
-    """The price by this cost alone."""
+    """Return `price.affordable` limited to this cost."""
     affordable = price.affordable
     return lambda admitted, requested, *rest: requested is not cost or affordable(admitted, requested, *rest)
 
 
 def _speculating(admitted: AdmittedSet) -> list[BatchingRule]:
-    """The rules with speculation alone, where there is any."""
+    """Return the batching rules with speculation, if there are any; else all."""
     found = [*rules(admitted)]
     return [rule for rule in found if rule.speculation] or found
 
@@ -101,7 +102,7 @@ PARTS: Mapping[str, Sequence[Part]] = {
 
 
 class Load(NamedTuple):
-    """How requests come: at a multiple of the rate near capacity, and how else they differ."""
+    """A load: multiple of the rate near capacity, length of bursts, and whether values differ."""
 
     factor: float
     burst_s: float = 0.0
@@ -117,7 +118,7 @@ LOADS = {
 
 
 class Trial(NamedTuple):
-    """A sample of a scenario under a load, without a part; all there where `without` is empty."""
+    """A sample of a scenario under a load. without: the removed part; empty for none."""
 
     scenario: str
     load: str
@@ -127,7 +128,7 @@ class Trial(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What became of it. arrived, met: in value."""
+    """Counts of a trial. arrived, met: total value."""
 
     arrived: float
     met: float
@@ -136,7 +137,7 @@ class Tally(NamedTuple):
 
 
 def arrivals_of(trial: Trial) -> Iterator[Arrival]:
-    """Its requests."""
+    """Yield the requests of a trial."""
     load = LOADS[trial.load]
     rate_rps = NEAR_CAPACITY_RPS[trial.scenario] * load.factor
     sample = islice(arrivals(scenario(trial.scenario), rate_rps, trial.seed), trial.requests)
@@ -147,7 +148,7 @@ def arrivals_of(trial: Trial) -> Iterator[Arrival]:
 
 
 def fleet_under(trial: Trial) -> Fleet:
-    """One replica of the scenario, whose tiers are there once more with a higher value."""
+    """Return one replica of the scenario, with a copy of each tier that has a higher value."""
     fleet = fleet_of(scenario(trial.scenario), "slos-serve", LengthKnowledge.PREDICTED, TruthKind.MEASURED)
     more = {
         name + HIGH: replace(tier, name=name + HIGH, value=HIGH_VALUE * tier.value)
@@ -157,7 +158,7 @@ def fleet_under(trial: Trial) -> Fleet:
 
 
 def run(trial: Trial) -> Tally:
-    """Simulate it."""
+    """Simulate a trial without its removed part."""
     removed = PARTS.get(trial.without, ())
     before = [getattr(part.module, part.name) for part in removed]
     for part in removed:
@@ -184,17 +185,17 @@ def _run(trial: Trial) -> Tally:
 
 
 def added(tallies: Sequence[Tally]) -> Tally:
-    """Of all samples."""
+    """Return the sum of the tallies of all samples."""
     return Tally(*[sum(column) for column in zip(*tallies, strict=True)])
 
 
 def points(tally: Tally) -> tuple[float, float]:
-    """Attainment, and admitted requests that met their targets, in percent."""
+    """Return attainment, and the share of admitted requests that met their targets, in percent."""
     return 100 * tally.met / tally.arrived, 100 * tally.kept / max(tally.admitted, 1)
 
 
 def table(load: str, scenarios: Sequence[str], parts: Sequence[str], found: Callable[..., Tally]) -> str:
-    """A Markdown table: a row for each part, attainment and kept for each scenario."""
+    """Return a Markdown table: a row for each part, two columns for each scenario."""
     base = {name: points(found(name, load, "")) for name in scenarios}
     lines = [f"| {load}: without | " + " | ".join(scenarios) + " | worst |"]
     lines.append("|---|" + "--:|" * (len(scenarios) + 1))

@@ -1,13 +1,13 @@
-"""AccelGen's headline beside ours: attainment, throughput and job time on mixed prompts [AccelGen, §6.2].
+"""Reproduces AccelGen's main comparison: attainment, goodput and job time on mixed prompts [AccelGen, §6.2].
 
     .venv/bin/python bench/accelgen_claims.py [--requests N] [--seed N]
 
 OPT-13B on one A100, as in the paper, with the KV cache that 80 GB leave. 65 % short prompts (200 ± 250 up
 to 2,000), 35 % long (6,000 ± 6,000 up to 32,000), answers 150 ± 150 up to 1,024; Poisson arrivals. The data
-sets themselves are not here. TBT targets of 0.1875 s times 0.75, 1 and 1.25, every gap counts. TTFT targets
-of 0.5, 1 and 1.5 s for short prompts, and of 3, 5 and 7 times their own prefill for long ones (the paper's
-0.5 to 1.5 times are of a slower engine's: on this one no policy could meet them). Baselines with several
-budgets, of which the best counts. Kernel-table truth, predicted lengths.
+sets themselves are not included. TBT targets are 0.1875 s times 0.75, 1 and 1.25, and every gap counts. TTFT
+targets are 0.5, 1 and 1.5 s for short prompts, and 3, 5 and 7 times their own prefill for long ones (the
+paper's 0.5 to 1.5 times relate to a slower engine; here no policy could meet them). Baselines run with
+several budgets, of which the best counts. Ground truth from kernel tables, predicted lengths.
 """
 
 import argparse

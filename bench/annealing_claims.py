@@ -1,14 +1,15 @@
-"""The annealer beside its paper's claims: time and quality of a search, and what its plans are worth.
+"""Compares the annealer with its paper's claims: time and quality of a search, and the benefit of its plans.
 
     .venv/bin/python bench/annealing_claims.py [--instances N] [--seed N]
 
 Requests are the paper's mix, half code (e2e in 30 s), half chat (first token in 10 s, 50 ms a token), on its
-engine (Qwen2.5-7B on two V100, the predictor's coefficients of its Table 2). Its two data sets are drawn
-from distributions with lengths below 2k instead: code 90 ± 60 prompt and 170 ± 80 answer tokens, chat
-lognormal with medians of 200 and 180.
+engine (Qwen2.5-7B on two V100, the predictor's coefficients of its Table 2). Instead of its two data
+sets, lengths are drawn from distributions below 2k: code 90 ± 60 prompt and 170 ± 80 answer tokens, chat
+log-normal with medians of 200 and 180.
 
-Times are CPU times of this process. `exhaustive` is the paper's: every order by every boundary, in Python.
-Plans are made from what the planner knows and judged by true lengths, in batches that wait for one another.
+Times are CPU times of this process. `exhaustive` is the paper's search: every order with every division into
+batches, in Python. Plans use predicted lengths and are judged by true lengths, in batches run one after the
+other.
 """
 
 import argparse
@@ -31,7 +32,7 @@ LONGEST_TOKENS = 2000
 
 
 def code_or_chat(random: Random, tight: float = 1.0) -> PlanInput:
-    """One of the paper's two kinds of request."""
+    """Return a request of one of the paper's two kinds."""
     if random.random() < 0.5:
         return PlanInput(clipped(random.gauss(90, 60)), clipped(random.gauss(170, 80)), e2e_s=30 * tight)
     prompt, answer = random.lognormvariate(5.3, 1.0), random.lognormvariate(5.2, 0.9)
@@ -47,14 +48,14 @@ def mix(random: Random, count: int, most: int, tight: float) -> PlanTables:
 
 
 def timed(tables: PlanTables, seed: int, exact_requests: int) -> float:
-    """ms of one search."""
+    """Return the time of one search, in ms."""
     start_s = time.thread_time()
     best_plan(tables, seed, exact_requests)
     return (time.thread_time() - start_s) * 1e3
 
 
 def time_of_all(tables: PlanTables) -> float:
-    """ms of the exhaustive search."""
+    """Return the time of the exhaustive search, in ms."""
     start_s = time.thread_time()
     exhaustive(tables)
     return (time.thread_time() - start_s) * 1e3
@@ -82,7 +83,7 @@ def spread(values_ms: list[float]) -> str:
 
 
 def exhaustive(tables: PlanTables) -> float:
-    """The best G of all orders by all boundaries."""
+    """Return the best G of all orders and all divisions into batches."""
     most, count = tables.exec_s.shape
     exec_s, latest_s = tables.exec_s.tolist(), tables.latest_s.tolist()
     sizes = list(cuts(count, most))
@@ -135,7 +136,7 @@ def search_quality(instances: int, seed: int) -> None:
 
 
 class Worth(NamedTuple):
-    """What a plan came to."""
+    """The result of a plan under true lengths."""
 
     attainment: float
     latency_s: float
@@ -151,7 +152,7 @@ def worth_of(tables: PlanTables, order: tuple[int, ...], sizes: tuple[int, ...])
 
 
 def profile(random: Random) -> dict[bool, Gaussian]:
-    """Gaussians of answer lengths, of code and of chat, after 200 that have finished."""
+    """Return Gaussians of answer lengths for code and chat, fitted to 200 finished answers."""
     kinds = {True: Gaussian(), False: Gaussian()}
     for _ in range(200):
         requested = code_or_chat(random)

@@ -1,8 +1,8 @@
-"""What a streamed token costs with `engine.answerPath` sidecar and direct, without and with TLS, in one run.
+"""Measures the CPU cost of a streamed token by `engine.answerPath`, sidecar and direct, without and with TLS.
 
-With TLS routers and sidecars have mutual TLS as in a cluster, and an engine that routers read from serves TLS
-too. So the engine's own process is measured beside router and sidecar: what it spends more is the price of
-its encryption. It encrypts as vLLM does, by uvloop. CPU is read from the kernel, ways take turns.
+With TLS, routers and sidecars use mutual TLS as in a cluster, and an engine that routers read from serves TLS
+too. So the engine's process is measured as well as router and sidecar: its additional CPU time is the cost of
+encryption. It encrypts as vLLM does, with uvloop. CPU time is read from the kernel, and ways take turns.
 """
 
 import argparse
@@ -28,19 +28,26 @@ WAYS = {
     "direct": (DIRECT_POOL, False),
     "direct, TLS": (DIRECT_POOL, True),
 }
-"""The pool of each, and whether it has TLS."""
+"""Pool of each way, and whether it has TLS."""
 
 Costs = dict[str, list[float]]
-"""Microseconds of CPU a token, by process: one of each turn."""
+"""Microseconds of CPU per token by process, one value for each turn."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="turns of each way (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a turn (default %(default)s)")
-    parser.add_argument("--streams", type=int, default=256, help="and a quarter (default %(default)s)")
-    parser.add_argument("--step-ms", type=float, default=30.0, help="between tokens (default %(default)s)")
-    parser.add_argument("--out", type=Path, help="write what is printed to this file too")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of a turn (default %(default)s)")
+    parser.add_argument(
+        "--streams",
+        type=int,
+        default=256,
+        help="streams; a quarter of them is measured too (default %(default)s)",
+    )
+    parser.add_argument(
+        "--step-ms", type=float, default=30.0, help="milliseconds between tokens (default %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, help="also write the output to this file")
     options = parser.parse_args()
     os.sched_setaffinity(0, {OTHER_CORE})
     head = f"CPU us of a streamed token by answer path, {datetime.now(UTC):%Y-%m-%d}\n{report.machine()}"
@@ -72,7 +79,7 @@ async def measured(options: argparse.Namespace) -> dict[int, dict[str, Costs]]:
 
 
 def way(host: Machine, name: str, step_ms: float) -> Way:
-    """Start one."""
+    """Start a way, and return it with the engine's process."""
     pool, encrypted = WAYS[name]
     slug = name.replace(", ", "-")
     tls = write_tls_files(host.folder / slug) if encrypted else None
@@ -82,7 +89,7 @@ def way(host: Machine, name: str, step_ms: float) -> Way:
 
 
 def table(title: str, by_way: Mapping[str, Costs]) -> str:
-    """A line for each way: medians over turns, and of its turns' ratios to the same path without TLS."""
+    """Return a table with a line per way: medians over turns, and the ratio to the path without TLS."""
     lines = [f"{title:16}" + "".join(f"{name:>9}" for name in (*PROCESSES, "all", "TLS/not"))]
     for name, costs in by_way.items():
         clear = by_way[name.removesuffix(", TLS")]

@@ -1,17 +1,18 @@
-"""What autoscaling on admission saves beside autoscaling on queue lengths: attainment and GPU hours.
+"""Compares autoscaling on admission with autoscaling on queue lengths: attainment and GPU hours.
 
     .venv/bin/python bench/autoscaling.py [--workload day[,azure]] [--jobs N] [--startup S]
 
 A pool in virtual time: Llama-3-8B on A100s under slos-serve, predicted lengths, measured truth; a new replica
-takes requests a minute after it was decided on. `azure` is twenty minutes of Azure's trace of 2023, chat and
-code, as recorded: a steady stream beside bursts that are over before a replica has started. `day` is the same
-requests thinned to one wave, from a tenth of the load up to all of it and back: a day's swing, far faster.
+is ready a minute after the decision. `azure` is twenty minutes of Azure's trace of 2023, chat and
+code, as recorded: a steady stream and bursts that are over before a replica has started. `day` is the same
+requests thinned to one wave, from a tenth of the load up to all of it and back: a day's variation, in less
+time.
 
 Autoscalers, between 1 and 8 replicas, with a decision every 15 s: `penstock` (the production decision, for
 95 %); the Kubernetes autoscaler's algorithm on requests waiting, or waiting and running, by replica, each
-at all targets of a range; and none, with a fixed number of replicas. GPU hours count from the first arrival
-to the last, starting and draining replicas with them. Writes bench/results/autoscaling.{json,md} and
-pictures.
+at all targets of a range; and a fixed number of replicas. GPU hours count from the first arrival
+to the last and include starting and draining replicas. Writes bench/results/autoscaling.{json,md} and
+figures.
 """
 
 import argparse
@@ -67,7 +68,7 @@ COLUMNS = ("attained %", "of admitted %", "worst minute %", "GPU hours", "scale 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run. target: of the metric, or how many replicas there are."""
+    """One run. target: target of the metric, or the fixed number of replicas."""
 
     workload: str
     who: str
@@ -81,7 +82,7 @@ class Trial:
 
 @dataclass
 class Penstock:
-    """The decision, and its memory between two."""
+    """The production decision with its state."""
 
     scaling: Scaling = field(default_factory=lambda: Scaling(FEWEST, MOST))
     memory: AutoscalerState = field(default_factory=AutoscalerState)
@@ -119,7 +120,7 @@ def decider(trial: Trial) -> Callable[[DemandObservation, float], int]:
 
 
 def run(trial: Trial) -> dict[str, Any]:
-    """Serve the workload, and say what it took."""
+    """Serve the workload, and return the row of the results."""
     arrivals, counts = list(WORKLOADS[trial.workload]()), list[ReplicaCounts]()
     autoscaler = FleetAutoscaler(decider(trial), startup_s=trial.startup_s, on_change=counts.append)
     fleet = replace(FLEET, replicas=int(trial.target)) if trial.who == "fixed" else FLEET
@@ -149,7 +150,7 @@ def run(trial: Trial) -> dict[str, Any]:
 
 
 def by_minute(outcomes: list[SimulatedOutcome]) -> list[float]:
-    """Attainment of those that arrived in each minute with enough of them."""
+    """Return the attainment of each minute's arrivals, for minutes with enough of them."""
     minutes: dict[int, list[bool]] = defaultdict(list)
     for outcome in outcomes:
         minutes[int(outcome.arrival_s // 60)].append(outcome.met)
@@ -157,7 +158,7 @@ def by_minute(outcomes: list[SimulatedOutcome]) -> list[float]:
 
 
 def trials(workload: str, startup_s: float) -> list[Trial]:
-    """All deciders, the ones of reference first."""
+    """Return the trials of all deciders, the references first."""
     return [
         Trial(workload, "penstock", 0, startup_s),
         *(
@@ -170,7 +171,7 @@ def trials(workload: str, startup_s: float) -> list[Trial]:
 
 
 def best(rows: list[dict[str, Any]], least: float) -> str | None:
-    """Of all targets of the queue lengths, the one with the fewest GPU hours that attains as much, if any."""
+    """Return the queue-length target with the fewest GPU hours that attains at least `least`, if any."""
     as_good = [row for row in rows if row["who"].startswith("HPA") and row["attained %"] >= least]
     return min(as_good, key=lambda row: float(row["GPU hours"]), default={"name": None})["name"]
 
@@ -189,7 +190,7 @@ def table(workload: str, rows: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], shown: list[str], path: Path) -> None:
-    """GPUs over time."""
+    """Draw the number of GPUs over time."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 3.0))

@@ -1,20 +1,20 @@
-"""The gap between slos-serve and the bound: its share as one difficulty after the other is removed.
+"""The gap between slos-serve and the upper bound, and how it changes when one difficulty is removed.
 
     .venv/bin/python bench/bound_gap.py [--scenarios S,S] [--relief R,R] [--predicted]
 
-Each relief changes the scenario, so both are computed anew: the bound (`penstock_simulator.bounds`) and the
-highest rate at which slos-serve keeps 90 % of all sessions whole; one replica, known lengths, exact truth (or
-predicted and measured), one sample. Where the share rises when a difficulty is removed, that difficulty
-caused a part of the gap.
+Each relief changes the scenario, so both are computed again: the bound (`penstock_simulator.bounds`) and the
+highest rate at which slos-serve meets the SLOs of 90 % of all sessions; one replica, known lengths, exact
+truth (or predicted and measured), one sample. If the share rises when a difficulty is removed, that
+difficulty caused a part of the gap.
 
   as it is      the scenario
   no bursts     the same requests at the times of a Poisson process
-  patience      first tokens may take three times as long, so an iteration under way hardly matters
+  patience      first tokens may take three times as long, so a running iteration hardly matters
   both
-  no drafts     the engine has no drafter, so nothing is left to luck
+  no drafts     the engine has no drafter, so token counts are not random
   no drafts or bursts
   memory        four times the KV cache
-  whole answers TPOT is judged over the whole answer, not by tens: a lead is never lost
+  whole answers TPOT is judged over the whole answer, not in windows of ten: early tokens always count
 """
 
 import argparse
@@ -38,11 +38,11 @@ PATIENCE = 3.0
 MEMORY = 4
 START_RPS = {"chatbot": 7.0, "coder": 2.0, "summarizer": 4.3, "toolllm": 0.3, "reasoning": 0.34, "mixed": 4.7}
 BOUND_WITHIN, OURS_WITHIN = 1.03, 1.015
-"""A search ends when its bounds are this close."""
+"""Ratio of the bounds at which a search ends."""
 
 
 class Relief(NamedTuple):
-    """What is made easier."""
+    """A change that makes a scenario easier."""
 
     no_bursts: bool = False
     patience: float = 1.0
@@ -86,7 +86,7 @@ def _tier_with_relief(tier: Tier, relief: Relief) -> Tier:
 
 
 def arrivals_of(workload: Scenario, rate_rps: float, relief: Relief) -> Iterator[Arrival]:
-    """Its requests; where bursts are taken away, whole sessions at times of a Poisson process."""
+    """Yield the scenario's requests; without bursts, sessions arrive in a Poisson process."""
     recorded = arrivals(workload, rate_rps, seed=0)
     if not relief.no_bursts:
         yield from recorded
@@ -125,11 +125,11 @@ def attained(
 
 
 Share = Callable[[str, Relief, float], float]
-"""Of sessions that are kept whole at a rate."""
+"""Returns the share of sessions whose SLOs are met at a rate."""
 
 
 def capacity_rps(share: Share, within: float, name: str, relief: Relief) -> float:
-    """Highest rate found at which the target is reached."""
+    """Return the highest rate found at which the target is reached."""
     low, high, rate_rps = 0.0, 0.0, START_RPS[name]
     while not (low and high) or high > low * within:
         if share(name, relief, rate_rps) >= TARGET:

@@ -1,17 +1,16 @@
-"""The capacity tables: every policy in every scenario, rivals as in their papers and at their best.
+"""The capacity tables: every policy in every scenario, other policies as in their papers and tuned.
 
     python bench/capacity.py [--only best] [--scenario coder] [--policy sola-spec] [--missing] [--jobs 2]
     python bench/capacity.py --page
 
-Searches what has no row in `bench/results/capacity.json` yet, then what has one that was found with other
-code, and adds each row as it is found; then writes the page `capacity.md` and the picture of the lead.
-Simulations are remembered in `.venv/capacity.jsonl`. So a stopped run can be resumed. Each search begins
-where the row before has it, and goes as far from there as it takes. `--missing` leaves rows of other code as
-they are, `--page` all of them.
+Searches questions without a row in `bench/results/capacity.json`, then those whose row was found by other
+code, and adds each row when it is found; then writes the page `capacity.md` and the figure of the lead.
+Simulations are stored in `.venv/capacity.jsonl`, so a stopped run can be resumed. Each search begins at the
+previous row's result. `--missing` does not search rows of other code, `--page` searches nothing.
 
-With `--curves` the picture of attainment by rate is drawn anew (a hundred simulations). vLLM's own scheduler
-takes the same steps as `vllm`, ten times slower. So it is not searched for: where it is installed (`make
-vllm-env`), `--curves` also runs it where each search of `vllm` ended, and prints what both attain there.
+With `--curves` the figure of attainment by rate is drawn again (a hundred simulations). vLLM's own scheduler
+takes the same steps as `vllm` in ten times the time, so it is not searched. If it is installed (`make
+vllm-env`), `--curves` also runs it at the result of each search of `vllm`, and prints both attainments.
 """
 
 import argparse
@@ -65,7 +64,7 @@ def parsed() -> argparse.Namespace:
 
 
 def questions(options: argparse.Namespace, rows: Rows) -> list[Question]:
-    """What is to be searched, each once: first what has no row, then what has one of other code."""
+    """Return the questions to search: first those without a row, then those with a row of other code."""
     parts: list[Part] = [PARTS[name] for name in options.only or PARTS]
     wanted = [
         question
@@ -79,7 +78,7 @@ def questions(options: argparse.Namespace, rows: Rows) -> list[Question]:
 
 
 def previous_end(rows: Rows, question: Question) -> RateProbe | None:
-    """Where the search before ended, if there was one."""
+    """Return the result of the previous search, if there was one."""
     answer = rows.answer(question)
     return None if answer is None else RateProbe(answer.setting, answer.low_rps)
 
@@ -91,7 +90,7 @@ def draw_curves(run: SearchRun, rows: Rows) -> None:
 
 
 def check_against_vllm(run: SearchRun, rows: Rows) -> None:
-    """Run vLLM's own scheduler where each search of `vllm` ended; print what both attain."""
+    """Run vLLM's own scheduler at the result of each search of `vllm`, and print both attainments."""
     wanted = [Question(s, "vllm", conditions) for conditions in (KNOWN, PREDICTED) for s in PAPER]
     answers = [answer for answer in found(rows, wanted) if answer.low_rps > 0 and folder().exists()]
     lines = run.all([beside_vllm(answer) for answer in answers], "vLLM's own scheduler")
@@ -106,7 +105,7 @@ def found(rows: Rows, wanted: Sequence[Question]) -> list[CapacityResult]:
 
 
 def beside_vllm(answer: CapacityResult) -> Trials[str]:
-    """What vLLM's own scheduler attains in the first sample where the search of `vllm` ended."""
+    """Return a line with the attainment of vLLM's own scheduler at the result of `vllm`, first sample."""
     both = [replace(answer.question, policy=policy) for policy in ("vllm", "vllm-real")]
     tallies = yield [trial_of(q, answer.setting, answer.low_rps, 0, NO_MISS_LIMIT) for q in both]
     ours, real = (attained(tally) for tally in tallies)
@@ -116,7 +115,7 @@ def beside_vllm(answer: CapacityResult) -> Trials[str]:
 
 
 def attained(tally: TrialResult) -> str:
-    """In percent, of all."""
+    """Return the attainment in percent."""
     return f"{100 * (1 - tally.missed / tally.requests):.1f} %"
 
 

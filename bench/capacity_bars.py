@@ -1,4 +1,4 @@
-"""The picture of the lead: what others carry of slos-serve's capacity, scenario by scenario."""
+"""The figure of the lead: capacities of other policies as shares of slos-serve's, by scenario."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ TITLE = "Requests/s per replica at 90 % attainment, of what slos-serve carries; 
 
 
 def draw_lead(rows: Rows, path: Path) -> None:
-    """Write the picture, of the scenarios in which a rival was searched at its best. Raises Failure."""
+    """Write the figure for scenarios in which another tuned policy was searched. Raises Failure."""
     found = versus(PARTS["best"], rows)
     figure, (panel,) = panels([TITLE])
     figure.set_size_inches(9.6, 3.4)
@@ -38,6 +38,6 @@ def draw_lead(rows: Rows, path: Path) -> None:
 
 
 def share(rows: Rows, policy: str, scenario: str, conditions: SearchConditions) -> float:
-    """Return what the policy carries, in percent of slos-serve; 0 where it was not searched."""
+    """Return the policy's capacity in percent of slos-serve's; 0 if it was not searched."""
     theirs, ours = (rows.answer(Question(scenario, name, conditions)) for name in (policy, OURS))
     return 0.0 if theirs is None or ours is None else 100 * capacity_rps(theirs) / capacity_rps(ours)

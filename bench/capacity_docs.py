@@ -1,10 +1,10 @@
-"""What README.md and docs/results.md say of capacities, written from the rows.
+"""Writes the capacities in README.md and docs/results.md from the rows.
 
     python bench/capacity_docs.py [--check]
 
 Fills the sections between `<!-- capacity: NAME -->` and `<!-- end -->`, and each policy's rows
-(`policy_rows.py`). With `--check` it writes nothing, names the pages that say something else, and fails where
-there are any.
+(`policy_rows.py`). With `--check` it writes nothing, lists the pages that differ, and fails if there are
+any.
 """
 
 import argparse
@@ -38,10 +38,10 @@ ROOT = Path(__file__).resolve().parents[1]
 FILLED = (ROOT / "README.md", ROOT / "docs" / "results.md")
 SECTION = re.compile(r"(<!-- capacity: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 LEADING = ("best", "predicted-best", "kernels")
-"""Tables that compare slos-serve with rivals at their best."""
+"""Tables that compare slos-serve with other tuned policies."""
 
 AHEAD = 1.05
-"""Ratio below which a lead is not counted: searches of the same question differ by a few percent."""
+"""Lowest ratio that counts as a lead, because searches of the same question differ by a few percent."""
 
 Lines = Sequence[str]
 
@@ -62,12 +62,12 @@ def main() -> None:
 
 
 def filled(text: str, rows: Rows) -> str:
-    """Return the text with each section as the rows have it. Raises KeyError for an unknown section."""
+    """Return the text with each section written from the rows. Raises KeyError for an unknown section."""
     return SECTION.sub(lambda match: match[1] + "\n".join(SECTIONS[match[2]](rows)) + "\n" + match[3], text)
 
 
 def lead(rows: Rows) -> Lines:
-    """Return slos-serve over the best of all others, and over vLLM as in the paper, a line each."""
+    """Return slos-serve over the best other policy, and over vLLM as in the paper, a line each."""
     known, predicted, kernels = (versus(PARTS[name], rows) for name in LEADING)
     as_paper = as_in_paper(PREDICTED, rows)
     return [
@@ -95,7 +95,7 @@ def times(found: Sequence[Versus]) -> str:
 
 
 def with_distserve(found: Sequence[Versus]) -> str:
-    """Return the mean with several GPUs that work as one, where there are such rows."""
+    """Return the mean with several GPUs that act as one replica, if there are such rows."""
     if not any(one.distserve_rps for one in found):
         return ""
     mean = geometric_mean(one.ratio_to_all for one in found)
@@ -103,7 +103,7 @@ def with_distserve(found: Sequence[Versus]) -> str:
 
 
 def still_open(rows: Rows) -> Lines:
-    """Return a line where rivals were not searched yet: then the lead can only shrink."""
+    """Return a line about policies that were not searched yet, because the lead may shrink."""
     requested = [question for name in LEADING for question in PARTS[name].questions()]
     missing = sum(rows.answer(question) is None for question in requested)
     return [
@@ -119,7 +119,7 @@ def as_in_paper(conditions: SearchConditions, rows: Rows) -> list[Versus]:
 
 
 def best_section(name: str) -> Callable[[Rows], Lines]:
-    """Return the writer of a table of ratios over the best rival, with what was not searched."""
+    """Return the writer of a table of ratios over the best other policy, with missing searches."""
 
     def lines(rows: Rows) -> Lines:
         part = PARTS[name]
@@ -131,7 +131,7 @@ def best_section(name: str) -> Callable[[Rows], Lines]:
 
 
 def paper_section(rows: Rows) -> Lines:
-    """Return the paper's own comparison: known and exact beside predicted and measured."""
+    """Return the paper's own comparison, with known and exact and with predicted and measured."""
     known, predicted = (as_in_paper(conditions, rows) for conditions in (KNOWN, PREDICTED))
     cells = [
         [
@@ -152,7 +152,7 @@ def paper_section(rows: Rows) -> Lines:
 
 
 def all_policies(rows: Rows) -> Lines:
-    """Return capacities of all policies at their best, the highest sum first."""
+    """Return tuned capacities of all policies, the highest sum first."""
     lines = {name: [best_cell(rows, name, s) for s in PAPER] for name in (OURS, *AT_BEST)}
     names = sorted(lines, key=lambda name: -sum(rate for rate, _ in lines[name]))
     cells = [[shown(name), *(text for _, text in lines[name])] for name in names]
@@ -161,7 +161,7 @@ def all_policies(rows: Rows) -> Lines:
 
 
 def bound_shares(rows: Rows) -> Lines:
-    """Return what share of the bound each strong policy carries at its best."""
+    """Return the tuned capacity of each strong policy as a share of the bound."""
     bound_rps = {name: best_cell(rows, ORACLE, name)[0] for name in PAPER}
     cells = []
     for policy in (OURS, *STRONGEST, "sola-spec"):
@@ -176,7 +176,7 @@ def shown(policy: str) -> str:
 
 
 def best_cell(rows: Rows, policy: str, name: str) -> tuple[float, str]:
-    """Return the better of the policy's rates with a drafter and without, and its text."""
+    """Return the higher of the policy's rates with a drafter and without, and its text."""
     plain = policy.removesuffix(SPECULATING)
     found = {p: rows.answer(Question(name, p, ONE_SAMPLE)) for p in dict.fromkeys((policy, plain))}
     rates = {p: capacity_rps(answer) for p, answer in found.items() if answer is not None}
@@ -187,7 +187,7 @@ def best_cell(rows: Rows, policy: str, name: str) -> tuple[float, str]:
 
 
 def as_published(rows: Rows) -> Lines:
-    """Return capacities without a drafter: what the papers compare."""
+    """Return capacities without a drafter, as the papers compare them."""
 
     def text(policy: str, name: str, conditions: SearchConditions) -> str:
         answer = rows.answer(Question(name, policy, conditions))

@@ -1,7 +1,6 @@
-"""The page of the capacity tables, written from their rows: slos-serve over the best rival first.
+"""The page of the capacity tables, written from their rows: first slos-serve over the best other policy.
 
-A cell that was not searched yet is named, never guessed. The best of the others is then the best of those
-that were searched.
+Cells that were not searched yet are listed. The best other policy is the best of those that were searched.
 """
 
 import io
@@ -24,7 +23,7 @@ WIDTH = 140
 class Versus:
     """slos-serve in one scenario, the best other policy of one replica, and distserve's rate per GPU.
 
-    searched: how many rivals of the table were searched in it. of: how many there are.
+    searched: number of the table's other policies that were searched. of: their total number.
     """
 
     scenario: str
@@ -37,12 +36,12 @@ class Versus:
 
     @property
     def ratio(self) -> float:
-        """What slos-serve carries, over the best of one replica."""
+        """Capacity of slos-serve over that of the best other policy of one replica."""
         return self.ours_rps / self.best_rps
 
     @property
     def ratio_to_all(self) -> float:
-        """The same over the best of all, distserve too."""
+        """Capacity of slos-serve over that of the best other policy, including distserve."""
         return self.ours_rps / max(self.best_rps, self.distserve_rps or 0.0)
 
 
@@ -53,7 +52,7 @@ def page_of(parts: Mapping[str, Part], rows: Rows) -> str:
 
 
 def section(part: Part, rows: Rows) -> str:
-    """Return one table: ratios first where the part has them, then every row, then what is missing."""
+    """Return one table: ratios if the part has them, then every row, then missing searches."""
     requested = part.questions()
     answers = [answer for question in requested if (answer := rows.answer(question))]
     lines = [f"## {part.title}\n"]
@@ -67,9 +66,9 @@ def section(part: Part, rows: Rows) -> str:
 
 
 def versus(part: Part, rows: Rows, *, drafters: bool = True) -> list[Versus]:
-    """Compare slos-serve with the best of all others, in scenarios in which one was searched at its best.
+    """Compare slos-serve with the best other policy, in scenarios in which a tuned one was searched.
 
-    A rival counts with the drafter or without, whichever carries more. drafters: False for without only.
+    A policy counts with its drafter or without, whichever has the higher rate. drafters: False for without.
     """
     return [found for name in part.scenarios if (found := _versus(part, rows, name, drafters))]
 
@@ -120,13 +119,13 @@ def in_markdown(found: Sequence[Versus]) -> list[str]:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """Return the mean that ratios have."""
+    """Return the geometric mean of ratios."""
     all_values = list(values)
     return float(prod(all_values) ** (1 / len(all_values)))
 
 
 def printed(answers: Sequence[CapacityResult], conditions: SearchConditions) -> str:
-    """Return the table as a terminal shows it."""
+    """Return the table as it is printed in a terminal."""
     console = Console(width=WIDTH, file=io.StringIO())
     console.print(table(answers, conditions))
     console.print(summary_line(conditions))

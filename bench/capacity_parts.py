@@ -1,7 +1,7 @@
 """The tables of `bench/capacity.py`: which policies in which scenarios, under which conditions.
 
-"As in the papers" runs every rival as its paper or its comparison ran it: without a drafter. "At their best"
-gives every rival the engine's drafter, a fixed number of draft tokens (`NAME-spec`), and tunes that number,
+"As in the papers" runs every other policy as its paper did: without a drafter. "At their best" gives every
+other policy the engine's drafter with a fixed number of draft tokens (`NAME-spec`), and tunes that number,
 the token budget and the slots (`penstock_cli.capacity.setting`). Rates of a table share their samples.
 """
 
@@ -23,7 +23,7 @@ ON_KERNELS = (
     "reasoning@qwen2.5-7b-a100",
     "mixed@opt-13b-a100",
 )
-"""Each scenario on the nearest engine that has measured kernel tables. Its own have the paper's constants."""
+"""Each scenario on the nearest engine with measured kernel tables; its own engine has none."""
 
 MAIN = (OURS, "vllm", "sarathi")
 AS_IN_PAPERS = (
@@ -37,7 +37,7 @@ AS_IN_PAPERS = (
     "orca",
     "fcfs",
 )
-# sarathi decides as vllm does with the same budget, so it is not searched apart at its best.
+# sarathi decides as vllm does with the same budget, so it is not tuned separately.
 STRONGEST = ("fluidserve-spec", "qoserve-spec", "annealing-spec", "vllm-spec", "accelgen-spec")
 AT_BEST = (
     *STRONGEST,
@@ -57,7 +57,7 @@ FOUR = replace(KNOWN, replicas=4, seeds=1)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One table. versus_best: whether slos-serve is compared in it with the best of all others."""
+    """One table. versus_best: whether it compares slos-serve with the best other policy."""
 
     title: str
     conditions: SearchConditions

@@ -1,7 +1,7 @@
-"""The capacity table as a file: one row for each question that was searched, the newest search of it.
+"""The capacity table as a file: the latest result of each question that was searched.
 
-`bench/results/capacity.json` is the record: searches add to it as they end, the page is written from it. A
-row has the digest of the code that it was found with (`code`), because a table grows over several commits.
+Searches add their rows to `bench/results/capacity.json` when they end, and the page is written from it. A row
+has the digest of the code that found it (`code`), because a table is filled over several commits.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ DIGEST_DIGITS = 12
 
 
 class Rows:
-    """The rows of a file, by question. Written anew with every answer."""
+    """The rows of a file, by question. The file is rewritten with every answer."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._code = path, code_digest()[:DIGEST_DIGITS]
@@ -26,16 +26,16 @@ class Rows:
         self._rows: dict[Question, Mapping[str, Any]] = {answer_of(row).question: row for row in rows}
 
     def answer(self, question: Question) -> CapacityResult | None:
-        """Return what was found; None for a question that was not searched yet."""
+        """Return the result of a question; None if it was not searched yet."""
         row = self._rows.get(question)
         return None if row is None else answer_of(row)
 
     def current(self, question: Question) -> bool:
-        """Return whether its row was found with the code as it is now."""
+        """Return whether the question's row was found by the current code."""
         return self._rows.get(question, {}).get("code") == self._code
 
     def add(self, answer: CapacityResult) -> None:
-        """Replace the row of the answer's question, on the disk too."""
+        """Replace the row of the answer's question, and write the file."""
         (row,) = as_json([answer])
         self._rows[answer.question] = {**row, "code": self._code}
         unfinished = self._path.with_suffix(".unfinished")

@@ -1,4 +1,4 @@
-"""What the papers' claims are measured with: one replica, Poisson arrivals, attainment by rate."""
+"""Shared parts of the benches of papers' claims: one replica, Poisson arrivals, attainment by rate."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ Shape = Callable[[Random], tuple[str, int, int]]
 
 @dataclass(frozen=True)
 class Contender:
-    """A scheduler as it is run. policy: by name, or built where its knobs are not the usual."""
+    """A scheduler with its settings. policy: a name, or an instance if its knobs differ from the defaults."""
 
     name: str
     policy: str | Policy[Any]
@@ -26,7 +26,7 @@ class Contender:
 
 
 def poisson(shape: Shape, rate_rps: float, count: int, seed: int) -> Iterator[Arrival]:
-    """The same requests at every rate, closer together."""
+    """Yield requests that are the same at every rate, with scaled arrival times."""
     random, at_s = Random(seed), 0.0
     for i in range(count):
         at_s += random.expovariate(1.0) / rate_rps
@@ -34,13 +34,13 @@ def poisson(shape: Shape, rate_rps: float, count: int, seed: int) -> Iterator[Ar
 
 
 def exact(fleet: Fleet) -> Fleet:
-    """The same with an engine that is as the planner thinks, and lengths that are known."""
+    """Return the fleet with an exact ground truth and known lengths."""
     return replace(fleet, truth=TruthKind.EXACT, lengths=LengthKnowledge.KNOWN)
 
 
 @dataclass(frozen=True)
 class Load:
-    """What comes: how many requests of which shape, and the seed of everything."""
+    """The requests: their shape and number, and the seed."""
 
     shape: Shape
     count: int
@@ -48,7 +48,7 @@ class Load:
 
 
 def served(fleet: Fleet, contender: Contender, load: Load, rate_rps: float) -> list[SimulatedOutcome]:
-    """What became of all of them."""
+    """Serve all requests at a rate, and return their outcomes."""
     policy = contender.policy
     fleet = replace(fleet, limits=contender.limits)
     arrivals = poisson(load.shape, rate_rps, load.count, load.seed)
@@ -58,7 +58,7 @@ def served(fleet: Fleet, contender: Contender, load: Load, rate_rps: float) -> l
 
 
 def attainment(outcomes: Sequence[SimulatedOutcome]) -> float:
-    """Share of all that arrived."""
+    """Return the share of all requests that met every target."""
     return sum(outcome.met for outcome in outcomes) / len(outcomes)
 
 
@@ -70,9 +70,9 @@ def highest_rates(
     least_rps: float = 0.0,
     steps: int = 6,
 ) -> list[float]:
-    """For each target the highest rate that attains it, by bisection; `least_rps` where even that does not.
+    """Return the highest rate that attains each target, by bisection; `least_rps` if none does.
 
-    Right to 1 / 2^steps of the range.
+    The error is at most 1 / 2^steps of the range.
     """
     known = cache(attained)
     rates: list[float] = []
@@ -86,6 +86,6 @@ def highest_rates(
 
 
 def log_normal(random: Random, mean: float, spread: float, most: int) -> int:
-    """A length of lognormal distribution with this mean and deviation, from 2 to `most`."""
+    """Return a log-normal length with this mean and deviation, clipped to 2 to `most`."""
     variance = log(1 + (spread / mean) ** 2)
     return max(2, min(most, int(random.lognormvariate(log(mean) - variance / 2, sqrt(variance)))))

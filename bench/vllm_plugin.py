@@ -1,19 +1,19 @@
-"""What a policy costs inside vLLM: CPU time a step, beside vLLM's own scheduler in the same run.
+"""Measures the CPU time of a policy's steps inside vLLM, compared with vLLM's own scheduler in the same run.
 
     make vllm-env
     .venv/bin/python bench/vllm_plugin.py [--running 200] [--steps 2000] [--policies slos-serve,sola]
 
-Real vLLM schedulers in virtual time: so many requests decode, with arrivals or without, and no model runs.
-Measured is the thread's own time in `schedule` and `update_from_output`, with the plug-in and without. Each
-has a process of its own, as an engine has: two kinds of scheduler in one would spoil what Python remembers of
-either. They take turns step by step. Reports go to a process that reads them. They are made and sent by a
-thread of the plug-in's own, while an engine waits for its device: its time is the last column, and is not in
+Real vLLM schedulers run in virtual time: a fixed number of requests decodes, with arrivals or without, and no
+model runs. The bench measures the thread's CPU time in `schedule` and `update_from_output`, with the plug-in
+and without. Each scheduler has its own process, as an engine has: two kinds in one process would disturb
+Python's caches of both. They take turns step by step. Another process reads the reports. A thread of the
+plug-in makes and sends them while an engine waits for its device; its time is the last column and is not in
 the others.
 
-The overhead is what the calls take outside of vLLM's own methods, less what measuring takes there, which is
-all that there is without the plug-in; its mean also as a share of a step of 30 ms. That is sharp also on a
-machine that does other things, where one process is slowed down more than the other; it leaves out the caps
-that vLLM asks for, in steps that have any, which only the two columns show.
+The overhead is the time of the calls outside of vLLM's own methods, less the cost of measuring, which is the
+same time without the plug-in. Its mean is also given as a share of a step of 30 ms. This difference is
+accurate even on a busy machine, which may slow one process down more than the other. It does not include the
+`caps` that vLLM requests in some steps; only the two totals show them.
 """
 
 import argparse
@@ -37,13 +37,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "vllm_plugin"))
 from virtual import vllm_at
 from virtual.engine import Engine, Kind
 
-PROCESSES = multiprocessing.get_context("fork")  # what has been imported is there
+PROCESSES = multiprocessing.get_context("fork")  # forks have the imported modules
 STEP_MS = 30.0
 FIELDS = {"penstock_tier": "chat", "penstock_ttft_s": 1.0, "penstock_tpot_s": 0.05, "penstock_best_effort": 0}
 
 
 class StepTimes(NamedTuple):
-    """Milliseconds of steps."""
+    """CPU times of steps, in ms."""
 
     mean: float
     p50: float
@@ -57,7 +57,7 @@ def step_times(seconds: list[float]) -> StepTimes:
 
 @contextmanager
 def reader(path: Path) -> Iterator[None]:
-    """A reader of reports, as a sidecar is."""
+    """Run a process that reads reports as a sidecar does, while the block runs."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(path))
         process = PROCESSES.Process(target=read, args=(receiver,), daemon=True)
@@ -75,7 +75,7 @@ def read(receiver: socket.socket) -> None:
 
 
 class Timed:
-    """Adds up the CPU time that calls of a scheduler take, and vLLM's own methods in them."""
+    """Sums the CPU times of a scheduler's calls, and of vLLM's own methods within them."""
 
     def __init__(self, scheduler: Any) -> None:
         self.all_s = self.own_s = 0.0
@@ -94,14 +94,14 @@ class Timed:
         return timed
 
     def taken(self) -> tuple[float, float]:
-        """Seconds since the last time: all, and outside of vLLM's own methods."""
+        """Return the seconds since the previous call: in total, and outside of vLLM's own methods."""
         seconds = self.all_s, self.all_s - self.own_s
         self.all_s = self.own_s = 0.0
         return seconds
 
 
 def serve(turns: Connection, kind: Kind, running: int, every: int) -> None:
-    """An engine in which so many requests decode: makes a step at every turn, and says what it step_times."""
+    """Run an engine with `running` decodes: make a step at every turn, and send its times."""
     engine = Engine(kind)
     for number in range(running):
         engine.add(f"r{number}", 200, 10**6, fields={**FIELDS, "penstock_id": f"p{number}"})
@@ -121,7 +121,7 @@ def serve(turns: Connection, kind: Kind, running: int, every: int) -> None:
 
 
 def both(kind: Kind, running: int, count: int, every: int) -> tuple[list[list[tuple[float, float]]], float]:
-    """What each step step_times, without the plug-in and with it, and what its own thread takes a step, in seconds.
+    """Return the times of each step without and with the plug-in, and its thread's time per step, in seconds.
 
     every: steps from one prompt to the next; 0 for none.
     """
@@ -191,7 +191,7 @@ CASES = (
     ("drafts", 1, False, 0),
     ("decodes, planned ahead", 0, True, 0),
 )
-"""What is served, whether it drafts, whether it plans ahead, and steps from prompt to prompt."""
+"""Name, draft tokens, whether steps are planned ahead, and steps from prompt to prompt."""
 
 
 def shown(step_times: StepTimes) -> str:

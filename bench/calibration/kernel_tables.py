@@ -1,4 +1,4 @@
-"""Public tables of measured kernel times, read into functions of shape.
+"""Reads public tables of measured kernel times into functions of shape.
 
 Two sources. aiconfigurator (ai-dynamo, Apache-2.0) has matrix products, attention and all-reduce under
 vLLM 0.14 on A100 and H100, on a coarse grid of token counts. vidur (microsoft, MIT) has the matrix products
@@ -18,7 +18,7 @@ Row = dict[str, str]
 Curve = dict[int, float]
 
 SLOW_POINT = 1.55
-"""A product this much slower per token than at the size below is taken for a failed measurement."""
+"""Ratio of time per token to that of the next smaller size above which a measurement is taken as failed."""
 
 
 def rows(path: Path) -> Iterator[Row]:
@@ -27,7 +27,7 @@ def rows(path: Path) -> Iterator[Row]:
 
 
 def interpolated(curve: Curve, at: float) -> float:
-    """Linear between the points, and along the last two beyond them."""
+    """Interpolate linearly, and extrapolate along the outermost two points."""
     xs = sorted(curve)
     if at > xs[-1]:
         a, b = xs[-2:]
@@ -36,11 +36,11 @@ def interpolated(curve: Curve, at: float) -> float:
 
 
 def repaired(curve: Curve) -> Curve:
-    """The curve with failed measurements replaced by the pace of the size below.
+    """Return the curve with failed measurements replaced, at the time per token of the next smaller size.
 
-    One in 150 products of the H100 table runs at two thirds to a fifth of the pace of the same product at the
-    sizes beside it. From 512 tokens on every product is bound by compute: its pace may fall by a wave of
-    tiles, which the A100 table shows to be a factor of up to 1.5, and not by more.
+    One in 150 products of the H100 table runs at two thirds to a fifth of the speed of the same product at
+    neighbouring sizes. From 512 tokens on every product is bound by compute: its speed may fall by one more
+    wave of tiles, a factor of up to 1.5 in the A100 table, but not by more.
     """
     good = dict(curve)
     for below, m in pairwise(m for m in sorted(curve) if m >= 512):
@@ -82,7 +82,7 @@ def _between(value: int, grid: Sequence[int]) -> list[tuple[int, float]]:
 
 
 def attention(path: Path, heads: int, kv_heads: int, length: str) -> dict[int, Curve]:
-    """batch -> (tokens -> ms) of one layer's attention; `length` is the column with the tokens."""
+    """Return batch -> (tokens -> ms) of one layer's attention. length: the column with the tokens."""
     found: dict[int, Curve] = {}
     for row in rows(path):
         if (row["num_heads"], row["num_key_value_heads"]) != (str(heads), str(kv_heads)):
@@ -93,7 +93,7 @@ def attention(path: Path, heads: int, kv_heads: int, length: str) -> dict[int, C
 
 
 def all_reduce(path: Path, gpus: int, backend: str) -> Curve:
-    """Bytes -> ms of one all-reduce of vLLM's own kernel, under a CUDA graph or eager."""
+    """Return bytes -> ms of one all-reduce of vLLM's own kernel, under a CUDA graph or eager."""
     return {
         int(row["message_size"]): float(row["latency"])
         for row in rows(path)
@@ -105,7 +105,7 @@ TILED = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
 
 
 def tiled_products(path: Path, gpus: int) -> Curve:
-    """Tokens -> ms of one layer's products, every eight tokens."""
+    """Return tokens -> ms of one layer's products, every eight tokens."""
     return {
         int(float(row["num_tokens"])): sum(float(row[f"time_stats.{op}.median"]) for op in TILED)
         for row in rows(path)

@@ -1,4 +1,4 @@
-"""Makes the simulated engine's truth: one small file of kernel times per model, from the public tables.
+"""Writes the simulated engine's ground truth: a small file of kernel times per model, from public tables.
 
     python bench/calibration/make_kernel_shapes.py TABLES [--out FOLDER]
 
@@ -8,8 +8,8 @@ only and become one curve, `tokens` -> `tokens_ms`:
 
 - products: the four of a layer, from aiconfigurator; between its points by the tile steps that vidur
   measured (A100), or by whole tiles of 128 rows (H100, where none are published);
-- the small kernels between them (norms, rotary, activation): bytes moved at the memory's pace, and never
-  less than their launches take;
+- the small kernels between them (norms, rotary, activation): bytes moved at the memory's bandwidth, and at
+  least the time of their launches;
 - all-reduce, twice a layer: under a CUDA graph up to 512 tokens, eager above;
 - logits: one row a sequence, `rows` -> `rows_ms`;
 - decode attention: `decode_ms[batch][context]`. The table has no multi-head attention (OPT), where the
@@ -33,10 +33,10 @@ SMALL_KERNELS_MS = 0.012
 """Least time of a layer's small kernels, five launches under a CUDA graph."""
 
 MEMORY_BYTES_MS = {"a100": 1.60e9, "h100": 2.72e9}
-"""What memory gives to streaming kernels, about 0.8 of its peak."""
+"""Memory bandwidth of streaming kernels in bytes per ms, about 0.8 of the peak."""
 
 OVERHEAD_MS = {"a100": 3.0, "h100": 1.2}
-"""The engine's own work between two iterations: scheduling, sampling, detokenising."""
+"""Engine overhead between two iterations: scheduling, sampling, detokenising."""
 
 ROWS = (1, 8, 16, 32, 64, 128, 256)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -46,7 +46,7 @@ PROMPTS = (16, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 1
 
 @dataclass(frozen=True)
 class Shape:
-    """A transformer as one GPU of it computes. `tiles` names the table its tile steps come from."""
+    """The part of a transformer that one GPU computes. tiles: name of the table of its tile steps."""
 
     device: str
     layers: int
@@ -60,7 +60,7 @@ class Shape:
     tiles: str = "vidur_a100_Meta-Llama-3-8B_mlp.csv.gz"
 
     def products(self) -> list[tuple[int, int]]:
-        """(n, k) of a layer's products."""
+        """Return (n, k) of a layer's products."""
         return [
             ((self.heads + 2 * self.kv_heads) * HEAD // self.gpus, self.hidden),
             (self.hidden, self.heads * HEAD // self.gpus),
@@ -69,7 +69,7 @@ class Shape:
         ]
 
     def small_bytes(self) -> float:
-        """Bytes that a layer's small kernels move for one token: two norms, rotary, activation."""
+        """Return the bytes that a layer's small kernels move per token: two norms, rotary, activation."""
         norms = 2 * 4 * self.hidden
         rotary = 2 * (self.heads + self.kv_heads) * HEAD / self.gpus if self.gated else 0
         activation = (3 if self.gated else 2) * self.inner / self.gpus
@@ -94,12 +94,12 @@ def table(tables: Path, shape: Shape, kind: str) -> Path:
 
 
 def layer_products(products: Products, shape: Shape) -> Curve:
-    """Tokens -> ms of one layer's products on the coarse grid."""
+    """Return tokens -> ms of one layer's products on the coarse grid."""
     return {m: sum(products.ms(m, n, k) for n, k in shape.products()) for m in products.tokens}
 
 
 def with_tile_steps(coarse: Curve, tables: Path, shape: Shape) -> Curve:
-    """The coarse curve between its points: as vidur's fine one moves there, or in whole tiles."""
+    """Return the coarse curve with intermediate points: from vidur's fine curve, or in whole tiles."""
     if shape.device == "h100":
         last = max(coarse)
         grid = sorted({*(m for m in coarse if m <= 256), *range(384, last + 1, TILE_ROWS)})
@@ -115,7 +115,7 @@ def small_kernels_ms(shape: Shape, tokens: int) -> float:
 
 
 def all_reduces(tables: Path, shape: Shape) -> tuple[Curve, Curve]:
-    """Bytes -> ms, under a graph and eager; nothing on one GPU."""
+    """Return bytes -> ms under a CUDA graph and eager; empty for one GPU."""
     if shape.gpus == 1:
         return {0: 0.0, 1: 0.0}, {0: 0.0, 1: 0.0}
     path = table(tables, shape, "custom_allreduce")
@@ -123,7 +123,7 @@ def all_reduces(tables: Path, shape: Shape) -> tuple[Curve, Curve]:
 
 
 def tokens_ms(products: Products, tables: Path, shape: Shape) -> Curve:
-    """Tokens of an iteration -> ms of everything that depends on them only."""
+    """Return tokens -> ms of all kernels that depend on an iteration's tokens only."""
     steps = with_tile_steps(layer_products(products, shape), tables, shape)
     graph, eager = all_reduces(tables, shape)
 
@@ -139,7 +139,7 @@ def logits_ms(products: Products, shape: Shape, rows: int) -> float:
 
 
 def attention_tables(tables: Path, shape: Shape, kind: str, length: str) -> tuple[dict[int, Curve], float]:
-    """One layer's attention, and by how much a context must be stretched to read as many bytes in it."""
+    """Return one layer's attention, and the factor on a context that gives an equal number of bytes in it."""
     heads, kv_heads = shape.heads // shape.gpus, shape.kv_heads // shape.gpus
     path = table(tables, shape, kind)
     exact = attention(path, heads, kv_heads, length)
@@ -157,7 +157,7 @@ def attention_tables(tables: Path, shape: Shape, kind: str, length: str) -> tupl
 
 
 def decode_ms(tables: Path, shape: Shape) -> list[list[float]]:
-    """[batch][context] -> ms. Contexts past the table's memory follow its last slope."""
+    """Return [batch][context] -> ms. Contexts beyond the table are extrapolated."""
     by_batch, stretch = attention_tables(tables, shape, "generation_attention", "step")
     return [
         [shape.layers * interpolated(by_batch[batch], context * stretch) for context in CONTEXTS]
@@ -166,7 +166,7 @@ def decode_ms(tables: Path, shape: Shape) -> list[list[float]]:
 
 
 def prefill_ms(tables: Path, shape: Shape) -> list[float]:
-    """ms of a whole prompt's attention, alone in its batch."""
+    """Return ms of the attention of a whole prompt, alone in its batch."""
     by_batch, _ = attention_tables(tables, shape, "context_attention", "isl")
     return [shape.layers * by_batch[1][tokens] for tokens in PROMPTS]
 
@@ -177,7 +177,7 @@ def drafter_step_ms(products: Products, shape: Shape) -> float:
 
 
 def rounded(values: object) -> object:
-    """Five significant digits: more than was measured."""
+    """Round to five significant digits, more than the measurements have."""
     if isinstance(values, list):
         return [rounded(value) for value in values]
     return float(f"{values:.5g}") if isinstance(values, float) else values

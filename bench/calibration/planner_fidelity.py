@@ -25,7 +25,7 @@ MEDIAN_CONTEXT_LOG, MEDIAN_CHUNK_LOG = 6.6, 6.5
 def busy_iterations(
     draw: Random, count: int, cache_tokens: int, most_prefill: int = 2048
 ) -> Iterator[BatchShape]:
-    """None to 256 decodes of chat-like contexts, beside up to four chunks or none."""
+    """Yield iterations of 0 to 256 decodes with chat-like contexts and 0 to 4 prefill chunks."""
     for _ in range(count):
         decodes = draw.choice([0, draw.randint(1, 32), draw.randint(1, 256)])
         context = sum(int(draw.lognormvariate(MEDIAN_CONTEXT_LOG, 0.8)) for _ in range(decodes))
@@ -60,7 +60,7 @@ def fitted(name: str, shapes: list[BatchShape], seed: int) -> float:
 
 
 def online(name: str, shapes: list[BatchShape], seed: int) -> tuple[float, float, float]:
-    """Mean error left, last margin, share of iterations longer than planned."""
+    """Return the remaining mean error, the last margin, and the share of iterations longer than planned."""
     model, truth = time_model(name), ground_truth(name, TruthKind.MEASURED, seed)
     correction, at_s, longer, errors = Correction(), 0.0, 0, []
     for shape in shapes:
