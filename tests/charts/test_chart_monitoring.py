@@ -126,7 +126,7 @@ def test_the_readme_names_every_alert_and_no_other() -> None:
 def test_a_budget_that_burns_too_fast_over_both_windows_alarms() -> None:
     flags = ["--set-json", "monitoring.rules.objective=0.95"]
     fast, slow = (
-        r["expr"] for r in rules(rendered("ha", flags)) if r.get("alert") == "PenstockPromisesBroken"
+        r["expr"] for r in rules(rendered("ha", flags)) if r.get("alert") == "PenstockErrorBudgetBurn"
     )
     assert "ratio_rate1h > 0.72" in fast
     assert "ratio_rate5m > 0.72" in fast

@@ -8,7 +8,7 @@
 {{ include "penstock.prefix" . }}-operator
 {{- end }}
 
-{{/* Account that the operator runs as. */}}
+{{/* Name of the operator's ServiceAccount. */}}
 {{- define "penstock.account" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- .Values.serviceAccount.name | default (include "penstock.operator" .) -}}
@@ -17,7 +17,7 @@
 {{- end -}}
 {{- end }}
 
-{{/* What picks the operator's pods. Never changes between versions: a Deployment's selector cannot. */}}
+{{/* Selector of the operator's pods. It must not change, because a Deployment's selector is immutable. */}}
 {{- define "penstock.selector" -}}
 app.kubernetes.io/name: penstock
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -36,13 +36,13 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* Labels of what belongs to the operator's process. */}}
+{{/* Labels of the operator's Deployment and pods. */}}
 {{- define "penstock.operatorLabels" -}}
 {{ include "penstock.labels" . }}
 app.kubernetes.io/component: operator
 {{- end }}
 
-{{/* Full name of an image. Call with (list $ .Values.images.router). A digest wins over a tag. */}}
+{{/* Full name of an image. Call with (list $ .Values.images.router). A digest takes precedence over a tag. */}}
 {{- define "penstock.image" -}}
 {{- $root := first . -}}{{- $image := last . -}}
 {{- $registry := $image.registry | default $root.Values.images.registry -}}
@@ -51,10 +51,10 @@ app.kubernetes.io/component: operator
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $tag }}{{ end -}}
 {{- end }}
 
-{{/* "true" where a monitoring object is wanted: true, or auto and the cluster knows its kind. */}}
-{{- define "penstock.wanted" -}}
-{{- $root := first . -}}{{- $wanted := last . -}}
-{{- if or (eq (toString $wanted) "true") (and (eq (toString $wanted) "auto") ($root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
+{{/* "true" if a monitoring object is enabled: true, or auto and the cluster has its CRD. */}}
+{{- define "penstock.monitoringEnabled" -}}
+{{- $root := first . -}}{{- $enabled := last . -}}
+{{- if or (eq (toString $enabled) "true") (and (eq (toString $enabled) "auto") ($root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
 true
 {{- end -}}
 {{- end }}
