@@ -203,7 +203,7 @@ def test_a_command_that_fails_prints_one_line(
 def test_an_unknown_policy_is_refused_with_the_known_ones(penstock: Penstock) -> None:
     done = penstock("up", "-f", DEMO, "--policy", "vlm")
     assert done.code == 2
-    assert 'spec.scheduling.policy: "vlm" is no policy; one of ' in done.err
+    assert 'spec.scheduling.policy: "vlm" is not a policy; one of ' in done.err
     assert "did you mean vllm?" in done.err
 
 

@@ -165,7 +165,7 @@ def test_a_request_longer_than_the_engine_allows_fails(simulate: Simulate) -> No
 @pytest.mark.parametrize(
     ("before", "after", "flags", "output"),
     [
-        ("", "", ["--policy", "slo-serve"], 'pool.yaml: spec.scheduling.policy: "slo-serve" is no policy'),
+        ("", "", ["--policy", "slo-serve"], 'pool.yaml: spec.scheduling.policy: "slo-serve" is not a policy'),
         (
             "simulated, timeModel: slos-serve-opt-6.7b-a100",
             "vllm",

@@ -175,5 +175,5 @@ SOUND = {"name": "m", "terms": [{"token_s": 0.1, "fixed_s": 0.2, "spec_step_s": 
     ids=repr,
 )
 def test_an_invalid_time_model_raises_value_error(output: Any) -> None:
-    with pytest.raises(ValueError, match=r"missing|wrong type|negative or no number|no time"):
+    with pytest.raises(ValueError, match=r"missing|wrong type|negative or not a number|no time"):
         from_json(output)

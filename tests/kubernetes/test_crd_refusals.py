@@ -17,48 +17,42 @@ TABLE: list[tuple[str, object, list[str]]] = [
     (
         "metadata/name",
         "p" * 41,
-        [f"<nil>: {OBJECT}metadata.name: is no name; {NAME_RULE}"],
+        [f"<nil>: {OBJECT}metadata.name: is not a valid name; {NAME_RULE}"],
     ),
     (
         "metadata/name",
         "4090-pool",
-        [f"<nil>: {OBJECT}metadata.name: is no name; {NAME_RULE}"],
+        [f"<nil>: {OBJECT}metadata.name: is not a valid name; {NAME_RULE}"],
     ),
     (
         "spec/model/source",
         {},
-        [
-            f"spec.model.source: {OBJECT}names no single source; write exactly one of hub, "
-            "persistentVolumeClaim, image"
-        ],
+        [f"spec.model.source: {OBJECT}needs exactly one of hub, persistentVolumeClaim, image"],
     ),
     (
         "spec/model/source",
         {"hub": "org/m", "image": "m:1"},
-        [
-            f"spec.model.source: {OBJECT}names no single source; write exactly one of hub, "
-            "persistentVolumeClaim, image"
-        ],
+        [f"spec.model.source: {OBJECT}needs exactly one of hub, persistentVolumeClaim, image"],
     ),
     (
         "spec/engine",
         {"type": "vllm", "tensorParallelSize": 2, "resources": {"limits": {"nvidia.com/gpu": 1}}},
         [
-            f"spec.engine.resources.limits: {OBJECT}nvidia.com/gpu is not tensorParallelSize, the number of "
-            "GPUs that one replica spans: write the same number, leave nvidia.com/gpu out, or write "
-            '"0" for an engine that uses none of them'
+            f"spec.engine.resources.limits: {OBJECT}nvidia.com/gpu differs from tensorParallelSize, the "
+            "number of GPUs of one replica: write the same number, leave nvidia.com/gpu out, or write "
+            '"0" for an engine without such GPUs'
         ],
     ),
     (
         "spec/engine",
         {"type": "vllm", "prefixCaching": False, "args": ["-v", "--enable_prefix_caching"]},
-        [f"spec.engine.prefixCaching: {OBJECT}says what an argument in args says too; leave one of them out"],
+        [f"spec.engine.prefixCaching: {OBJECT}is also set by an argument in args; remove one of them"],
     ),
     (
         "spec/engine/timeModel",
         REMOVED,
         [
-            f"spec.engine.timeModel: {OBJECT}a simulated engine has nothing to measure; write for example "
+            f"spec.engine.timeModel: {OBJECT}a simulated engine cannot be measured; write for example "
             "llama-3-8b-a100"
         ],
     ),
@@ -66,8 +60,8 @@ TABLE: list[tuple[str, object, list[str]]] = [
         "spec/engine/type",
         "openai",
         [
-            "spec.engine.image: Required value: missing; a cluster has to know which container runs the "
-            "engine, for example vllm/vllm-openai:v0.33.0"
+            "spec.engine.image: Required value: missing; a cluster needs the engine's container image, "
+            "for example vllm/vllm-openai:v0.33.0"
         ],
     ),
     (
@@ -92,17 +86,14 @@ TABLE: list[tuple[str, object, list[str]]] = [
         "spec/autoscaling",
         {"maxReplicas": 8, "by": "hpa", "targetAttainment": 0.99},
         [
-            "spec.autoscaling.targetAttainment: Forbidden: would not be used: by: hpa knows only averages "
+            "spec.autoscaling.targetAttainment: Forbidden: would not be used: by: hpa reads only averages "
             "over replicas; write by: penstock, or remove it"
         ],
     ),
     (
         "spec/autoscaling",
         {"maxReplicas": 8, "by": "keda"},
-        [
-            "spec.autoscaling.prometheusUrl: Required value: missing; by: keda has to know the Prometheus "
-            "to ask"
-        ],
+        ["spec.autoscaling.prometheusUrl: Required value: missing; by: keda needs the URL of a Prometheus"],
     ),
     (
         "spec/autoscaling",
@@ -113,7 +104,7 @@ TABLE: list[tuple[str, object, list[str]]] = [
         "spec/autoscaling",
         {"minReplicas": 0, "maxReplicas": 8, "by": "hpa"},
         [
-            f"spec.autoscaling.minReplicas: {OBJECT}0 is more than by: hpa can do; write by: penstock, "
+            f"spec.autoscaling.minReplicas: {OBJECT}0 is not possible with by: hpa; write by: penstock, "
             "by: keda, or 1"
         ],
     ),
@@ -125,12 +116,12 @@ TABLE: list[tuple[str, object, list[str]]] = [
     (
         "spec/tiers/2/slo",
         {"tpot": "1s"},
-        ["spec.tiers[2].slo: Forbidden: best effort carries no SLO; remove slo, or bestEffort: true"],
+        ["spec.tiers[2].slo: Forbidden: best effort has no SLO; remove slo, or bestEffort: true"],
     ),
     (
         "spec/tiers/1/slo",
         REMOVED,
-        ["spec.tiers[1].slo: Required value: missing; give targets, or write bestEffort: true"],
+        ["spec.tiers[1].slo: Required value: missing; write targets, or bestEffort: true"],
     ),
     (
         "spec/tiers/1/slo/tpot",
@@ -140,7 +131,7 @@ TABLE: list[tuple[str, object, list[str]]] = [
     (
         "spec/tiers/1/slo/tpot",
         "fast",
-        [f'spec.tiers[1].slo.tpot: {STRING}"fast" is no duration; write for example 800ms, 1.5s or 2m'],
+        [f'spec.tiers[1].slo.tpot: {STRING}"fast" is not a duration; write for example 800ms, 1.5s or 2m'],
     ),
     (
         "spec/tiers/1/slo/tpot",
@@ -204,21 +195,21 @@ TABLE: list[tuple[str, object, list[str]]] = [
         0,
         ["spec.tiers[1].value: Invalid value: 0: spec.tiers[1].value in body should be greater than 0"],
     ),
-    ("spec/defaultTier", "chatt", [f'spec.defaultTier: {OBJECT}"chatt" is no tier; {FIRST}']),
+    ("spec/defaultTier", "chatt", [f'spec.defaultTier: {OBJECT}"chatt" is not a tier; {FIRST}']),
     (
         "spec/applications/0/tier",
         "x",
-        [f"spec.applications: {OBJECT}the tier of one is none of the pool's; {FIRST}"],
+        [f"spec.applications: {OBJECT}the tier of an application does not exist; {FIRST}"],
     ),
     (
         "spec/applications/0/allow/1",
         "x",
-        [f"spec.applications: {OBJECT}what one allows is no tier; {FIRST}"],
+        [f"spec.applications: {OBJECT}a tier that an application allows does not exist; {FIRST}"],
     ),
     (
         "spec/applications/0/keys",
         {},
-        [f"spec.applications[0].keys: {OBJECT}names no single place; write exactly one of secret, file"],
+        [f"spec.applications[0].keys: {OBJECT}needs exactly one of secret, file"],
     ),
     (
         "spec/applications/0/keys",
@@ -243,7 +234,7 @@ TABLE: list[tuple[str, object, list[str]]] = [
         {"maxBodyBytes": 60 * 2**20 + 1},
         [
             'spec.router.maxBodyBytes: Invalid value: "integer": is longer than one message between router '
-            "and replica carries; at most 62914560"
+            "and replica can be; at most 62914560"
         ],
     ),
     (
@@ -274,7 +265,7 @@ TABLE: list[tuple[str, object, list[str]]] = [
         "spec",
         {**GOOD["spec"], "gateway": "inferencePool", "ingress": {"host": "a.example"}},
         [
-            f"spec.ingress.kind: {OBJECT}an Ingress cannot lead to an InferencePool; write kind: HTTPRoute, "
+            f"spec.ingress.kind: {OBJECT}an Ingress cannot route to an InferencePool; write kind: HTTPRoute, "
             "or remove it"
         ],
     ),
@@ -287,8 +278,8 @@ TABLE: list[tuple[str, object, list[str]]] = [
         "spec/ingress",
         {"host": "a.example.com", "kind": "HTTPRoute"},
         [
-            "spec.ingress.gateway: Required value: missing; kind: HTTPRoute has to name the Gateway that it "
-            "hangs on"
+            "spec.ingress.gateway: Required value: missing; kind: HTTPRoute needs the Gateway that it "
+            "attaches to"
         ],
     ),
     (
@@ -346,8 +337,8 @@ def test_a_model_keeps_its_name(pools: Pools) -> None:
     pools.create(GOOD).raise_for_status()
     answer = pools.change("demo", {"spec": {"model": {"name": "other"}}})
     assert refusals_in(answer) == [
-        'spec.model.name: Forbidden: stays "m": replicas change one by one, and meanwhile some would answer '
-        "for another model; make a second pool"
+        'spec.model.name: Forbidden: cannot change from "m": replicas are replaced one by one, and meanwhile '
+        "clients would get answers of both models; create a second pool"
     ]
     pools.change("demo", {"spec": {"model": {"source": {"hub": "org/m"}}}}).raise_for_status()
 
@@ -366,7 +357,7 @@ def test_a_pool_that_is_full_to_its_bounds_is_still_judged(pools: Pools) -> None
     assert pools.accepts(document)
     spec["applications"][-1]["allow"].append("none")
     (line,) = pools.refusals(document)
-    assert "what one allows is no tier" in line
+    assert "a tier that an application allows does not exist" in line
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def test_built_in_models_are_named_and_auto_has_no_model() -> None:
         ({"model": "other"}, 'was measured with "other", this pool serves "tiny"; measure its engine'),
         ({"format": "2"}, 'has the format "2"; this reads penstock-time-model/1'),
         ({"time_model": {}}, "a field is missing or of a wrong type: 'terms'"),
-        ({"time_model": to_json(MODEL) | {"scale": -1}}, "a coefficient is negative or no number"),
-        ({"time_model": to_json(MODEL) | {"scale": "1"}}, "a coefficient is negative or no number"),
+        ({"time_model": to_json(MODEL) | {"scale": -1}}, "a coefficient is negative or not a number"),
+        ({"time_model": to_json(MODEL) | {"scale": "1"}}, "a coefficient is negative or not a number"),
         ({"time_model": to_json(MODEL) | {"terms": ()}}, "an iteration would take no time"),
     ],
     ids=["another model", "another format", "no model", "negative", "text", "no terms"],
@@ -86,7 +86,7 @@ def test_a_file_may_be_as_long_as_its_bound(tmp_path: Path) -> None:
     file = pool_beside(tmp_path, page.ljust(MOST_BYTES))
     load_pool(file)
     (tmp_path / "models" / "tiny.json").write_bytes(page.ljust(MOST_BYTES + 1))
-    with pytest.raises(PoolError, match=f"is longer than {MOST_BYTES} bytes; that is no time model"):
+    with pytest.raises(PoolError, match=f"is longer than {MOST_BYTES} bytes; a time model is shorter"):
         load_pool(file)
 
 
@@ -98,5 +98,5 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_simulated_engine_requires_a_built_in_model(tmp_path: Path) -> None:
-    with pytest.raises(PoolError, match="a simulated engine has nothing to measure"):
+    with pytest.raises(PoolError, match="a simulated engine cannot be measured"):
         load_pool(pool_with(tmp_path, engine="simulated"))

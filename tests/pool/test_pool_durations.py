@@ -27,11 +27,11 @@ def test_a_duration_is_read_in_seconds(text: str, seconds: float) -> None:
         ("50", '"50" has no unit; write 50ms or 0.05s'),
         ("2000", '"2000" has no unit; write 2000ms or 2s'),
         ("0.05", '"0.05" has no unit; write 0.05s or 50ms'),
-        ("fast", '"fast" is no duration; write for example 800ms, 1.5s or 2m'),
-        ("", '"" is no duration; write for example 800ms, 1.5s or 2m'),
-        ("-5s", '"-5s" is no duration; write for example 800ms, 1.5s or 2m'),
-        ("5 s", '"5 s" is no duration; write for example 800ms, 1.5s or 2m'),
-        ("٥s", '"٥s" is no duration; write for example 800ms, 1.5s or 2m'),
+        ("fast", '"fast" is not a duration; write for example 800ms, 1.5s or 2m'),
+        ("", '"" is not a duration; write for example 800ms, 1.5s or 2m'),
+        ("-5s", '"-5s" is not a duration; write for example 800ms, 1.5s or 2m'),
+        ("5 s", '"5 s" is not a duration; write for example 800ms, 1.5s or 2m'),
+        ("٥s", '"٥s" is not a duration; write for example 800ms, 1.5s or 2m'),
         ("25h", '"25h" is longer than a day; at most 24h'),
     ],
 )
@@ -43,7 +43,7 @@ def test_an_invalid_duration_is_refused_with_a_valid_example(text: str, line: st
 
 def test_a_text_may_be_as_long_as_its_bound() -> None:
     assert parse_duration_s("0" * (LONGEST_TEXT - 2) + "5s") == 5
-    with pytest.raises(ValueError, match="is no duration"):
+    with pytest.raises(ValueError, match="is not a duration"):
         parse_duration_s("0" * (LONGEST_TEXT - 1) + "5s")
 
 

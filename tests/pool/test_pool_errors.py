@@ -59,14 +59,14 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/engine",
         {"type": "vllm", "tensorParallelSize": 2, "resources": {"limits": {"nvidia.com/gpu": "1"}}},
-        "spec.engine.resources.limits: nvidia.com/gpu is not tensorParallelSize, the number of GPUs that one "
-        "replica spans: write the same number, leave nvidia.com/gpu out, or write "
-        '"0" for an engine that uses none of them',
+        "spec.engine.resources.limits: nvidia.com/gpu differs from tensorParallelSize, the number of GPUs of "
+        "one replica: write the same number, leave nvidia.com/gpu out, or write "
+        '"0" for an engine without such GPUs',
     ),
     (
         "spec/engine",
         {"type": "vllm", "prefixCaching": True, "args": ["--no-enable-prefix-caching"]},
-        "spec.engine.prefixCaching: says what an argument in args says too; leave one of them out",
+        "spec.engine.prefixCaching: is also set by an argument in args; remove one of them",
     ),
     ("spec/engine/prefixCaching", "true", 'spec.engine.prefixCaching: "true" is neither true nor false'),
     ("spec/tiers/1/slo/tpot", 50, 'spec.tiers[1].slo.tpot: "50" has no unit; write 50ms or 0.05s'),
@@ -75,12 +75,12 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/tiers/1/slo/tpot",
         True,
-        "spec.tiers[1].slo.tpot: true is no duration; write for example 800ms, 1.5s or 2m",
+        "spec.tiers[1].slo.tpot: true is not a duration; write for example 800ms, 1.5s or 2m",
     ),
     (
         "spec/tiers/1/slo/e2e",
         "-1s",
-        'spec.tiers[1].slo.e2e: "-1s" is no duration; write for example 800ms, 1.5s or 2m',
+        'spec.tiers[1].slo.e2e: "-1s" is not a duration; write for example 800ms, 1.5s or 2m',
     ),
     (
         "spec/tiers/0/slo/ttft/slowdown",
@@ -90,7 +90,7 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/tiers/0/slo/ttft/slowdown",
         float("nan"),
-        "spec.tiers[0].slo.ttft.slowdown: NaN is no finite number",
+        "spec.tiers[0].slo.ttft.slowdown: NaN is not a finite number",
     ),
     (
         "spec/tiers/0/slo/judge",
@@ -100,7 +100,7 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/tiers/0/slo",
         {"judge": "max"},
-        "spec.tiers[0].slo: has no target; give at least one of ttft, tpot, answerTpot, e2e",
+        "spec.tiers[0].slo: has no target; write at least one of ttft, tpot, answerTpot, e2e",
     ),
     (
         "spec/tiers/0/sloo",
@@ -115,10 +115,10 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/tiers/2/slo",
         {"tpot": "1s"},
-        "spec.tiers[2].slo: best effort carries no SLO; remove slo, or bestEffort: true",
+        "spec.tiers[2].slo: best effort has no SLO; remove slo, or bestEffort: true",
     ),
-    ("spec/tiers/1/slo", REMOVED, "spec.tiers[1].slo: missing; give targets, or write bestEffort: true"),
-    ("spec/tiers/1/value", 0, "spec.tiers[1].value: 0 is too small; has to be above 0.0"),
+    ("spec/tiers/1/slo", REMOVED, "spec.tiers[1].slo: missing; write targets, or bestEffort: true"),
+    ("spec/tiers/1/value", 0, "spec.tiers[1].value: 0 is too small; must be above 0.0"),
     ("spec/tiers/2/bestEffort", "yes", 'spec.tiers[2].bestEffort: "yes" is neither true nor false'),
     (
         "spec/tiers/3",
@@ -128,35 +128,35 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/applications/0/name",
         "Batch jobs",
-        'spec.applications[0].name: "Batch jobs" is no name; lower-case letters, digits and inner dashes, '
-        "at most 63",
+        'spec.applications[0].name: "Batch jobs" is not a valid name; lower-case letters, digits and inner '
+        "dashes, at most 63",
     ),
     ("spec/tiers", [], "spec.tiers: a list is empty; at least one entry"),
-    ("spec/tiers", "chat", 'spec.tiers: "chat" is no list'),
+    ("spec/tiers", "chat", 'spec.tiers: "chat" is not a list'),
     (
         "spec/tiers/1",
         "coder",
-        'spec.tiers[1]: "coder" is no mapping of name, slo, value, bestEffort, allowRequestTargets',
+        'spec.tiers[1]: "coder" is not a mapping of name, slo, value, bestEffort, allowRequestTargets',
     ),
     (
         "spec/defaultTier",
         "chatt",
-        'spec.defaultTier: "chatt" is no tier; one of chat, coder, batch; did you mean chat?',
+        'spec.defaultTier: "chatt" is not a tier; one of chat, coder, batch; did you mean chat?',
     ),
     (
         "spec/applications/0/tier",
         "x",
-        'spec.applications[0].tier: "x" is no tier; one of chat, coder, batch',
+        'spec.applications[0].tier: "x" is not a tier; one of chat, coder, batch',
     ),
     (
         "spec/applications/0/allow/0",
         "bach",
-        'spec.applications[0].allow[0]: "bach" is no tier; one of chat, coder, batch; did you mean batch?',
+        'spec.applications[0].allow[0]: "bach" is not a tier; one of chat, coder, batch; did you mean batch?',
     ),
     (
         "spec/applications/0/keys",
         {},
-        "spec.applications[0].keys: names no single place; write exactly one of secret, file",
+        "spec.applications[0].keys: needs exactly one of secret, file",
     ),
     (
         "spec/engine/type",
@@ -166,17 +166,17 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/engine/timeModel",
         "auto",
-        "spec.engine.timeModel: a simulated engine has nothing to measure; write for example llama-3-8b-a100",
+        "spec.engine.timeModel: a simulated engine cannot be measured; write for example llama-3-8b-a100",
     ),
     (
         "spec/engine/speculation",
         {"acceptance": 1},
-        "spec.engine.speculation.acceptance: 1 is too large; has to be below 1.0",
+        "spec.engine.speculation.acceptance: 1 is too large; must be below 1.0",
     ),
     ("spec/replicas", -1, "spec.replicas: -1 is too small; at least 0"),
     ("spec/replicas", 1001, "spec.replicas: 1001 is too large; at most 1000"),
-    ("spec/replicas", "2", 'spec.replicas: "2" is no whole number'),
-    ("spec/replicas", 1.5, "spec.replicas: 1.5 is no whole number"),
+    ("spec/replicas", "2", 'spec.replicas: "2" is not a whole number'),
+    ("spec/replicas", 1.5, "spec.replicas: 1.5 is not a whole number"),
     (
         "spec/autoscaling",
         {"minReplicas": 4, "maxReplicas": 2},
@@ -190,7 +190,7 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/autoscaling",
         {"maxReplicas": 8, "by": "keda"},
-        "spec.autoscaling.prometheusUrl: missing; by: keda has to know the Prometheus to ask",
+        "spec.autoscaling.prometheusUrl: missing; by: keda needs the URL of a Prometheus",
     ),
     (
         "spec/autoscaling",
@@ -200,18 +200,18 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/autoscaling",
         {"maxReplicas": 8, "by": "keda", "prometheusUrl": "prometheus"},
-        'spec.autoscaling.prometheusUrl: "prometheus" is no URL; write for example '
+        'spec.autoscaling.prometheusUrl: "prometheus" is not a URL; write for example '
         "http://prometheus.monitoring:9090",
     ),
     (
         "spec/autoscaling",
         {"minReplicas": 0, "maxReplicas": 8, "by": "hpa"},
-        "spec.autoscaling.minReplicas: 0 is more than by: hpa can do; write by: penstock, by: keda, or 1",
+        "spec.autoscaling.minReplicas: 0 is not possible with by: hpa; write by: penstock, by: keda, or 1",
     ),
     (
         "spec/autoscaling",
         {"maxReplicas": 8, "by": "hpa", "targetAttainment": 0.99},
-        "spec.autoscaling.targetAttainment: would not be used: by: hpa knows only averages over replicas; "
+        "spec.autoscaling.targetAttainment: would not be used: by: hpa reads only averages over replicas; "
         "write by: penstock, or remove it",
     ),
     (
@@ -227,7 +227,7 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec",
         {**GOOD["spec"], "gateway": "inferencePool", "ingress": {"host": "a.example"}},
-        "spec.ingress.kind: an Ingress cannot lead to an InferencePool; write kind: HTTPRoute, or remove it",
+        "spec.ingress.kind: an Ingress cannot route to an InferencePool; write kind: HTTPRoute, or remove it",
     ),
     (
         "spec/router",
@@ -248,12 +248,12 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/ingress",
         {"host": "llama3.example.com/v1"},
-        'spec.ingress.host: "llama3.example.com/v1" is no host name; write for example llama3.example.com',
+        'spec.ingress.host: "llama3.example.com/v1" is not a host name; write for example llama3.example.com',
     ),
     (
         "spec/ingress",
         {"host": "a.example.com", "kind": "HTTPRoute"},
-        "spec.ingress.gateway: missing; kind: HTTPRoute has to name the Gateway that it hangs on",
+        "spec.ingress.gateway: missing; kind: HTTPRoute needs the Gateway that it attaches to",
     ),
     (
         "spec/ingress",
@@ -273,19 +273,19 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/ingress",
         {"host": "a.example.com", "annotations": {"no name": "x"}},
-        'spec.ingress.annotations.no name: "no name" is no name of a label; write for example release or '
+        'spec.ingress.annotations.no name: "no name" is not a label name; write for example release or '
         "example.com/team",
     ),
     (
         "spec/monitoring",
         {"labels": {"release": "kube prometheus"}},
-        'spec.monitoring.labels.release: "kube prometheus" is no value of a label; letters, digits, inner '
+        'spec.monitoring.labels.release: "kube prometheus" is not a label value; letters, digits, inner '
         "dashes, dots and underscores",
     ),
     (
         "spec/engine/resources",
         {"limits": {"memory": "40 GB"}},
-        'spec.engine.resources.limits.memory: "40 GB" is no quantity; write for example 40Gi, 500m or 1',
+        'spec.engine.resources.limits.memory: "40 GB" is not a quantity; write for example 40Gi, 500m or 1',
     ),
     (
         "spec/router/podTemplate",
@@ -296,7 +296,7 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/engine/podTemplate",
         {"spec": "gpu"},
-        "spec.engine.podTemplate: a mapping has a spec that is no mapping; write it as in a Deployment's "
+        "spec.engine.podTemplate: a mapping has a spec that is not a mapping; write it as in a Deployment's "
         "template",
     ),
     (
@@ -307,8 +307,8 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/applications/0/keys",
         {"secret": "Ide_Keys"},
-        'spec.applications[0].keys.secret: "Ide_Keys" is no name; lower-case letters, digits and inner '
-        "dashes, dots between parts",
+        'spec.applications[0].keys.secret: "Ide_Keys" is not a valid name; lower-case letters, digits and '
+        "inner dashes, dots between parts",
     ),
     (
         "spec/applications/0/name",
@@ -323,8 +323,8 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "metadata/name",
         "8b",
-        'metadata.name: "8b" is no name; lower-case letters, digits and inner dashes, a letter first, '
-        "at most 40",
+        'metadata.name: "8b" is not a valid name; lower-case letters, digits and inner dashes, a letter '
+        "first, at most 40",
     ),
     (
         "spec/engine/args",
@@ -334,26 +334,26 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/scheduling/policy",
         "slo-serve",
-        f'spec.scheduling.policy: "slo-serve" is no policy; one of {", ".join(POLICIES)}; '
+        f'spec.scheduling.policy: "slo-serve" is not a policy; one of {", ".join(POLICIES)}; '
         "did you mean slos-serve?",
     ),
     (
         "spec/scheduling/policy",
         "distserve",
-        'spec.scheduling.policy: "distserve" is no policy of a replica: it splits a fleet into prefill and '
-        "decode GPUs; `penstock capacity --policy distserve` measures it",
+        'spec.scheduling.policy: "distserve" is not a policy of a replica: it splits a fleet into prefill '
+        "and decode GPUs; `penstock capacity --policy distserve` measures it",
     ),
     (
         "spec/routing/order",
         "random",
-        'spec.routing.order: "random" is no routing order; one of round-robin, least-loaded, lmetric, '
+        'spec.routing.order: "random" is not a routing order; one of round-robin, least-loaded, lmetric, '
         "best-fit, class-affinity, prefix",
     ),
     (
         "spec/routing",
         {"backup": "offload"},
-        'spec.routing.backup: "offload" is not served, no router hands requests to another pool; write '
-        "best-effort or reject",
+        'spec.routing.backup: "offload" is not supported: routers do not send requests to another pool; '
+        "write best-effort or reject",
     ),
     (
         "spec/routing",
@@ -363,18 +363,18 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/router",
         {"maxBodyBytes": 60 * 2**20 + 1},
-        "spec.router.maxBodyBytes: 62914561 is longer than one message between router and replica carries; "
+        "spec.router.maxBodyBytes: 62914561 is longer than one message between router and replica can be; "
         "at most 62914560",
     ),
     (
         "spec/model/source",
         {"hub": "org/m", "image": "m:1"},
-        "spec.model.source: names no single source; write exactly one of hub, persistentVolumeClaim, image",
+        "spec.model.source: needs exactly one of hub, persistentVolumeClaim, image",
     ),
     (
         "spec/tiers/1/slo/tpot",
         "1" * 33 + "ns",
-        f'spec.tiers[1].slo.tpot: "{"1" * 33}ns" is no duration; write for example 800ms, 1.5s or 2m',
+        f'spec.tiers[1].slo.tpot: "{"1" * 33}ns" is not a duration; write for example 800ms, 1.5s or 2m',
     ),
     ("spec/routing/maxHops", 0, "spec.routing.maxHops: 0 is too small; at least 1"),
     (
@@ -382,15 +382,15 @@ TABLE: list[tuple[str, object, str]] = [
         "1000h",
         'spec.router.bodyTimeout: "1000h" is longer than a day; at most 24h',
     ),
-    ("kind", "Deployment", 'kind: "Deployment" is not what this reads; write ServingPool'),
+    ("kind", "Deployment", 'kind: "Deployment" is not supported; write ServingPool'),
     ("kind", REMOVED, "kind: missing; write kind: ServingPool"),
     (
         "apiVersion",
         "penstock.dev/v1",
-        'apiVersion: "penstock.dev/v1" is not what this reads; write penstock.dev/v1alpha1',
+        'apiVersion: "penstock.dev/v1" is not supported; write penstock.dev/v1alpha1',
     ),
     ("spec/model", REMOVED, "spec.model: missing; the model that is served"),
-    ("metadata", None, "metadata: null is no mapping of name"),
+    ("metadata", None, "metadata: null is not a mapping of name"),
 ]
 
 
@@ -425,10 +425,10 @@ def test_a_missing_field_is_reported_with_an_example() -> None:
         ("a: [1,\n", "line 2, column 1: expected the node content, but found '<stream end>'"),
         ("a: 1\n  b: 2\n", "line 2, column 4: mapping values are not allowed here"),
         ("a: 1\nb: 2\na: 3\n", 'line 3, column 1: "a" is given twice; once is allowed'),
-        ("a: 1\n---\nb: 1\n", "of its 2 documents none is a ServingPool; one has to be"),
+        ("a: 1\n---\nb: 1\n", "of its 2 documents none is a ServingPool; exactly one must be"),
         (
             "kind: ServingPool\n---\nkind: ServingPool\n---\nkind: Secret\n",
-            "of its 3 documents 2 are a ServingPool; one has to be",
+            "of its 3 documents 2 are a ServingPool; exactly one must be",
         ),
         (
             "a: !!python/object:os.system x\n",

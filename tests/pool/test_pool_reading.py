@@ -151,14 +151,14 @@ def test_keys_that_cannot_be_used_have_a_line_each(full: Path) -> None:
     assert error.value.lines == [
         f'llama3-8b: spec.applications[0].keys.file: "{full.parent}/keys.txt" cannot be read: '
         "No such file or directory",
-        f'llama3-8b: spec.applications[1].keys.file: "{full.parent}/web.txt" holds no key; one a line',
+        f'llama3-8b: spec.applications[1].keys.file: "{full.parent}/web.txt" has no keys; write one per line',
     ]
 
 
 def test_a_key_of_two_applications_is_refused(full: Path) -> None:
     for name in ("keys.txt", "web.txt"):
         (full.parent / name).write_text("sk-same\n")
-    with pytest.raises(PoolError, match=r"applications\[1\].keys: holds a key of ide too") as error:
+    with pytest.raises(PoolError, match=r"applications\[1\].keys: has a key of ide too") as error:
         load_keys(load_pool(full), full.parent)
     assert "sk-same" not in str(error.value)
 

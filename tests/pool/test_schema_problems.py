@@ -45,8 +45,8 @@ def test_a_field_inside_a_mapping_is_named_without_its_description() -> None:
 
 
 def test_the_error_of_a_value_of_another_type_lists_the_fields() -> None:
-    assert problems({"item": 5}) == {"item": "5 is no mapping of plain, described, like"}
-    assert problems({"named": {"x": None}}) == {"named.x": "null is no mapping of fields"}
+    assert problems({"item": 5}) == {"item": "5 is not a mapping of plain, described, like"}
+    assert problems({"named": {"x": None}}) == {"named.x": "null is not a mapping of fields"}
 
 
 def test_the_error_of_an_unknown_field_names_the_nearest_or_all() -> None:

@@ -102,4 +102,4 @@ def test_a_policy_for_simulations_only_is_refused_in_one_line(
         process = start(command[0], command, tmp_path / f"{command[0]}.log")
         assert process.exit_code() == 2
         (line,) = process.said.strip().splitlines()
-        assert f'pool.yaml: spec.scheduling.policy: "{name}" is no policy of a replica: ' in line
+        assert f'pool.yaml: spec.scheduling.policy: "{name}" is not a policy of a replica: ' in line

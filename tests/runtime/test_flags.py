@@ -13,5 +13,5 @@ def test_a_port_is_a_number(text: str, number: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "-1", "65536", "http", "80.0", "²"])
 def test_an_invalid_port_is_reported_with_its_bounds(text: str) -> None:
-    with pytest.raises(ArgumentTypeError, match=f"'{text}' is no port: 0 to 65535"):
+    with pytest.raises(ArgumentTypeError, match=f"'{text}' is not a port: 0 to 65535"):
         port(text)

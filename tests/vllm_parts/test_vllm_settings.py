@@ -72,7 +72,7 @@ def test_numbers_are_accepted_within_their_bounds(key: str, good: list[object], 
 
 
 def test_a_long_value_is_truncated_and_a_relative_path_is_read() -> None:
-    with pytest.raises(BadSetting, match='"' + "x" * 60 + '" is no policy'):
+    with pytest.raises(BadSetting, match='"' + "x" * 60 + '" is not a policy'):
         read_settings({"penstock": {"policy": "x" * 500}}, NAMED)
     with pytest.raises(BadSetting, match=r'"none\.json" cannot be read'):
         read_settings({"penstock": {"timeModel": "none.json"}}, {})
@@ -105,15 +105,15 @@ def test_a_time_model_is_given_by_name_by_file_or_inline(tmp_path: Path) -> None
     ("section", "words"),
     [
         ({}, "PENSTOCK_TIME_MODEL is not set: name a built-in time model"),
-        ({"timeModel": "gpu"}, 'penstock.timeModel: "gpu" is no built-in time model; there are: '),
+        ({"timeModel": "gpu"}, 'penstock.timeModel: "gpu" is not a built-in time model; there are: '),
         ({"timeModel": "/no/such.json"}, '"/no/such.json" cannot be read: No such file'),
         ({"timeModel": "{"}, "is not JSON"),
-        ({"timeModel": {"name": "x"}}, "is no time model as `penstock profile` writes it"),
-        ({"policy": "best"}, 'penstock.policy: "best" is no policy; there are: annealing, '),
+        ({"timeModel": {"name": "x"}}, "is not a time model as `penstock profile` writes it"),
+        ({"policy": "best"}, 'penstock.policy: "best" is not a policy; there are: annealing, '),
         ({"polcy": "vllm"}, "penstock.polcy is not known; there are: policy, timeModel"),
-        ({"maxRunning": 0}, 'penstock.maxRunning: "0" is no whole number, 1 or more'),
-        ({"planningS": "soon"}, 'penstock.planningS: "soon" is no value that it can have'),
-        ({"acceptance": 2}, 'penstock.acceptance: "2" is no share between 0 and 1'),
+        ({"maxRunning": 0}, 'penstock.maxRunning: "0" is not a whole number, 1 or more'),
+        ({"planningS": "soon"}, 'penstock.planningS: "soon" is not a valid value'),
+        ({"acceptance": 2}, 'penstock.acceptance: "2" is not a share between 0 and 1'),
     ],
 )
 def test_an_invalid_setting_is_named_with_its_place_and_a_valid_value(

@@ -1,4 +1,4 @@
-"""The ServingPool's schema, shared by local tools and the cluster."""
+"""Schema of the ServingPool, shared by local tools and the cluster."""
 
 from penstock_pool.application_spec import Application
 from penstock_pool.durations import parse_duration_s

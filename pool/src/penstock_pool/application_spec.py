@@ -10,12 +10,12 @@ from penstock_pool.spec import Spec
 
 
 class KeySource(Spec):
-    """Where an application's API keys are: exactly one of these."""
+    """Source of an application's API keys: exactly one of these."""
 
     model_config = checked_by(
         CelRule(
             "has(self.secret) != has(self.file)",
-            "names no single place; write exactly one of secret, file",
+            "needs exactly one of secret, file",
         ),
         CelRule(
             "!has(self.file)",
@@ -27,27 +27,27 @@ class KeySource(Spec):
 
     secret: ObjectName | None = Field(
         default=None,
-        description="Secret in the pool's namespace: its entry `keys` holds one key a line. For a cluster.",
+        description="Secret in the pool's namespace: its entry `keys` has one key per line. For a cluster.",
         examples=["ide-keys"],
     )
     file: Text | None = Field(
         default=None,
-        description="File with one key a line, beside the pool file. For local tools; a cluster refuses it.",
+        description="File with one key per line, beside the pool file. For local tools only.",
         examples=["keys.txt"],
     )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if (self.secret is None) == (self.file is None):
-            raise wrong_at("", "names no single place; write exactly one of secret, file")
+            raise wrong_at("", "needs exactly one of secret, file")
         return self
 
 
 class ApplicationLimits(Spec):
-    """How much of the pool one application may use, over all routers. What is absent is not limited."""
+    """Limits on one application's use of the pool, over all routers. An absent limit does not apply."""
 
     concurrent_requests: Count | None = Field(
-        default=None, description="Most requests under way at once.", examples=[64]
+        default=None, description="Most requests in progress at once.", examples=[64]
     )
     requests_per_minute: Count | None = Field(
         default=None, description="Most requests in any 60 seconds.", examples=[600]
@@ -55,23 +55,23 @@ class ApplicationLimits(Spec):
     tokens_per_minute: Count | None = Field(
         default=None,
         description="Most tokens in any 60 seconds, of prompts and answers. A request counts with its prompt "
-        "and its `max_tokens` when it comes, and with what it used when it has ended.",
+        "and its `max_tokens` when it arrives, and with the tokens that it used once it has ended.",
         examples=[100000],
     )
 
 
 class Application(Spec):
-    """One user of the pool."""
+    """A client of the pool."""
 
     name: Name = Field(description="Unique in the pool.", examples=["ide"])
-    tier: Name = Field(description="The tier of its requests that name none.", examples=["coder"])
+    tier: Name = Field(description="Tier of its requests that do not name one.", examples=["coder"])
     allow: Annotated[tuple[Name, ...], Field(max_length=16)] = Field(
-        default=(), description="Other tiers it may ask for.", examples=[["batch"]]
+        default=(), description="Other tiers that it may use.", examples=[["batch"]]
     )
     keys: KeySource = Field(description="Its API keys.")
     limits: ApplicationLimits = Field(
         default=ApplicationLimits(),
-        description="How much it may use; more is answered 429. Absent: no limit.",
+        description="Its limits; requests beyond them are answered 429. Absent: no limits.",
     )
 
     def may_use(self, tier: str) -> bool:

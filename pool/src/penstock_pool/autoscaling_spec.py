@@ -10,7 +10,7 @@ from penstock_pool.scalars import Count, Duration, Number, Replicas, Url, Window
 from penstock_pool.spec import Spec
 
 DEFAULT_ATTAINMENT = 0.99
-NOT_BY_HPA = "would not be used: by: hpa knows only averages over replicas; write by: penstock, or remove it"
+NOT_BY_HPA = "would not be used: by: hpa reads only averages over replicas; write by: penstock, or remove it"
 
 
 class ScaleUp(Spec):
@@ -22,7 +22,7 @@ class ScaleUp(Spec):
         examples=["15s"],
     )
     max_step: Count | None = Field(
-        default=None, description="Most replicas added at once; absent: as many as are needed.", examples=[2]
+        default=None, description="Most replicas added at once; absent: no limit.", examples=[2]
     )
 
 
@@ -36,13 +36,13 @@ class ScaleDown(Spec):
     )
     max_step: Count | None = Field(
         default=None,
-        description="Most replicas removed at once; absent: as many as are not needed.",
+        description="Most replicas removed at once; absent: no limit.",
         examples=[1],
     )
 
 
 class Autoscaling(Spec):
-    """Between how many replicas the pool moves, and by what."""
+    """Bounds on the number of replicas, and the autoscaler."""
 
     model_config = checked_by(
         CelRule(
@@ -52,7 +52,7 @@ class Autoscaling(Spec):
         ),
         CelRule(
             "self.by != 'keda' || has(self.prometheusUrl)",
-            "missing; by: keda has to know the Prometheus to ask",
+            "missing; by: keda needs the URL of a Prometheus",
             at="prometheusUrl",
             why=Why.MISSING,
         ),
@@ -64,7 +64,7 @@ class Autoscaling(Spec):
         ),
         CelRule(
             "self.by != 'hpa' || self.minReplicas > 0",
-            "0 is more than by: hpa can do; write by: penstock, by: keda, or 1",
+            "0 is not possible with by: hpa; write by: penstock, by: keda, or 1",
             at="minReplicas",
         ),
         CelRule(
@@ -83,8 +83,8 @@ class Autoscaling(Spec):
     max_replicas: Annotated[Replicas, Field(ge=1)] = Field(description="Most replicas.", examples=[8])
     target_attainment: Annotated[Number, Field(gt=0, le=1)] | None = Field(
         default=None,
-        description="Share of each tier's requests whose SLOs are to be met, above 0 to 1; below it replicas "
-        "are added. Absent: 0.99. Not with `by: hpa`.",
+        description="Share of each tier's requests whose SLOs should be met, above 0 and at most 1; below it "
+        "replicas are added. Absent: 0.99. Not with `by: hpa`.",
         examples=[0.99],
     )
     scale_up: ScaleUp = Field(default=ScaleUp(), description="How fast replicas are added.")
@@ -96,7 +96,7 @@ class Autoscaling(Spec):
     )
     wake_timeout_s: Duration = Field(
         default=120.0,
-        description="Longest that a router holds a request while no replica is up; longer is answered 503.",
+        description="Longest time a router holds a request while no replica is up; then it is answered 503.",
         examples=["2m"],
     )
     by: Literal["penstock", "hpa", "keda"] = Field(
@@ -107,7 +107,7 @@ class Autoscaling(Spec):
     )
     prometheus_url: Url | None = Field(
         default=None,
-        description="The Prometheus that KEDA asks; with `by: keda`.",
+        description="URL of the Prometheus that KEDA queries; with `by: keda`.",
         examples=["http://prometheus.monitoring:9090"],
     )
 
@@ -138,7 +138,7 @@ class Autoscaling(Spec):
     @model_validator(mode="after")
     def _keda_needs_prometheus(self) -> Self:
         if self.by == "keda" and self.prometheus_url is None:
-            raise wrong_at("prometheusUrl", "missing; by: keda has to know the Prometheus to ask")
+            raise wrong_at("prometheusUrl", "missing; by: keda needs the URL of a Prometheus")
         if self.by != "keda" and self.prometheus_url is not None:
             raise wrong_at("prometheusUrl", "would not be used; write by: keda, or remove it")
         return self
@@ -146,7 +146,9 @@ class Autoscaling(Spec):
     @model_validator(mode="after")
     def _hpa_keeps_one(self) -> Self:
         if self.by == "hpa" and self.min_replicas == 0:
-            raise wrong_at("minReplicas", "0 is more than by: hpa can do; write by: penstock, by: keda, or 1")
+            raise wrong_at(
+                "minReplicas", "0 is not possible with by: hpa; write by: penstock, by: keda, or 1"
+            )
         return self
 
     @model_validator(mode="after")

@@ -24,7 +24,7 @@ _VALUE = re.compile(r"\{([^{}]+)\}")
 
 
 class Why(StrEnum):
-    """Kubernetes' kind of a refusal: the words before the message."""
+    """Kubernetes' reason of a field error, which is shown before the message."""
 
     INVALID = "FieldValueInvalid"
     MISSING = "FieldValueRequired"

@@ -12,7 +12,7 @@ import yaml
 
 
 class DocumentError(Exception):
-    """The file has no document to read. The message is one line without the file's name."""
+    """A file without a readable document. The message is one line without the file's name."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -57,7 +57,7 @@ def _one(documents: Sequence[Any], kind: str) -> Any:
     ]
     if len(found) != 1:
         counted = f"{len(found)} are" if found else "none is"
-        raise DocumentError(f"of its {len(documents)} documents {counted} a {kind}; one has to be")
+        raise DocumentError(f"of its {len(documents)} documents {counted} a {kind}; exactly one must be")
     return found[0]
 
 

@@ -1,7 +1,7 @@
 """Durations in Kubernetes' notation: `800ms`, `1.5s`, `2m`, `1m30s`.
 
-A number without a unit is rejected with a suggestion of the likely unit: few people want a TTFT of fifty
-seconds, and few write 0.05 for milliseconds.
+A number without a unit is rejected with a suggestion of the likely unit: 50 probably means milliseconds, and
+0.05 seconds.
 """
 
 import re
@@ -46,7 +46,7 @@ def exact_duration(seconds: float) -> str:
 
 def _what_is_wrong(text: str) -> str:
     if not _NUMBER.fullmatch(text):
-        return f'"{text}" is no duration; write for example 800ms, 1.5s or 2m'
+        return f'"{text}" is not a duration; write for example 800ms, 1.5s or 2m'
     number = float(text)
     if number < 10:
         return f'"{text}" has no unit; write {number:.10g}s or {number * 1000:.10g}ms'

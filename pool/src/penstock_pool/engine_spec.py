@@ -13,27 +13,27 @@ from penstock_pool.spec import Spec
 from penstock_pool.time_models import SUFFIX
 
 AUTO = "auto"
-"""Value of a time model that is measured at start."""
+"""Value of `timeModel` for a time model that is measured at start."""
 
-SPEED_OF_A_BUILT_IN = "a simulated engine has nothing to measure; write for example llama-3-8b-a100"
+SPEED_OF_A_BUILT_IN = "a simulated engine cannot be measured; write for example llama-3-8b-a100"
 
 GPU = "nvidia.com/gpu"
 """The resource whose number follows from `tensorParallelSize`."""
 
 CACHE_ARGUMENTS = r"^--(no[-_])?enable[-_]prefix[-_]caching"
-"""vLLM's arguments for what `prefixCaching` says."""
+"""vLLM's arguments for the setting `prefixCaching`."""
 
 REPORTS_CACHED = "--enable-prompt-tokens-details"
 """vLLM's argument for `usage.prompt_tokens_details` in answers."""
 
-GIVEN_TWICE = "says what an argument in args says too; leave one of them out"
+GIVEN_TWICE = "is also set by an argument in args; remove one of them"
 
 MORE_GPUS = r"^(--(pipeline|data)[-_]parallel[-_]size|-pp|-dp)"
 """vLLM's arguments by which a replica uses more GPUs than `tensorParallelSize`."""
 
 NOT_THE_GPUS_SPANNED = (
-    f"{GPU} is not tensorParallelSize, the number of GPUs that one replica spans: write the same number, "
-    f'leave {GPU} out, or write "0" for an engine that uses none of them'
+    f"{GPU} differs from tensorParallelSize, the number of GPUs of one replica: write the same number, "
+    f'leave {GPU} out, or write "0" for an engine without such GPUs'
 )
 
 NO_TICKETS = "direct needs an engine that checks the sidecar's tickets, of type vllm or simulated"
@@ -43,12 +43,12 @@ Argument = Annotated[str, Field(max_length=4096)]
 
 
 class ModelSource(Spec):
-    """Where the weights come from: exactly one of these. Without any, the hub id is the model's name."""
+    """Source of the weights: exactly one of these. Without any, the hub id is the model's name."""
 
     model_config = checked_by(
         CelRule(
             "[has(self.hub), has(self.persistentVolumeClaim), has(self.image)].filter(is, is).size() == 1",
-            "names no single source; write exactly one of hub, persistentVolumeClaim, image",
+            "needs exactly one of hub, persistentVolumeClaim, image",
         )
     )
 
@@ -67,9 +67,7 @@ class ModelSource(Spec):
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if sum(source is not None for source in (self.hub, self.persistent_volume_claim, self.image)) != 1:
-            raise wrong_at(
-                "", "names no single source; write exactly one of hub, persistentVolumeClaim, image"
-            )
+            raise wrong_at("", "needs exactly one of hub, persistentVolumeClaim, image")
         return self
 
 
@@ -79,8 +77,8 @@ class ModelSpec(Spec):
     model_config = checked_by(
         CelRule(
             "self.name == oldSelf.name",
-            'stays "{oldSelf.name}": replicas change one by one, and meanwhile some would answer for another '
-            "model; make a second pool",
+            'cannot change from "{oldSelf.name}": replicas are replaced one by one, and meanwhile clients '
+            "would get answers of both models; create a second pool",
             at="name",
             why=Why.UNUSED,
         )
@@ -90,24 +88,24 @@ class ModelSpec(Spec):
         description="Name of the model in clients' requests; also the hub id unless `source` names another.",
         examples=["meta-llama/Llama-3.1-8B-Instruct"],
     )
-    source: ModelSource | None = Field(default=None, description="Where the weights come from.")
+    source: ModelSource | None = Field(default=None, description="Source of the weights.")
 
 
 class SpeculationSpec(Spec):
     """Speculative decoding."""
 
     max_tokens: Annotated[Count, Field(le=16)] = Field(
-        default=4, description="Most tokens drafted for one decode in one step.", examples=[4]
+        default=4, description="Most draft tokens of one decode in one step.", examples=[4]
     )
     acceptance: Annotated[Number, Field(ge=0, lt=1)] = Field(
         default=0.7,
-        description="Chance that a drafted token is accepted, 0 to 1; a live engine measures it.",
+        description="Probability that a draft token is accepted, 0 to 1; measured on a live engine.",
         examples=[0.7],
     )
 
 
 class EngineKey(Spec):
-    """Where the API key between sidecar and engine is. Local tools take it from `PENSTOCK_ENGINE_API_KEY`."""
+    """Source of the API key between sidecar and engine. Local tools read `PENSTOCK_ENGINE_API_KEY`."""
 
     secret: ObjectName = Field(
         description="Secret in the pool's namespace: its entry `api-key` is the key.", examples=["engine-key"]
@@ -125,8 +123,7 @@ class EngineSpec(Spec):
         ),
         CelRule(
             "self.type != 'openai' || has(self.image)",
-            "missing; a cluster has to know which container runs the engine, for example "
-            "vllm/vllm-openai:v0.33.0",
+            "missing; a cluster needs the engine's container image, for example vllm/vllm-openai:v0.33.0",
             at="image",
             why=Why.MISSING,
         ),
@@ -154,39 +151,40 @@ class EngineSpec(Spec):
     )
     image: Text | None = Field(
         default=None,
-        description="Container image of the engine. A cluster needs it for engines of type `openai`; for the "
-        "others it has the operator's, where this is absent.",
+        description="Container image of the engine. Required in a cluster for engines of type `openai`; for "
+        "the other types, absent: the operator's default.",
         examples=["vllm/vllm-openai:v0.33.0"],
     )
     args: Annotated[tuple[Argument, ...], Field(max_length=256)] = Field(
-        default=(), description="Passed to the engine as they are.", examples=[["--swap-space", "8"]]
+        default=(), description="Arguments of the engine, passed unchanged.", examples=[["--swap-space", "8"]]
     )
     tensor_parallel_size: Count = Field(
         default=1,
-        description="GPUs that one replica spans. An engine of type `vllm` whose `resources` name no device, "
-        f"such as `{GPU}` or `google.com/tpu`, gets so many `{GPU}`.",
+        description="GPUs of one replica. An engine of type `vllm` whose `resources` name no device, such as "
+        f"`{GPU}` or `google.com/tpu`, gets this many `{GPU}`.",
         examples=[1],
     )
     resources: Resources = Field(
         default_factory=Resources,
-        description=f'Of the engine\'s container. `{GPU}: "0"` in `limits` is for vLLM without such GPUs.',
+        description="Resources of the engine's container. "
+        f'`{GPU}: "0"` in `limits` is for vLLM without such GPUs.',
     )
     api_key: EngineKey | None = Field(
         default=None,
-        description="An API key that the engine demands, so that it serves its own sidecar only.",
+        description="API key that the engine requires, so that it serves only its own sidecar.",
         examples=[{"secret": "engine-key"}],
     )
     time_model: TimeModelName = Field(
         default=AUTO,
-        description="How long an iteration takes: a built-in model by name, `auto` to measure the engine at "
-        "start, or what `penstock profile` has written: a `.json` file beside this one, in a cluster "
-        "`NAME.json` for the ConfigMap NAME with that file in it as `time-model.json`. Refined online in any "
-        "case. A simulated engine requires one.",
+        description="Duration of an iteration: a built-in model by name, `auto` to measure the engine at "
+        "start, or the output of `penstock profile`: a `.json` file beside this one, in a cluster "
+        "`NAME.json` for the ConfigMap NAME that has that file as `time-model.json`. It is always corrected "
+        "online. A simulated engine requires one.",
         examples=["llama-3-8b-a100"],
     )
     kv_cache_tokens: Count | None = Field(
         default=None,
-        description="Tokens that the KV cache holds. A live engine reports it.",
+        description="Capacity of the KV cache in tokens. A live engine reports it.",
         examples=[43296],
     )
     block_tokens: Count = Field(default=16, description="Tokens in one block of the KV cache.", examples=[16])
@@ -194,23 +192,23 @@ class EngineSpec(Spec):
         default=None,
         description="Whether the engine keeps the KV of prompts for later ones that begin alike. Absent: "
         "vLLM's own default, which is on; off for a simulated engine. Engines of type `vllm` and `simulated` "
-        "are started with it; for type `openai` it states what the engine does.",
+        "are started with it; for type `openai` it describes the engine's own setting.",
         examples=[True],
     )
     prefix_isolation: Literal["application", "none"] | None = Field(
         default=None,
-        description="Which requests share cached prefixes. `application`: those of one application, so that "
-        "no other learns from a fast first token what it has sent; bodies get a `cache_salt`. `none`: the "
-        "whole pool, except where clients write a `cache_salt`. Absent: `application`; for type `openai` "
-        "`none`, because such an engine may refuse the field. Without `applications` nothing is separated.",
+        description="Requests that share cached prefixes. `application`: those of one application, so that "
+        "no other can infer its prompts from a fast first token; bodies get a `cache_salt`. `none`: those of "
+        "the whole pool, except where clients write a `cache_salt`. Absent: `application`; for type `openai` "
+        "`none`, because such an engine may refuse the field. Without `applications` it has no effect.",
         examples=["application"],
     )
     answer_path: Literal["sidecar", "direct"] = Field(
         default="sidecar",
-        description="How answers reach routers. `sidecar`: through it, with TLS where routers and replicas "
-        "have it. `direct`: the sidecar admits a request and gives the router a ticket; with it the router "
-        "sends the request to the engine's own port, and reads the answer there; the operator gives the "
-        "engine TLS too. For engines of type `vllm` and `simulated`.",
+        description="Path of answers to routers. `sidecar`: through the sidecar, with TLS where routers and "
+        "replicas have it. `direct`: the sidecar admits a request and gives the router a ticket; with it the "
+        "router sends the request to the engine's own port, and reads the answer there; the operator gives "
+        "the engine TLS too. For engines of type `vllm` and `simulated`.",
         examples=["direct"],
     )
     max_model_len: Count = Field(
@@ -224,13 +222,13 @@ class EngineSpec(Spec):
     )
     silence_timeout_s: Duration = Field(
         default=60.0,
-        description="Longest that a request at the engine may be later than the planner's forecast without a "
-        "sign of progress; then it counts as lost.",
+        description="Longest delay of a request at the engine against the planner's forecast without any "
+        "progress; then it counts as lost.",
         examples=["60s"],
     )
     profile_timeout_s: Duration = Field(
         default=60.0,
-        description="With `timeModel: auto`, how long the engine is measured before the replica is ready.",
+        description="With `timeModel: auto`, duration of the engine's measurement before a replica is ready.",
         examples=["60s"],
     )
     pod_template: PodTemplate | None = Field(
@@ -241,12 +239,12 @@ class EngineSpec(Spec):
 
     @property
     def direct(self) -> bool:
-        """Whether routers send admitted requests to the engine themselves."""
+        """Return whether routers send admitted requests to the engine themselves."""
         return self.answer_path == "direct"
 
     @property
     def caches_prefixes(self) -> bool:
-        """Whether the engine has a prefix cache, as far as the pool says."""
+        """Return whether the engine has a prefix cache, according to the pool."""
         if self.prefix_caching is not None:
             return self.prefix_caching
         switched = [word for word in self.args if re.match(CACHE_ARGUMENTS, word)]
@@ -254,7 +252,7 @@ class EngineSpec(Spec):
 
     @property
     def isolates_applications(self) -> bool:
-        """Whether each application has cached prefixes of its own."""
+        """Return whether each application has cached prefixes of its own."""
         if self.prefix_isolation is None:
             return self.type != "openai"
         return self.prefix_isolation == "application"
@@ -287,9 +285,9 @@ class EngineSpec(Spec):
 
 
 def cache_arguments(spec: EngineSpec) -> tuple[str, ...]:
-    """Return vLLM's arguments for the pool's `prefixCaching`; none where the pool leaves it to vLLM.
+    """Return vLLM's arguments for the pool's `prefixCaching`; none if it is absent.
 
-    With the cache answers say how much of their prompt was cached.
+    With the cache, answers report how many prompt tokens were cached.
     """
     if spec.prefix_caching is None:
         return ()

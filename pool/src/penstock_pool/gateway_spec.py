@@ -7,7 +7,7 @@ from penstock_pool.cel import CelRule, Why
 GatewayName = Literal["router", "envoy", "inferencePool"]
 
 NOT_TO_ZERO = "only routers hold requests while there is no replica; write gateway: router, or 1"
-NO_INGRESS = "an Ingress cannot lead to an InferencePool; write kind: HTTPRoute, or remove it"
+NO_INGRESS = "an Ingress cannot route to an InferencePool; write kind: HTTPRoute, or remove it"
 NO_CERTIFICATE = "would not be used: the Gateway has its own certificate; remove it"
 
 NOT_TRACED = "would not be used: only Envoy sends spans; write gateway: envoy, or remove it"

@@ -13,7 +13,7 @@ Annotation = Annotated[str, Field(max_length=4096)]
 
 
 class Gateway(Spec):
-    """The Gateway that an HTTPRoute hangs on."""
+    """The Gateway that an HTTPRoute attaches to."""
 
     name: ObjectName = Field(description="Its name.", examples=["public"])
     namespace: Name | None = Field(
@@ -22,12 +22,12 @@ class Gateway(Spec):
 
 
 class Ingress(Spec):
-    """One host that leads to the pool's routers. Of two pools that claim one host, the older keeps it."""
+    """A host that routes to the pool's routers. If two pools have the same host, the older pool keeps it."""
 
     model_config = checked_by(
         CelRule(
             "self.kind != 'HTTPRoute' || has(self.gateway)",
-            "missing; kind: HTTPRoute has to name the Gateway that it hangs on",
+            "missing; kind: HTTPRoute needs the Gateway that it attaches to",
             at="gateway",
             why=Why.MISSING,
         ),
@@ -69,18 +69,18 @@ class Ingress(Spec):
         examples=["llama3-tls"],
     )
     gateway: Gateway | None = Field(
-        default=None, description="The Gateway that it hangs on. With `kind: HTTPRoute`."
+        default=None, description="The Gateway that it attaches to. With `kind: HTTPRoute`."
     )
     annotations: Annotated[dict[LabelName, Annotation], Field(max_length=64)] = Field(
         default_factory=dict,
-        description="Put on the object, for its controller.",
+        description="Annotations of the object, for its controller.",
         examples=[{"cert-manager.io/cluster-issuer": "letsencrypt"}],
     )
 
     @model_validator(mode="after")
     def _says_only_what_its_kind_uses(self) -> Self:
         if self.kind == "HTTPRoute" and self.gateway is None:
-            raise wrong_at("gateway", "missing; kind: HTTPRoute has to name the Gateway that it hangs on")
+            raise wrong_at("gateway", "missing; kind: HTTPRoute needs the Gateway that it attaches to")
         if self.kind == "Ingress" and self.gateway is not None:
             raise wrong_at("gateway", "would not be used; write kind: HTTPRoute, or remove it")
         if self.kind == "HTTPRoute" and self.class_name is not None:

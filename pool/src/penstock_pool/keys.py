@@ -22,7 +22,8 @@ def load_keys(pool: Pool, base_dir: Path) -> dict[str, Application]:
         problems += [f"{where}.{problem}"] if problem else []
         for key in found:
             if keys.setdefault(key, application) is not application:
-                problems.append(f"{where}: holds a key of {keys[key].name} too; a key is of one application")
+                other = keys[key].name
+                problems.append(f"{where}: has a key of {other} too; a key belongs to one application")
     if problems:
         raise PoolError([f"{pool.metadata.name}: {problem}" for problem in problems])
     return keys
@@ -34,7 +35,8 @@ def _keys_of(application: Application, base_dir: Path) -> tuple[list[str], str]:
         given = application.keys.secret
         return (
             [],
-            f'secret: "{given}" is in a cluster; local tools read keys: {{file: keys.txt}}, one key a line',
+            f'secret: "{given}" is in a cluster; for local tools write keys: {{file: keys.txt}}, with one '
+            "key per line",
         )
     path = base_dir / application.keys.file
     try:
@@ -43,7 +45,7 @@ def _keys_of(application: Application, base_dir: Path) -> tuple[list[str], str]:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         return [], f'file: "{path}" cannot be read: {reason}'
     found = keys_in(text)
-    return found, "" if found else f'file: "{path}" holds no key; one a line'
+    return found, "" if found else f'file: "{path}" has no keys; write one per line'
 
 
 def keys_in(text: str) -> list[str]:

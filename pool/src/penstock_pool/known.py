@@ -15,7 +15,7 @@ from penstock_pool.time_models import SUFFIX
 ONLY_SIMULATED = {
     "distserve": "it splits a fleet into prefill and decode GPUs; "
     "`penstock capacity --policy distserve` measures it",
-    "vllm-real": "it is what vLLM does without a policy; `penstock simulate --policy vllm-real` runs it",
+    "vllm-real": "it is vLLM without a policy; `penstock simulate --policy vllm-real` runs it",
 }
 """Schedulers that only exist for comparison, and why a pool cannot use them."""
 
@@ -24,7 +24,7 @@ TIME_MODELS = ("auto", *BUILTINS)
 
 
 def did_you_mean(given: str, allowed: Collection[str]) -> str:
-    """Return `; did you mean x?` if a name is similar, else nothing."""
+    """Return `; did you mean x?` if a name is similar, else an empty text."""
     close = get_close_matches(given, allowed, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -37,7 +37,7 @@ def known_time_model(name: str) -> str:
 def known_policy(name: str) -> str:
     """Return the name if the core has such a policy."""
     if name in ONLY_SIMULATED:
-        raise wrong(f'"{name}" is no policy of a replica: {ONLY_SIMULATED[name]}')
+        raise wrong(f'"{name}" is not a policy of a replica: {ONLY_SIMULATED[name]}')
     return _one_of(name, POLICIES, "policy")
 
 
@@ -49,7 +49,7 @@ def known_order(name: str) -> str:
 def _one_of(name: str, allowed: Collection[str], what: str) -> str:
     if name in allowed:
         return name
-    raise wrong(f'"{name}" is no {what}; one of {", ".join(allowed)}{did_you_mean(name, allowed)}')
+    raise wrong(f'"{name}" is not a {what}; one of {", ".join(allowed)}{did_you_mean(name, allowed)}')
 
 
 def _enum(names: Collection[str]) -> WithJsonSchema:

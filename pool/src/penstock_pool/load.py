@@ -15,7 +15,7 @@ from penstock_pool.time_models import SUFFIX, TimeModelError, read_time_model
 class PoolError(Exception):
     """A pool that cannot be used.
 
-    lines: one for each wrong field, like
+    lines: one for each invalid field, like
         `pool.yaml: spec.tiers[1].slo.tpot: "50" has no unit; write 50ms or 0.05s`.
     """
 
@@ -60,7 +60,7 @@ def _with_time_model_found(pool: Pool, path: Path) -> Pool:
 
 
 def _wrong_type(document: dict[str, Any]) -> list[Problem]:
-    """Return only the problem of the kind, because the fields of another kind may be valid."""
+    """Return only problems of `apiVersion` and `kind`, because the fields of another kind may be valid."""
     wanted = {"apiVersion": API_VERSION, "kind": KIND}
     return [
         (field, f"missing; write {field}: {value}" if field not in document else _not(document[field], value))
@@ -70,7 +70,7 @@ def _wrong_type(document: dict[str, Any]) -> list[Problem]:
 
 
 def _not(given: Any, wanted: str) -> str:
-    return f"{shown(given)} is not what this reads; write {wanted}"
+    return f"{shown(given)} is not supported; write {wanted}"
 
 
 def _wrong_fields(document: dict[str, Any]) -> list[Problem]:

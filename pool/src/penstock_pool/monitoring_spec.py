@@ -13,11 +13,11 @@ class Monitoring(Spec):
 
     service_monitor: Flag = Field(
         default=False,
-        description="Whether to make a ServiceMonitor, for routers and replicas.",
+        description="Whether to create a ServiceMonitor for routers and replicas.",
         examples=[True],
     )
     labels: Annotated[dict[LabelName, LabelValue], Field(max_length=64)] = Field(
         default_factory=dict,
-        description="Put on the ServiceMonitor, so that a Prometheus selects it.",
+        description="Labels of the ServiceMonitor, so that a Prometheus selects it.",
         examples=[{"release": "prometheus"}],
     )

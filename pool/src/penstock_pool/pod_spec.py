@@ -20,7 +20,7 @@ TEMPLATE_PARTS = ("metadata", "spec")
 def _known_quantity(given: Any) -> str | int:
     if isinstance(given, str | int) and not isinstance(given, bool) and _QUANTITY.fullmatch(str(given)):
         return given
-    raise wrong(f'"{given}" is no quantity; write for example 40Gi, 500m or 1')
+    raise wrong(f'"{given}" is not a quantity; write for example 40Gi, 500m or 1')
 
 
 Quantity = Annotated[
@@ -43,10 +43,10 @@ class Resources(Spec):
     """Kubernetes resources of a container."""
 
     limits: Annotated[dict[LabelName, Quantity], Field(max_length=64)] = Field(
-        default_factory=dict, description="At most.", examples=[{"nvidia.com/gpu": "1"}]
+        default_factory=dict, description="Upper bounds.", examples=[{"nvidia.com/gpu": "1"}]
     )
     requests: Annotated[dict[LabelName, Quantity], Field(max_length=64)] = Field(
-        default_factory=dict, description="At least.", examples=[{"memory": "40Gi"}]
+        default_factory=dict, description="Lower bounds.", examples=[{"memory": "40Gi"}]
     )
 
 
@@ -56,7 +56,7 @@ def _template(given: dict[str, Any]) -> dict[str, Any]:
         if part not in TEMPLATE_PARTS:
             raise wrong(f'has a field "{part}"; a pod\'s template has metadata and spec')
         if not isinstance(content, Mapping):
-            raise wrong(f"has a {part} that is no mapping; write it as in a Deployment's template")
+            raise wrong(f"has a {part} that is not a mapping; write it as in a Deployment's template")
     return given
 
 

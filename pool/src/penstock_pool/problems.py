@@ -25,32 +25,32 @@ Location = Sequence[str | int]
 NAME_RULE = "lower-case letters, digits and inner dashes"
 
 PATTERNS = {
-    NAME: f"is no name; {NAME_RULE}, at most 63",
-    POOL_NAME: f"is no name; {NAME_RULE}, a letter first, at most 40",
-    OBJECT_NAME: f"is no name; {NAME_RULE}, dots between parts",
-    MEDIA_HOST: "is no host name; write for example images.example.com, *.example.com or *",
-    HOST: "is no host name; write for example llama3.example.com",
-    LABEL_NAME: "is no name of a label; write for example release or example.com/team",
-    LABEL_VALUE: "is no value of a label; letters, digits, inner dashes, dots and underscores",
-    URL: "is no URL; write for example http://prometheus.monitoring:9090",
+    NAME: f"is not a valid name; {NAME_RULE}, at most 63",
+    POOL_NAME: f"is not a valid name; {NAME_RULE}, a letter first, at most 40",
+    OBJECT_NAME: f"is not a valid name; {NAME_RULE}, dots between parts",
+    MEDIA_HOST: "is not a host name; write for example images.example.com, *.example.com or *",
+    HOST: "is not a host name; write for example llama3.example.com",
+    LABEL_NAME: "is not a label name; write for example release or example.com/team",
+    LABEL_VALUE: "is not a label value; letters, digits, inner dashes, dots and underscores",
+    URL: "is not a URL; write for example http://prometheus.monitoring:9090",
 }
 """Descriptions of the patterns that a text may have to match."""
 
 RULES = {
-    "string_type": "is no text; put it in quotes",
-    "int_type": "is no whole number",
-    "float_type": "is no number",
-    "finite_number": "is no finite number",
+    "string_type": "is not text; put it in quotes",
+    "int_type": "is not a whole number",
+    "float_type": "is not a number",
+    "finite_number": "is not a finite number",
     "bool_type": "is neither true nor false",
-    "tuple_type": "is no list",
-    "dict_type": "is no mapping",
+    "tuple_type": "is not a list",
+    "dict_type": "is not a mapping",
     "too_short": "is empty; at least one entry",
     "too_long": "has {actual_length} entries; at most {max_length}",
-    "string_too_short": "is empty; it has to say something",
+    "string_too_short": "is empty; at least one character",
     "string_too_long": "is too long; at most {max_length} characters",
-    "greater_than": "is too small; has to be above {gt}",
+    "greater_than": "is too small; must be above {gt}",
     "greater_than_equal": "is too small; at least {ge}",
-    "less_than": "is too large; has to be below {lt}",
+    "less_than": "is too large; must be below {lt}",
     "less_than_equal": "is too large; at most {le}",
 }
 """Descriptions of valid values by pydantic's error types."""
@@ -94,7 +94,7 @@ def _message(detail: ErrorDetails, location: Location, root: type[BaseModel]) ->
     if kind == "extra_forbidden":
         return _unknown(str(location[-1]), _model_at(root, location[:-1]))
     if kind in {"model_type", "model_attributes_type"}:
-        return f"{shown(given)} is no mapping of {_fields(_model_at(root, location))}"
+        return f"{shown(given)} is not a mapping of {_fields(_model_at(root, location))}"
     if kind == "literal_error":
         allowed = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
         return f"{shown(given)} is not known; one of {', '.join(allowed)}{did_you_mean(str(given), allowed)}"

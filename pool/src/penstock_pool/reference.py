@@ -16,11 +16,11 @@ from penstock_pool.spec import Spec, file_name
 
 INTRO = """# The pool file
 
-Generated from the schema in `pool/`; a test keeps it fresh. `penstock validate -f pool.yaml` checks a file
-and names each field that is wrong. Durations are written with their unit: `800ms`, `1.5s`, `2m`.
+Generated from the schema in `pool/`; a test checks that it is current. `penstock validate -f pool.yaml`
+checks a file and names each invalid field. Durations are written with their unit: `800ms`, `1.5s`, `2m`.
 
-The same file is what `kubectl apply` takes: [`crds/servingpools.yaml`](../crds/servingpools.yaml) is
-generated from the same schema (`make crds`), and `kubectl explain servingpool.spec` reads like this page.
+`kubectl apply` accepts the same file: [`crds/servingpools.yaml`](../crds/servingpools.yaml) is generated from
+the same schema (`make crds`), and `kubectl explain servingpool.spec` shows the same texts as this page.
 
     apiVersion: penstock.dev/v1alpha1
     kind: ServingPool
@@ -29,17 +29,18 @@ generated from the same schema (`make crds`), and `kubectl explain servingpool.s
 
 ## In a cluster
 
-What is wrong is refused when it is applied, with the field and what would be right. Fields that say "for a
-cluster" local tools check and then leave alone. Beyond what holds everywhere, a cluster
+An invalid pool is refused when it is applied, with the field and a valid value. Local tools check fields "for
+a cluster", but do not use them. In addition to these rules, a cluster
 
-- needs `engine.image` for engines of type `openai`, and reads API keys from Secrets (`keys.secret`) only;
-- keeps `model.name`: replicas change one by one, and meanwhile some would answer for another model;
-- counts `replicas: 0` as a pool that is stopped, which local commands refuse to run;
-- takes `null` as absent, where a field has a default.
+- requires `engine.image` for engines of type `openai`, and reads API keys from Secrets (`keys.secret`) only;
+- does not allow a change of `model.name`, because replicas are replaced one by one, and meanwhile clients
+  would get answers of both models;
+- treats `replicas: 0` as a stopped pool, which local commands refuse to run;
+- treats `null` as absent if a field has a default.
 
-Its schema language cannot see how long a `ttft` given as a duration is, nor the names of labels, annotations
-and resources. A pool that is wrong there is applied, and its condition `Degraded`, reason `SpecInvalid`, says
-what is wrong and where. `penstock validate` reports this without a cluster.
+The cluster's schema language cannot check the length of a `ttft` that is a duration, nor the names of labels,
+annotations and resources. If these are invalid, the pool is applied, and its condition `Degraded`, reason
+`SpecInvalid`, names the problem and the field. `penstock validate` reports this without a cluster.
 """
 
 
@@ -50,7 +51,7 @@ def page() -> str:
 
 def _sections(path: str, spec: type[Spec]) -> Iterator[str]:
     yield f"## `{path}`\n"
-    yield "| field | default | what it is |\n|---|---|---|"
+    yield "| field | default | meaning |\n|---|---|---|"
     yield from (_row(name, field) for name, field in spec.model_fields.items())
     yield ""
     for name, field in spec.model_fields.items():

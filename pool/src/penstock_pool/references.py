@@ -21,10 +21,10 @@ def reference_problems(document: dict[str, Any]) -> Iterator[Problem]:
     yield from _repeated("spec.applications", applications)
     names = [name for _, tier in tiers if isinstance(name := tier.get("name"), str)]
     if not names or len(names) != len(spec["tiers"]):
-        return  # a tier without a valid name has its own problem, and may be the one that is meant
+        return  # a tier without a valid name is a problem of its own, and the reference may mean that tier
     for path, name in _tier_references(spec, applications):
         if isinstance(name, str) and name not in names:
-            yield path, f'"{name}" is no tier; one of {", ".join(names)}{did_you_mean(name, names)}'
+            yield path, f'"{name}" is not a tier; one of {", ".join(names)}{did_you_mean(name, names)}'
 
 
 def _tier_references(

@@ -24,13 +24,13 @@ PROXY_FIELDS: tuple[str, ...] = get_args(ProxyField)
 
 
 class Requests(Spec):
-    """What clients may ask of engines. What is not allowed is answered 400."""
+    """Allowed contents of clients' requests. Others are answered 400."""
 
     allow_fields: Annotated[tuple[ProxyField, ...], Field(max_length=len(PROXY_FIELDS))] = Field(
         default=(),
-        description="Fields that clients may set although they are a proxy's: `priority` goes before others, "
+        description="Fields for proxies that clients may set too: `priority` overtakes other requests, "
         "`request_id` and `rid` name a request, `kv_transfer_params`, `ec_transfer_params` and `bootstrap_*` "
-        "make the engine connect to others, `data_parallel_rank` chooses a part of it.",
+        "make the engine connect to others, `data_parallel_rank` selects a part of it.",
         examples=[["priority"]],
     )
     media_hosts: Annotated[tuple[MediaHost, ...], Field(max_length=64)] = Field(

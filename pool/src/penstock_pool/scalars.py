@@ -72,7 +72,7 @@ def wrong_at(field: str, message: str) -> PydanticCustomError:
 
 def _seconds(given: Any) -> float:
     if isinstance(given, bool) or not isinstance(given, str | int | float):
-        raise wrong("is no duration; write for example 800ms, 1.5s or 2m")
+        raise wrong("is not a duration; write for example 800ms, 1.5s or 2m")
     try:
         return parse_duration_s(str(given))
     except ValueError as error:
@@ -93,7 +93,7 @@ _ANY_DURATION = (
     CelRule(f"!self.matches('{_BARE}')", '"{self}" has no unit; write {self}ms or {self}s'),
     CelRule(
         f"self.matches('{_BARE}') || {_IS_DURATION}",
-        '"{self}" is no duration; write for example 800ms, 1.5s or 2m',
+        '"{self}" is not a duration; write for example 800ms, 1.5s or 2m',
     ),
     CelRule(
         f"!{_IS_DURATION} || duration(self) <= duration('24h')", '"{self}" is longer than a day; at most 24h'

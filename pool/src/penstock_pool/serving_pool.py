@@ -52,20 +52,20 @@ class PoolSpec(Spec):
         CelRule(
             "self.tiers.size() == 0 || !has(self.defaultTier) || "
             "self.tiers.exists(tier, tier.name == self.defaultTier)",
-            f'"{{self.defaultTier}}" is no tier; {_LIKE_THE_FIRST}',
+            f'"{{self.defaultTier}}" is not a tier; {_LIKE_THE_FIRST}',
             at="defaultTier",
         ),
         CelRule(
             "self.tiers.size() == 0 || !has(self.applications) || self.applications.all(application, "
             "self.tiers.exists(tier, tier.name == application.tier))",
-            f"the tier of one is none of the pool's; {_LIKE_THE_FIRST}",
+            f"the tier of an application does not exist; {_LIKE_THE_FIRST}",
             at="applications",
         ),
         CelRule(
             "self.tiers.size() == 0 || !has(self.applications) || self.applications.all(application, "
             "!has(application.allow) || "
             "application.allow.all(name, self.tiers.exists(tier, tier.name == name)))",
-            f"what one allows is no tier; {_LIKE_THE_FIRST}",
+            f"a tier that an application allows does not exist; {_LIKE_THE_FIRST}",
             at="applications",
         ),
         *GATEWAY_RULES,
@@ -76,42 +76,43 @@ class PoolSpec(Spec):
     replicas: Replicas = Field(
         default=1,
         description="Replicas, each an engine and a sidecar. 0 in a cluster: none. With autoscaling: the "
-        "number to start with, but at least minReplicas.",
+        "initial number, but at least minReplicas.",
         examples=[2],
     )
     autoscaling: Autoscaling | None = Field(
-        default=None, description="How a cluster scales the replicas; absent: it does not."
+        default=None, description="Autoscaling of the replicas in a cluster; absent: none."
     )
     tiers: Annotated[tuple[TierSpec, ...], Field(min_length=1, max_length=16)] = Field(
         description="Classes of requests, each with its SLO.", json_schema_extra=KEYED_BY_NAME
     )
     default_tier: Name = Field(
         default_factory=lambda known: known["tiers"][0].name,
-        description="Tier of requests that name none. Where it is absent, the first tier.",
+        description="Tier of requests that do not name one. Absent: the first tier.",
         examples=["chat"],
     )
     applications: Annotated[tuple[Application, ...], Field(max_length=128)] = Field(
         default=(),
-        description="Clients by API key. With any, a request without a valid key is answered 401.",
+        description="Clients, identified by API keys. If there are any, a request without a valid key is "
+        "answered 401.",
         json_schema_extra=KEYED_BY_NAME,
     )
-    requests: Requests = Field(default=Requests(), description="What clients' requests may hold.")
-    scheduling: Scheduling = Field(default=Scheduling(), description="Inside a replica.")
-    routing: Routing = Field(default=Routing(), description="Between replicas.")
+    requests: Requests = Field(default=Requests(), description="Allowed contents of clients' requests.")
+    scheduling: Scheduling = Field(default=Scheduling(), description="Scheduling on a replica.")
+    routing: Routing = Field(default=Routing(), description="Routing between replicas.")
     gateway: GatewayName = Field(
         default="router",
-        description="What takes clients' requests in a cluster: `router`, Penstock's own; `envoy`, an "
-        "Envoy beside a picker, which tells it the replicas to ask; or `inferencePool`, a Gateway of the "
-        "cluster that asks the picker, by an InferencePool.",
+        description="Server of clients' requests in a cluster: `router`, Penstock's own router; `envoy`, an "
+        "Envoy with a picker, which selects the replicas; or `inferencePool`, a Gateway of the cluster that "
+        "uses the picker through an InferencePool.",
         examples=["envoy"],
     )
     router: RouterSpec = Field(
-        default=RouterSpec(), description="The routers, or what takes their place, by `gateway`."
+        default=RouterSpec(), description="The routers, or the gateway in their place (see `gateway`)."
     )
     ingress: Ingress | None = Field(
-        default=None, description="How clients outside the cluster reach the pool; absent: they do not."
+        default=None, description="Access for clients outside the cluster; absent: none."
     )
-    monitoring: Monitoring = Field(default=Monitoring(), description="How a cluster's Prometheus finds it.")
+    monitoring: Monitoring = Field(default=Monitoring(), description="Discovery by a cluster's Prometheus.")
 
     @property
     def initial_replicas(self) -> int:
@@ -153,8 +154,8 @@ class Pool(Spec):
     model_config = checked_by(
         CelRule(
             f"self.metadata.name.size() <= 40 && self.metadata.name.matches('{POOL_NAME}')",
-            "metadata.name: is no name; lower-case letters, digits and inner dashes, a letter first, "
-            "at most 40",
+            "metadata.name: is not a valid name; lower-case letters, digits and inner dashes, a letter "
+            "first, at most 40",
         ),
     )
 
@@ -163,7 +164,7 @@ class Pool(Spec):
     metadata: Metadata = Field(description="Its name.")
     spec: PoolSpec = Field(description="The desired state.")
     status: dict[str, Any] | None = Field(
-        default=None, description="The state observed in a cluster; local tools ignore it."
+        default=None, description="State observed in a cluster; local tools ignore it."
     )
 
     def tiers(self) -> dict[str, Tier]:

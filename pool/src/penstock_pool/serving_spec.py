@@ -26,7 +26,7 @@ ORDER_WITH_CACHES = "best-fit"
 ORDER_WITHOUT_CACHES = "round-robin"
 """Order of a pool that names none and whose engines have no prefix cache."""
 
-_TOO_LONG = f"is longer than one message between router and replica carries; at most {MOST_BODY_BYTES}"
+_TOO_LONG = f"is longer than one message between router and replica can be; at most {MOST_BODY_BYTES}"
 
 
 def _fits_a_message(body_bytes: int) -> int:
@@ -41,12 +41,14 @@ BodyBytes = Annotated[Count, AfterValidator(_fits_a_message)]
 
 def _no_offload(backup: Any) -> Any:
     if backup == "offload":
-        raise wrong("is not served, no router hands requests to another pool; write best-effort or reject")
+        raise wrong(
+            "is not supported: routers do not send requests to another pool; write best-effort or reject"
+        )
     return backup
 
 
 class Scheduling(Spec):
-    """What a replica decides by."""
+    """Policy, bounds and timeouts of a replica."""
 
     policy: PolicyName = Field(
         default="slos-serve", description="Scheduling policy, by name.", examples=["slos-serve"]
@@ -59,7 +61,7 @@ class Scheduling(Spec):
     )
     max_waiting: Count = Field(
         default=1024,
-        description="Most requests that a replica holds before they run; more are rejected.",
+        description="Most requests that wait on a replica; more are rejected.",
         examples=[1024],
     )
     aging_timeout_s: Duration = Field(
@@ -69,13 +71,13 @@ class Scheduling(Spec):
     )
     delivery_allowance_s: Duration = Field(
         default=0.005,
-        description="Kept back from every first-token and end-to-end target for the way of a request to its "
-        "engine and of its tokens to the client.",
+        description="Time subtracted from every first-token and end-to-end target for the transfer of a "
+        "request to its engine and of its tokens to the client.",
         examples=["5ms"],
     )
     drain_timeout_s: Duration = Field(
         default=30.0,
-        description="How long a stopping replica may finish its requests.",
+        description="Longest time for which a stopping replica finishes its requests.",
         examples=["30s"],
     )
 
@@ -85,42 +87,42 @@ class Scheduling(Spec):
 
 
 class Routing(Spec):
-    """Which replica, and which next."""
+    """Order of replicas, and treatment of rejected and interrupted requests."""
 
     order: OrderName | None = Field(
         default=None,
-        description="Order in which replicas are tried, by name. Absent: `best-fit` where the engine caches "
-        "prefixes, by `engine.prefixCaching`, or by its default for the type and `engine.args`; else "
-        "`round-robin`.",
+        description="Order in which replicas are tried, by name. Absent: `best-fit` if the engine caches "
+        "prefixes, according to `engine.prefixCaching`, or else to its type's default and `engine.args`; "
+        "otherwise `round-robin`.",
         examples=["prefix"],
     )
     max_hops: Count = Field(default=3, description="Most replicas tried before the backup.", examples=[3])
     backup: Annotated[Literal["best-effort", "reject"], BeforeValidator(_no_offload)] = Field(
         default="best-effort",
-        description="What happens to a request that no replica can serve in time: served as `best-effort`, "
-        "or `reject`ed with 429.",
+        description="Treatment of a request that no replica can serve in time: served as `best-effort`, or "
+        "`reject`ed with 429.",
         examples=["best-effort"],
     )
     max_moves: Annotated[int, Strict(), Field(ge=0, le=MOST_MOVES)] = Field(
         default=2,
-        description="Most times that a stream whose replica is lost is continued on another one; 0: it ends "
-        "with an error event.",
+        description="How many times at most a stream whose replica is lost continues on another one; 0: it "
+        "ends with an error event.",
         examples=[2],
     )
 
     def order_with(self, caches_prefixes: bool) -> str:
-        """Return the order's name where engines have a prefix cache, or have none."""
+        """Return the order's name, given whether engines have a prefix cache."""
         if self.order is not None:
             return self.order
         return ORDER_WITH_CACHES if caches_prefixes else ORDER_WITHOUT_CACHES
 
 
 class RouterTls(Spec):
-    """The certificate that routers serve the API with."""
+    """Certificate of the routers' API."""
 
     secret: ObjectName = Field(
-        description="Secret of type kubernetes.io/tls in the pool's namespace. Routers take a renewed "
-        "certificate up without a restart.",
+        description="Secret of type kubernetes.io/tls in the pool's namespace. Routers load a renewed "
+        "certificate without a restart.",
         examples=["llama3-api-tls"],
     )
 
@@ -129,22 +131,23 @@ class TracingSpec(Spec):
     """Spans of requests, by OpenTelemetry."""
 
     otlp_url: Url = Field(
-        description="URL at which a collector takes spans by OTLP over HTTP, with its path.",
+        description="URL, with path, of a collector that accepts spans by OTLP over HTTP.",
         examples=["http://otel-collector.monitoring:4318/v1/traces"],
     )
     sampling: Annotated[Number, Field(gt=0, le=1)] = Field(
         default=1.0,
-        description="Share of the requests that begin a trace, above 0 to 1. A client's own trace continues.",
+        description="Share of requests that begin a trace, above 0 and at most 1. A client's own trace is "
+        "always continued.",
         examples=[0.1],
     )
 
 
 class RouterSpec(Spec):
-    """The router's replicas and bounds. Every bound keeps one client from taking what others need."""
+    """The router's replicas and bounds. The bounds keep one client from using up shared resources."""
 
     replicas: Count = Field(
         default=2,
-        description="Routers, Envoys with their pickers, or pickers, in a cluster; any serves any request.",
+        description="Routers, Envoys with pickers, or pickers in a cluster; each serves any request.",
         examples=[2],
     )
     max_body_bytes: BodyBytes = Field(
@@ -166,29 +169,29 @@ class RouterSpec(Spec):
     )
     body_timeout_s: Duration = Field(
         default=30.0,
-        description="Longest time a client may take to send its body; longer is answered 408.",
+        description="Longest time a client may take to send its body; then it is answered 408.",
         examples=["30s"],
     )
     max_inflight: Count = Field(
         default=4096,
-        description="Most requests under way in one router; more are answered 429.",
+        description="Most requests in progress in one router; more are answered 429.",
         examples=[4096],
     )
     stream_buffer_bytes: Count = Field(
         default=256 * 2**10,
-        description="Most bytes held for a client that reads slowly; more cancels its request.",
+        description="Most bytes held for a client that reads slowly; beyond it its request is cancelled.",
         examples=[262144],
     )
     buffer_bytes: Count = Field(
         default=256 * 2**20,
-        description="Most bytes held over all requests: bodies, and output that clients did not take. Past "
-        "it a new body is answered 429, and the request that holds most output is cancelled.",
+        description="Most bytes held for all requests: bodies, and output that clients have not read. Beyond "
+        "it a new body is answered 429, and the request with the most held output is cancelled.",
         examples=[268435456],
     )
     write_timeout_s: Duration = Field(
         default=30.0,
-        description="A client that takes none of the bytes that wait for it for so long is dropped and its "
-        "request cancelled; noticed within twice that.",
+        description="A client that reads none of its waiting bytes for this long is disconnected and its "
+        "request cancelled; detected within twice this time.",
         examples=["30s"],
     )
     verdict_timeout_s: Duration = Field(
@@ -197,10 +200,12 @@ class RouterSpec(Spec):
         examples=["5s"],
     )
     drain_timeout_s: Duration = Field(
-        default=30.0, description="How long a stopping router may finish its requests.", examples=["30s"]
+        default=30.0,
+        description="Longest time for which a stopping router finishes its requests.",
+        examples=["30s"],
     )
     tracing: TracingSpec | None = Field(
-        default=None, description="With `gateway: envoy`: where spans of requests go; absent: nowhere."
+        default=None, description="With `gateway: envoy`: tracing of requests; absent: none."
     )
     tls: RouterTls | None = Field(
         default=None,
@@ -215,7 +220,8 @@ class RouterSpec(Spec):
         examples=["registry.example/penstock/router:0.1.0"],
     )
     resources: Resources = Field(
-        default_factory=Resources, description="Of the container `router`, or `picker`. For a cluster."
+        default_factory=Resources,
+        description="Resources of the container `router`, or `picker`. For a cluster.",
     )
     pod_template: PodTemplate | None = Field(
         default=None,

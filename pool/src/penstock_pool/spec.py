@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 def file_name(field: str) -> str:
-    """Return a field's name in the file: camelCase, without the unit, which the value has there."""
+    """Return a field's name in the file: camelCase, without the unit, which is part of the value there."""
     head, *rest = field.removesuffix("_s").split("_")
     return head + "".join(word.capitalize() for word in rest)  # pydantic's own would make e2e e2E
 

@@ -17,8 +17,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 CONDITIONS = {
-    "Ready": "the pool is as its spec says: all desired pods are ready and of the newest spec, and "
-    "its Gateway has accepted its route",
+    "Ready": "the pool matches its spec: all desired pods are ready and have the newest spec, and its "
+    "Gateway has accepted its route",
     "Available": "the pool answers requests: a replica and a router are ready, or a request would start one",
     "ReplicasReady": "all desired replicas are ready",
     "RouterReady": "all desired routers are ready",
@@ -30,7 +30,7 @@ CONDITIONS = {
 
 
 class Observed(Spec):
-    """One object of the status. Code writes it, so fields go by their names in Python too."""
+    """One object of the status. Code writes it, so fields can be set by their Python names too."""
 
     model_config = ConfigDict(validate_by_name=True)
 
@@ -38,19 +38,21 @@ class Observed(Spec):
 class PoolCondition(Observed):
     """One fact about the pool, with its reason."""
 
-    type: Annotated[str, Field(max_length=316)] = Field(description="What it is about.", examples=["Ready"])
+    type: Annotated[str, Field(max_length=316)] = Field(
+        description="Type of the condition.", examples=["Ready"]
+    )
     status: ConditionStatus = Field(description="`True`, `False` or `Unknown`.", examples=["True"])
     reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)] = (
-        Field(description="Why, in one word for programs.", examples=["ReplicasStarting"])
+        Field(description="Reason, in one word for programs.", examples=["ReplicasStarting"])
     )
     message: Annotated[str, Field(max_length=32768)] = Field(
-        default="", description="Why, in a sentence for people."
+        default="", description="Reason, in a sentence for people."
     )
     last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] = Field(
-        description="When its status changed last.", examples=["2026-01-02T03:04:05Z"]
+        description="Time of the last change of its status.", examples=["2026-01-02T03:04:05Z"]
     )
     observed_generation: Whole = Field(
-        default=0, description="The metadata.generation of the spec that it is about."
+        default=0, description="The metadata.generation of the spec that it refers to."
     )
 
 
@@ -60,38 +62,38 @@ class TierStatus(Observed):
     name: Name = Field(description="The tier.")
     attainment: Share | None = Field(
         default=None,
-        description="Share of its requests whose SLO was met since the routers started, 0 to 1; absent while "
-        "there is none to judge.",
+        description="Share of its requests whose SLO was met since the routers started, 0 to 1; absent "
+        "before the first judged request.",
     )
     requests: Whole = Field(
-        default=0, description="Its requests that had been judged when its attainment changed last."
+        default=0, description="Number of its judged requests at the last change of its attainment."
     )
 
 
 class AutoscalingStatus(Observed):
-    """What autoscaling decided last."""
+    """Autoscaling's last decision."""
 
-    replicas: Whole = Field(description="How many replicas it wants.")
-    reason: str = Field(default="", description="Why, in one word.")
-    message: str = Field(default="", description="Why, with the figures that it rests on.")
+    replicas: Whole = Field(description="Desired number of replicas.")
+    reason: str = Field(default="", description="Reason, in one word.")
+    message: str = Field(default="", description="Reason, with its figures.")
     last_scale_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = Field(
-        default=None, description="When it changed the number last."
+        default=None, description="Time of the last change of the number."
     )
     started_from: Whole | None = Field(
         default=None,
-        description="The spec.replicas that it began with; another one there, and it begins from that anew.",
+        description="The spec.replicas with which it started; a changed value starts it again from there.",
     )
 
 
 class PoolStatus(Observed):
-    """What was observed of a pool."""
+    """Observed state of a pool."""
 
     observed_generation: Whole = Field(
-        default=0, description="The metadata.generation of the spec that this is about."
+        default=0, description="The metadata.generation of the spec that this refers to."
     )
-    replicas: Whole = Field(default=0, description="Replicas that there are.")
+    replicas: Whole = Field(default=0, description="Number of replicas.")
     ready_replicas: Whole = Field(default=0, description="Replicas that take requests.")
-    updated_replicas: Whole = Field(default=0, description="Replicas that run what the spec says now.")
+    updated_replicas: Whole = Field(default=0, description="Replicas that run the present spec.")
     selector: Annotated[str, Field(max_length=1024)] = Field(
         default="", description="Label selector of the replicas' pods, for autoscalers."
     )
@@ -110,7 +112,7 @@ class PoolStatus(Observed):
         description="; ".join(f"{name}: {means}" for name, means in CONDITIONS.items()) + ".",
     )
     autoscaling: AutoscalingStatus | None = Field(
-        default=None, description="What autoscaling decided last; absent without spec.autoscaling."
+        default=None, description="Autoscaling's last decision; absent without spec.autoscaling."
     )
 
     def document(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ class Slowdown(Spec):
     """A TTFT target that grows with the prompt."""
 
     slowdown: Annotated[Number, Field(ge=1)] = Field(
-        description="Times the prompt's prefill time on an idle replica; at least 1.", examples=[5]
+        description="Multiple of the prompt's prefill time on an idle replica; at least 1.", examples=[5]
     )
 
 
@@ -97,7 +97,7 @@ class SloSpec(Spec):
     def _has_a_target(self) -> Self:
         targets = (self.ttft, self.tpot_s, self.answer_tpot_s, self.e2e_s)
         if all(target is None for target in targets):
-            raise wrong_at("", "has no target; give at least one of ttft, tpot, answerTpot, e2e")
+            raise wrong_at("", "has no target; write at least one of ttft, tpot, answerTpot, e2e")
         return self
 
     @model_validator(mode="after")
@@ -124,22 +124,22 @@ class TierSpec(Spec):
     model_config = checked_by(
         CelRule(
             "!self.bestEffort || !has(self.slo)",
-            "best effort carries no SLO; remove slo, or bestEffort: true",
+            "best effort has no SLO; remove slo, or bestEffort: true",
             at="slo",
             why=Why.UNUSED,
         ),
         CelRule(
             "self.bestEffort || has(self.slo)",
-            "missing; give targets, or write bestEffort: true",
+            "missing; write targets, or bestEffort: true",
             at="slo",
             why=Why.MISSING,
         ),
     )
 
-    name: Name = Field(description="Unique in the pool; clients ask for it.", examples=["chat"])
+    name: Name = Field(description="Unique in the pool; clients name it in requests.", examples=["chat"])
     slo: SloSpec | None = Field(default=None, description="Latency targets; absent for best effort.")
     value: Annotated[Number, Field(gt=0)] = Field(
-        default=1.0, description="What one admitted request is worth against another's.", examples=[1]
+        default=1.0, description="Value of an admitted request relative to other tiers'.", examples=[1]
     )
     best_effort: Flag = Field(
         default=False,
@@ -148,16 +148,16 @@ class TierSpec(Spec):
     )
     allow_request_targets: Flag = Field(
         default=False,
-        description="Whether requests may bring their own targets, by X-SLO-TTFT-MS and X-SLO-TPOT-MS.",
+        description="Whether requests may set their own targets, with X-SLO-TTFT-MS and X-SLO-TPOT-MS.",
         examples=[True],
     )
 
     @model_validator(mode="after")
     def _slo_or_best_effort(self) -> Self:
         if self.best_effort and self.slo is not None:
-            raise wrong_at("slo", "best effort carries no SLO; remove slo, or bestEffort: true")
+            raise wrong_at("slo", "best effort has no SLO; remove slo, or bestEffort: true")
         if not self.best_effort and self.slo is None:
-            raise wrong_at("slo", "missing; give targets, or write bestEffort: true")
+            raise wrong_at("slo", "missing; write targets, or bestEffort: true")
         return self
 
     def to_core(self) -> Tier:

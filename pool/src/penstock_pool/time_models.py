@@ -1,6 +1,6 @@
 """The time model that a pool names: a built-in, or one that `penstock profile` has written.
 
-The latter is a JSON file beside the pool file. It names the model that was measured; a time model of another
+The latter is a JSON file beside the pool file. It names the model that was measured. A time model of another
 model is an error, which is reported when the pool is loaded.
 """
 
@@ -53,11 +53,11 @@ def _read(path: Path) -> tuple[str, TimeModel]:
     except OSError as error:
         raise TimeModelError(f"cannot be read: {error.strerror}") from None
     if len(text) > MOST_BYTES:
-        raise TimeModelError(f"is longer than {MOST_BYTES} bytes; that is no time model")
+        raise TimeModelError(f"is longer than {MOST_BYTES} bytes; a time model is shorter")
     try:
         page = orjson.loads(text)
         if page["format"] != FORMAT:
             raise TimeModelError(f'has the format "{page["format"]}"; this reads {FORMAT}')
         return str(page["model"]), from_json(page["time_model"])
     except (orjson.JSONDecodeError, LookupError, TypeError, ValueError) as error:
-        raise TimeModelError(f"is no time model ({error}); penstock profile writes one") from None
+        raise TimeModelError(f"is not a time model ({error}); penstock profile writes one") from None

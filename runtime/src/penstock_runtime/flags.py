@@ -20,7 +20,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 def port(text: str) -> int:
     """Parse a TCP port; 0 means any free one."""
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"'{text}' is no port: 0 to 65535")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a port: 0 to 65535")
     return int(text)
 
 
@@ -31,5 +31,5 @@ def seconds(text: str) -> float:
     except ValueError:
         value = float("nan")
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds, 0 or more")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds, 0 or more")
     return value

@@ -109,7 +109,7 @@ def _read(read: Callable[[Any], Any], value: Any, where: str) -> Any:
 
 def _policy(value: Any) -> str:
     if value not in POLICIES:
-        raise ValueError(f"is no policy; there are: {', '.join(POLICIES)}")
+        raise ValueError(f"is not a policy; there are: {', '.join(POLICIES)}")
     return str(value)
 
 
@@ -124,7 +124,7 @@ def _model(value: Any) -> TimeModel | None:
     if text.lstrip().startswith("{"):
         return _model_of(json.loads(text))
     if "/" not in text and not text.endswith(".json"):
-        raise ValueError(f"is no built-in time model; there are: {', '.join(BUILTINS)}")
+        raise ValueError(f"is not a built-in time model; there are: {', '.join(BUILTINS)}")
     return read_model(Path(text))
 
 
@@ -138,7 +138,7 @@ def _model_of(values: Any) -> TimeModel:
     try:
         return from_json(values.get("time_model", values))
     except (ValueError, AttributeError):
-        raise ValueError("is no time model as `penstock profile` writes it") from None
+        raise ValueError("is not a time model as `penstock profile` writes it") from None
 
 
 def _knobs(value: Any) -> Knobs:
@@ -153,19 +153,19 @@ def _required(value: Any) -> bool:
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or int(value) != float(value) or int(value) < 1:
-        raise ValueError("is no whole number, 1 or more")
+        raise ValueError("is not a whole number, 1 or more")
     return int(value)
 
 
 def _positive(value: Any) -> float:
     if not 0 < float(value) < float("inf"):
-        raise ValueError("is no number above 0")
+        raise ValueError("is not a number above 0")
     return float(value)
 
 
 def _share(value: Any) -> float:
     if not 0 <= float(value) <= 1:
-        raise ValueError("is no share between 0 and 1")
+        raise ValueError("is not a share between 0 and 1")
     return float(value)
 
 
@@ -203,4 +203,4 @@ def _why(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"cannot be read: {error.strerror}"
     text = str(error)
-    return text if text.startswith("is ") else "is no value that it can have"
+    return text if text.startswith("is ") else "is not a valid value"

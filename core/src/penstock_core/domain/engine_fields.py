@@ -118,7 +118,7 @@ def _string(fields: Mapping[str, Scalar], name: str, default: str) -> str:
         return default
     value = fields[name]
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_STRING or not value.isprintable():
-        raise ValueError(f"{name} is no word of at most {LONGEST_STRING} characters")
+        raise ValueError(f"{name} is not a string of at most {LONGEST_STRING} characters")
     return value
 
 
@@ -126,7 +126,7 @@ def _number(fields: Mapping[str, Scalar], name: str, default: float) -> float:
     try:
         number = float(fields.get(name, default))
     except (TypeError, OverflowError):
-        raise ValueError(f"{name} is no number, or too large") from None
+        raise ValueError(f"{name} is not a number, or too large") from None
     if not 0 <= number <= MOST:
         raise ValueError(f"{name} is {number}, not between 0 and {MOST:g}")
     return number

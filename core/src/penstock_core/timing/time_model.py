@@ -263,5 +263,5 @@ def _numbers(values: Mapping[str, Any], names: Collection[str]) -> dict[str, flo
         if not isinstance(value, int | float) or not (
             0 <= value < inf or (name == "fixed_s" and isfinite(value))
         ):
-            raise ValueError(f"a coefficient is negative or no number: {name}")
+            raise ValueError(f"a coefficient is negative or not a number: {name}")
     return found

@@ -63,8 +63,8 @@ def schema() -> Schema:
     root = Pool.model_json_schema(by_alias=True)
     rules = {key: value for key, value in root.items() if key.startswith("x-kubernetes-")}
     return {
-        "description": "ServingPool is a model served by replicas that keep the SLOs of every request they "
-        "admit, behind routers that find the replica that can.",
+        "description": "ServingPool describes replicas that serve one model and meet the SLOs of all "
+        "requests that they admit, and the routers in front of them.",
         "type": "object",
         "required": ["spec"],
         "properties": {
@@ -88,14 +88,14 @@ def columns() -> list[dict[str, Any]]:
     ready = '.status.conditions[?(@.type=="Ready")]'
     return [
         _column("Ready", "string", f"{ready}.status", "Whether the pool matches its spec."),
-        _column("Replicas", "integer", ".status.replicas", "Replicas that there are."),
+        _column("Replicas", "integer", ".status.replicas", "Number of replicas."),
         _column("Serving", "integer", ".status.readyReplicas", "Replicas that take requests."),
         _column("Policy", "string", ".status.policy", "The scheduling policy that replicas run."),
         _column("Attainment", "string", ".status.attainment", "Share of requests whose SLO was met."),
-        _column("Model", "string", ".spec.model.name", "The name clients ask for.", priority=1),
+        _column("Model", "string", ".spec.model.name", "The model's name in clients' requests.", priority=1),
         _column("Engine", "string", ".spec.engine.type", "The engine that runs it.", priority=1),
-        _column("Reason", "string", f"{ready}.reason", "Why it is ready, or is not.", priority=1),
-        _column("Age", "date", ".metadata.creationTimestamp", "Since when it exists."),
+        _column("Reason", "string", f"{ready}.reason", "Reason of the condition Ready.", priority=1),
+        _column("Age", "date", ".metadata.creationTimestamp", "Time since its creation."),
     ]
 
 

@@ -4,11 +4,11 @@ import yaml
 
 from penstock_pool.crd.definition import definition
 
-HEAD = "# Generated from the models in pool/ by `make crds`; a test keeps it fresh.\n"
+HEAD = "# Generated from the models in pool/ by `make crds`; a test checks that it is current.\n"
 
 
 class _Plain(yaml.SafeDumper):
-    """YAML without anchors: equal parts are written out each time."""
+    """A YAML dumper without anchors: equal parts are written out each time."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
