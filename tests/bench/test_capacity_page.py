@@ -31,7 +31,7 @@ def rows(tmp_path: Path) -> Rows:
     return found
 
 
-def test_a_scenario_in_which_no_rival_was_searched_at_its_best_is_left_out(rows: Rows) -> None:
+def test_a_scenario_without_a_fully_searched_rival_is_left_out(rows: Rows) -> None:
     part = replace(PART, policies=("slos-serve", "sola-spec"))
     rows.add(answer("toolllm", "sola-spec", 0.05))
     assert [one.scenario for one in versus(part, rows)] == ["toolllm"]
@@ -48,7 +48,7 @@ def answer(scenario: str, policy: str, rate_rps: float) -> CapacityResult:
     )
 
 
-def test_the_best_of_all_others_is_with_a_drafter_or_without(rows: Rows) -> None:
+def test_the_best_rival_may_have_a_drafter(rows: Rows) -> None:
     chatbot, toolllm = versus(PART, rows)
     assert (chatbot.best, chatbot.best_rps) == ("vllm-spec", 5.0)
     assert chatbot.ratio == pytest.approx(1.2)
@@ -56,7 +56,7 @@ def test_the_best_of_all_others_is_with_a_drafter_or_without(rows: Rows) -> None
     assert toolllm.ratio == pytest.approx(3.0)
 
 
-def test_several_gpus_that_work_as_one_are_compared_apart(rows: Rows) -> None:
+def test_policies_of_several_gpus_are_compared_separately(rows: Rows) -> None:
     chatbot, toolllm = versus(PART, rows)
     assert (chatbot.distserve_rps, toolllm.distserve_rps) == (None, 0.4)
     assert toolllm.ratio_to_all == pytest.approx(0.75)
@@ -69,11 +69,11 @@ def test_scenarios_not_searched_yet_are_named(rows: Rows) -> None:
     assert "Not searched yet: distserve-spec in chatbot; vllm-spec in toolllm." in text
 
 
-def test_of_other_samples_nothing_is_compared(rows: Rows) -> None:
+def test_rows_of_other_samples_are_not_compared(rows: Rows) -> None:
     assert versus(replace(PART, conditions=replace(ONE_SAMPLE, seeds=3)), rows) == []
 
 
-def test_a_row_is_on_the_disk_as_soon_as_it_is_found(rows: Rows, tmp_path: Path) -> None:
+def test_a_row_is_written_as_soon_as_it_is_found(rows: Rows, tmp_path: Path) -> None:
     rows.add(answer("chatbot", "vllm", 3.5))
     again = Rows(tmp_path / "capacity.json")
     assert again.answer(Question("chatbot", "vllm", ONE_SAMPLE)) == answer("chatbot", "vllm", 3.5)
@@ -91,7 +91,7 @@ def test_a_row_of_other_code_is_searched_again(rows: Rows, tmp_path: Path) -> No
     assert not again.current(requested)
 
 
-def test_the_committed_page_is_the_committed_tables() -> None:
+def test_the_committed_page_matches_the_committed_tables() -> None:
     assert (RESULTS / "capacity.md").read_text() == page_of(PARTS, Rows(RESULTS / "capacity.json"))
 
 

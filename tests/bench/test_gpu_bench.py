@@ -44,15 +44,15 @@ def test_a_search_brackets_the_capacity_closely(capacity_rps: float) -> None:
     assert len(seen) < 20
 
 
-def test_a_search_ends_where_no_rate_attains() -> None:
+def test_a_search_ends_if_no_rate_attains() -> None:
     assert bracket_of(tried(0.0, guess_rps=4.0)).low_rps == 0.0
 
 
-def test_a_rival_that_does_not_beat_the_bar_costs_one_trial() -> None:
+def test_a_rival_below_the_capacity_to_beat_takes_one_trial() -> None:
     assert tried(4.0, guess_rps=1.0, bar_rps=4.0) == {4.2: False}
 
 
-def test_a_rival_that_beats_the_bar_is_searched_on() -> None:
+def test_a_rival_above_the_capacity_to_beat_is_searched_further() -> None:
     assert bracket_of(tried(9.0, guess_rps=1.0, bar_rps=4.0)).low_rps == pytest.approx(9.0, rel=0.05)
 
 
@@ -60,7 +60,7 @@ def test_a_passed_rate_above_a_failed_one_does_not_count() -> None:
     assert bracket_of({1.0: True, 2.0: False, 3.0: True}) == Bracket(1.0, 2.0)
 
 
-def test_requests_come_at_their_rate_and_no_longer_than_a_trial() -> None:
+def test_requests_arrive_at_their_rate_within_a_trial() -> None:
     requested = requests(SCENARIOS["coder"], 30.0, LOAD)
     assert requested[-1].arrival_s < LOAD.seconds
     assert len(requested) == pytest.approx(30.0 * LOAD.seconds, rel=0.4)
@@ -77,7 +77,7 @@ def test_a_request_is_scaled_and_fits(prompt: int, output: int, scale: float, le
 
 
 @pytest.mark.parametrize("name", BUILTINS)
-def test_a_search_begins_where_an_engine_could_serve(name: str) -> None:
+def test_a_search_starts_at_a_rate_that_an_engine_can_serve(name: str) -> None:
     assert 0.05 < guess_rps(SCENARIOS["coder"], time_model(name), LOAD) < 100
 
 
@@ -89,13 +89,13 @@ def test_a_trace_is_read_by_replay(tmp_path: Path) -> None:
     ]
 
 
-def test_sessions_are_no_load_for_a_trace() -> None:
+def test_sessions_cannot_be_sent_as_a_trace() -> None:
     assert {"coder", "chatbot", "mixed"} <= set(SINGLE)
     assert "toolllm" not in SINGLE
 
 
 @pytest.mark.parametrize("scenario", SINGLE)
-def test_a_scenarios_pool_is_one(scenario: str) -> None:
+def test_a_scenarios_pool_is_valid(scenario: str) -> None:
     way = Way(2048, "slos-serve")
     pool = parse_pool(pool_document(TARGET, way, SCENARIOS[scenario].tiers, MEASURED), "bench")
     assert {name: tier.slo for name, tier in pool.tiers().items()} == {
@@ -115,7 +115,7 @@ def test_a_journal_continues_after_a_stop(tmp_path: Path) -> None:
     assert journal.get("vLLM", "chatbot", 4.0) is None
 
 
-def test_other_conditions_have_another_journal() -> None:
+def test_each_set_of_conditions_has_its_own_journal() -> None:
     assert digest({"model": "a"}) == digest({"model": "a"}) != digest({"model": "b"})
 
 
@@ -138,7 +138,7 @@ def test_the_page_compares_with_the_best_of_vllm() -> None:
     assert rows[3]["trials"] == [{"rate_rps": 10.0, **report(0.95)}]
 
 
-def test_without_a_gpu_it_says_so_and_writes_nothing(
+def test_without_a_gpu_the_benchmark_reports_it_and_writes_no_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(device, "QUERY", [str(tmp_path / "nvidia-smi")])
@@ -149,7 +149,7 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_gpus_are_those_that_the_driver_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_read_from_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06\n"
     monkeypatch.setattr(device, "QUERY", ["printf", "%s", reported])
     assert device.gpus() == [reported.strip()]

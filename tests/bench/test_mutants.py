@@ -120,11 +120,11 @@ def test_a_place_and_its_possible_mutations(source: str, found: list[str]) -> No
         'BOUNDS = Bounds(3, seconds=4.0)\n"""Settings."""',
     ],
 )
-def test_code_without_an_observable_effect_is_left_alone(source: str) -> None:
+def test_code_without_an_observable_effect_is_not_mutated(source: str) -> None:
     assert changes(source) == []
 
 
-def test_mutants_survive_where_no_test_asserts_the_behaviour(project: Path) -> None:
+def test_mutants_survive_if_no_test_asserts_the_behaviour(project: Path) -> None:
     mutants = of_package(project, "parcels")
     found = judged(project, "parcels", ["tests/parcels"], mutants, jobs=1)
     survivors = [f"{mutant.was} -> {mutant.text}" for mutant, verdict in found if verdict == "survived"]
@@ -163,7 +163,7 @@ def test_only_a_failed_test_kills_a_mutant(project: Path, when: str, verdict: Ve
         assert tree.verdict(mutant, [Round(["tests/parcels/test_sizes.py"], bound_s)]) is verdict
 
 
-def test_a_mutant_that_cannot_be_imported_is_killed_where_the_source_can_be(project: Path) -> None:
+def test_a_mutant_that_cannot_be_imported_is_killed_if_the_source_can(project: Path) -> None:
     (mutant, *_) = mutants_of("parcels/src/penstock_parcels/sizes.py", b"LARGE = 3\n")
     (project / mutant.path).write_text("LARGE = 3\nassert LARGE == 1 + 2\n")
     tests = project / "tests/parcels/test_sizes.py"
@@ -192,9 +192,7 @@ def test_paths_that_contain_an_excluded_part_are_left_out(project: Path) -> None
     assert chosen == [mutant for mutant in everything if mutant.path.endswith("__init__.py")]
 
 
-def test_a_line_is_judged_by_the_tests_that_run_it_and_one_that_none_runs_by_those_of_its_file_first() -> (
-    None
-):
+def test_a_line_is_judged_by_tests_that_run_it_or_else_by_those_of_its_file() -> None:
     ran, imported = mutants_of("x.py", b"LIMIT = 3\ndef f(): return LIMIT\n")[::-1]
     runs = {"x.py": {1: frozenset[str](), 2: frozenset({"t/a.py::b", "t/a.py::a"})}}
     assert asked(Baseline(runs), ran, ["t"]) == [["t/a.py::a", "t/a.py::b"]]
@@ -205,7 +203,7 @@ def test_a_line_is_judged_by_the_tests_that_run_it_and_one_that_none_runs_by_tho
     assert asked(both, imported, ["t", "slow"]) == [["t/a.py::b"], ["slow/b.py::a"], ["t"], ["slow"]]
 
 
-def test_of_many_tests_the_quickest_are_asked_first() -> None:
+def test_the_fastest_of_many_tests_run_first() -> None:
     ran = mutants_of("x.py", b"def f(): return 3\n")[0]
     names = [f"t/a.py::{number:03}" for number in range(MANY + 1)]
     seconds = {name: float(-number) for number, name in enumerate(names)}
@@ -217,7 +215,7 @@ def test_of_many_tests_the_quickest_are_asked_first() -> None:
     assert asked(fewest, ran, ["t"]) == [names[:FEW]]
 
 
-def test_tests_may_take_a_multiple_of_what_they_take_without_a_mutant() -> None:
+def test_tests_may_take_a_multiple_of_their_time_without_a_mutant() -> None:
     ran, imported = mutants_of("x.py", b"LIMIT = 3\ndef f(): return LIMIT\n")[::-1]
     runs = {"x.py": {2: frozenset({"t/a.py::a", "t/a.py::b"})}}
     waits_s = LEAST_PATIENCE_S + GRACE_S
@@ -229,7 +227,7 @@ def test_tests_may_take_a_multiple_of_what_they_take_without_a_mutant() -> None:
     assert slow.patience_s == PATIENCE_FACTOR * 10 * LEAST_PATIENCE_S < slow.bound_s
 
 
-def test_the_seconds_of_each_test_are_known(project: Path) -> None:
+def test_the_duration_of_each_test_is_recorded(project: Path) -> None:
     with closing(Tree.of(project, project.parent / "copy", ["tests/parcels"])) as tree:
         baseline = tree.baseline("parcels", jobs=1)
     names = {f"tests/parcels/test_parcels.py::test_{name}" for name in ("light", "heavy", "negative")}
@@ -259,13 +257,13 @@ def test_a_marked_mutant_is_not_tried(project: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["price = 7", "price"])
-def test_a_mark_that_matches_nothing_is_an_error(project: Path, line: str) -> None:
+def test_a_mark_without_a_match_is_an_error(project: Path, line: str) -> None:
     mark = Mark("parcels/src/penstock_parcels/__init__.py", line, "5 -> (6)", "Nobody pays.")
     with pytest.raises(InvalidMark, match="matches 0"):
         marked(project, of_package(project, "parcels"), [mark])
 
 
-def test_a_mark_that_matches_more_mutants_than_it_says_is_an_error(project: Path) -> None:
+def test_a_mark_that_matches_more_mutants_than_its_count_is_an_error(project: Path) -> None:
     (project / "parcels/src/penstock_parcels/sizes.py").write_text("EDGES = [3, 3]\n")
     mark = Mark("parcels/src/penstock_parcels/sizes.py", "EDGES = [3, 3]", "3 -> (4)", "Nobody measures.")
     with pytest.raises(InvalidMark, match="matches 2"):
@@ -280,7 +278,7 @@ def test_each_mark_has_its_mutant() -> None:
     assert len(marked(ROOT, mutants, marks)) == sum(mark.times for mark in marks)
 
 
-def test_compiled_code_is_judged_as_it_is_written(project: Path) -> None:
+def test_compiled_code_is_judged_by_its_source(project: Path) -> None:
     """The test sees compiling switched off for mutants of a file with compiled code, and for no other."""
     folder = project / "parcels/src/penstock_parcels"
     (folder / "loops.py").write_text("# from penstock_core.compilation.jit import compiled\ntwice = 1 + 1\n")
@@ -300,7 +298,7 @@ def test_mutants_are_not_judged_if_the_tests_fail_without_them(project: Path) ->
         judged(project, "parcels", ["tests/parcels"], of_package(project, "parcels"), jobs=1)
 
 
-def test_lines_that_have_changed_are_known(project: Path) -> None:
+def test_changed_lines_are_found(project: Path) -> None:
     path = "parcels/src/penstock_parcels/__init__.py"
     assert changed_lines(project, "HEAD") == {}
     (project / path).write_text(SOURCE.replace("price = 5", "price = 5\n    price = price * 1"))

@@ -27,7 +27,7 @@ def test_a_policy_page_matches_the_capacity_table(page: Path) -> None:
     assert page.read_text() == written(page, Rows(TABLE))
 
 
-def test_a_row_shows_the_tuned_setting_or_that_it_was_not_searched(tmp_path: Path) -> None:
+def test_a_row_has_the_tuned_setting_or_is_marked_as_not_searched(tmp_path: Path) -> None:
     page, found = tmp_path / "vllm.md", Rows(tmp_path / "capacity.json")
     page.write_text(f"# vllm\n\nIts idea.\n\n{HEADING}\nOld rows.\n")
     found.add(answer("vllm-spec", ONE_SAMPLE, PolicySetting(4096, 2)))
@@ -42,14 +42,14 @@ def test_a_row_shows_the_tuned_setting_or_that_it_was_not_searched(tmp_path: Pat
     assert text.count(HEADING) == 1
 
 
-def test_slots_are_named_where_they_are_tuned(tmp_path: Path) -> None:
+def test_tuned_slots_are_named(tmp_path: Path) -> None:
     page, found = tmp_path / "orca.md", Rows(tmp_path / "capacity.json")
     page.write_text("# orca\n")
     found.add(answer("orca", ONE_SAMPLE, PolicySetting(2048, slots=16)))
     assert "| 0.331 (2048 tokens, 16 slots) |" in written(page, found)
 
 
-def test_a_page_whose_policy_is_in_no_table_has_no_rows(tmp_path: Path) -> None:
+def test_the_page_of_a_policy_without_results_has_no_rows(tmp_path: Path) -> None:
     page = tmp_path / "nobody.md"
     page.write_text("# nobody\n\nIts idea.\n")
     assert written(page, Rows(tmp_path / "none.json")) == "# nobody\n\nIts idea.\n"

@@ -50,7 +50,7 @@ def test_the_best_rival_is_the_one_with_the_highest_capacity(rows: Rows) -> None
     assert (pair[0].low_rps, pair[1].contender) == (1.6, LMETRIC)
 
 
-def test_a_cell_without_a_rival_that_attains_anywhere_is_no_comparison(rows: Rows) -> None:
+def test_a_cell_without_an_attaining_rival_is_not_compared(rows: Rows) -> None:
     rows.add(row(BY_NAME[OURS], 0, 1.6))
     rows.add(row(LMETRIC, 0, 0.0))
     assert ours_and_best_rival(found_in(CELL, rows)) is None
@@ -69,7 +69,7 @@ def test_a_summary_has_the_ratio_and_the_mean_of_cells_that_were_searched_whole(
     assert f"{mean}; fewest admitted requests that kept their SLO: 99.34 %." in lines
 
 
-def test_a_cell_with_rivals_that_were_not_searched_says_so_and_is_in_no_mean(rows: Rows) -> None:
+def test_a_cell_with_unsearched_rivals_is_marked_and_in_no_mean(rows: Rows) -> None:
     for one in (row(BY_NAME[OURS], 0, 1.5), row(LMETRIC, 0, 1.0), row(DYNAMO, 0, 0.8)):
         rows.add(one)
     lines = summary(rows)
@@ -90,13 +90,13 @@ def test_contenders_without_a_row_are_named(rows: Rows) -> None:
     assert f"- {OTHER.title}: all" in missing(rows)
 
 
-def test_a_search_with_a_row_of_this_code_is_not_made_again(rows: Rows) -> None:
+def test_a_search_with_a_row_of_this_code_is_not_repeated(rows: Rows) -> None:
     every = asked(rows, missing=False)
     rows.add(row(LMETRIC, 0, 1.0))
     assert asked(rows, missing=False) == [each for each in every if each != ("vllm", "lmetric")]
 
 
-def test_rows_of_other_code_are_searched_last_or_left(
+def test_rows_of_other_code_are_searched_last_or_kept(
     rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows.add(row(BY_NAME[OURS], 0, 1.6))
@@ -106,7 +106,7 @@ def test_rows_of_other_code_are_searched_last_or_left(
     assert (OURS, "prefix") not in asked(later, missing=True)
 
 
-def test_a_search_begins_where_another_rule_of_the_policy_ended(rows: Rows) -> None:
+def test_a_search_starts_at_the_result_of_the_policys_other_rule(rows: Rows) -> None:
     question = CELL.question(DYNAMO, DYNAMO.orders[0])
     assert start(rows, CELL, question).rate_rps == CELL.start_rps
     rows.add(row(LMETRIC, 0, 1.25))

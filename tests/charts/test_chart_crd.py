@@ -6,7 +6,7 @@ from chart.rendered import CHART, ROOT, of_kind, rendered, the
 SOURCE = ROOT / "crds" / "servingpools.yaml"
 
 
-def test_the_chart_carries_the_same_definition() -> None:
+def test_the_chart_has_the_same_definition() -> None:
     copy = CHART / "files" / "servingpools.yaml"
     assert copy.read_bytes() == SOURCE.read_bytes(), "stale: make chart"
 
@@ -18,12 +18,12 @@ def test_the_definition_is_a_template_so_that_helm_upgrades_it() -> None:
     assert source["metadata"].get("annotations", {}).items() <= installed["metadata"]["annotations"].items()
 
 
-def test_uninstalling_leaves_the_definition_and_so_every_pool() -> None:
+def test_uninstalling_keeps_the_definition_and_every_pool() -> None:
     annotations = the(rendered(), "CustomResourceDefinition")["metadata"]["annotations"]
     assert annotations["helm.sh/resource-policy"] == "keep"
 
 
-def test_it_goes_with_the_release_where_that_is_asked_for() -> None:
+def test_the_definition_is_uninstalled_on_request() -> None:
     definition = the(rendered(flags=["--set", "crds.keep=false"]), "CustomResourceDefinition")
     assert "helm.sh/resource-policy" not in (definition["metadata"].get("annotations") or {})
 

@@ -21,14 +21,14 @@ IGNORED = (
 
 
 @pytest.mark.parametrize("value_set", VALUE_SETS)
-def test_helm_finds_nothing(value_set: str) -> None:
+def test_helm_lint_finds_no_problem(value_set: str) -> None:
     done = helm("lint", CHART, "--strict", *KUBERNETES, *values_of(value_set))
     assert done.returncode == 0, done.stdout
     assert "WARNING" not in done.stdout
 
 
 @pytest.mark.parametrize("value_set", VALUE_SETS)
-def test_kube_score_finds_nothing(value_set: str, tmp_path: Path) -> None:
+def test_kube_score_finds_no_problem(value_set: str, tmp_path: Path) -> None:
     done = helm(
         "template",
         "penstock",
@@ -51,7 +51,7 @@ def test_kube_score_finds_nothing(value_set: str, tmp_path: Path) -> None:
     assert scored.returncode == 0, scored.stderr
 
 
-def test_the_package_holds_only_the_installed_files(tmp_path: Path) -> None:
+def test_the_package_has_only_the_installed_files(tmp_path: Path) -> None:
     done = helm("package", CHART, "--destination", tmp_path)
     (package,) = tmp_path.glob("penstock-*.tgz")
     assert done.returncode == 0, done.stderr

@@ -103,7 +103,7 @@ def test_the_dashboard_shows_attainment_latency_and_capacity_of_a_pool() -> None
     assert len({panel["id"] for panel in dashboard()["panels"]}) == len(dashboard()["panels"])
 
 
-def test_the_dashboard_is_carried_whole_where_grafana_looks_for_it() -> None:
+def test_the_dashboard_is_in_the_config_map_that_grafana_reads() -> None:
     (carried,) = [
         m for m in of_kind(rendered("ha"), "ConfigMap") if m["metadata"]["name"].endswith("dashboard")
     ]
@@ -123,7 +123,7 @@ def test_the_readme_names_every_alert_and_no_other() -> None:
     assert named == list(dict.fromkeys(rule["alert"] for rule in rules(rendered("ha")) if "alert" in rule))
 
 
-def test_a_budget_that_burns_too_fast_over_both_windows_alarms() -> None:
+def test_an_error_budget_spent_too_fast_in_both_windows_fires_an_alert() -> None:
     flags = ["--set-json", "monitoring.rules.objective=0.95"]
     fast, slow = (
         r["expr"] for r in rules(rendered("ha", flags)) if r.get("alert") == "PenstockErrorBudgetBurn"
@@ -134,7 +134,7 @@ def test_a_budget_that_burns_too_fast_over_both_windows_alarms() -> None:
     assert "judged_total[6h])) >= 20" in slow
 
 
-def test_an_alert_that_could_never_fire_is_refused() -> None:
+def test_an_alert_that_can_never_fire_is_refused() -> None:
     done = template("ha", ["--set-json", "monitoring.rules.objective=0.9"])
     assert "factor 14.4 with objective 0.9 fires when 1.44 of all requests miss" in done.stderr
 
@@ -149,13 +149,13 @@ def test_an_alert_that_could_never_fire_is_refused() -> None:
         (["--set", "monitoring.serviceMonitor=true"], {"ServiceMonitor"}),
     ],
 )
-def test_monitors_are_made_where_the_cluster_knows_them_or_they_are_asked_for(
+def test_monitors_are_created_if_the_cluster_has_the_kind_or_on_request(
     flags: list[str], there: set[str]
 ) -> None:
     assert {m["kind"] for m in rendered(flags=flags)} & MONITORS == there
 
 
-def test_prometheus_learns_which_pool_a_pod_is_of() -> None:
+def test_scraped_metrics_have_their_pods_pool() -> None:
     for endpoint in the(rendered("ha"), "PodMonitor")["spec"]["podMetricsEndpoints"]:
         assert {
             "sourceLabels": ["__meta_kubernetes_pod_label_penstock_dev_pool"],

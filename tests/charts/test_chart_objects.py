@@ -29,7 +29,7 @@ def test_every_pod_is_restricted_and_bounded(value_set: str) -> None:
 
 
 @pytest.mark.parametrize("value_set", VALUE_SETS)
-def test_service_budget_and_policy_pick_the_operators_pods_and_no_pools(value_set: str) -> None:
+def test_service_budget_and_policy_select_only_the_operators_pods(value_set: str) -> None:
     manifests = rendered(value_set)
     labels = the(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
     pickers = [the(manifests, "Service")["spec"]["selector"]]
@@ -56,7 +56,7 @@ def test_the_operator_accepts_the_chart_s_flags() -> None:
     assert settings.gpu_runtime_class is None
 
 
-def test_operators_of_a_release_share_the_lease_that_comes_with_it() -> None:
+def test_operators_of_a_release_share_its_lease() -> None:
     manifests = rendered("ha")
     lease, reported = the(manifests, "Lease")["metadata"], read_options(environment(manifests)).lease
     assert reported is not None
@@ -67,13 +67,13 @@ def test_operators_of_a_release_share_the_lease_that_comes_with_it() -> None:
     )
 
 
-def test_the_operator_watches_the_namespaces_that_it_has_rights_in() -> None:
+def test_the_operator_watches_the_namespaces_of_its_roles() -> None:
     manifests = rendered(flags=["--set", "watchNamespaces={team-a,team-b}"])
     assert read_options(environment(manifests)).namespaces == ("team-a", "team-b")
     assert read_options(environment(rendered())).namespaces == ()
 
 
-def test_a_digest_wins_over_a_tag_and_an_image_has_its_own_registry() -> None:
+def test_a_digest_overrides_a_tag_and_an_image_has_its_own_registry() -> None:
     (container,) = pod_spec(the(rendered("ha"), "Deployment"))["containers"]
     assert container["image"].startswith("registry.example/mirror/penstock/operator@sha256:")
     assert environment(rendered("ha"))["PENSTOCK_VLLM_IMAGE"].startswith("docker.io/vllm/vllm-openai:v")

@@ -39,28 +39,28 @@ def reported(group: str, resources: str, verbs: str) -> set[Right]:
     return {(api, resource, verb) for resource in listed for verb in verbs.split(", ")}
 
 
-def told_in(name: str) -> set[Right]:
+def documented_in(name: str) -> set[Right]:
     return {right for group, resources, verbs, _ in rows(name) for right in reported(group, resources, verbs)}
 
 
 def test_the_page_lists_every_permission_of_the_operator_and_no_other() -> None:
-    assert told_in("operator") | told_in("cluster") == rights(operator_rules())
+    assert documented_in("operator") | documented_in("cluster") == rights(operator_rules())
 
 
-def test_in_watched_namespaces_it_has_the_same_rights_and_none_in_the_cluster() -> None:
+def test_in_watched_namespaces_the_operator_has_the_same_rights_and_none_in_the_cluster() -> None:
     flags = ["--set", "watchNamespaces={team-a,team-b}"]
     roles = [
         m for m in of_kind(rendered(flags=flags), "Role") if m["metadata"]["name"] == "penstock-operator"
     ]
     assert [m["metadata"]["namespace"] for m in roles] == ["team-a", "team-b"]
     for made in roles:
-        assert rights(made["rules"]) == told_in("operator")
+        assert rights(made["rules"]) == documented_in("operator")
     bound = of_kind(rendered(flags=flags), "ClusterRoleBinding")
     assert bound == []
 
 
 def test_the_page_lists_the_permissions_for_its_lease() -> None:
-    assert told_in("lease") == rights(role(rendered(), "Role", "penstock-operator-lease"))
+    assert documented_in("lease") == rights(role(rendered(), "Role", "penstock-operator-lease"))
 
 
 def test_the_page_lists_the_roles_of_users() -> None:
@@ -85,14 +85,14 @@ def test_every_rbac_rule_is_documented_with_its_purpose() -> None:
         assert [row for row in found if not row[-1].strip(" -–")] == []
 
 
-def test_the_operator_may_follow_and_apply_every_kind_that_pools_are_made_of() -> None:
+def test_the_operator_may_watch_and_apply_every_kind_of_a_pools_objects() -> None:
     has = rights(operator_rules())
     for kind in WATCHED:
         verbs = READ if kind.plural == "pods" else READ | WRITE
         assert {(kind.group, kind.plural, verb) for verb in verbs} <= has, kind
 
 
-def test_no_rule_is_broader_than_it_says() -> None:
+def test_no_rule_is_broader_than_documented() -> None:
     for group, resource, verb in rights(operator_rules()):
         assert "*" not in (group, resource, verb)
         assert verb not in ("escalate", "bind", "impersonate", "deletecollection")

@@ -28,11 +28,11 @@ def test_the_charts_readme_lists_the_values_of_its_schema() -> None:
     assert between(README.read_text(), "values") == values_table(), "stale: make chart"
 
 
-def test_the_vllm_that_pools_get_is_one_that_the_plug_in_beside_it_works_with() -> None:
+def test_the_default_vllm_version_is_supported_by_the_plug_in() -> None:
     check_version(VALUES["images"]["vllm"]["tag"].removeprefix("v"), HOOKS)
 
 
-def test_schemas_of_the_chart_take_no_unknown_values() -> None:
+def test_the_charts_schemas_accept_no_unknown_values() -> None:
     open_ones = [path for path, s in documented() if "properties" in s and s["additionalProperties"]]
     assert open_ones == []
 
@@ -55,18 +55,18 @@ def test_schemas_of_the_chart_take_no_unknown_values() -> None:
         ("nameOverride=Penstock", "/nameOverride"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_name(value: str, where: str) -> None:
+def test_an_invalid_value_is_refused_by_its_name(value: str, where: str) -> None:
     done = template(flags=["--set", value])
     assert done.returncode != 0
     assert f"at '{where}'" in done.stderr
 
 
-def test_an_account_that_is_not_made_has_to_be_named() -> None:
+def test_an_account_that_is_not_created_has_to_be_named() -> None:
     done = template(flags=["--set", "serviceAccount.create=false"])
     assert "serviceAccount.name: missing" in done.stderr
 
 
-def test_extra_labels_are_on_every_object_and_the_chart_s_own_win() -> None:
+def test_extra_labels_are_on_every_object_without_overriding_the_charts() -> None:
     flags = ["--set", "extraLabels.team=inference,operator.podLabels.app\\.kubernetes\\.io/name=other"]
     manifests = rendered("ha", flags)
     assert [

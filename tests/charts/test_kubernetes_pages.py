@@ -38,7 +38,7 @@ def test_conditions_are_described_as_in_kubectl_explain() -> None:
     assert {row[0].strip("`"): row[1] for row in rows("conditions")} == CONDITIONS
 
 
-def test_pages_lead_where_they_say() -> None:
+def test_links_of_pages_exist() -> None:
     pages = [*(ROOT / "docs" / "kubernetes").glob("*.md"), CHART / "README.md"]
     assert len(pages) == 7
     for page in pages:
@@ -46,7 +46,7 @@ def test_pages_lead_where_they_say() -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_example_pools_are_pools() -> None:
+def test_example_pools_are_valid() -> None:
     found = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
     assert [path.stem for path in found] == ["autoscaled", "gpus", "simulated", "vllm"]
     for path in found:

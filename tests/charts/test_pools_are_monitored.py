@@ -20,7 +20,7 @@ POOL = {
 }
 
 
-def test_both_say_which_pool_a_metric_is_of() -> None:
+def test_both_ways_of_scraping_label_metrics_with_their_pool() -> None:
     owner = PoolOwner("demo", "apps", "uid")
     settings = OperatorSettings("router", "picker", "envoy", "sidecar", "simulator", "vllm", "plugin")
     (monitor,) = service_monitor(

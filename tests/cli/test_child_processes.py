@@ -42,7 +42,7 @@ PRINT_PID = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + PRINT_PID
 
 
-class Heard:
+class RecordedLog:
     """A log sink that can be waited on."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Heard:
         return await asyncio.wait_for(self.notes.get(), PATIENCE_S)
 
 
-def child(code: str, received: Heard) -> ChildProcess:
+def child(code: str, received: RecordedLog) -> ChildProcess:
     return ChildProcess(ProcessSpec("sidecar-r0", Role.SIDECAR, (sys.executable, "-c", code)), received)
 
 
@@ -76,7 +76,7 @@ def is_running(pid: int) -> bool:
 
 
 async def test_a_killed_process_is_restarted() -> None:
-    received = Heard()
+    received = RecordedLog()
     one = child(PRINT_PID, received)
     first = int(await received.next_line())
     os.kill(first, signal.SIGKILL)
@@ -91,7 +91,7 @@ async def test_a_killed_process_is_restarted() -> None:
 
 
 async def test_the_restart_delay_grows_with_repeated_failures() -> None:
-    received = Heard()
+    received = RecordedLog()
     one = child("raise SystemExit(3)", received)
     notes = [await received.next_note() for _ in range(3)]
     assert [note.rpartition(" in ")[2] for note in notes] == ["0.2 s", "0.4 s", "0.8 s"]
@@ -101,7 +101,7 @@ async def test_the_restart_delay_grows_with_repeated_failures() -> None:
 
 async def test_a_process_stays_down_for_the_restart_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_cli.local.child_process.FIRST_PAUSE_S", 3600.0)
-    received, starts, start = Heard(), list[object](), asyncio.create_subprocess_exec
+    received, starts, start = RecordedLog(), list[object](), asyncio.create_subprocess_exec
 
     async def noted(*argv: str, **options: Any) -> asyncio.subprocess.Process:
         starts.append(argv)
@@ -126,7 +126,7 @@ async def test_the_restart_delay_is_bounded_and_reset_after_a_stable_run(
     monkeypatch.setattr(child_process, "LONGEST_PAUSE_S", 0.03)
     for settled_s, pauses in ((3600.0, ["0.01 s", "0.02 s", "0.03 s", "0.03 s"]), (0.0, ["0.01 s"] * 4)):
         monkeypatch.setattr(child_process, "SETTLED_S", settled_s)
-        received = Heard()
+        received = RecordedLog()
         one = child("", received)
         notes = [await received.next_note() for _ in range(4)]
         assert [note.rpartition(" in ")[2] for note in notes] == pauses
@@ -143,7 +143,7 @@ print(sys.argv[1])
 
 
 async def test_a_role_is_stopped_once_those_before_it_have_ended() -> None:
-    received = Heard()
+    received = RecordedLog()
     children = [
         ChildProcess(ProcessSpec("", role, (sys.executable, "-c", LEAVES, role.value)), received)
         for role in reversed(Role)
@@ -162,7 +162,7 @@ async def test_a_pool_that_stops_has_its_drain_timeout_and_a_grace(
     layout = Layout((deaf,), "", "", (), (), (), files={tmp_path / "settings": b"text"})
     monkeypatch.setattr(local_pool, "plan_layout", lambda *_: layout)
     monkeypatch.setattr(local_pool, "STOP_GRACE_S", 0.1)
-    received = Heard()
+    received = RecordedLog()
     options = LocalPoolOptions(DEMO, replicas=1, host=LOOPBACK, port=0)
     async with local_pool.local_pool(options, received, 0.2, lambda *_: None) as found:
         assert found is layout
@@ -172,7 +172,7 @@ async def test_a_pool_that_stops_has_its_drain_timeout_and_a_grace(
 
 
 async def test_a_process_that_ignores_the_signal_is_killed() -> None:
-    received = Heard()
+    received = RecordedLog()
     one = child(DEAF, received)
     pid = int(await received.next_line())
     await one.stop(0.1)
@@ -181,7 +181,7 @@ async def test_a_process_that_ignores_the_signal_is_killed() -> None:
 
 
 async def test_children_of_a_killed_process_end() -> None:
-    received = Heard()
+    received = RecordedLog()
     one = child(
         f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {PRINT_PID!r}]); {PRINT_PID}",
         received,
@@ -197,7 +197,7 @@ async def test_children_of_a_killed_process_end() -> None:
 
 
 async def test_a_long_line_is_forwarded_without_blocking() -> None:
-    received = Heard()
+    received = RecordedLog()
     one = child(f"print('x' * {3 * LONGEST_LINE_BYTES}); print('after', flush=True); " + PRINT_PID, received)
     seen = ""
     while not seen.endswith("after"):
@@ -360,7 +360,7 @@ def test_vllm_is_started_with_the_plug_in_and_the_pools_policy() -> None:
 
 async def why(code: str) -> str:
     """What is said of a process that ends by itself."""
-    received = Heard()
+    received = RecordedLog()
     one = child(code, received)
     output = await received.next_note()
     await one.stop(PATIENCE_S)
@@ -368,7 +368,7 @@ async def why(code: str) -> str:
 
 
 async def test_the_cause_of_an_end_is_known_while_the_next_process_runs(tmp_path: Path) -> None:
-    received, before = Heard(), tmp_path / "before"
+    received, before = RecordedLog(), tmp_path / "before"
     first = f"import pathlib; before = pathlib.Path({str(before)!r})"
     fails = "if not before.exists(): before.touch(); raise OSError('gone')"
     one = child(f"{first}\n{fails}\n{PRINT_PID}", received)

@@ -171,7 +171,7 @@ def test_a_missing_folder_is_reported_before_the_measurement(
     assert engine.asked == []
 
 
-def said(found: Profile) -> list[str]:
+def page_lines(found: Profile) -> list[str]:
     console = Console(file=StringIO(), width=200)
     command.show(console, found)
     assert isinstance(console.file, StringIO)
@@ -180,8 +180,8 @@ def said(found: Profile) -> list[str]:
 
 def test_the_noise_of_single_measurements_is_unknown() -> None:
     unknown = "Each point was measured once, so the noise is unknown: increase --seconds."
-    assert said(measured(reading(100, 0.02, times=1), reading(400, 0.05, times=1)))[-1] == unknown
-    assert said(measured(reading(100, 0.02, times=1), reading(400, 0.05, times=2)))[-1] != unknown
+    assert page_lines(measured(reading(100, 0.02, times=1), reading(400, 0.05, times=1)))[-1] == unknown
+    assert page_lines(measured(reading(100, 0.02, times=1), reading(400, 0.05, times=2)))[-1] != unknown
 
 
 def test_by_default_a_measurement_takes_two_minutes_and_small_batches(engine: Engine) -> None:

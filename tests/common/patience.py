@@ -11,40 +11,45 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 PATIENCE_S = float(os.environ.get("PENSTOCK_PATIENCE_S", "120"))
-LOOK_S = 0.005
+POLL_INTERVAL_S = 0.005
 """Between two looks."""
 
 Found = TypeVar("Found")
 
 
 def until(
-    look: Callable[[], Found | None], what: str = "", within_s: float = PATIENCE_S, again_s: float = LOOK_S
+    condition: Callable[[], Found | None],
+    what: str = "",
+    within_s: float = PATIENCE_S,
+    interval_s: float = POLL_INTERVAL_S,
 ) -> Found:
     """Return the first true value of `look`; fail, naming what never came true. again_s: between looks."""
     deadline_s = time.monotonic() + within_s
-    while not (found := look()):
-        _check(deadline_s, within_s, what or _name(look))
-        time.sleep(again_s)
+    while not (found := condition()):
+        _check(deadline_s, within_s, what or _name(condition))
+        time.sleep(interval_s)
     return found
 
 
-async def eventually(look: Callable[[], Found | None], what: str = "", within_s: float = PATIENCE_S) -> Found:
+async def eventually(
+    condition: Callable[[], Found | None], what: str = "", within_s: float = PATIENCE_S
+) -> Found:
     """The same in a coroutine, while the loop runs."""
     deadline_s = time.monotonic() + within_s
-    while not (found := look()):
-        _check(deadline_s, within_s, what or _name(look))
-        await asyncio.sleep(LOOK_S)
+    while not (found := condition()):
+        _check(deadline_s, within_s, what or _name(condition))
+        await asyncio.sleep(POLL_INTERVAL_S)
     return found
 
 
 async def answered(
-    ask: Callable[[], Awaitable[Found | None]], what: str = "", within_s: float = PATIENCE_S
+    condition: Callable[[], Awaitable[Found | None]], what: str = "", within_s: float = PATIENCE_S
 ) -> Found:
     """The same of something that is asked for, and answers."""
     deadline_s = time.monotonic() + within_s
-    while not (found := await ask()):
-        _check(deadline_s, within_s, what or _name(ask))
-        await asyncio.sleep(LOOK_S)
+    while not (found := await condition()):
+        _check(deadline_s, within_s, what or _name(condition))
+        await asyncio.sleep(POLL_INTERVAL_S)
     return found
 
 
@@ -53,7 +58,7 @@ def _check(deadline_s: float, within_s: float, what: str) -> None:
         raise AssertionError(f"waited {within_s:g} s and never saw: {what}")
 
 
-def _name(look: Callable[[], object]) -> str:
+def _name(condition: Callable[[], object]) -> str:
     """Return the condition's file and line."""
-    code = getattr(look, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(look)
+    code = getattr(condition, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(condition)

@@ -161,7 +161,7 @@ def test_if_no_prompt_can_progress_decodes_run_alone_and_preempt_prompts() -> No
     assert (batch.tokens, list(batch.preempted)) == ({"a": 1, "b": 1}, ["p"])
 
 
-def giving_way(need: Job, blocks: int, slots: int, free: int = 0) -> tuple[bool, list[str]]:
+def preempted_for(need: Job, blocks: int, slots: int, free: int = 0) -> tuple[bool, list[str]]:
     surplus = [decode("old", 16), decode("new", 16), prompt("waiting", 16)]
     accepted = [decode("soon", 16, due_s=1.0), decode("later", 16, due_s=3.0), prompt("held", 16, due_s=9.0)]
     running = [job for job in (*surplus, *accepted) if job.computed_tokens]
@@ -173,16 +173,16 @@ def giving_way(need: Job, blocks: int, slots: int, free: int = 0) -> tuple[bool,
 
 def test_best_effort_is_preempted_first_in_reverse_order_of_start() -> None:
     candidate = prompt("need", due_s=2.0)
-    assert giving_way(candidate, 0, 0) == (True, [])
-    assert giving_way(candidate, 1, 0, free=1) == (True, [])
-    assert giving_way(candidate, 1, 1) == (True, ["new"])
-    assert giving_way(candidate, 2, 1) == (True, ["new", "old"])
+    assert preempted_for(candidate, 0, 0) == (True, [])
+    assert preempted_for(candidate, 1, 0, free=1) == (True, [])
+    assert preempted_for(candidate, 1, 1) == (True, ["new"])
+    assert preempted_for(candidate, 2, 1) == (True, ["new", "old"])
 
 
 def test_a_running_request_preempts_later_ones_and_a_new_one_preempts_none() -> None:
-    assert giving_way(prompt("need", due_s=2.0), 3, 0) == (False, ["new", "old"])
-    assert giving_way(decode("need", 16, due_s=2.0), 3, 0) == (True, ["new", "old", "later"])
-    assert giving_way(decode("need", 16, due_s=2.0), 4, 0) == (False, ["new", "old", "later"])
+    assert preempted_for(prompt("need", due_s=2.0), 3, 0) == (False, ["new", "old"])
+    assert preempted_for(decode("need", 16, due_s=2.0), 3, 0) == (True, ["new", "old", "later"])
+    assert preempted_for(decode("need", 16, due_s=2.0), 4, 0) == (False, ["new", "old", "later"])
 
 
 def moved(

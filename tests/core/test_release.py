@@ -174,13 +174,13 @@ def test_a_promoted_request_counts_as_admitted() -> None:
 
 
 def test_an_idle_engine_gets_a_request_whatever_the_policy_decides() -> None:
-    def nobody(_: ReplicaView, memory: None) -> tuple[Step, None]:
+    def starts_no_request(_: ReplicaView, memory: None) -> tuple[Step, None]:
         return Step(), memory
 
     held = [job("a"), job("b")]
-    assert release(nobody, view(held), EngineJobs(), None, WINDOW).released == ("a",)
+    assert release(starts_no_request, view(held), EngineJobs(), None, WINDOW).released == ("a",)
     busy = EngineJobs((decode("d", 0.0, ahead_s=9.0),))
-    assert release(nobody, view(held), busy, None, WINDOW).released == ()
+    assert release(starts_no_request, view(held), busy, None, WINDOW).released == ()
 
 
 def test_if_the_policy_fails_requests_are_released_in_order_of_arrival() -> None:

@@ -12,7 +12,7 @@ from penstock_core.policies import POLICIES, build
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 
-STANDING = ("slos-serve", "vllm", "sarathi", "sjf", "fcfs", "orca", "vllm-legacy")
+REPEATABLE = ("slos-serve", "vllm", "sarathi", "sjf", "fcfs", "orca", "vllm-legacy")
 MODEL = time_model("llama-3-8b-a100")
 
 
@@ -36,10 +36,10 @@ def test_only_some_policies_have_repeatable_steps(policy: str) -> None:
     scheduler = build(policy)
     step, _ = scheduler.step(view(decode("a"), decode("b")), scheduler.start())
     assert step.tokens == {"a": 1, "b": 1}
-    assert step.repeatable_blocks == (2 if policy in STANDING else None)
+    assert step.repeatable_blocks == (2 if policy in REPEATABLE else None)
 
 
-@pytest.mark.parametrize("policy", STANDING)
+@pytest.mark.parametrize("policy", REPEATABLE)
 @given(
     came=st.lists(st.tuples(st.integers(1, 50), st.sampled_from(Judge)), min_size=1, max_size=8),
     took_s=st.lists(st.floats(0.001, 1.0), min_size=1, max_size=30),
@@ -61,7 +61,7 @@ def test_a_repeatable_step_is_the_same_at_every_later_state(
     assert memory_then == memory
 
 
-@pytest.mark.parametrize("policy", STANDING)
+@pytest.mark.parametrize("policy", REPEATABLE)
 @pytest.mark.parametrize(
     "there",
     [

@@ -100,6 +100,8 @@ def operator(
         kubeconfig = operator_account(client, apiserver, home, folder)
         with operator_process(kubeconfig, folder / "log") as operator:
             yield operator
-            assert operator.stop() == 0, operator.said()
-    assert "forbidden" not in operator.said().replace("is forbidden: exceeded quota", ""), operator.said()
-    assert "Traceback" not in KOPF_AT_ITS_END.sub("", operator.said()), operator.said()
+            assert operator.stop() == 0, operator.printed_text()
+    assert "forbidden" not in operator.printed_text().replace("is forbidden: exceeded quota", ""), (
+        operator.printed_text()
+    )
+    assert "Traceback" not in KOPF_AT_ITS_END.sub("", operator.printed_text()), operator.printed_text()

@@ -97,7 +97,7 @@ def known(manifests: list[Manifest]) -> list[Manifest]:
 
 
 @pytest.mark.parametrize("value_set", VALUE_SETS)
-def test_every_object_is_taken_by_the_api_server(value_set: str, kubectl: Kubectl, namespace: str) -> None:
+def test_every_object_is_accepted_by_the_api_server(value_set: str, kubectl: Kubectl, namespace: str) -> None:
     watched = ["--set", f"watchNamespaces={{{namespace}}}"] if value_set == "locked-down" else []
     manifests = known(rendered(value_set, watched, namespace))
     accounts = [m for m in manifests if m["kind"] == "ServiceAccount"]
@@ -111,7 +111,7 @@ def test_every_object_is_taken_by_the_api_server(value_set: str, kubectl: Kubect
 
 
 @pytest.mark.parametrize("value_set", VALUE_SETS)
-def test_its_pods_run_where_only_restricted_ones_may(
+def test_the_charts_pods_meet_the_restricted_standard(
     value_set: str, kubectl: Kubectl, namespace: str
 ) -> None:
     manifests = rendered(value_set, ["--set", "operator.priorityClassName="], namespace)
@@ -127,7 +127,7 @@ def test_its_pods_run_where_only_restricted_ones_may(
         kubectl.out("create", "--dry-run=server", "--filename=-", stdin=json.dumps(pod))
 
 
-def test_a_release_upgrades_rolls_back_and_leaves_only_the_pools(
+def test_a_release_can_be_upgraded_rolled_back_and_uninstalled_keeping_pools(
     helm: Callable[..., str], kubectl: Kubectl, namespace: str, older: Path
 ) -> None:
     helm("install", "penstock", older, "--take-ownership")
@@ -158,7 +158,7 @@ def test_a_release_upgrades_rolls_back_and_leaves_only_the_pools(
     assert "demo" in kubectl.out("get", "pools")
 
 
-def test_a_release_can_take_over_objects_of_an_earlier_one(
+def test_a_release_can_adopt_objects_of_an_earlier_one(
     helm: Callable[..., str], kubectl: Kubectl, namespace: str
 ) -> None:
     helm("install", "first", CHART, "--take-ownership")
@@ -199,7 +199,7 @@ def maintainer(granted: list[Manifest]) -> list[Manifest]:
     return [role, binding("admin", "ClusterRole", "admin"), binding("more", "Role", "more")]
 
 
-def test_users_get_rights_on_pools_by_the_clusters_own_roles(
+def test_the_clusters_own_roles_grant_users_rights_on_pools(
     helm: Callable[..., str], kubectl: Kubectl, namespace: str
 ) -> None:
     helm("install", "penstock", CHART, "--take-ownership")

@@ -233,7 +233,7 @@ def locally_fine(document: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("path", VALUES)
-def test_both_accept_the_same(pools: Pools, path: str) -> None:
+def test_schema_and_models_accept_the_same_pools(pools: Pools, path: str) -> None:
     documents = [with_change(path, value) for value in VALUES[path]]
     here, there = map(locally_fine, documents), map(pools.accepts, documents)
     disagreed = [value for value, a, b in zip(VALUES[path], here, there, strict=True) if a != b]
@@ -245,7 +245,7 @@ CHANGES = st.sampled_from([(path, value) for path, values in VALUES.items() for 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(CHANGES, min_size=2, max_size=4))
-def test_both_accept_the_same_where_several_fields_changed(
+def test_schema_and_models_agree_after_several_changed_fields(
     pools: Pools, changes: list[tuple[str, object]]
 ) -> None:
     document = GOOD
@@ -258,13 +258,15 @@ def test_both_accept_the_same_where_several_fields_changed(
 
 
 @pytest.mark.parametrize(("path", "value", "fine_here"), DIFFERENCES.values(), ids=DIFFERENCES)
-def test_where_they_differ(pools: Pools, path: str, value: object, fine_here: bool) -> None:
+def test_known_differences_of_schema_and_models(
+    pools: Pools, path: str, value: object, fine_here: bool
+) -> None:
     document = with_change(path, value)
     assert (locally_fine(document), pools.accepts(document)) == (fine_here, not fine_here)
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_an_example_comes_back_with_the_same_meaning(pools: Pools, file: Path) -> None:
+def test_an_example_is_stored_with_the_same_meaning(pools: Pools, file: Path) -> None:
     for document in yaml.safe_load_all(file.read_text()):
         if document["kind"] == "ServingPool":
             stored = pools.create(document).raise_for_status().json()

@@ -35,12 +35,12 @@ pytestmark = pytest.mark.usefixtures("definition")
         ("pool.status.conditions", ["observedGeneration <integer> The metadata.generation of the spec"]),
     ],
 )
-def test_explain_reads_as_documentation(kubectl: Kubectl, path: str, lines: list[str]) -> None:
+def test_explain_shows_the_documentation(kubectl: Kubectl, path: str, lines: list[str]) -> None:
     text = " ".join(kubectl.out("explain", path).split())
     assert [line for line in lines if line not in text] == []
 
 
-def test_kubectl_get_shows_the_state_of_a_pool(kubectl: Kubectl, pools: Pools) -> None:
+def test_kubectl_get_shows_a_pools_state(kubectl: Kubectl, pools: Pools) -> None:
     pools.create(GOOD).raise_for_status()
     condition = {
         "type": "Ready",
@@ -64,7 +64,7 @@ def test_a_pool_has_short_names(kubectl: Kubectl, pools: Pools, name: str) -> No
     assert kubectl.out("get", name, "--output=name").split() == ["servingpool.penstock.dev/demo"]
 
 
-def test_scale_changes_the_replicas_and_nothing_else(kubectl: Kubectl, pools: Pools) -> None:
+def test_scale_changes_only_the_replicas(kubectl: Kubectl, pools: Pools) -> None:
     before = pools.create(GOOD).raise_for_status().json()["spec"]
     pools.change("demo", {"status": {"replicas": 2, "selector": "penstock.dev/pool=demo"}}, "status")
     scale = json.loads(kubectl.out("get", "--raw", pools.path_of("demo", "scale")))
@@ -74,7 +74,7 @@ def test_scale_changes_the_replicas_and_nothing_else(kubectl: Kubectl, pools: Po
     assert kubectl.get("pool", "demo")["spec"] == before | {"replicas": 0}
 
 
-def test_scale_keeps_to_the_autoscalings_bounds(kubectl: Kubectl, pools: Pools) -> None:
+def test_scale_stays_within_the_autoscaling_bounds(kubectl: Kubectl, pools: Pools) -> None:
     document = {**GOOD, "spec": {**GOOD["spec"], "autoscaling": {"minReplicas": 1, "maxReplicas": 4}}}
     pools.create(document).raise_for_status()
     kubectl.out("scale", "pool/demo", "--replicas=4")
@@ -84,7 +84,7 @@ def test_scale_keeps_to_the_autoscalings_bounds(kubectl: Kubectl, pools: Pools) 
     assert "is above autoscaling's maxReplicas" in done.err
 
 
-def test_a_status_is_written_apart_from_the_spec(kubectl: Kubectl, pools: Pools) -> None:
+def test_a_status_is_written_separately_from_the_spec(kubectl: Kubectl, pools: Pools) -> None:
     pools.create(GOOD).raise_for_status()
     pools.change("demo", {"spec": {"replicas": 9}, "status": {"replicas": 2}}, "status").raise_for_status()
     pool = kubectl.get("pool", "demo")

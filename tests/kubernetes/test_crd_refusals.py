@@ -316,7 +316,7 @@ def test_an_invalid_pool_is_refused_with_a_message(
     assert [line[: len(output)] for line, output in zip(reported, lines, strict=True)] == lines
 
 
-def test_the_good_pool_is_accepted(pools: Pools) -> None:
+def test_the_valid_pool_is_accepted(pools: Pools) -> None:
     assert pools.accepts(GOOD)
 
 
@@ -343,7 +343,7 @@ def test_a_model_keeps_its_name(pools: Pools) -> None:
     pools.change("demo", {"spec": {"model": {"source": {"hub": "org/m"}}}}).raise_for_status()
 
 
-def test_a_pool_that_is_full_to_its_bounds_is_still_judged(pools: Pools) -> None:
+def test_a_pool_at_all_its_bounds_is_still_validated(pools: Pools) -> None:
     """The rules' costs were foreseen: none is given up on where everything is as large as it may be."""
     document = with_change("spec/tiers", [])
     spec = document["spec"]
@@ -381,7 +381,7 @@ def rules(schema: dict[str, Any]) -> Iterator[dict[str, str]]:
         yield from rules(field)
 
 
-def test_every_rule_is_broken_once_above() -> None:
+def test_every_rule_has_an_invalid_pool_above() -> None:
     schema = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     output = "\n".join(line for _, _, lines in TABLE for line in lines)
     silent = {

@@ -169,7 +169,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_slices_are_followed_from_nothing_to_nothing(server: Server, namespace: Namespace) -> None:
+async def test_slices_are_watched_from_creation_to_deletion(server: Server, namespace: Namespace) -> None:
     async with followed(watch_of(namespace, server.kubeconfig)) as seen:
         await seen.until_it_is()
         await namespace.write_slice("a", endpoint("p-0", 1))
@@ -194,7 +194,7 @@ async def test_slices_of_other_services_are_ignored(server: Server, namespace: N
         await seen.until_it_is()
 
 
-async def test_a_pod_goes_through_its_life(server: Server, namespace: Namespace) -> None:
+async def test_a_pod_is_followed_from_start_to_deletion(server: Server, namespace: Namespace) -> None:
     """Slices as Kubernetes' own controller writes them for a Service: not ready, ready, terminating, gone."""
     pods = "/api/v1/namespaces/{}/pods"
     labels = {"penstock.dev/pool": "p"}
@@ -223,9 +223,9 @@ async def test_a_pod_goes_through_its_life(server: Server, namespace: Namespace)
     await namespace.send("POST", "/api/v1/namespaces/{}/services", json=service)
     async with followed(watch_of(namespace, server.kubeconfig)) as seen:
         await namespace.send("POST", pods, json=pod)
-        await tell_status(namespace, ready=False)
+        await set_status(namespace, ready=False)
         await seen.until_it_is(p_replica_0=Endpoint("10.9.8.7:7000", Condition.NOT_READY))
-        await tell_status(namespace, ready=True)
+        await set_status(namespace, ready=True)
         await seen.until_it_is(p_replica_0=Endpoint("10.9.8.7:7000"))
         await namespace.send("DELETE", f"{pods}/p-replica-0")
         await seen.until_it_is(p_replica_0=Endpoint("10.9.8.7:7000", Condition.TERMINATING))
@@ -233,7 +233,7 @@ async def test_a_pod_goes_through_its_life(server: Server, namespace: Namespace)
         await seen.until_it_is()
 
 
-async def tell_status(namespace: Namespace, *, ready: bool) -> None:
+async def set_status(namespace: Namespace, *, ready: bool) -> None:
     """As a kubelet does."""
     status = {
         "phase": "Running",
@@ -249,7 +249,7 @@ async def tell_status(namespace: Namespace, *, ready: bool) -> None:
     )
 
 
-async def test_while_the_api_server_is_unavailable_the_last_set_stays(
+async def test_while_the_api_server_is_unavailable_the_last_set_is_kept(
     server: Server, namespace: Namespace
 ) -> None:
     await namespace.write_slice("a", endpoint("p-0", 1))
@@ -308,7 +308,7 @@ async def test_events_too_old_for_a_watch_are_listed_again(server: Server, names
     assert any("410" in line.get("why", "") for line in output)
 
 
-async def test_an_account_needs_to_get_list_and_watch_slices_and_nothing_else(
+async def test_an_account_needs_only_get_list_and_watch_on_slices(
     server: Server, namespace: Namespace, tmp_path: Path
 ) -> None:
     kubeconfig = await account(namespace, server, tmp_path, ["list"])
@@ -325,9 +325,7 @@ async def test_an_account_needs_to_get_list_and_watch_slices_and_nothing_else(
     assert 'cannot watch resource "endpointslices"' in refused
 
 
-async def test_a_token_that_was_rotated_is_read_again(
-    server: Server, namespace: Namespace, tmp_path: Path
-) -> None:
+async def test_a_rotated_token_is_read_again(server: Server, namespace: Namespace, tmp_path: Path) -> None:
     kubeconfig = await account(namespace, server, tmp_path, ALLOWED)
     good = (tmp_path / "token").read_text()
     (tmp_path / "token").write_text("an old one")
@@ -338,7 +336,7 @@ async def test_a_token_that_was_rotated_is_read_again(
             await seen.until_it_is()
 
 
-async def test_the_pods_own_account_is_enough(
+async def test_the_pods_own_account_suffices(
     server: Server, namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await account(namespace, server, tmp_path, ALLOWED)
@@ -410,7 +408,7 @@ async def allow(namespace: Namespace, verbs: list[str]) -> None:
     )
 
 
-async def test_requests_go_where_the_slices_say(server: Server, namespace: Namespace) -> None:
+async def test_requests_go_to_the_slices_endpoints(server: Server, namespace: Namespace) -> None:
     """The API server takes no loopback addresses; links connect to the replicas behind its own."""
     r0, r1 = ScriptedReplica("p-0"), ScriptedReplica("p-1")
     behind = {"10.0.0.1:7000": r0, "10.0.0.2:7000": r1}

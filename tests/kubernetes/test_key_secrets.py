@@ -39,7 +39,7 @@ def router(client: httpx2.Client, namespace: str, apiserver: Path, tmp_path: Pat
     return kubeconfig
 
 
-async def test_a_router_reads_its_secrets_as_they_change_and_no_others(
+async def test_a_router_reads_only_its_own_secrets_and_their_changes(
     client: httpx2.Client, namespace: str, router: Path
 ) -> None:
     secrets = f"/api/v1/namespaces/{namespace}/secrets"

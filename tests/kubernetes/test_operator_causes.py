@@ -27,7 +27,7 @@ def healed(world: World) -> None:
     eventually(lambda: world.events("Recovered"))
 
 
-def test_no_node_has_the_gpu(world: World) -> None:
+def test_a_missing_gpu_is_reported(world: World) -> None:
     gpus = ENGINE | {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     world.make("ServingPool", pool_document(engine=gpus))
     message = broken(world, "GpuMissing")
@@ -38,7 +38,7 @@ def test_no_node_has_the_gpu(world: World) -> None:
     healed(world)
 
 
-def test_no_node_fits(world: World) -> None:
+def test_a_pod_that_fits_no_node_is_reported(world: World) -> None:
     picky = ENGINE | {"podTemplate": {"spec": {"nodeSelector": {"gpu": "a100"}}}}
     world.make("ServingPool", pool_document(engine=picky))
     assert "node affinity/selector" in broken(world, "Unschedulable")
@@ -46,7 +46,7 @@ def test_no_node_fits(world: World) -> None:
     healed(world)
 
 
-def test_claim_with_the_weights_is_missing(world: World) -> None:
+def test_a_missing_claim_of_the_weights_is_reported(world: World) -> None:
     source = {"persistentVolumeClaim": "weights"}
     model = {"name": "meta-llama/Llama-3.1-8B-Instruct", "source": source}
     engine = {"type": "openai", "image": "sglang:1", "timeModel": "llama-3-8b-a100"}
@@ -62,7 +62,7 @@ def test_claim_with_the_weights_is_missing(world: World) -> None:
     world.until("Degraded", "True", "ClaimPending")  # it exists now, and no volume is bound to it
 
 
-def test_secret_with_the_api_keys_is_missing(world: World) -> None:
+def test_a_missing_secret_of_api_keys_is_reported(world: World) -> None:
     applications = [{"name": "ide", "tier": "chat", "keys": {"secret": "ide-keys"}}]
     world.make("ServingPool", pool_document(applications=applications))
     message = broken(world, "SecretMissing")
@@ -71,7 +71,7 @@ def test_secret_with_the_api_keys_is_missing(world: World) -> None:
     healed(world)
 
 
-def test_measured_time_model_is_missing(world: World) -> None:
+def test_a_missing_measured_time_model_is_reported(world: World) -> None:
     engine = {"type": "openai", "image": "sglang:1", "timeModel": "measured.json"}
     world.make("ServingPool", pool_document(engine=engine))
     message = broken(world, "ConfigMapMissing")
@@ -80,7 +80,7 @@ def test_measured_time_model_is_missing(world: World) -> None:
     healed(world)
 
 
-def test_quota_allows_no_more_pods(world: World) -> None:
+def test_an_exhausted_quota_is_reported(world: World) -> None:
     world.make("ResourceQuota", {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}})
     world.make("ServingPool", pool_document())
     assert "exceeded quota: few" in broken(world, "QuotaExceeded")

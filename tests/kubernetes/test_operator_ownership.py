@@ -43,7 +43,7 @@ def reconciled(world: World, operator: OperatorProcess, times: int) -> None:
         eventually(lambda: operator.metric("penstock_operator_reconcile_seconds_count") > count)  # noqa: B023
 
 
-def test_changes_by_a_mutating_webhook_are_no_drift(
+def test_changes_by_a_mutating_webhook_are_not_drift(
     world: World, operator: OperatorProcess, tmp_path: Path
 ) -> None:
     with mutating_webhook(world.client, world.namespace, tmp_path, mirrored):
@@ -70,7 +70,7 @@ def test_changes_by_a_mutating_webhook_are_no_drift(
 
 
 @pytest.mark.parametrize("field", ["replicas", "image"])
-def test_field_that_another_manager_takes_by_force_is_taken_back(world: World, field: str) -> None:
+def test_a_field_taken_by_another_manager_is_restored(world: World, field: str) -> None:
     world.make("ServingPool", pool_document())
     world.ready()
     image = {"template": {"spec": {"containers": [{"name": "router", "image": "other:1"}]}}}
@@ -98,7 +98,7 @@ def test_field_that_another_manager_takes_by_force_is_taken_back(world: World, f
     world.ready()
 
 
-def test_init_container_that_a_pool_adds_comes_before_the_engine_of_a_running_pool(world: World) -> None:
+def test_an_added_init_container_precedes_the_engine_of_a_running_pool(world: World) -> None:
     world.make("ServingPool", pool_document())
     world.ready()
     fetch = {"name": "fetch", "image": "localhost/fetch:1"}

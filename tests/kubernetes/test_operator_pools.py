@@ -31,7 +31,7 @@ def names(world: World, kind: str) -> set[str]:
     return {made["metadata"]["name"] for made in world.all(kind, OWN)}
 
 
-def test_pool_comes_up_with_all_that_it_needs(world: World, kubectl: Kubectl) -> None:
+def test_a_new_pool_gets_all_its_objects(world: World, kubectl: Kubectl) -> None:
     world.make("ServingPool", pool_document())
     world.ready()
     assert {kind: names(world, kind) for kind in MADE} == MADE
@@ -49,7 +49,7 @@ def test_pool_comes_up_with_all_that_it_needs(world: World, kubectl: Kubectl) ->
     assert columns[:5] == ["chat", "True", "2", "2", "slos-serve"]
 
 
-def test_operator_leaves_no_marks_on_the_pool_itself(world: World) -> None:
+def test_the_operator_writes_only_the_pools_status(world: World) -> None:
     before = world.make("ServingPool", pool_document())
     world.ready()
     metadata = world.pool()["metadata"]
@@ -58,7 +58,7 @@ def test_operator_leaves_no_marks_on_the_pool_itself(world: World) -> None:
     assert metadata["generation"] == before["metadata"]["generation"]
 
 
-def test_pool_at_rest_is_looked_at_and_not_written(world: World, operator: OperatorProcess) -> None:
+def test_an_unchanged_pool_is_reconciled_without_writes(world: World, operator: OperatorProcess) -> None:
     world.make("ServingPool", pool_document())
     world.ready()
     at_rest = world.pool()["metadata"]["resourceVersion"]
@@ -110,7 +110,7 @@ def test_objects_no_longer_desired_are_deleted_and_foreign_ones_stay(world: Worl
     stranger = {"metadata": {"name": "stranger", "labels": {"penstock.dev/pool": "chat", **_labels()}}}
     world.make("ConfigMap", stranger)
     world.change("ServingPool", "chat", {"spec": {"ingress": None}})
-    world.gone(lambda: world.get("Ingress", "chat"))
+    world.await_absence(lambda: world.get("Ingress", "chat"))
     assert world.get("ConfigMap", "stranger") is not None
     eventually(lambda: [output for output in world.events("Removed") if "Ingress" in output])
 
@@ -120,7 +120,7 @@ def _labels() -> dict[str, str]:
     return {key: value}
 
 
-def test_name_that_is_taken_is_left_alone_said_and_used_once_it_is_free(world: World) -> None:
+def test_a_foreign_object_is_left_alone_reported_and_replaced_once_deleted(world: World) -> None:
     foreign = {"metadata": {"name": "chat"}, "spec": {"ports": [{"port": 9}], "selector": {"app": "other"}}}
     world.make("Service", foreign)
     world.make("ServingPool", pool_document())
@@ -135,7 +135,7 @@ def test_name_that_is_taken_is_left_alone_said_and_used_once_it_is_free(world: W
     eventually(lambda: world.events("Recovered"))
 
 
-def test_pool_that_is_deleted_leaves_nothing(world: World) -> None:
+def test_a_deleted_pool_leaves_no_objects(world: World) -> None:
     world.make("ServingPool", pool_document())
     world.ready()
     world.delete("ServingPool", "chat")
@@ -143,7 +143,7 @@ def test_pool_that_is_deleted_leaves_nothing(world: World) -> None:
     eventually(lambda: not world.pods("replica") and not world.pods("router"))
 
 
-def test_pool_made_again_under_its_name_has_objects_of_its_own(world: World) -> None:
+def test_a_recreated_pool_has_its_own_objects(world: World) -> None:
     world.make("ServingPool", pool_document())
     world.ready()
     world.delete("ServingPool", "chat")
@@ -158,7 +158,7 @@ def test_pool_made_again_under_its_name_has_objects_of_its_own(world: World) -> 
     assert world.pool()["status"]["replicas"] == 1
 
 
-def test_kubectl_scale_scales(world: World, kubectl: Kubectl) -> None:
+def test_kubectl_scale_changes_the_number_of_replicas(world: World, kubectl: Kubectl) -> None:
     world.make("ServingPool", pool_document())
     world.ready()
     kubectl.out("scale", "servingpool", "chat", "--replicas=3")
@@ -168,7 +168,7 @@ def test_kubectl_scale_scales(world: World, kubectl: Kubectl) -> None:
     assert kubectl.out("get", "pool", "chat", "-o=jsonpath={.status.selector}")
 
 
-def test_of_two_pools_with_one_host_the_older_keeps_it(world: World) -> None:
+def test_the_older_of_two_pools_keeps_their_host(world: World) -> None:
     older = world.make("ServingPool", pool_document("older", ingress={"host": "one.example"}))
     eventually(lambda: world.get("Ingress", "older"))
     made_s = unix_s(older["metadata"]["creationTimestamp"], 0.0)  # whole seconds: of one, none is older
@@ -183,7 +183,7 @@ def test_of_two_pools_with_one_host_the_older_keeps_it(world: World) -> None:
     eventually(lambda: world.get("Ingress", "younger"))
 
 
-def test_change_of_the_spec_reaches_the_pods(world: World) -> None:
+def test_a_changed_spec_reaches_the_pods(world: World) -> None:
     world.make("ServingPool", pool_document())
     world.ready()
     before = {pod["metadata"]["uid"] for pod in world.pods("replica")}
@@ -200,7 +200,7 @@ def test_change_of_the_spec_reaches_the_pods(world: World) -> None:
     assert world.pool()["status"]["observedGeneration"] == generation
 
 
-def test_a_pool_changes_its_gateway_and_comes_back(world: World) -> None:
+def test_a_pool_changes_its_gateway_and_back(world: World) -> None:
     world.make("ServingPool", pool_document())
     world.ready()
     service = world.get("Service", "chat")

@@ -42,7 +42,7 @@ def start(apiserver: Path, home: str, world: World, tmp_path: Path) -> Iterator[
         yield one
 
 
-def test_operator_that_is_killed_again_and_again_gets_there_in_the_end(world: World, start: Start) -> None:
+def test_a_repeatedly_killed_operator_finally_converges(world: World, start: Start) -> None:
     world.make("ServingPool", pool_document())
     for acts in range(1, 6):
         operator = start()
@@ -66,7 +66,9 @@ def test_operator_that_is_killed_again_and_again_gets_there_in_the_end(world: Wo
 
 def has_acted(operator: OperatorProcess, world: World, times: int) -> None:
     """Waits until it has done so much, or all there was to do."""
-    eventually(lambda: operator.said().count("event=executed") >= times or world.condition("Ready")[0])
+    eventually(
+        lambda: operator.printed_text().count("event=executed") >= times or world.condition("Ready")[0]
+    )
 
 
 def test_changes_made_without_an_operator_are_reconciled_after_its_start(world: World, start: Start) -> None:
@@ -80,14 +82,14 @@ def test_changes_made_without_an_operator_are_reconciled_after_its_start(world: 
     world.delete("Service", "stays")
     world.change("ServingPool", "stays", {"spec": {"replicas": 1}})
     world.make("ServingPool", pool_document("comes"))
-    world.gone(lambda: world.get("StatefulSet", "leaves-replica"))
+    world.await_absence(lambda: world.get("StatefulSet", "leaves-replica"))
     start()
     world.ready("comes")
     eventually(lambda: world.get("Service", "stays"))
     eventually(lambda: world.pool("stays")["status"]["replicas"] == 1)
 
 
-def test_namespaced_operator_minds_its_own_namespace(
+def test_a_namespaced_operator_acts_only_in_its_namespace(
     world: World, start: Start, client: httpx2.Client
 ) -> None:
     operator = start()
@@ -99,13 +101,11 @@ def test_namespaced_operator_minds_its_own_namespace(
     world.ready()
     assert "status" not in remote.pool()
     assert remote.all("StatefulSet") == []
-    assert "forbidden" not in operator.said()
+    assert "forbidden" not in operator.printed_text()
     client.delete(f"/api/v1/namespaces/{other}").raise_for_status()
 
 
-def test_one_operator_acts_and_the_next_takes_over_when_it_is_killed(
-    world: World, start: Start, home: str
-) -> None:
+def test_a_standby_takes_over_when_the_leader_is_killed(world: World, start: Start, home: str) -> None:
     first = start(f"--lease-namespace={home}")
     eventually(lambda: first.metric("penstock_operator_leading") == 1)
     second = start(f"--lease-namespace={home}")
@@ -119,9 +119,7 @@ def test_one_operator_acts_and_the_next_takes_over_when_it_is_killed(
     eventually(lambda: world.get("Service", "chat"))
 
 
-def test_leader_that_was_frozen_at_work_writes_nothing_once_another_leads(
-    world: World, start: Start, home: str
-) -> None:
+def test_a_frozen_leader_does_not_write_once_another_leads(world: World, start: Start, home: str) -> None:
     frozen = start(f"--lease-namespace={home}")
     eventually(lambda: frozen.metric("penstock_operator_leading") == 1)
     standby = start(f"--lease-namespace={home}")
@@ -139,7 +137,7 @@ def test_leader_that_was_frozen_at_work_writes_nothing_once_another_leads(
         world.ready(pool)
     before = {kind: versions(world, kind) for kind in ("StatefulSet", "Deployment", "ConfigMap", "Service")}
     frozen.thaw()
-    eventually(lambda: "reconcile aborted" in frozen.said())
+    eventually(lambda: "reconcile aborted" in frozen.printed_text())
     assert frozen.metric("penstock_operator_leading") == 0
     assert {kind: versions(world, kind) for kind in before} == before
 
@@ -165,7 +163,7 @@ def test_an_operator_that_stops_releases_the_lease(start: Start, home: str, clie
     assert lease["spec"].get("holderIdentity", "") == ""
 
 
-def test_api_server_that_restarts_interrupts_nothing_for_long(
+def test_a_restarted_api_server_interrupts_the_operator_only_briefly(
     world: World, start: Start, apiserver: Path
 ) -> None:
     operator = start()
@@ -179,7 +177,7 @@ def test_api_server_that_restarts_interrupts_nothing_for_long(
     assert operator.page("/health").status_code == 200
 
 
-def test_definition_of_another_release_is_said_in_one_line(
+def test_a_definition_of_another_release_is_logged_in_one_line(
     world: World, start: Start, kubectl: Kubectl
 ) -> None:
     older = kubectl.get("crd", "servingpools.penstock.dev")
@@ -189,14 +187,14 @@ def test_definition_of_another_release_is_said_in_one_line(
     try:
         changed(kubectl, patch)
         operator = start()
-        eventually(lambda: "lacks spec.monitoring" in operator.said())
-        assert "kubectl apply --server-side -f crds/servingpools.yaml" in operator.said()
+        eventually(lambda: "lacks spec.monitoring" in operator.printed_text())
+        assert "kubectl apply --server-side -f crds/servingpools.yaml" in operator.printed_text()
         patch = [{"op": "remove", "path": SCHEMA + "/status/properties/autoscaling"}]
         changed(kubectl, patch)
         silent = start(ready=False)
         assert silent.process.wait(60) == 1
-        assert "which could not report status.autoscaling" in silent.said()
-        assert "Traceback" not in silent.said()
+        assert "which could not report status.autoscaling" in silent.printed_text()
+        assert "Traceback" not in silent.printed_text()
     finally:
         kubectl.out("apply", "--server-side", "--force-conflicts", "--filename", DEFINITION)
 
@@ -219,8 +217,8 @@ def changed(kubectl: Kubectl, patch: list[dict[str, str]]) -> None:
     eventually(published)
 
 
-def test_wrong_settings_end_it_at_once_with_one_line(apiserver: Path, tmp_path: Path) -> None:
+def test_invalid_settings_end_the_operator_with_one_line(apiserver: Path, tmp_path: Path) -> None:
     nonsense = {"PENSTOCK_TLS": "maybe"}
     operator = OperatorProcess(apiserver, tmp_path / "log", environment=nonsense)
     assert operator.process.wait(60) == 2
-    assert operator.said() == 'PENSTOCK_TLS: "maybe" is neither on nor off\n'
+    assert operator.printed_text() == 'PENSTOCK_TLS: "maybe" is neither on nor off\n'

@@ -20,7 +20,7 @@ def replicas(world: World, pool: str) -> int | None:
     return None if found is None else int(found["spec"]["replicas"])
 
 
-def test_operator_accepts_a_restored_etcd_without_a_restart(tmp_path: Path) -> None:
+def test_the_operator_accepts_a_restored_etcd_without_a_restart(tmp_path: Path) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="penstock-restore-") as name,
         api_server(folder := Path(name) / "api") as kubeconfig,

@@ -94,7 +94,7 @@ def answers_for(world: World) -> None:
     world.as_kubelet(pod, {"podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}]})
 
 
-def look_again(world: World, router: Router) -> None:
+def reconcile_again(world: World, router: Router) -> None:
     """Makes the operator look at the pool, and waits until it has."""
     requested = router.asked
     world.change("ConfigMap", "chat-router", {"metadata": {"annotations": {"look": str(requested)}}})
@@ -119,7 +119,7 @@ def test_rejected_demand_adds_replicas_and_a_restart_keeps_the_learned_capacity(
             router.each = {"arrived": 100, "admitted": 40, "rejected": 60, "hops": 100}
 
             def more() -> bool:
-                look_again(world, router)
+                reconcile_again(world, router)
                 return bool(scaled(world).get("replicas", 0) > 1)
 
             eventually(more)
@@ -135,7 +135,7 @@ def test_rejected_demand_adds_replicas_and_a_restart_keeps_the_learned_capacity(
         assert float(learned["data"]["capacityRps"]) > 0
         with operator_process(kubeconfig, tmp_path / "second", flags) as second:
             eventually(lambda: second.metric("penstock_operator_reconcile_seconds_count") > 0)
-            look_again(world, router)
+            reconcile_again(world, router)
             assert scaled(world)["replicas"] == decided["replicas"]
             stateful = world.get("StatefulSet", "chat-replica")
             assert stateful is not None
@@ -165,7 +165,7 @@ def test_a_pool_without_demand_scales_to_zero_and_a_held_request_starts_it(
     answers_for(world)
 
     def sleeps() -> bool:
-        look_again(world, router)
+        reconcile_again(world, router)
         return world.condition("Ready")[1] == "Asleep"
 
     eventually(sleeps)
@@ -173,7 +173,7 @@ def test_a_pool_without_demand_scales_to_zero_and_a_held_request_starts_it(
     router.page = lambda: _held(router)  # type: ignore[method-assign]
 
     def wakes() -> bool:
-        look_again(world, router)
+        reconcile_again(world, router)
         return bool(scaled(world)["replicas"] >= 1)
 
     eventually(wakes)

@@ -193,7 +193,7 @@ def test_pods_and_slices_with_the_same_label_are_ignored(want: Want) -> None:
     assert decide([], [pod], OURS) == ()
 
 
-WHOSE = st.sampled_from(["ours", "drifted", "foreign", "gone", "leaving"])
+OBJECT_STATES = st.sampled_from(["ours", "drifted", "foreign", "gone", "leaving"])
 PARTS = st.sampled_from(
     [
         {},
@@ -213,7 +213,7 @@ def test_one_reconciliation_suffices_and_touches_no_foreign_object(
     seen = [
         state
         for each in want(**before).values()
-        for state in _in_some_state(each, data.draw(WHOSE, label=str(ref_of(each))))
+        for state in _in_some_state(each, data.draw(OBJECT_STATES, label=str(ref_of(each))))
     ]
     actions = decide(wanted, seen, OURS)
     others = [each for each in seen if each["metadata"]["ownerReferences"] == []]

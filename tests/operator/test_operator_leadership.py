@@ -19,7 +19,7 @@ LONGEST_S = 300.0
 QUIET_S = 60.0
 """Nothing fails any more; by the end somebody leads."""
 
-ON_ITS_WAY_S = 1.0
+TRANSIT_S = 1.0
 """Longest that a write takes from being sent to being done."""
 
 
@@ -64,20 +64,20 @@ class Process:
             await self.wait(self.frozen_until_s - now_s())
 
     async def get(self, _: Ref) -> Manifest | None:
-        await self._way()
+        await self._transit()
         found = self.cluster.lease
-        await self._way()
+        await self._transit()
         return found
 
     async def put(self, lease: Manifest) -> Manifest:
-        await self._way()
+        await self._transit()
         self.cluster.store(lease)
-        await self._way()
+        await self._transit()
         return lease
 
     create = put
 
-    async def _way(self) -> None:
+    async def _transit(self) -> None:
         """To the API server or back: it takes a while, and may fail."""
         quiet = now_s() > LONGEST_S - QUIET_S
         await self.wait(self.chance.choice([0.001, 0.01, 0.1 if quiet else 5.0]))
@@ -102,7 +102,7 @@ class Process:
                 leadership.check()
             except LeaseLost:
                 continue
-            _ = asyncio.get_running_loop().call_later(self.chance.uniform(0, ON_ITS_WAY_S), self._arrive)
+            _ = asyncio.get_running_loop().call_later(self.chance.uniform(0, TRANSIT_S), self._arrive)
 
     def _arrive(self) -> None:
         self.cluster.written_s = now_s()
@@ -139,8 +139,8 @@ RATES = st.floats(0.85, 1.15)
 @given(st.integers(0, 2**32), st.tuples(RATES, RATES))
 def test_only_the_holder_of_the_lease_ever_writes(seed: int, rates: tuple[float, float]) -> None:
     cluster = run(two_operators(seed, rates))
-    assert cluster.written_s > LONGEST_S - 2 * ON_ITS_WAY_S, "there is no leader at the end"
+    assert cluster.written_s > LONGEST_S - 2 * TRANSIT_S, "there is no leader at the end"
 
 
 def test_the_margin_covers_clocks_whose_rates_differ_by_a_third() -> None:
-    assert LEASE_DURATION_S / RENEW_DEADLINE_S > 1.15 / 0.85 + ON_ITS_WAY_S / RENEW_DEADLINE_S
+    assert LEASE_DURATION_S / RENEW_DEADLINE_S > 1.15 / 0.85 + TRANSIT_S / RENEW_DEADLINE_S

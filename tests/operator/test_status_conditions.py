@@ -169,19 +169,20 @@ def test_a_pool_of_one_replica_is_available_while_it_is_ready(ready: int, answer
 
 
 def test_conditions_have_the_present_and_desired_number_of_pods() -> None:
-    def said(type_: str, *pods: Manifest, **rest: Any) -> str:
+    def message_of(type_: str, *pods: Manifest, **rest: Any) -> str:
         found = condition(status_of(view(*pods, **rest), {}, NOW), type_)
         assert found is not None
         return str(found["message"])
 
     one = replicas(wanted=1, ready=1)
-    assert said("Ready", one, routers(), wanted=1) == "1 of 1 replica and 2 of 2 routers ready"
-    assert said("ReplicasReady", replicas(ready=2), routers()) == "2 of 3 replicas ready"
-    assert said("Progressing", replicas(replicas=4), routers()) == "4 replicas, 3 are desired"
+    assert message_of("Ready", one, routers(), wanted=1) == "1 of 1 replica and 2 of 2 routers ready"
+    assert message_of("ReplicasReady", replicas(ready=2), routers()) == "2 of 3 replicas ready"
+    assert message_of("Progressing", replicas(replicas=4), routers()) == "4 replicas, 3 are desired"
     assert (
-        said("Progressing", replicas(updatedReplicas=1), routers()) == "1 of 3 replicas run the newest spec"
+        message_of("Progressing", replicas(updatedReplicas=1), routers())
+        == "1 of 3 replicas run the newest spec"
     )
-    assert said("Progressing", replicas(), routers(ready=1)) == "1 of 2 routers ready"
+    assert message_of("Progressing", replicas(), routers(ready=1)) == "1 of 2 routers ready"
 
 
 def test_a_pool_whose_gateway_has_not_answered_is_not_ready() -> None:

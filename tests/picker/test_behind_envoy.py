@@ -182,7 +182,7 @@ async def test_a_long_body_arrives_whole_and_one_over_the_bound_is_413(front: Fr
 async def test_no_replica_is_503_with_retry_after(front: Front, tmp_path: Path) -> None:
     r0 = HttpReplica("r0")
     async with front.behind(tmp_path, r0) as (envoy, picker):
-        r0.tell(draining=True)
+        r0.send_snapshot(draining=True)
         await until(lambda: not picker._replica_set.loads())
         answer = await envoy.chat(BODY)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replicas")

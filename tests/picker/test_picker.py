@@ -77,7 +77,7 @@ async def test_a_replica_with_the_prefix_is_first_and_counts_uncached_tokens_onl
     r0, r1 = replicas()
     [mark] = prompt_marks(BODY).marks
     async with picker_of((r0, r1), pool_with(routing={"order": "prefix"})) as picker:
-        r1.tell_cached(added=[mark.key], complete=True)
+        r1.send_prefixes(added=[mark.key], complete=True)
         await until(lambda: value(picker, "cached_prefixes") == 1)
         picked = picker.pick(call())
         assert (picked.first, picked.uncached_tokens) == (

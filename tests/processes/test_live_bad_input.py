@@ -66,7 +66,7 @@ NOT_JSON = [
 
 @pytest.mark.parametrize("body", NOT_JSON, ids=lambda body: repr(body[:16]))
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_a_body_that_is_no_json_object_is_answered_400(
+def test_a_body_that_is_not_a_json_object_is_answered_400(
     router: tuple[str, int], path: str, body: bytes
 ) -> None:
     refused(exchange(router, post(path, body)), 400)
@@ -102,7 +102,7 @@ WRONG_FIELDS: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("field", "value", "param"), WRONG_FIELDS)
-def test_wrong_field_is_named(bounded: LivePool, field: str, value: Any, param: str) -> None:
+def test_an_invalid_field_is_named(bounded: LivePool, field: str, value: Any, param: str) -> None:
     with bounded.client("bounded") as client, pytest.raises(openai.BadRequestError) as refusal:
         client.post("/chat/completions", cast_to=object, body={**json.loads(chat()), field: value})
     assert refusal.value.param == param
@@ -110,7 +110,7 @@ def test_wrong_field_is_named(bounded: LivePool, field: str, value: Any, param: 
 
 
 @pytest.mark.parametrize("value", [None, 7, "", [], [1, -1], [1, "a"], [1.5], {"text": "a"}, [[]], [True]])
-def test_wrong_prompt_is_named(bounded: LivePool, value: Any) -> None:
+def test_an_invalid_prompt_is_named(bounded: LivePool, value: Any) -> None:
     with bounded.client("bounded") as client, pytest.raises(openai.BadRequestError) as refusal:
         client.post("/completions", cast_to=object, body={"model": bounded.model, "prompt": value})
     assert refusal.value.param == "prompt"
@@ -125,7 +125,7 @@ def test_too_many_prompts_are_named(bounded: LivePool, prompt: Any) -> None:
 
 @pytest.mark.parametrize("levels", [90, 150, 254, 300, 990, 1_100, 10_000])
 @pytest.mark.parametrize("field", ["tools", "metadata", "vllm_xargs", "unknown"])
-def test_any_nesting_is_answered(router: tuple[str, int], field: str, levels: int) -> None:
+def test_every_depth_of_nesting_is_answered(router: tuple[str, int], field: str, levels: int) -> None:
     body = chat()[:-1] + f', "{field}": '.encode() + b'{"a":[' * (levels // 2) + b"]}" * (levels // 2) + b"}"
     answer = exchange(router, post(CHAT, body))
     if levels > 100:
@@ -134,46 +134,46 @@ def test_any_nesting_is_answered(router: tuple[str, int], field: str, levels: in
         assert answer.status in (200, 400)
 
 
-def test_unknown_model_is_404(bounded: LivePool) -> None:
+def test_an_unknown_model_is_404(bounded: LivePool) -> None:
     with bounded.client("bounded") as client, pytest.raises(openai.NotFoundError, match="gpt-9") as refusal:
         client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "hello"}])
     assert refusal.value.code == "model_not_found"
 
 
 @pytest.mark.parametrize("prompt", [[5] * 9000, "word " * 20_000], ids=["ids", "text"])
-def test_prompt_over_the_context_names_the_prompt(bounded: LivePool, prompt: str | list[int]) -> None:
+def test_a_prompt_over_the_context_is_named(bounded: LivePool, prompt: str | list[int]) -> None:
     with bounded.client("bounded") as client, pytest.raises(openai.BadRequestError) as refusal:
         client.completions.create(model=bounded.model, prompt=prompt, max_tokens=5)
     assert refusal.value.param == "prompt"
     assert refusal.value.code == "context_length_exceeded"
 
 
-def test_answer_over_the_context_is_named(bounded: LivePool) -> None:
+def test_an_answer_over_the_context_is_named(bounded: LivePool) -> None:
     with bounded.client("bounded") as client, pytest.raises(openai.BadRequestError) as refusal:
         client.completions.create(model=bounded.model, prompt="hello", max_tokens=10**6)
     assert refusal.value.param == "max_tokens"
 
 
-def test_body_too_large_is_413(router: tuple[str, int]) -> None:
+def test_a_body_too_large_is_413(router: tuple[str, int]) -> None:
     error = refused(exchange(router, post(CHAT, chat(user="x" * MOST_BODY_BYTES))), 413)
     assert str(MOST_BODY_BYTES) in error["message"]
 
 
-def test_body_too_large_in_chunks_is_413(router: tuple[str, int]) -> None:
+def test_a_chunked_body_too_large_is_413(router: tuple[str, int]) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nhost: pool\r\ntransfer-encoding: chunked\r\n\r\n".encode()
     chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
     refused(exchange(router, head + chunk * 20 + b"0\r\n\r\n"), 413)
 
 
-def test_headers_too_large_are_431(router: tuple[str, int]) -> None:
+def test_headers_that_are_too_large_are_431(router: tuple[str, int]) -> None:
     refused(exchange(router, post(CHAT, chat(), "x-long: " + "y" * MOST_HEADER_BYTES)), 431)
 
 
-def test_endless_header_is_431(router: tuple[str, int]) -> None:
+def test_an_endless_header_is_431(router: tuple[str, int]) -> None:
     refused(exchange(router, b"GET / HTTP/1.1\r\nhost: pool\r\nx-long: " + b"y" * 100_000), 431)
 
 
-def test_many_headers_are_431(router: tuple[str, int]) -> None:
+def test_too_many_headers_are_431(router: tuple[str, int]) -> None:
     refused(exchange(router, post(CHAT, chat(), *(f"x-{n}: y" for n in range(2000)))), 431)
 
 
@@ -195,7 +195,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: pool\r\n"
     ],
     ids=lambda request: repr(request[-24:]),
 )
-def test_bytes_that_are_no_http_are_answered_400_or_closed(
+def test_bytes_that_are_not_http_are_answered_400_or_closed(
     router: tuple[str, int], request_bytes: bytes
 ) -> None:
     answer = exchange(router, request_bytes, half_close=True)
@@ -207,31 +207,31 @@ def test_bytes_that_are_no_http_are_answered_400_or_closed(
 @pytest.mark.parametrize(
     "path", ["/", "/v1", "/v1/chat", "/v1/embeddings", "/../etc/passwd", "/v1/models/a/b"]
 )
-def test_unknown_path_is_404(router: tuple[str, int], path: str) -> None:
+def test_an_unknown_path_is_404(router: tuple[str, int], path: str) -> None:
     refused(exchange(router, f"GET {path} HTTP/1.1\r\nhost: pool\r\n\r\n".encode()), 404)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH"])
-def test_wrong_method_is_405(router: tuple[str, int], method: str) -> None:
+def test_another_method_is_405(router: tuple[str, int], method: str) -> None:
     answer = exchange(router, f"{method} {CHAT} HTTP/1.1\r\nhost: pool\r\ncontent-length: 0\r\n\r\n".encode())
     refused(answer, 405)
     assert "POST" in answer.headers["allow"]
 
 
-def test_compressed_body_is_415(router: tuple[str, int]) -> None:
+def test_a_compressed_body_is_415(router: tuple[str, int]) -> None:
     error = refused(exchange(router, post(CHAT, b"\x1f\x8b\x08", "content-encoding: gzip")), 415)
     assert error["param"] == "content-encoding"
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "\xff"])
-def test_content_type_does_not_matter(router: tuple[str, int], kind: str) -> None:
+def test_the_content_type_is_ignored(router: tuple[str, int], kind: str) -> None:
     body = chat()
     head = HEAD + f"content-length: {len(body)}\r\ncontent-type: {kind}\r\n\r\n".encode("latin-1")
     assert exchange(router, head + body).status == 200
 
 
 @pytest.mark.parametrize("given_id", ["", "x" * 500, "with space", "caf\xe9", "a\tb"])
-def test_odd_request_id_is_replaced(router: tuple[str, int], given_id: str) -> None:
+def test_an_invalid_request_id_is_replaced(router: tuple[str, int], given_id: str) -> None:
     body = chat()
     head = HEAD + f"content-length: {len(body)}\r\nx-request-id: {given_id}\r\n\r\n".encode("latin-1")
     answer = exchange(router, head + body)
@@ -239,11 +239,11 @@ def test_odd_request_id_is_replaced(router: tuple[str, int], given_id: str) -> N
     assert answer.headers["x-request-id"].isalnum()
 
 
-def test_body_that_never_comes_is_408(router: tuple[str, int]) -> None:
+def test_a_body_that_never_arrives_is_408(router: tuple[str, int]) -> None:
     refused(exchange(router, post(CHAT, chat())[:-5]), 408)
 
 
-def test_half_closed_client_is_answered_or_closed(router: tuple[str, int]) -> None:
+def test_a_half_closed_client_is_answered_or_closed(router: tuple[str, int]) -> None:
     assert exchange(router, post(CHAT, chat()), half_close=True).status in (0, 200)
 
 
@@ -254,7 +254,7 @@ def test_a_client_that_disconnects_within_its_body_affects_no_other(router: tupl
     assert exchange(router, post(CHAT, chat())).status == 200
 
 
-def test_refused_connection_is_used_again(router: tuple[str, int]) -> None:
+def test_a_connection_is_reused_after_a_refusal(router: tuple[str, int]) -> None:
     """A 400 ends the exchange, not the connection."""
     with socket.create_connection(router, timeout=raw_http.PATIENCE_S) as sock:
         for _ in range(3):
@@ -304,7 +304,9 @@ ALLOWED = {200, 400, 404, 413, 422, 429}
     path=st.sampled_from([CHAT, COMPLETIONS]),
     changes=st.dictionaries(FIELDS | st.text(max_size=8), VALUES, max_size=4),
 )
-def test_any_field_may_hold_anything(bounded: LivePool, path: str, changes: dict[str, Any]) -> None:
+def test_every_value_of_every_field_is_answered(
+    bounded: LivePool, path: str, changes: dict[str, Any]
+) -> None:
     good = {"model": bounded.model, "prompt": "hello", "messages": [{"role": "user", "content": "hello"}]}
     body = json.dumps({**good, "max_tokens": 2, **changes}).encode()
     with (
@@ -318,7 +320,7 @@ def test_any_field_may_hold_anything(bounded: LivePool, path: str, changes: dict
             assert b"Traceback" not in output
 
 
-def test_pool_is_whole_after_all_this(bounded: LivePool) -> None:
+def test_the_pool_still_serves_after_all_invalid_input(bounded: LivePool) -> None:
     with bounded.client("bounded") as client:
         answer = client.chat.completions.create(
             model=bounded.model, messages=[{"role": "user", "content": "still here?"}], max_tokens=3

@@ -21,7 +21,7 @@ def assert_let_go(pool: LivePool) -> None:
     assert pool.engines_value("vllm:kv_cache_usage_perc") == 0
 
 
-def test_stream_closed_by_the_client(pool: LivePool) -> None:
+def test_a_stream_closed_by_the_client_is_cancelled(pool: LivePool) -> None:
     with pool.client() as client:
         stream = client.chat.completions.create(model=pool.model, messages=HELLO, stream=True, **ENDLESS)
         next(stream)
@@ -31,7 +31,7 @@ def test_stream_closed_by_the_client(pool: LivePool) -> None:
         assert_let_go(pool)
 
 
-async def test_stream_closed_by_the_async_client(pool: LivePool) -> None:
+async def test_a_stream_closed_by_the_async_client_is_cancelled(pool: LivePool) -> None:
     async with pool.async_client() as client:
         stream = await client.chat.completions.create(
             model=pool.model, messages=HELLO, stream=True, **ENDLESS
@@ -41,13 +41,13 @@ async def test_stream_closed_by_the_async_client(pool: LivePool) -> None:
         assert_let_go(pool)
 
 
-def test_a_whole_answer_whose_client_disconnected(pool: LivePool) -> None:
+def test_a_whole_answer_is_cancelled_when_its_client_disconnects(pool: LivePool) -> None:
     with pool.client(timeout=0.5) as client, pytest.raises(openai.APITimeoutError):
         client.chat.completions.create(model=pool.model, messages=HELLO, **ENDLESS)
     assert_let_go(pool)
 
 
-def test_connection_that_is_reset(pool: LivePool) -> None:
+def test_a_reset_connection_cancels_its_request(pool: LivePool) -> None:
     body = chat(stream=True, max_tokens=8000, ignore_eos=True)
     with socket.create_connection(pool.address("router", "main")) as sock:
         sock.sendall(post("/v1/chat/completions", body))
@@ -56,7 +56,7 @@ def test_connection_that_is_reset(pool: LivePool) -> None:
     assert_let_go(pool)
 
 
-def test_many_at_once(pool: LivePool) -> None:
+def test_many_cancels_at_once_leave_no_request(pool: LivePool) -> None:
     with pool.client() as client:
         streams = [
             client.chat.completions.create(model=pool.model, messages=HELLO, stream=True, **ENDLESS)
@@ -72,7 +72,7 @@ def test_many_at_once(pool: LivePool) -> None:
     assert_let_go(pool)
 
 
-def test_end_of_a_stream_is_no_cancel(pool: LivePool) -> None:
+def test_the_end_of_a_stream_is_not_a_cancel(pool: LivePool) -> None:
     """The official client closes its connection right after the last event."""
     before = pool.engines_value("vllm:request_success_total")
     with pool.client() as client:

@@ -22,7 +22,7 @@ def ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_ends_a_search_and_its_processes_at_once_and_keeps_its_results(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_search_and_its_processes_and_keeps_results(tmp_path: Path) -> None:
     memory = tmp_path / "memory.jsonl"
     requested = ["--scenario", "coder,mixed", "--policy", "vllm", "--jobs", "2", "--resume", str(memory)]
     with subprocess.Popen([PENSTOCK, "capacity", *requested], stderr=subprocess.PIPE, text=True) as search:

@@ -27,7 +27,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
 
 @pytest.fixture(scope="module")
 def pool_behind(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePool]:
-    pool = LivePool(tmp_path_factory.mktemp("pool"), 2, through=proxy.way)
+    pool = LivePool(tmp_path_factory.mktemp("pool"), 2, through=proxy.address_through_proxy)
     try:
         pool.open()
         yield pool
@@ -58,7 +58,7 @@ async def stay_equal(pool: LivePool, harm: AbstractContextManager[None]) -> None
         ("slicer", {"average_size": 40, "size_variation": 30, "delay": 10}),
     ],
 )
-async def test_a_slow_way_changes_no_token(
+async def test_a_slow_connection_changes_no_token(
     pool_behind: LivePool, proxy: FaultProxy, what: str, kind: str, attributes: dict[str, int]
 ) -> None:
     await stay_equal(pool_behind, proxy.harm(what, kind, **attributes))

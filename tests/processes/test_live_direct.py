@@ -42,7 +42,7 @@ def test_streams_and_whole_answers_are_served_and_counted(direct: LivePool) -> N
     until(lambda: direct.router_value("penstock_router_tpot_seconds_count") == 2, "both are counted")
 
 
-async def test_no_answer_passes_a_sidecar(direct: LivePool) -> None:
+async def test_no_answer_passes_through_a_sidecar(direct: LivePool) -> None:
     """Frozen, it passes nothing: the stream continues to its last token."""
     async with direct.async_client() as client:
         stream = await begun(client, direct, 1, TOKENS)
@@ -52,7 +52,7 @@ async def test_no_answer_passes_a_sidecar(direct: LivePool) -> None:
         await stream.rest()
 
 
-def test_a_client_that_leaves_ends_its_work_at_the_engine(direct: LivePool) -> None:
+def test_a_disconnected_client_ends_its_work_at_the_engine(direct: LivePool) -> None:
     with direct.client() as client:
         stream = client.chat.completions.create(model=direct.model, messages=HELLO, stream=True, **ENDLESS)
         next(stream)

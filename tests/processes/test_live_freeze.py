@@ -47,7 +47,7 @@ async def one_word(client: openai.AsyncOpenAI, pool: LivePool) -> str:
     return raw.headers["x-penstock-replica"]
 
 
-async def test_a_frozen_sidecar_costs_others_nothing_is_ejected_and_comes_back(pool: LivePool) -> None:
+async def test_a_frozen_sidecar_is_ejected_and_returns_without_affecting_others(pool: LivePool) -> None:
     pool.start_router("hasty", router={"verdictTimeout": "500ms"})
     async with pool.async_client("hasty") as client:
         begun = [asyncio.Event() for _ in range(8)]

@@ -227,7 +227,7 @@ async def test_no_frame_of_one_session_affects_another(fuzzed: LivePool, quiet_l
     assert (kinds[0], kinds[-1]) == ("admitted", "finished")
 
 
-def test_the_pool_is_whole_after_all_this(fuzzed: LivePool) -> None:
+def test_the_pool_still_serves_after_all_misuse(fuzzed: LivePool) -> None:
     assert fuzzed.router_value("penstock_router_faults_total", "fuzzed") == 0
     assert fuzzed.ready_replicas("fuzzed") == set(fuzzed.replicas)
     answer = raw_client.exchange(fuzzed.address("router", "fuzzed"), [post(CHAT, chat())], answers=1)

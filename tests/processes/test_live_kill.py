@@ -30,7 +30,7 @@ async def test_begun_streams_continue_on_another_replica_token_for_token(pool: L
     assert pool.router_value("penstock_router_move_silence_seconds_count") >= 4
 
 
-async def test_a_stream_outlives_two_replicas(pool: LivePool) -> None:
+async def test_a_stream_survives_the_loss_of_two_replicas(pool: LivePool) -> None:
     """The second is lost once the first is back: a move each."""
     async with pool.async_client() as client:
         whole = await whole_answer(client, pool, 1, 3 * TOKENS)
@@ -66,7 +66,7 @@ async def test_requests_without_a_first_byte_succeed_on_another_replica(pool: Li
 
 
 @pytest.mark.parametrize("kind", ["sidecar", "engine"])
-def test_replica_comes_back_by_itself(pool: LivePool, kind: Kind) -> None:
+def test_a_lost_replica_returns_to_service(pool: LivePool, kind: Kind) -> None:
     pool.kill(kind, "r0")
     with pool.client() as client:
         until(lambda: pool.ready_replicas() == {"r1"}, "r0 out of service")
@@ -76,7 +76,7 @@ def test_replica_comes_back_by_itself(pool: LivePool, kind: Kind) -> None:
         assert {one_word(client, pool) for _ in range(4)} == {"r0", "r1"}
 
 
-def test_no_replica_at_all_is_503_until_one_is_back(pool: LivePool) -> None:
+def test_without_replicas_requests_are_503_until_one_returns(pool: LivePool) -> None:
     pool.kill("sidecar", "r0")
     pool.kill("engine", "r1")
     until(lambda: not pool.ready_replicas(), "none in service")

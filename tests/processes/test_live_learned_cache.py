@@ -43,7 +43,7 @@ class Counters:
     """What the sidecar counts of prompts that were answered whole."""
 
     def __init__(self, pool: LivePool) -> None:
-        address = re.search(r"\bmetrics=(\S+)", pool.process("sidecar", "r0").said)
+        address = re.search(r"\bmetrics=(\S+)", pool.process("sidecar", "r0").printed_text)
         assert address is not None
         self._url, self._seen = f"http://{address[1]}/metrics", Planned(0, 0, 0)
 

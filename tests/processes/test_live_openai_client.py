@@ -22,7 +22,7 @@ def words_of(chunks: list[ChatCompletionChunk]) -> int:
     return sum(bool(chunk.choices and chunk.choices[0].delta.content) for chunk in chunks)
 
 
-def test_chat_is_answered_whole(pool: LivePool) -> None:
+def test_a_chat_is_answered_whole(pool: LivePool) -> None:
     with pool.client() as client:
         answer = client.chat.completions.create(
             model=pool.model, messages=HELLO, max_tokens=5, extra_body=TO_THE_END
@@ -47,7 +47,7 @@ def test_thinking_is_streamed_before_the_answer(pool: LivePool) -> None:
     assert (len(thought.split()), len(output.split())) == (5, 7)
 
 
-def test_chat_is_streamed_word_by_word(pool: LivePool) -> None:
+def test_a_chat_is_streamed_word_by_word(pool: LivePool) -> None:
     with pool.client() as client:
         chunks = list(
             client.chat.completions.create(
@@ -61,7 +61,7 @@ def test_chat_is_streamed_word_by_word(pool: LivePool) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_usage_comes_last_where_it_is_asked_for(pool: LivePool) -> None:
+def test_requested_usage_is_the_last_event(pool: LivePool) -> None:
     with pool.client() as client:
         chunks = list(
             client.chat.completions.create(
@@ -80,7 +80,7 @@ def test_usage_comes_last_where_it_is_asked_for(pool: LivePool) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_completion_is_answered_whole(pool: LivePool) -> None:
+def test_a_completion_is_answered_whole(pool: LivePool) -> None:
     with pool.client() as client:
         answer = client.completions.create(
             model=pool.model, prompt="once upon a time", max_tokens=6, extra_body=TO_THE_END
@@ -91,7 +91,7 @@ def test_completion_is_answered_whole(pool: LivePool) -> None:
     assert answer.usage.completion_tokens == 6
 
 
-def test_completion_of_token_ids_is_streamed(pool: LivePool) -> None:
+def test_a_completion_of_token_ids_is_streamed(pool: LivePool) -> None:
     with pool.client() as client:
         chunks: list[Completion] = list(
             client.completions.create(
@@ -108,7 +108,7 @@ def test_completion_of_token_ids_is_streamed(pool: LivePool) -> None:
     assert chunks[-1].usage.prompt_tokens == 64
 
 
-async def test_async_client_answers_whole(pool: LivePool) -> None:
+async def test_the_async_client_gets_a_whole_answer(pool: LivePool) -> None:
     async with pool.async_client() as client:
         answer = await client.chat.completions.create(
             model=pool.model, messages=HELLO, max_tokens=3, extra_body=TO_THE_END
@@ -117,7 +117,7 @@ async def test_async_client_answers_whole(pool: LivePool) -> None:
     assert answer.usage.completion_tokens == 3
 
 
-async def test_sixty_streams_at_once_get_their_own_tokens_each(pool: LivePool) -> None:
+async def test_sixty_concurrent_streams_get_their_own_tokens(pool: LivePool) -> None:
     async def one(client: openai.AsyncOpenAI, tokens: int) -> tuple[int, int, int]:
         stream = await client.chat.completions.create(
             model=pool.model,
@@ -136,7 +136,7 @@ async def test_sixty_streams_at_once_get_their_own_tokens_each(pool: LivePool) -
     assert seen == [(tokens, tokens, 1) for tokens in range(1, 61)]
 
 
-async def test_one_connection_serves_stream_after_stream(pool: LivePool) -> None:
+async def test_one_connection_serves_consecutive_streams(pool: LivePool) -> None:
     async with pool.async_client() as client:
         for _ in range(3):
             stream = await client.chat.completions.create(
@@ -154,7 +154,7 @@ def test_openais_own_service_tiers_are_served(pool: LivePool, word: Any) -> None
     assert raw.headers["x-penstock-tier"] == "chat"
 
 
-def test_unknown_fields_pass_through(pool: LivePool) -> None:
+def test_unknown_fields_are_forwarded(pool: LivePool) -> None:
     with pool.client() as client:
         answer = client.chat.completions.create(
             model=pool.model,
@@ -170,7 +170,7 @@ def test_unknown_fields_pass_through(pool: LivePool) -> None:
     assert answer.usage.completion_tokens == 4, "ignore_eos reached the engine"
 
 
-def test_response_headers_carry_tier_verdict_and_replica(pool: LivePool) -> None:
+def test_response_headers_have_tier_verdict_and_replica(pool: LivePool) -> None:
     with pool.client() as client:
         raw = client.chat.completions.with_raw_response.create(
             model=pool.model, messages=HELLO, max_tokens=1, extra_headers={"x-request-id": "mill-17"}
@@ -196,7 +196,7 @@ def test_streams_have_the_same_headers(pool: LivePool) -> None:
     assert len(headers["x-request-id"]) >= 16, "one is made where the client sent none"
 
 
-def test_load_goes_to_both_replicas(pool: LivePool) -> None:
+def test_requests_go_to_both_replicas(pool: LivePool) -> None:
     with pool.client() as client:
         taken = {
             client.chat.completions.with_raw_response.create(

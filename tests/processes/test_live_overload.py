@@ -70,7 +70,7 @@ def ask(pool: LivePool, tier: str = "chat", max_tokens: int = 1, router: str = "
         return dict(raw.headers)
 
 
-def test_full_replica_passes_to_the_next(small: LivePool) -> None:
+def test_a_request_hops_from_a_full_replica_to_the_next(small: LivePool) -> None:
     with occupied(small, 1) as full:
         output = [ask(small) for _ in range(2)]
     assert {one["x-penstock-replica"] for one in output} == set(small.replicas) - full
@@ -80,7 +80,7 @@ def test_full_replica_passes_to_the_next(small: LivePool) -> None:
     assert {one["x-penstock-verdict"] for one in output} == {"admitted"}
 
 
-def test_all_full_is_best_effort_where_the_pool_says_so(small: LivePool) -> None:
+def test_at_full_replicas_a_request_is_best_effort_if_the_pool_permits(small: LivePool) -> None:
     with ThreadPoolExecutor(1) as beside:
         with occupied(small, 2) as full:
             assert full == set(small.replicas)
@@ -91,7 +91,7 @@ def test_all_full_is_best_effort_where_the_pool_says_so(small: LivePool) -> None
     assert output["x-penstock-hops"] == "2", "two replicas rejected it; best effort is no further hop"
 
 
-def test_all_full_is_429_where_the_pool_says_so(small: LivePool) -> None:
+def test_at_full_replicas_a_request_is_429_if_the_pool_rejects(small: LivePool) -> None:
     with occupied(small, 2) as full, pytest.raises(openai.RateLimitError) as refusal:
         assert full == set(small.replicas)
         ask(small)

@@ -101,5 +101,5 @@ def test_a_policy_for_simulations_only_is_refused_in_one_line(
     for start, command in ((Process, ["penstock", "up", *flags]), (nursery, ["penstock-engine", *flags])):
         process = start(command[0], command, tmp_path / f"{command[0]}.log")
         assert process.exit_code() == 2
-        (line,) = process.said.strip().splitlines()
+        (line,) = process.printed_text.strip().splitlines()
         assert f'pool.yaml: spec.scheduling.policy: "{name}" is not a policy of a replica: ' in line

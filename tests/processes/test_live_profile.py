@@ -24,7 +24,7 @@ def test_a_live_engine_is_measured_and_its_model_written(tmp_path: Path) -> None
         engine.exit_code()
 
 
-async def test_a_replica_that_is_to_measure_its_engine_is_ready_once_it_has(tmp_path: Path) -> None:
+async def test_a_replica_that_measures_its_engine_is_ready_afterwards(tmp_path: Path) -> None:
     simulated, measured = write_pool(tmp_path / "engine.yaml"), auto_pool(tmp_path, kvCacheTokens=43296)
     engine = Process(
         "engine", ["penstock-engine", "-f", str(simulated), "--port", "0"], tmp_path / "engine.log"
@@ -35,7 +35,7 @@ async def test_a_replica_that_is_to_measure_its_engine_is_ready_once_it_has(tmp_
             reported = await ReplicaStub(channel).Describe(wire.DescribeRequest())
         assert reported.kv_tokens_total == 43296
         assert from_json(json.loads(reported.time_model_json)).prefill_seconds(512) > 0
-        assert "event=measured" in sidecar.said
+        assert "event=measured" in sidecar.printed_text
         sidecar.ask_to_stop()
         assert sidecar.exit_code() == 0
     finally:
@@ -45,12 +45,12 @@ async def test_a_replica_that_is_to_measure_its_engine_is_ready_once_it_has(tmp_
 
 def test_a_replica_waits_for_its_engine_and_stops_on_a_signal(tmp_path: Path) -> None:
     sidecar = auto_sidecar(auto_pool(tmp_path), "http://127.0.0.1:9", tmp_path)
-    until(lambda: "waiting for the engine" in sidecar.said, "waiting")
+    until(lambda: "waiting for the engine" in sidecar.printed_text, "waiting")
     sidecar.ask_to_stop()
     assert sidecar.exit_code() == 0
 
 
-def test_a_cache_size_that_the_engine_does_not_report_has_to_be_in_the_pool(tmp_path: Path) -> None:
+def test_a_pool_needs_a_cache_size_that_its_engine_does_not_report(tmp_path: Path) -> None:
     simulated = write_pool(tmp_path / "engine.yaml")
     engine = Process(
         "engine", ["penstock-engine", "-f", str(simulated), "--port", "0"], tmp_path / "engine.log"
@@ -61,7 +61,7 @@ def test_a_cache_size_that_the_engine_does_not_report_has_to_be_in_the_pool(tmp_
     finally:
         engine.ask_to_stop()
         engine.exit_code()
-    assert "spec.engine.kvCacheTokens: missing, and this engine does not report it" in sidecar.said
+    assert "spec.engine.kvCacheTokens: missing, and this engine does not report it" in sidecar.printed_text
 
 
 def auto_pool(tmp_path: Path, **engine: Any) -> Path:
@@ -79,8 +79,8 @@ def measure(url: str, out: Path, tmp_path: Path) -> None:
     profile = Process(
         "profile", ["penstock", "profile", *flags, "--most-requests", "4"], tmp_path / "profile.log"
     )
-    assert profile.exit_code() == 0, profile.said
-    assert "Accuracy on held-out points: " in profile.said
+    assert profile.exit_code() == 0, profile.printed_text
+    assert "Accuracy on held-out points: " in profile.printed_text
     page = json.loads(out.read_bytes())
     model = from_json(page["time_model"])
     assert page["format"] == "penstock-time-model/1"
@@ -99,17 +99,19 @@ def measure(url: str, out: Path, tmp_path: Path) -> None:
     ],
     ids=["nobody there", "no url"],
 )
-def test_an_engine_that_is_none_is_one_clear_line(flags: list[str], output: str, tmp_path: Path) -> None:
+def test_a_server_that_is_not_an_engine_is_one_clear_line(
+    flags: list[str], output: str, tmp_path: Path
+) -> None:
     out = ["--out", str(tmp_path / "model.json")]
     profile = Process("profile", ["penstock", "profile", *flags, *out], tmp_path / "profile.log")
     assert profile.exit_code() == 1
-    (line,) = profile.said.strip().splitlines()
+    (line,) = profile.printed_text.strip().splitlines()
     assert line.startswith(output)
 
 
-def test_a_folder_that_is_not_there_is_noticed_before_measuring(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_before_the_measurement(tmp_path: Path) -> None:
     out = str(tmp_path / "nowhere" / "model.json")
     flags = ["--engine", "http://127.0.0.1:9", "--out", out]
     profile = Process("profile", ["penstock", "profile", *flags], tmp_path / "profile.log")
     assert profile.exit_code() == 2
-    assert f"--out {out}: folder {tmp_path / 'nowhere'} does not exist" in profile.said
+    assert f"--out {out}: folder {tmp_path / 'nowhere'} does not exist" in profile.printed_text

@@ -49,7 +49,7 @@ async def ask(client: openai.AsyncOpenAI, pool: LivePool) -> str:
     return answer.choices[0].finish_reason
 
 
-async def heard(client: openai.AsyncOpenAI, pool: LivePool) -> None:
+async def placements_received(client: openai.AsyncOpenAI, pool: LivePool) -> None:
     """Until the other router counts this client's requests."""
     metric = "penstock_router_placements_received_total"
     before = pool.router_value(metric, "second")
@@ -58,7 +58,7 @@ async def heard(client: openai.AsyncOpenAI, pool: LivePool) -> None:
             await ask(client, pool)
 
 
-async def test_a_redis_killed_under_traffic_costs_no_request(pool: LivePool, redis: RedisServer) -> None:
+async def test_a_redis_killed_under_traffic_loses_no_request(pool: LivePool, redis: RedisServer) -> None:
     done, answers = asyncio.Event(), []
 
     async def steady(client: openai.AsyncOpenAI) -> None:
@@ -73,7 +73,7 @@ async def test_a_redis_killed_under_traffic_costs_no_request(pool: LivePool, red
         await asyncio.to_thread(until, lambda: len(answers) >= without + 20, "requests without Redis")
         redis.start()
         await asyncio.to_thread(shared, pool, 1)
-        await heard(one, pool)
+        await placements_received(one, pool)
         done.set()
         await asyncio.gather(*clients)
     assert set(answers) == {"length"}

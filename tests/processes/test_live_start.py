@@ -30,13 +30,13 @@ def ended(folder: Path, command: list[str]) -> tuple[int, list[str]]:
     """Exit code and lines of a process that ends by itself."""
     process = Process(command[0], command, folder / "process.log")
     try:
-        return process.exit_code(), process.said.strip().splitlines()
+        return process.exit_code(), process.printed_text.strip().splitlines()
     finally:
         process.kill()
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_port_taken(program: str, tmp_path: Path, taken: int) -> None:
+def test_a_taken_port_is_one_line(program: str, tmp_path: Path, taken: int) -> None:
     pool = write_pool(tmp_path / "pool.yaml")
     flags = [flag.replace("127.0.0.1:0", f"127.0.0.1:{taken}") for flag in FLAGS[program]]
     flags = [str(taken) if flag == "0" else flag for flag in flags]
@@ -48,7 +48,7 @@ def test_port_taken(program: str, tmp_path: Path, taken: int) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_bad_pool_file(program: str, tmp_path: Path) -> None:
+def test_an_invalid_pool_file_is_one_line_per_error(program: str, tmp_path: Path) -> None:
     pool = write_pool(tmp_path / "pool.yaml", tiers=[{**TIERS[0], "slo": {"tpot": "50"}}, TIERS[1]])
     code, lines = ended(tmp_path, [program, "-f", str(pool), *FLAGS[program]])
     assert code == 2
@@ -57,7 +57,7 @@ def test_bad_pool_file(program: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_no_pool_file(program: str, tmp_path: Path) -> None:
+def test_a_missing_pool_file_is_one_line(program: str, tmp_path: Path) -> None:
     code, lines = ended(tmp_path, [program, "-f", str(tmp_path / "nothing.yaml"), *FLAGS[program]])
     assert code == 2
     assert len(lines) == 1, lines
@@ -65,7 +65,7 @@ def test_no_pool_file(program: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_bad_flag(program: str, tmp_path: Path) -> None:
+def test_an_unknown_flag_is_an_error(program: str, tmp_path: Path) -> None:
     pool = write_pool(tmp_path / "pool.yaml")
     code, lines = ended(tmp_path, [program, "-f", str(pool), *FLAGS[program], "--colour", "blue"])
     assert code == 2
@@ -83,7 +83,7 @@ def test_bad_flag(program: str, tmp_path: Path) -> None:
         ("penstock-router", "--replica", "r0:127.0.0.1:9"),
     ],
 )
-def test_bad_value_is_named(program: str, flag: str, value: str, tmp_path: Path) -> None:
+def test_an_invalid_value_is_named(program: str, flag: str, value: str, tmp_path: Path) -> None:
     pool = write_pool(tmp_path / "pool.yaml")
     code, lines = ended(tmp_path, [program, "-f", str(pool), *FLAGS[program], flag, value])
     assert code == 2, lines
@@ -93,13 +93,13 @@ def test_bad_value_is_named(program: str, flag: str, value: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_help_begins_with_the_programs_usage(program: str, tmp_path: Path) -> None:
+def test_help_starts_with_the_programs_usage(program: str, tmp_path: Path) -> None:
     code, lines = ended(tmp_path, [program, "--help"])
     assert code == 0
     assert lines[0].startswith(f"usage: {program}")
 
 
-def test_engine_that_comes_late_is_waited_for(pool: LivePool) -> None:
+def test_a_replica_waits_for_a_late_engine(pool: LivePool) -> None:
     """The sidecar starts, says that it has no engine, and serves once there is one."""
     pool.kill("engine", "r0")
     pool.kill("sidecar", "r0")

@@ -47,7 +47,7 @@ async def begin(client: openai.AsyncOpenAI, pool: LivePool, streams: int, tokens
     return load
 
 
-async def test_router_finishes_its_streams(pool: LivePool) -> None:
+async def test_a_stopping_router_finishes_its_streams(pool: LivePool) -> None:
     async with pool.async_client() as client:
         load = await begin(client, pool, 12)
         router = pool.ask_to_stop("router", "main")
@@ -76,7 +76,7 @@ async def test_a_stopping_replica_finishes_its_streams_while_the_other_takes_new
     await asyncio.to_thread(until, lambda: pool.ready_replicas() == {"r1"}, "r0 out of service")
 
 
-async def test_rolling_restart_loses_nothing(pool: LivePool) -> None:
+async def test_a_rolling_restart_loses_no_request(pool: LivePool) -> None:
     """Each replica in turn is stopped and started again, under steady requests."""
     done = asyncio.Event()
     served = 0
@@ -111,7 +111,7 @@ def restart(pool: LivePool, name: str) -> None:
     until(lambda: pool.ready_replicas() == set(pool.replicas), f"{name} back in service")
 
 
-def test_endless_stream_does_not_hold_up_a_router_that_stops(pool: LivePool) -> None:
+def test_an_endless_stream_does_not_delay_a_routers_stop(pool: LivePool) -> None:
     """What is not finished in time ends with an error, and its work is cancelled."""
     pool.kill("router", "main")
     pool.start("router", "main", "--drain-s", "0.5")
@@ -135,7 +135,7 @@ def test_endless_stream_does_not_hold_up_a_router_that_stops(pool: LivePool) -> 
         until(lambda: pool.engine_value("r0", "vllm:num_requests_running") == 0, "cancelled on the engine")
 
 
-async def test_a_drain_out_of_time_moves_streams(pool: LivePool) -> None:
+async def test_a_drain_that_times_out_moves_streams(pool: LivePool) -> None:
     """The sidecar stops in time, its engine is idle, and clients see one answer."""
     pool.kill("sidecar", "r0")
     pool.start("sidecar", "r0", "--drain-s", "0.3")

@@ -60,11 +60,11 @@ def test_a_router_with_our_certificate_is_served_and_one_without_is_not(start: S
 
     connected(ours)
     assert complete(ours).headers["x-penstock-replica"] == "r0"
-    until(lambda: "replica not connected" in stranger.said, "the stranger to be turned away")
+    until(lambda: "replica not connected" in stranger.printed_text, "the stranger to be turned away")
     complete(stranger, status=503)
 
 
-def test_replicas_are_known_by_their_services_name_and_renewed_certificates_are_taken_up(
+def test_replicas_are_verified_by_service_name_and_renewed_certificates_are_used(
     start: Start, tmp_path: Path
 ) -> None:
     service = "llama3-8b-replicas.default.svc"
@@ -79,7 +79,10 @@ def test_replicas_are_known_by_their_services_name_and_renewed_certificates_are_
     by_address = start("router", *there)
     by_name = start("router", *there, "--replica-tls-server-name", service)
     connected(by_name)
-    until(lambda: "replica not connected" in by_address.said, "a certificate without the address refused")
+    until(
+        lambda: "replica not connected" in by_address.printed_text,
+        "a certificate without the address refused",
+    )
 
     make_certificates(
         tmp_path, f"DNS:{service}"
@@ -93,9 +96,7 @@ def test_replicas_are_known_by_their_services_name_and_renewed_certificates_are_
     complete(by_name)
 
 
-def test_answers_that_pass_no_sidecar_are_read_from_the_engine_under_tls(
-    start: Start, tmp_path: Path
-) -> None:
+def test_direct_answers_are_read_from_the_engine_under_tls(start: Start, tmp_path: Path) -> None:
     write_pool(tmp_path / "pool.yaml", replicas=1, engine={"answerPath": "direct"})
     engine_name, service = "engine.llama3.svc", "llama3.svc"
     make_certificates(tmp_path, f"DNS:{service},DNS:{engine_name}")
@@ -105,7 +106,7 @@ def test_answers_that_pass_no_sidecar_are_read_from_the_engine_under_tls(
     beside = ["--name", "r0", "--listen", "127.0.0.1:0", "--engine", f"https://{engine.address}", *reports]
     beside += ["--engine-tls-ca", ca, "--engine-tls-server-name", engine_name, "--metrics-port", "0"]
     sidecar = start("sidecar", *beside, "--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca)
-    (metrics,) = re.findall(r"metrics=(\S+)", sidecar.said)
+    (metrics,) = re.findall(r"metrics=(\S+)", sidecar.printed_text)
     there = ["--port", "0", "--admin-port", "0", f"--replica=r0={sidecar.address}", "--replica-tls-ca", ca]
     there += ["--replica-tls-cert", cert, "--replica-tls-key", key, "--replica-tls-server-name", service]
     router = start("router", *there, "--engine-tls-server-name", engine_name)
@@ -152,7 +153,7 @@ async def test_an_engine_is_measured_under_tls(start: Start, tmp_path: Path) -> 
             pass
 
 
-def test_clients_reach_the_api_under_tls_and_see_a_renewed_certificate(start: Start, tmp_path: Path) -> None:
+def test_clients_use_the_api_under_tls_with_a_renewed_certificate(start: Start, tmp_path: Path) -> None:
     make_certificates(tmp_path)
     ca, cert, key = (tmp_path / name for name in ("ca.pem", "node.pem", "node.key"))
     engine = start("engine", "--port", "0")
@@ -175,6 +176,6 @@ def test_clients_reach_the_api_under_tls_and_see_a_renewed_certificate(start: St
     assert text()
     make_certificates(tmp_path)
     assert text()
-    assert "files renewed" in router.said
+    assert "files renewed" in router.printed_text
     with pytest.raises(httpx2.TransportError):
         httpx2.get(f"http://{router.address}/health")

@@ -28,7 +28,7 @@ async def answer(client: openai.AsyncOpenAI, pool: LivePool, tokens: int) -> tup
     return chunks.response.headers["x-penstock-replica"], words
 
 
-async def test_both_serve_at_once_and_each_client_gets_its_own(pool: LivePool) -> None:
+async def test_two_routers_serve_concurrently_and_each_client_gets_its_answer(pool: LivePool) -> None:
     async with pool.async_client() as one, pool.async_client("second") as other:
         seen = await asyncio.gather(
             *(answer(client, pool, tokens) for tokens in range(1, 21) for client in (one, other))

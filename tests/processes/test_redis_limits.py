@@ -106,7 +106,7 @@ async def test_three_routers_together_admit_as_many_as_one(
     assert all(one.alone == 0 for one in three)
 
 
-async def test_a_request_that_ends_on_one_router_makes_room_on_another(redis: RedisServer) -> None:
+async def test_a_request_that_ends_on_one_router_frees_capacity_on_another(redis: RedisServer) -> None:
     a, b = (Router(redis, limits(concurrentRequests=1, tokensPerMinute=100)) for _ in range(2))
     async with routers(a, b):
         (first,) = admitted([await a.enter(100)])
@@ -124,7 +124,7 @@ async def enters(router: Router, tokens: int) -> RateLimitGrant:
     return answer
 
 
-async def test_answers_tell_the_requests_left_over_all_routers(redis: RedisServer) -> None:
+async def test_answers_have_the_remaining_requests_over_all_routers(redis: RedisServer) -> None:
     a, b = (Router(redis, limits(requestsPerMinute=10)) for _ in range(2))
     async with routers(a, b):
         await a.enter()
@@ -132,7 +132,7 @@ async def test_answers_tell_the_requests_left_over_all_routers(redis: RedisServe
         assert (b"x-ratelimit-remaining-requests", b"8") in second.headers
 
 
-async def test_a_request_that_is_cancelled_while_it_asks_leaves_nothing(redis: RedisServer) -> None:
+async def test_a_request_cancelled_during_the_check_is_removed(redis: RedisServer) -> None:
     a, b = (Router(redis, limits(concurrentRequests=1, tokensPerMinute=100)) for _ in range(2))
     async with routers(a, b):
         redis.signal(signal.SIGSTOP)
@@ -146,7 +146,7 @@ async def test_a_request_that_is_cancelled_while_it_asks_leaves_nothing(redis: R
         assert a.alone == b.alone == 0
 
 
-async def test_without_redis_each_router_holds_the_limits_alone_and_with_it_all_do_again(
+async def test_without_redis_limits_are_local_and_shared_again_with_it(
     redis: RedisServer,
 ) -> None:
     a, b = (Router(redis, limits(concurrentRequests=4)) for _ in range(2))
@@ -190,7 +190,7 @@ async def test_a_redis_that_hangs_delays_no_request(
         await eventually(lambda: router.shared.connected)
 
 
-async def test_a_script_that_redis_has_forgotten_is_brought_again(redis: RedisServer) -> None:
+async def test_a_script_that_redis_has_lost_is_loaded_again(redis: RedisServer) -> None:
     router = Router(redis, limits(requestsPerMinute=10))
     async with routers(router), Redis.from_url(redis.url) as administrator:
         await administrator.script_flush()
@@ -220,7 +220,7 @@ class Script:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_redis_decides_as_one_router_would(redis: RedisServer, seed: int) -> None:
+async def test_redis_decides_as_a_single_router(redis: RedisServer, seed: int) -> None:
     random = Random(seed)
     of = limits(concurrentRequests=4, requestsPerMinute=12, tokensPerMinute=150)
     ledger, now_s, under_way = Ledger(of), 1000.0, list[Ticket]()

@@ -32,16 +32,16 @@ class Router:
     """One router's part, and what it has received."""
 
     def __init__(self, url: Callable[[], str], channel: str = "pool") -> None:
-        self.heard: list[tuple[str, PeerLoad]] = []
+        self.received_loads: list[tuple[str, PeerLoad]] = []
         backoff = Backoff(Random(1), 0.01, 0.1)
         self.shared = SharedPlacements(url, channel, backoff)
 
     async def run(self) -> None:
-        await self.shared.run(lambda *reported: self.heard.append(reported), lambda: None)
+        await self.shared.run(lambda *reported: self.received_loads.append(reported), lambda: None)
 
     @property
     def requests(self) -> int:
-        return sum(placed.requests for _, placed in self.heard)
+        return sum(placed.requests for _, placed in self.received_loads)
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ async def publish_until_received(sender: Router, listener: Router) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_others_receive_a_router_s_placements_and_it_does_not_receive_its_own(
+async def test_a_routers_placements_are_received_by_the_others_only(
     redis: RedisServer,
 ) -> None:
     a, b, c = (Router(lambda: redis.url) for _ in range(3))
@@ -77,18 +77,18 @@ async def test_others_receive_a_router_s_placements_and_it_does_not_receive_its_
         a.shared.placed("r1", 7)
         for other in (b, c):
             await eventually(lambda other=other: other.requests == 3)  # type: ignore[misc]
-            assert other.heard == [("r0", PeerLoad(2, 150)), ("r1", PeerLoad(1, 7))]
-        assert a.heard == []
+            assert other.received_loads == [("r0", PeerLoad(2, 150)), ("r1", PeerLoad(1, 7))]
+        assert a.received_loads == []
 
 
-async def test_pools_do_not_receive_each_other_s_placements(redis: RedisServer) -> None:
+async def test_pools_do_not_receive_each_others_placements(redis: RedisServer) -> None:
     a, b, other = Router(lambda: redis.url), Router(lambda: redis.url), Router(lambda: redis.url, "another")
     async with routers(a, b, other):
         await publish_until_received(a, b)
-        assert other.heard == []
+        assert other.received_loads == []
 
 
-async def test_a_redis_that_is_killed_is_missed_once_and_comes_back(redis: RedisServer) -> None:
+async def test_a_killed_redis_is_logged_once_and_used_again(redis: RedisServer) -> None:
     a, b = Router(lambda: redis.url), Router(lambda: redis.url)
     with capture_logs() as output:
         async with routers(a, b):
@@ -96,10 +96,10 @@ async def test_a_redis_that_is_killed_is_missed_once_and_comes_back(redis: Redis
             redis.kill()
             await eventually(lambda: not a.shared.connected and not b.shared.connected)
             a.shared.placed("r0", 1)  # without a listener, nothing is kept
-            received = len(b.heard)
+            received = len(b.received_loads)
             redis.start()
             await eventually(lambda: a.shared.connected and b.shared.connected)
-            assert len(b.heard) == received
+            assert len(b.received_loads) == received
             await publish_until_received(a, b)
     assert len([line for line in output if line["event"] == "redis unavailable"]) == 2  # one for each router
 
@@ -132,11 +132,11 @@ async def test_foreign_messages_are_ignored(redis: RedisServer) -> None:
             await stranger.publish("pool", message)
         await stranger.publish("pool", b" " * (shared_placements.MESSAGE_BYTES + 1))
         await publish_until_received(a, b)
-        assert {name for name, _ in b.heard} == {"r0"}
+        assert {name for name, _ in b.received_loads} == {"r0"}
         assert a.shared.connected and b.shared.connected
 
 
-async def test_a_password_that_was_renewed_is_read_again(tmp_path: Path) -> None:
+async def test_a_renewed_password_is_read_again(tmp_path: Path) -> None:
     server = RedisServer(tmp_path, password="right")
     server.start()
     url = tmp_path / "url"
@@ -164,7 +164,9 @@ def certificate(tmp_path: Path) -> ssl.SSLContext:
     return context
 
 
-async def test_it_uses_tls(redis: RedisServer, certificate: ssl.SSLContext, tmp_path: Path) -> None:
+async def test_the_connection_to_redis_uses_tls(
+    redis: RedisServer, certificate: ssl.SSLContext, tmp_path: Path
+) -> None:
     async with tls_in_front(redis.port, certificate) as port:
         url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={tmp_path / 'cert.pem'}"
         a, b = Router(lambda: url), Router(lambda: url)

@@ -26,7 +26,7 @@ from penstock_profiler.plan import ANSWER_TOKENS, CONCURRENT_ANSWER_TOKENS, FIRS
 from penstock_profiler.profiling import LEAST_PROBES, MIXING_PROBE, OVERHEAD_READINGS, ROUNDS
 from virtual_time import now_s, run
 
-from tests.profiler.virtual_engine import MODEL, WAY_S, VirtualEngine, connected
+from tests.profiler.virtual_engine import MODEL, TRANSPORT_S, VirtualEngine, connected
 
 pytestmark = pytest.mark.timeout(60)  # in virtual time, a loop without end is one of real time
 
@@ -40,7 +40,7 @@ def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(
-    virtual: VirtualEngine, probe: Probe, overhead_s: float = WAY_S, *, mixes: bool = True
+    virtual: VirtualEngine, probe: Probe, overhead_s: float = TRANSPORT_S, *, mixes: bool = True
 ) -> Point | None:
     """One probe of an engine that is left alone afterwards."""
 
@@ -165,7 +165,7 @@ def test_a_profile_finds_the_engines_time_model() -> None:
     found, requested, took_s = profiled(virtual)
     for work in (BatchWork(1, 64), BatchWork(8, 4096), BatchWork(512, 0, chunk_work(512, 0))):
         assert found.fit.model.seconds(work) == pytest.approx(MODEL.seconds(work), rel=0.02)
-    assert found.overhead_s == pytest.approx(WAY_S, rel=0.01)
+    assert found.overhead_s == pytest.approx(TRANSPORT_S, rel=0.01)
     assert found.noise < 0.001
     assert requested == plan(SMALL) * ROUNDS, "all is known by then"
     assert {reading.probe for reading in found.readings} == set(requested)

@@ -16,7 +16,7 @@ from penstock_profiler import MeasuredEngine
 from penstock_profiler.engine import ACCEPTED, DRAFTED
 from virtual_time import now_s
 
-WAY_S = 0.004
+TRANSPORT_S = 0.004
 MODEL = TimeModel(
     "virtual", (Term(token_s=0.0001, fixed_s=0.005),), context_token_s=1e-7, prefill_work_s=1e-8
 )
@@ -55,7 +55,7 @@ class VirtualEngine:
         body = orjson.loads(data)
         request = Request(len(body["prompt"]), min(body["max_tokens"], self.ends_after))
         self.asked.append((request.prompt_tokens, body["max_tokens"]))
-        await asyncio.sleep(WAY_S)
+        await asyncio.sleep(TRANSPORT_S)
         self.waiting.append(request)
         if self.iterating is None or self.iterating.done():
             self.iterating = asyncio.create_task(self.iterate())
@@ -89,14 +89,14 @@ class VirtualEngine:
             )
             await asyncio.sleep(MODEL.seconds(work) * self.slowdown(now_s()))
             for each in prompts:
-                self.tell(each, 1)
+                self.send_tokens(each, 1)
             for each in decodes:
-                self.tell(each, 1 + self.accepted)
+                self.send_tokens(each, 1 + self.accepted)
                 self.counters[DRAFTED] += self.drafted
                 self.counters[ACCEPTED] += self.accepted
             self.running = [each for each in [*self.running, *prompts] if each.tokens < each.max_tokens]
 
-    def tell(self, request: Request, tokens: int) -> None:
+    def send_tokens(self, request: Request, tokens: int) -> None:
         request.tokens = min(request.tokens + tokens, request.max_tokens)
         usage = {"prompt_tokens": request.prompt_tokens, "completion_tokens": request.tokens}
         request.events.put_nowait({"choices": [{"text": "a"}], "usage": usage})

@@ -23,7 +23,7 @@ from scripted.router import make_link, until
 NO_LOAD = PeerLoad(0, 0)
 
 
-def heard(*at_s: float) -> PeerPlacements:
+def placed_at(*at_s: float) -> PeerPlacements:
     """One request of ten tokens at each of these moments."""
     peers = PeerPlacements()
     for moment_s in at_s:
@@ -32,27 +32,27 @@ def heard(*at_s: float) -> PeerPlacements:
 
 
 def test_placements_are_added() -> None:
-    assert heard(1.0, 1.001).not_in_snapshot(snapshot_s=0.9, now_s=1.002) == PeerLoad(2, 20)
+    assert placed_at(1.0, 1.001).not_in_snapshot(snapshot_s=0.9, now_s=1.002) == PeerLoad(2, 20)
 
 
 def test_a_snapshot_that_includes_placements_removes_them() -> None:
-    peers = heard(1.0, 1.02)
+    peers = placed_at(1.0, 1.02)
     assert peers.not_in_snapshot(snapshot_s=1.0 + SETTLED_S, now_s=1.03) == PeerLoad(1, 10)
     assert peers.not_in_snapshot(snapshot_s=1.02 + SETTLED_S, now_s=1.04) == NO_LOAD
 
 
 def test_a_snapshot_sent_before_placements_arrived_keeps_them() -> None:
-    assert heard(1.0).not_in_snapshot(snapshot_s=1.0 + SETTLED_S / 2, now_s=1.01) == PeerLoad(1, 10)
+    assert placed_at(1.0).not_in_snapshot(snapshot_s=1.0 + SETTLED_S / 2, now_s=1.01) == PeerLoad(1, 10)
 
 
 def test_placements_that_no_snapshot_confirms_are_forgotten() -> None:
-    peers = heard(1.0)
+    peers = placed_at(1.0)
     assert peers.not_in_snapshot(snapshot_s=0.0, now_s=1.0 + LONGEST_S / 2) == PeerLoad(1, 10)
     assert peers.not_in_snapshot(snapshot_s=0.0, now_s=1.0 + LONGEST_S) == NO_LOAD
 
 
 def test_received_placements_are_bounded() -> None:
-    peers = heard(*[1.0] * (MOST + 50))
+    peers = placed_at(*[1.0] * (MOST + 50))
     assert peers.not_in_snapshot(snapshot_s=0.0, now_s=1.0) == PeerLoad(MOST, 10 * MOST)
 
 

@@ -32,10 +32,10 @@ UNSENT = Lost("r0", "no connection", reached=False)
 ENGINE_LOST = wire.Failed(failure=wire.FAILURE_ENGINE_LOST, status=502)
 RETURNED = wire.Failed(failure=wire.FAILURE_RETURNED, status=503)
 WHOLE = wire.Finished(completion_tokens=1)
-Says = Callable[[UpstreamRequest], None]
+Script = Callable[[UpstreamRequest], None]
 
 
-def ends(end: End) -> Says:
+def ends(end: End) -> Script:
     return lambda upstream: upstream.finish(end)
 
 
@@ -55,7 +55,7 @@ class Replica:
     """Says one thing after the other; asked: each attempt, abandoned: those that were given up."""
 
     name: str
-    says: list[Says]
+    scripts: list[Script]
     asked: list[Attempt] = field(default_factory=list)
     upstreams: list[UpstreamRequest] = field(default_factory=list)
     abandoned: list[UpstreamRequest] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Replica:
         upstream = UpstreamRequest(len(self.asked) + 1, bound_bytes)
         self.asked.append(attempt)
         self.upstreams.append(upstream)
-        self.says.pop(0)(upstream)
+        self.scripts.pop(0)(upstream)
         return upstream
 
     def abandon(self, upstream: UpstreamRequest) -> None:
@@ -83,8 +83,8 @@ class Draws(NamedTuple):
 class Desk:
     """A pool of such replicas, all taking work. draw: by which waits are spread."""
 
-    def __init__(self, *says: Says | list[Says], draw: float = 0.0, **routing: Any) -> None:
-        lists = (each if isinstance(each, list) else [each] for each in says)
+    def __init__(self, *scripts: Script | list[Script], draw: float = 0.0, **routing: Any) -> None:
+        lists = (each if isinstance(each, list) else [each] for each in scripts)
         self.replicas = {f"r{at}": Replica(f"r{at}", each) for at, each in enumerate(lists)}
         self.may_replay, self.came = True, 0
         self.random, self.prefixes = Draws(draw), CachedPrefixes()
@@ -252,7 +252,7 @@ async def test_a_request_lost_with_the_only_replica_goes_to_one_added_since() ->
         desk.replicas["r1"] = late
         upstream.finish(GONE)
 
-    desk.replicas["r0"].says = [comes_and_ends]
+    desk.replicas["r0"].scripts = [comes_and_ends]
     placed = await desk.placed()
     assert cast(object, placed.link) is late
     assert desk.asked == [1, 1]

@@ -30,7 +30,7 @@ class Announced:
     def __init__(self) -> None:
         self._sets: asyncio.Queue[Endpoints] = asyncio.Queue()
 
-    def say(self, *replicas: ScriptedReplica, **conditions: Condition) -> None:
+    def announce(self, *replicas: ScriptedReplica, **conditions: Condition) -> None:
         """These replicas, in service where nothing else is said of them."""
         in_service = Condition.IN_SERVICE
         self._sets.put_nowait(
@@ -57,11 +57,11 @@ async def test_the_set_follows_its_source() -> None:
     await r0.start()
     await r1.start()
     following = asyncio.create_task(replica_set.follow(announced))
-    announced.say(r0)
+    announced.announce(r0)
     await until(lambda: replica_set.ready)
-    announced.say(r0, r1)
+    announced.announce(r0, r1)
     await until(lambda: len(replica_set.loads()) == 2)
-    announced.say(r1)
+    announced.announce(r1)
     await until(lambda: [link.name for link in replica_set.links] == ["r1"])
     following.cancel()
     await asyncio.wait([following])
@@ -74,11 +74,11 @@ async def test_a_replica_that_leaves_the_pool_finishes_its_requests() -> None:
     r0, announced, replica_set = ScriptedReplica("r0", is_silent), Announced(), ReplicaSet(make_link)
     await r0.start()
     following = asyncio.create_task(replica_set.follow(announced))
-    announced.say(r0)
+    announced.announce(r0)
     await until(lambda: replica_set.ready)
     upstream = ask(replica_set, "r0")
     await until(lambda: len(r0.parts) == 1)
-    announced.say()
+    announced.announce()
     await until(lambda: replica_set.links == [])
     r0.parts[0].admit()
     r0.parts[0].output(b"kept")
@@ -113,7 +113,7 @@ async def test_a_request_cancelled_before_it_was_sent_is_never_sent() -> None:
     announced = Announced()
     await replica.start()
     following = asyncio.create_task(replica_set.follow(announced))
-    announced.say(replica)
+    announced.announce(replica)
     await until(lambda: replica_set.ready)
     taken_back = ask(replica_set, "r0")
     kept = ask(replica_set, "r0")
@@ -132,7 +132,7 @@ async def followed(announced: Announced, *replicas: ScriptedReplica) -> AsyncIte
     for replica in replicas:
         await replica.start()
     following = asyncio.create_task(replica_set.follow(announced))
-    announced.say(*replicas)
+    announced.announce(*replicas)
     await until(lambda: len(replica_set.loads()) == len(replicas))
     yield replica_set
     following.cancel()
@@ -152,7 +152,7 @@ async def test_a_replica_out_of_service_gets_no_new_requests_and_finishes_its_ow
     async with followed(announced, r0, r1) as replica_set:
         upstream = ask(replica_set, "r0")
         await until(lambda: len(r0.parts) == 1)
-        announced.say(r0, r1, r0=condition)
+        announced.announce(r0, r1, r0=condition)
         await until(lambda: replica_set["r0"].state is state)
         assert [load.name for load in replica_set.loads()] == ["r1"]
         r0.parts[0].admit()
@@ -166,9 +166,9 @@ async def test_a_replica_out_of_service_gets_no_new_requests_and_finishes_its_ow
 async def test_a_replica_that_becomes_ready_again_is_chosen_again_over_the_link_it_had() -> None:
     r0, announced = ScriptedReplica("r0"), Announced()
     async with followed(announced, r0) as replica_set:
-        announced.say(r0, r0=Condition.NOT_READY)
+        announced.announce(r0, r0=Condition.NOT_READY)
         await until(lambda: not replica_set.ready)
-        announced.say(r0)
+        announced.announce(r0)
         await until(lambda: replica_set.ready)
         assert r0.sessions == 1
 
@@ -177,8 +177,8 @@ async def test_a_replica_s_own_status_is_kept_where_it_is_more_precise_than_its_
     """What a replica lacks itself is the better reason: it is not hidden by what its owner wants."""
     r0, r1, announced = ScriptedReplica("r0"), ScriptedReplica("r1"), Announced()
     async with followed(announced, r0) as replica_set:
-        r0.tell(draining=True)
-        announced.say(r0, r1, r0=Condition.TERMINATING)
+        r0.send_snapshot(draining=True)
+        announced.announce(r0, r1, r0=Condition.TERMINATING)
         await until(lambda: "r1" in [link.name for link in replica_set.links])
         await until(lambda: replica_set["r0"].state is LinkState.DRAINING)
 
@@ -187,8 +187,8 @@ async def test_no_connection_is_made_to_a_replica_that_is_leaving() -> None:
     r0, r1, announced = ScriptedReplica("r0"), ScriptedReplica("r1"), Announced()
     await r1.start()
     async with followed(announced, r0) as replica_set:
-        announced.say(r0, r1, r1=Condition.TERMINATING)
-        announced.say(r0, r0=Condition.NOT_READY)
+        announced.announce(r0, r1, r1=Condition.TERMINATING)
+        announced.announce(r0, r0=Condition.NOT_READY)
         await until(lambda: not replica_set.ready)
         assert [link.name for link in replica_set.links] == ["r0"]
         assert r1.sessions == 0
@@ -201,7 +201,7 @@ async def test_the_same_name_at_another_address_is_another_replica() -> None:
     async with followed(announced, old) as replica_set:
         carried = ask(replica_set, "r0")
         await until(lambda: len(old.parts) == 1)
-        announced.say(new)
+        announced.announce(new)
         await until(lambda: replica_set.ready and replica_set["r0"].address == new.address)
         assert carried.end is None
         old.parts[0].admit()
@@ -253,7 +253,7 @@ async def test_a_replica_that_starts_not_ready_receives_no_requests() -> None:
     r0, r1, announced = ScriptedReplica("r0"), ScriptedReplica("r1"), Announced()
     await r1.start()
     async with followed(announced, r0) as replica_set:
-        announced.say(r0, r1, r1=Condition.NOT_READY)
+        announced.announce(r0, r1, r1=Condition.NOT_READY)
         await until(lambda: "r1" in [link.name for link in replica_set.links])
         await until(lambda: replica_set["r1"].state is LinkState.NOT_READY)
         assert [load.name for load in replica_set.loads()] == ["r0"]

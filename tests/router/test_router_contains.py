@@ -83,7 +83,7 @@ async def test_a_client_that_disconnects_cancels_also_its_second_request() -> No
     """Requests may follow one another on a connection without waiting; it is lost for all of them."""
     replica = ScriptedReplica("r0", admits)
     async with running_router(replica) as router:
-        with reads_nothing(router, requested=2):
+        with non_reading_client(router, requested=2):
             await until(lambda: len(replica.parts) == 1)
         await replica.parts[0].cancelled.wait()
         await router.counted(ended("client_gone"))
@@ -95,7 +95,7 @@ async def admits(part: Part) -> None:
 
 
 @contextmanager
-def reads_nothing(router: RunningRouter, requested: int = 1, **body: Any) -> Iterator[socket.socket]:
+def non_reading_client(router: RunningRouter, requested: int = 1, **body: Any) -> Iterator[socket.socket]:
     """A client that asks, so many times, and takes nothing."""
     raw = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **body})
     host, port = router.address.split(":")
@@ -119,7 +119,7 @@ async def test_a_stalled_client_with_room_left_is_dropped_and_its_work_cancelled
     replica = ScriptedReplica("r0", writes_and_waits)
     pool = pool_with(router={"streamBufferBytes": 100_000_000})
     async with running_router(replica, pool=pool, bounds=HttpBounds(write_s=0.1)) as router:
-        with reads_nothing(router, stream=True):
+        with non_reading_client(router, stream=True):
             await until(lambda: len(replica.parts) == 1 and replica.parts[0].cancelled.is_set())
         await router.counted(ended("client_slow"))
         await router.counted("penstock_router_held_bytes", 0)
@@ -134,7 +134,7 @@ async def test_a_whole_answer_that_no_client_reads_is_released() -> None:
 
     replica = ScriptedReplica("r0", answers_at_length)
     async with running_router(replica, bounds=HttpBounds(write_s=0.1)) as router:
-        with reads_nothing(router):
+        with non_reading_client(router):
             await router.counted(ended("client_slow"))
         await router.counted("penstock_router_held_bytes", 0)
 
@@ -144,7 +144,7 @@ async def test_clients_that_do_not_read_hold_no_more_than_the_budget_between_the
     replica = ScriptedReplica("r0", writes_and_waits)
     pool = pool_with(router={"streamBufferBytes": 100_000_000, "bufferBytes": 4_000_000})
     async with running_router(replica, pool=pool) as router:
-        clients = [reads_nothing(router, stream=True) for _ in range(4)]
+        clients = [non_reading_client(router, stream=True) for _ in range(4)]
         try:
             for each in clients:
                 each.__enter__()
@@ -180,7 +180,7 @@ async def test_refusals_count_only_requests_sent_to_no_replica() -> None:
     replica = ScriptedReplica("r0", is_busy)
     async with running_router(replica) as router:
         assert (await router.chat()).status_code == 429
-        replica.tell(engine_ready=False)
+        replica.send_snapshot(engine_ready=False)
         await until(lambda: not router.replica_set.ready)
         assert (await router.http.get("/ready")).status_code == 503
         assert (await router.chat()).status_code == 503
@@ -285,7 +285,7 @@ async def test_a_client_that_falls_behind_and_catches_up_gets_every_byte_in_orde
     chunks = [chat_chunk(f"{number} " + "x" * 20_000) for number in range(200)]
     reads_again = asyncio.Event()
 
-    async def floods_and_goes_on(part: Part) -> None:
+    async def floods_and_continues(part: Part) -> None:
         part.admit()
         for chunk in chunks[:150]:
             part.output(chunk)
@@ -297,8 +297,8 @@ async def test_a_client_that_falls_behind_and_catches_up_gets_every_byte_in_orde
         part.finish()
 
     pool = pool_with(router={"streamBufferBytes": 100_000_000})
-    async with running_router(ScriptedReplica("r0", floods_and_goes_on), pool=pool) as router:
-        with reads_nothing(router, stream=True) as sock:
+    async with running_router(ScriptedReplica("r0", floods_and_continues), pool=pool) as router:
+        with non_reading_client(router, stream=True) as sock:
             while not await router.metric("penstock_router_held_bytes") > len(chunks[0]):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
             sock.setblocking(False)

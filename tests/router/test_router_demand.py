@@ -117,7 +117,7 @@ async def test_the_page_has_the_last_snapshot_of_each_replica() -> None:
             1.5,
         )
         assert reported["tightest_tpot_s"] is None
-        replica.tell(draining=True)
+        replica.send_snapshot(draining=True)
         await until(lambda: not router.replica_set.ready)
         [reported] = (await demand(router))["replicas"]
         assert reported["state"] == "draining"

@@ -13,9 +13,9 @@ from scripted.replica import (
     ScriptedReplica,
     answers,
     chat_chunk,
+    exceeds_verdict_timeout,
     is_busy,
     is_silent,
-    says_nothing_in_time,
     serves_as_backup,
 )
 from scripted.router import MODEL, pool_with, running_router, until
@@ -110,7 +110,7 @@ async def test_a_best_effort_tier_has_no_backup() -> None:
 async def test_the_answer_is_503_when_no_replica_is_in_service() -> None:
     replica = ScriptedReplica("r0")
     async with running_router(replica) as router:
-        replica.tell(engine_ready=False)
+        replica.send_snapshot(engine_ready=False)
         await router.all_in(LinkState.ENGINE_DOWN)
         reply = await router.chat()
         ready = await router.http.get("/ready")
@@ -123,7 +123,7 @@ async def test_the_answer_is_503_when_no_replica_is_in_service() -> None:
 async def test_a_draining_replica_is_passed_over() -> None:
     r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
     async with running_router(r0, r1) as router:
-        r0.tell(draining=True)
+        r0.send_snapshot(draining=True)
         await until(lambda: router.replica_set["r0"].state is LinkState.DRAINING)
         replies = [await router.chat() for _ in range(3)]
     assert [reply.headers["x-penstock-replica"] for reply in replies] == ["r1"] * 3
@@ -155,7 +155,7 @@ async def test_an_engine_lost_before_the_first_byte_costs_a_failover() -> None:
 
 
 async def test_a_silent_replica_costs_a_failover_and_gets_a_cancel() -> None:
-    r0, r1 = ScriptedReplica("r0", says_nothing_in_time), ScriptedReplica("r1")
+    r0, r1 = ScriptedReplica("r0", exceeds_verdict_timeout), ScriptedReplica("r1")
     async with running_router(r0, r1) as router:
         reply = await router.chat()
         assert reply.headers["x-penstock-replica"] == "r1"
@@ -186,11 +186,11 @@ async def test_a_replica_lost_in_a_stream_ends_it_with_an_error_event() -> None:
 )
 async def test_a_replica_too_busy_to_answer_is_not_lost(talks: bool, status: int, kind: str) -> None:
     async def is_too_busy(part: Part) -> None:
-        replica.tell(running=1)
+        replica.send_snapshot(running=1)
         await until(lambda: router.replica_set["r0"].load.snapshot.running == 1)
-        await says_nothing_in_time(part)
+        await exceeds_verdict_timeout(part)
 
-    replica = ScriptedReplica("r0", is_too_busy if talks else says_nothing_in_time)
+    replica = ScriptedReplica("r0", is_too_busy if talks else exceeds_verdict_timeout)
     async with running_router(replica) as router:
         reply = await router.chat()
     assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
@@ -320,7 +320,7 @@ async def test_a_request_over_the_bound_is_rejected() -> None:
 
 async def test_unknown_fields_of_a_replica_are_ignored() -> None:
     async def speaks_a_later_version(part: Part) -> None:
-        part.say(wire.Event())
+        part.send(wire.Event())
         part.reject(wire.REASON_UNSPECIFIED)
 
     replica = ScriptedReplica("r0", speaks_a_later_version)

@@ -17,8 +17,8 @@ from scripted.replica import (
     ScriptedReplica,
     answers,
     chat_chunk,
+    exceeds_verdict_timeout,
     is_silent,
-    says_nothing_in_time,
 )
 from scripted.router import RunningRouter, running_router, until
 
@@ -125,7 +125,7 @@ async def test_a_loss_is_paid_by_the_retry_budget_and_requests_fill_it(
 
 
 async def test_a_silent_replica_is_ejected_and_comes_back(clock: Clock) -> None:
-    r0, r1 = ScriptedReplica("r0", says_nothing_in_time), ScriptedReplica("r1")
+    r0, r1 = ScriptedReplica("r0", exceeds_verdict_timeout), ScriptedReplica("r1")
     async with running_router(r0, r1) as router:
         await until_ejected(router, "r0")
         assert len(r0.parts) == outlier_detection.CONSECUTIVE
@@ -140,7 +140,7 @@ async def test_a_silent_replica_is_ejected_and_comes_back(clock: Clock) -> None:
 
 
 async def test_a_half_open_replica_that_stays_silent_costs_one_request(clock: Clock) -> None:
-    r0, r1 = ScriptedReplica("r0", says_nothing_in_time), ScriptedReplica("r1")
+    r0, r1 = ScriptedReplica("r0", exceeds_verdict_timeout), ScriptedReplica("r1")
     async with running_router(r0, r1) as router:
         await until_ejected(router, "r0")
         r0.script = is_silent
@@ -157,7 +157,7 @@ async def test_a_half_open_replica_that_stays_silent_costs_one_request(clock: Cl
 async def test_the_last_replica_is_never_ejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock is moved past what a description may take, which would end the session."""
     monkeypatch.setattr(replica_link, "DESCRIBE_INTERVAL_S", 3600.0)
-    replica = ScriptedReplica("r0", says_nothing_in_time)
+    replica = ScriptedReplica("r0", exceeds_verdict_timeout)
     async with running_router(replica) as router:
         for _ in range(outlier_detection.CONSECUTIVE + 2):
             assert (await router.chat()).status_code == 503

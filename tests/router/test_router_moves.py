@@ -56,7 +56,7 @@ async def _lose(replica: ScriptedReplica, part: Part, way: str) -> None:
         part.fail(wire.FAILURE_ENGINE_LOST, 502)
     else:
         if way == "drain":
-            replica.tell(draining=True)
+            replica.send_snapshot(draining=True)
         await asyncio.sleep(0.05)  # what was said has to be on its way before the process is gone
         asyncio.get_running_loop().create_task(replica.die())
 
@@ -86,7 +86,7 @@ def chunks_of(stream: bytes) -> list[dict[str, Any]]:
     return [orjson.loads(event[6:]) for event in events]
 
 
-def said(stream: bytes) -> list[str]:
+def words_of(stream: bytes) -> list[str]:
     choices = [choice for chunk in chunks_of(stream) for choice in chunk.get("choices", ())]
     return "".join(
         one["text"] if "text" in one else one["delta"].get("content", "") for one in choices
@@ -105,8 +105,8 @@ async def test_a_stream_continues_on_another_replica_token_for_token(way: str, p
         assert await router.metric(line) == 1
         assert await router.metric("penstock_router_move_silence_seconds_count") == 1
         await router.counted('penstock_router_requests_total{ending="answered"')
-    assert said(moved) == said(whole)
-    assert len(said(whole)) == TOKENS
+    assert words_of(moved) == words_of(whole)
+    assert len(words_of(whole)) == TOKENS
     assert chunks_of(moved)[-1]["usage"] == chunks_of(whole)[-1]["usage"]
     assert len({tuple(chunk[name] for name in FIRST_SENT) for chunk in chunks_of(moved)}) == 1
     assert moved.count(DONE) == 1
@@ -180,7 +180,7 @@ async def test_a_continuation_asks_for_admission_and_then_for_best_effort() -> N
     first, backup = replicas_losing(("replica",), ())
     backup.script = is_full
     async with running_router(first, backup) as router:
-        assert len(said(await streamed(router))) == TOKENS
+        assert len(words_of(await streamed(router))) == TOKENS
     assert [part.submit.backup for part in backup.parts] == [False, True]
 
 
@@ -195,7 +195,7 @@ async def test_a_stream_moves_as_often_as_the_pool_allows() -> None:
         ]
     assert page == [2, 1]
     assert sum(len(replica.parts) for replica in replicas) == 3
-    assert len(said(moved)) == 27
+    assert len(words_of(moved)) == 27
     error = chunks_of(moved)[-1]["error"]
     assert (error["code"], error["message"]) == (
         "engine_lost",
@@ -222,7 +222,7 @@ async def test_without_another_replica_a_stream_ends_with_an_error() -> None:
         stream = await streamed(router)
         assert await router.metric('penstock_router_moves_total{cause="replica_lost",outcome="refused"}') == 1
     error = chunks_of(stream)[-1]["error"]
-    assert (error["code"], len(said(stream))) == ("replica_lost", 9)
+    assert (error["code"], len(words_of(stream))) == ("replica_lost", 9)
     assert "replica r0 was lost while it answered" in error["message"]
     assert "no other replica takes it" in error["message"]
 
@@ -243,7 +243,7 @@ async def test_a_stream_that_cannot_move_ends_with_one_error(field: dict[str, An
     async with running_router(*replicas) as router:
         stream = await streamed(router, **field)
         assert await router.metric('penstock_router_moves_total{cause="engine_lost",outcome="fixed"}') == 1
-    assert len(said(stream)) == 9
+    assert len(words_of(stream)) == 9
     assert chunks_of(stream)[-1]["error"]["code"] == "engine_lost"
     assert len(replicas[1].parts) == 0
 
@@ -255,7 +255,7 @@ async def test_a_stream_of_a_thinking_model_is_not_continued() -> None:
     async with running_router(*replicas_losing(("engine",), ())) as router:
         assert "was thinking" in chunks_of(await streamed(router, **thinks))[-1]["error"]["message"]
     async with running_router(*replicas_losing(("engine",), (), events=30)) as router:
-        assert len(said(await streamed(router, **thinks))) == TOKENS - 20
+        assert len(words_of(await streamed(router, **thinks))) == TOKENS - 20
 
 
 async def test_an_answer_that_has_all_its_tokens_is_closed() -> None:
@@ -278,7 +278,7 @@ async def test_an_answer_that_has_all_its_tokens_is_closed() -> None:
         async with running_router(replica) as router:
             stream = await streamed(router)
         chunks = chunks_of(stream)
-        assert len(said(stream)) == TOKENS
+        assert len(words_of(stream)) == TOKENS
         assert [one["finish_reason"] for c in chunks for one in c["choices"] if one["finish_reason"]] == [
             "length"
         ]
@@ -311,7 +311,7 @@ async def test_a_pool_can_disable_moving_streams() -> None:
 
 async def test_engines_without_token_ids_stream_unchanged() -> None:
     async with running_router(ScriptedReplica("r0", answers)) as router:
-        assert said(await streamed(router)) == ["hello"]
+        assert words_of(await streamed(router)) == ["hello"]
 
     async def loses(part: Part) -> None:
         part.admit()

@@ -111,12 +111,12 @@ async def test_a_replica_that_reports_the_prefix_is_tried_first_until_it_no_long
     r0.snapshot, r1.snapshot = standing(), standing(work_s=9.0, running=9, prefill_tokens_left=9000)
     async with running_router(r0, r1, pool=pool_with(**PREFIX)) as router:
         prefixes = router.replica_set.prefixes
-        r1.tell_cached(added=[key_of("one")], complete=True)
+        r1.send_prefixes(added=[key_of("one")], complete=True)
         await until(lambda: len(prefixes) == 1)
         asked = await router.chat(**turn("one", "two"))
         assert asked.headers["x-penstock-replica"] == "r1"
         assert await first_asked(router, "another") == "r0"
-        r1.tell_cached(removed=[key_of("one")])
+        r1.send_prefixes(removed=[key_of("one")])
         await until(lambda: len(prefixes) == 0)
         assert (await router.chat(**turn("one", "two"))).headers["x-penstock-replica"] == "r0"
 
@@ -124,7 +124,7 @@ async def test_a_replica_that_reports_the_prefix_is_tried_first_until_it_no_long
 async def test_prefixes_of_a_lost_replica_are_forgotten() -> None:
     replica = ScriptedReplica("r0")
     async with running_router(replica, pool=pool_with(**PREFIX)) as router:
-        replica.tell_cached(added=[key_of("one")], complete=True)
+        replica.send_prefixes(added=[key_of("one")], complete=True)
         await until(lambda: len(router.replica_set.prefixes) == 1)
         await replica.die()
         await until(lambda: len(router.replica_set.prefixes) == 0)
@@ -136,7 +136,7 @@ async def test_a_burst_counts_only_the_uncached_tokens_of_each_prompt() -> None:
 
     replica = ScriptedReplica("r0", waits)
     async with running_router(replica, pool=pool_with(**PREFIX)) as router:
-        replica.tell_cached(added=[key_of("word " * 4000)], complete=True)
+        replica.send_prefixes(added=[key_of("word " * 4000)], complete=True)
         await until(lambda: len(router.replica_set.prefixes) == 1)
         asking = asyncio.create_task(router.chat(**turn("word " * 4000, "and?")))
         await until(lambda: len(replica.parts) == 1)
@@ -150,7 +150,7 @@ async def test_a_named_session_stays_together_where_no_prefix_is_known(reported:
     replicas = [ScriptedReplica(f"r{number}") for number in range(4)]
     async with running_router(*replicas, pool=pool_with(**caching)) as router:
         if reported:
-            replicas[0].tell_cached(complete=True)
+            replicas[0].send_prefixes(complete=True)
             await until(lambda: router.replica_set.prefixes.known)
         for session in range(3):
             by_header, by_field = set(), set()
@@ -182,7 +182,7 @@ async def test_the_default_order_follows_prefixes_if_engines_cache_them(
     r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
     r0.snapshot = r1.snapshot = standing()
     async with running_router(r0, r1, pool=pool_with(engine=engine, routing={"backup": "reject"})) as router:
-        r1.tell_cached(added=[key_of(long)], complete=True)
+        r1.send_prefixes(added=[key_of(long)], complete=True)
         await until(lambda: len(router.replica_set.prefixes) == 1)
         asked = [await router.chat(**turn(long, f"question {number}")) for number in range(4)]
         assert {reply.headers["x-penstock-replica"] for reply in asked} == first

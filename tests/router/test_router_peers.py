@@ -93,14 +93,14 @@ async def test_an_invalid_snapshot_stops_requests_until_the_next(field: str, val
     async with running_router(bad, good) as router:
         carried = asyncio.create_task(router.chat(stream=True))
         await until(lambda: len(bad.parts) == 1)
-        bad.tell(**{field: value})
+        bad.send_snapshot(**{field: value})
         await until(lambda: router.replica_set["bad"].state is LinkState.MALFORMED)
         assert [load.name for load in router.replica_set.loads()] == ["good"]
         assert await router.metric(malformed_of("bad")) == 1
         bad.parts[0].output(b"data: [DONE]\n\n")
         bad.parts[0].finish()
         assert (await carried).text.endswith("data: [DONE]\n\n")
-        bad.tell(running=1)
+        bad.send_snapshot(running=1)
         await router.all_in(LinkState.READY)
         assert bad.sessions == 1
 
@@ -114,10 +114,10 @@ async def test_a_replica_of_the_first_version_has_no_forecast() -> None:
 
 async def test_an_end_with_invalid_figures_is_left_out_of_metrics() -> None:
     async def answers_nonsense(part: Part) -> None:
-        part.say(wire.Event(admitted=wire.Admitted(ttft_predicted_s=math.nan, tpot_predicted_s=-1)))
+        part.send(wire.Event(admitted=wire.Admitted(ttft_predicted_s=math.nan, tpot_predicted_s=-1)))
         part.output(chat_answer("hello"), tokens=2)
         said = wire.Finished(prompt_tokens=5, completion_tokens=2, ttft_s=math.nan, tpot_s=-math.inf)
-        part.say(wire.Event(finished=said))
+        part.send(wire.Event(finished=said))
 
     async with running_router(ScriptedReplica("r0", answers_nonsense)) as router:
         assert await serves(router)
@@ -127,7 +127,7 @@ async def test_an_end_with_invalid_figures_is_left_out_of_metrics() -> None:
 
 async def test_a_failure_of_a_later_version_is_answered_by_its_status() -> None:
     async def fails_as_never_before(part: Part) -> None:
-        part.say(wire.Event(failed=wire.Failed(failure=77, status=503)))  # type: ignore[arg-type]
+        part.send(wire.Event(failed=wire.Failed(failure=77, status=503)))  # type: ignore[arg-type]
 
     async with running_router(ScriptedReplica("r0", fails_as_never_before)) as router:
         assert (await router.chat()).status_code == 503
@@ -170,7 +170,7 @@ async def test_a_fault_in_a_link_loses_only_that_replica(monkeypatch: pytest.Mon
             raise RuntimeError("a fault of ours")
 
         monkeypatch.setattr(wire_conversion, "snapshot", breaks)
-        replica.tell(running=1)
+        replica.send_snapshot(running=1)
         await until(lambda: router.replica_set["r0"].state is LinkState.LOST)
         monkeypatch.setattr(wire_conversion, "snapshot", sound)
         await router.all_in(LinkState.READY)

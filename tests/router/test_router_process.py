@@ -74,7 +74,7 @@ async def ready_addresses(process: asyncio.subprocess.Process) -> tuple[str, str
 
 
 async def test_the_router_serves_drains_on_sigterm_and_exits_0(pool_file: Path) -> None:
-    async def ends_when_told(part: Part) -> None:
+    async def ends_after_signal(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("one"))
         await reported.wait()
@@ -83,7 +83,7 @@ async def test_the_router_serves_drains_on_sigterm_and_exits_0(pool_file: Path) 
 
     reported = asyncio.Event()
     async with (
-        running(ScriptedReplica("r0", ends_when_told)) as replica,
+        running(ScriptedReplica("r0", ends_after_signal)) as replica,
         running_router("-f", str(pool_file), "--port", "0", "--replica", f"r0={replica.address}") as process,
         httpx2.AsyncClient(base_url=f"http://{await ready_address(process)}", timeout=20) as http,
     ):
@@ -127,7 +127,7 @@ async def test_a_stopping_router_serves_while_readiness_fails(pool_file: Path) -
 
 
 async def test_the_admin_port_serves_until_the_last_request_has_ended(pool_file: Path) -> None:
-    async def ends_when_told(part: Part) -> None:
+    async def ends_after_signal(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("one"))
         await reported.wait()
@@ -136,7 +136,7 @@ async def test_the_admin_port_serves_until_the_last_request_has_ended(pool_file:
 
     reported = asyncio.Event()
     async with (
-        running(ScriptedReplica("r0", ends_when_told)) as replica,
+        running(ScriptedReplica("r0", ends_after_signal)) as replica,
         running_router("-f", str(pool_file), "--port", "0", "--replica", f"r0={replica.address}") as process,
         httpx2.AsyncClient(timeout=20) as http,
     ):

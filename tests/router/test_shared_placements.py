@@ -84,7 +84,7 @@ async def test_submits_within_milliseconds_share_a_message(redis: ScriptedRedis)
         assert b.heard[2:] == [("r0", PeerLoad(1, 3))]
 
 
-async def test_pools_do_not_receive_each_other_s_placements(redis: ScriptedRedis) -> None:
+async def test_pools_do_not_receive_each_others_placements(redis: ScriptedRedis) -> None:
     a, other = Router(), Router("another")
     async with running(a, other):
         a.shared.placed("r0", 1)
@@ -171,7 +171,7 @@ async def test_placements_pending_at_a_disconnect_are_not_published_later(redis:
     a, b = Router(), Router()
     async with running(a, b):
         a.shared.placed("r0", 1)
-        redis.subscriptions[0].hear("pool", {"type": "message"})  # its connection breaks on that
+        redis.subscriptions[0].receive("pool", {"type": "message"})  # its connection breaks on that
         await turns()
         assert len(redis.urls) == 3
         await skip(BATCH_S)
@@ -222,8 +222,8 @@ def message(**changes: Any) -> bytes:
 async def test_an_invalid_message_is_counted_and_ignored(redis: ScriptedRedis, nonsense: bytes) -> None:
     router = Router()
     async with running(router):
-        redis.say("pool", nonsense)
-        redis.say("pool", message())
+        redis.deliver("pool", nonsense)
+        redis.deliver("pool", message())
         await turns()
         assert (router.malformed, router.heard) == (1, [("r0", PeerLoad(1, 2))])
         assert router.shared.connected

@@ -105,12 +105,14 @@ async def tokens(router: RunningRouter, application: str) -> dict[str, float]:
 
 
 async def test_tokens_are_reserved_by_max_tokens_and_settled_by_usage() -> None:
-    async def says_100(part: Part) -> None:
+    async def reports_100_tokens(part: Part) -> None:
         part.admit()
         part.output(b"{}", tokens=60)
         part.finish(prompt_tokens=40, completion_tokens=60)
 
-    async with running_router(ScriptedReplica("r0", says_100), **limited(tokensPerMinute=1000)) as router:
+    async with running_router(
+        ScriptedReplica("r0", reports_100_tokens), **limited(tokensPerMinute=1000)
+    ) as router:
         first = await router.chat(KEY, max_tokens=900)
         assert first.status_code == 200
         assert int(rate_headers(first)["remaining-tokens"]) < 100
@@ -156,12 +158,14 @@ async def test_an_interrupted_answer_uses_its_written_tokens() -> None:
 
 
 async def test_without_max_tokens_the_expected_length_is_that_of_earlier_answers() -> None:
-    async def says_10(part: Part) -> None:
+    async def reports_10_tokens(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("x") + DONE if part.stream else b"{}", tokens=10)
         part.finish(prompt_tokens=5, completion_tokens=10)
 
-    async with running_router(ScriptedReplica("r0", says_10), **limited(tokensPerMinute=100_000)) as router:
+    async with running_router(
+        ScriptedReplica("r0", reports_10_tokens), **limited(tokensPerMinute=100_000)
+    ) as router:
         left = []
         for _ in range(30):
             reply = await router.chat(KEY)
@@ -173,13 +177,13 @@ async def test_without_max_tokens_the_expected_length_is_that_of_earlier_answers
 
 
 async def test_tokens_from_the_prefix_cache_are_counted_separately() -> None:
-    async def has_seen_it(part: Part) -> None:
+    async def reports_cached_tokens(part: Part) -> None:
         part.admit()
         part.output(b"{}", tokens=1)
         finished = wire.Finished(prompt_tokens=40, completion_tokens=1, cached_tokens=32)
-        part.say(wire.Event(finished=finished))
+        part.send(wire.Event(finished=finished))
 
-    async with running_router(ScriptedReplica("r0", has_seen_it), **limited()) as router:
+    async with running_router(ScriptedReplica("r0", reports_cached_tokens), **limited()) as router:
         await router.chat(KEY)
         await router.counted("penstock_router_open_requests", 0)
         assert await tokens(router, "ide") == {"prompt": 40, "cached": 32, "completion": 1}

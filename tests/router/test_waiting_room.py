@@ -41,7 +41,7 @@ async def test_requests_wait_and_are_served_once_a_replica_is_in_service() -> No
         requested = [asyncio.create_task(router.chat()) for _ in range(5)]
         await held(router, 5)
         assert await router.metric("penstock_router_held_requests") == 5
-        replica.tell()
+        replica.send_snapshot()
         assert [answer.status_code for answer in await asyncio.gather(*requested)] == [200] * 5
         await held(router, 0)
 
@@ -54,7 +54,7 @@ async def test_waiting_counts_against_a_requests_targets() -> None:
         began_s = asyncio.get_running_loop().time()
         await held(router, 1)
         waited_s = asyncio.get_running_loop().time() - began_s
-        replica.tell()
+        replica.send_snapshot()
         await requested
         assert replica.parts[0].submit.spent_s >= waited_s
 
@@ -73,7 +73,7 @@ async def test_a_request_that_waited_too_long_for_its_targets_is_served_as_best_
     async with asleep(replica, routing={"backup": backup}) as router:
         requested = asyncio.create_task(router.chat())
         await held(router, 1)
-        replica.tell()
+        replica.send_snapshot()
         answer = await requested
         assert (answer.status_code, answer.headers["x-penstock-verdict"]) == (200, "best-effort")
 
@@ -83,7 +83,7 @@ async def test_a_best_effort_tier_waits_as_well() -> None:
     async with asleep(replica) as router:
         requested = asyncio.create_task(router.chat({"x-penstock-tier": "batch"}))
         await held(router, 1)
-        replica.tell()
+        replica.send_snapshot()
         assert (await requested).status_code == 200
         assert len(replica.parts) == 1
 
@@ -103,7 +103,7 @@ async def test_a_client_that_disconnects_cancels_its_request() -> None:
         await held(router, 1)
         requested.cancel()
         await held(router, 0)
-        replica.tell()
+        replica.send_snapshot()
         await until(lambda: router.replica_set.ready)
         assert (await router.chat()).status_code == 200
         assert len(replica.parts) == 1
@@ -116,14 +116,14 @@ async def test_a_request_beyond_the_bound_is_answered_immediately(monkeypatch: p
         requested = asyncio.create_task(router.chat())
         await held(router, 1)
         assert (await router.chat()).status_code == 503
-        replica.tell()
+        replica.send_snapshot()
         assert (await requested).status_code == 200
 
 
 async def test_a_request_waits_again_if_the_replica_leaves_before_it_answers() -> None:
     async def goes_again(part: Part) -> None:
         if len(replica.parts) == 1:
-            replica.tell(engine_ready=False)
+            replica.send_snapshot(engine_ready=False)
             part.reject(wire.REASON_ENGINE_DOWN)
             return
         part.admit()
@@ -134,10 +134,10 @@ async def test_a_request_waits_again_if_the_replica_leaves_before_it_answers() -
     async with asleep(replica) as router:
         requested = asyncio.create_task(router.chat())
         await held(router, 1)
-        replica.tell()
+        replica.send_snapshot()
         await until(lambda: len(replica.parts) == 1)
         await held(router, 1)
-        replica.tell()
+        replica.send_snapshot()
         assert (await requested).status_code == 200
 
 

@@ -45,7 +45,7 @@ async def engine(script: Script, idle_s: float = 60.0) -> AsyncIterator[EngineCo
     server.close()
 
 
-def says(*parts: bytes, then_closes: bool = True) -> Script:
+def responds(*parts: bytes, then_closes: bool = True) -> Script:
     """An engine that answers one request with these parts, each in a segment of its own."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -94,7 +94,7 @@ async def exchanged(connections: EngineConnections) -> tuple[int, bytes, EngineC
     ids=["whole", "bytes", "chunks", "to the end", "1.0", "100", "103", "no body", "noise", "two answers"],
 )
 async def test_an_answer_is_read_in_any_framing(output: list[bytes], status: int, body: bytes) -> None:
-    async with engine(says(*output)) as connections:
+    async with engine(responds(*output)) as connections:
         assert (await exchanged(connections))[:2] == (status, body)
 
 
@@ -130,7 +130,7 @@ async def test_an_answer_is_read_in_any_framing(output: list[bytes], status: int
 async def test_an_incomplete_or_invalid_answer_counts_as_a_lost_engine(
     output: list[bytes], cause: str
 ) -> None:
-    async with engine(says(*output)) as connections:
+    async with engine(responds(*output)) as connections:
         with pytest.raises(EngineGone, match=cause):
             await exchanged(connections)
         assert connections.idle == 0
@@ -149,7 +149,7 @@ async def test_an_incomplete_or_invalid_answer_counts_as_a_lost_engine(
 )
 async def test_bytes_outside_the_body_are_bounded(output: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_connection, "HEAD_BYTES", 500)
-    async with engine(says(output, then_closes=False)) as connections:
+    async with engine(responds(output, then_closes=False)) as connections:
         with pytest.raises(EngineGone, match="more than 500 bytes without a part of a body"):
             await exchanged(connections)
 
@@ -180,7 +180,7 @@ async def test_an_error_of_the_receiver_ends_the_exchange() -> None:
     def raises(data: bytes) -> None:
         raise RuntimeError(data.decode())
 
-    async with engine(says(CHUNKED, b"2\r\nhi\r\n", then_closes=False)) as connections:
+    async with engine(responds(CHUNKED, b"2\r\nhi\r\n", then_closes=False)) as connections:
         connection = await connections.take()
         await connection.ask(ASKED, b"")
         with pytest.raises(RuntimeError, match="hi"):
@@ -234,7 +234,7 @@ async def test_a_connection_is_kept_after_a_whole_answer_and_the_latest_is_used_
     ],
 )
 async def test_a_connection_that_cannot_be_used_again_is_closed(output: bytes) -> None:
-    async with engine(says(output, then_closes=False)) as connections:
+    async with engine(responds(output, then_closes=False)) as connections:
         assert (await exchanged(connections))[1] == b"hi"
         assert connections.idle == 0
 
@@ -254,7 +254,7 @@ async def test_a_kept_connection_is_closed_by_either_side_or_by_unexpected_bytes
         assert connections.idle == 1
         speaks.set()
         await until(lambda: connections.idle == 0)
-    async with engine(says(WHOLE)) as connections:  # the engine closes
+    async with engine(responds(WHOLE)) as connections:  # the engine closes
         await exchanged(connections)
         await until(lambda: connections.idle == 0)
     async with engine(answers, idle_s=0.01) as connections:  # it is unused

@@ -17,20 +17,20 @@ def common(one: PromptMarks, other: PromptMarks) -> int:
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one.marks), len(other.marks)))
 
 
-def says(*contents: str) -> list[dict[str, str]]:
+def conversation(*contents: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": content} for content in contents]
 
 
 def test_a_turn_has_all_marks_of_the_previous_turn() -> None:
-    first = marks(messages=says("system", "x" * 3 * PIECE_BYTES))
-    second = marks(messages=says("system", "x" * 3 * PIECE_BYTES, "next"))
+    first = marks(messages=conversation("system", "x" * 3 * PIECE_BYTES))
+    second = marks(messages=conversation("system", "x" * 3 * PIECE_BYTES, "next"))
     assert len(first.marks) == 1 + 4
     assert second.marks[:-1] == first.marks
     assert (
         second.size
         > first.size
-        == len(json.dumps(says("system")[0], separators=(",", ":")))
-        + len(json.dumps(says("x" * 3 * PIECE_BYTES)[0], separators=(",", ":")))
+        == len(json.dumps(conversation("system")[0], separators=(",", ":")))
+        + len(json.dumps(conversation("x" * 3 * PIECE_BYTES)[0], separators=(",", ":")))
     )
 
 
@@ -39,7 +39,7 @@ def test_marks_differ_from_where_prompts_differ() -> None:
     one, other = marks(prompt=text + "a"), marks(prompt=text + "b")
     assert common(one, other) == 4
     assert common(one, marks(prompt="z" + text)) == 0
-    assert common(marks(messages=says("a", "b")), marks(messages=says("ab"))) == 0
+    assert common(marks(messages=conversation("a", "b")), marks(messages=conversation("ab"))) == 0
 
 
 def test_token_ids_are_never_split() -> None:
@@ -64,12 +64,12 @@ def test_token_ids_are_never_split() -> None:
     ],
 )
 def test_a_field_that_changes_the_prompt_or_its_sharing_changes_every_mark(field: str, value: Any) -> None:
-    plain = {"model": "a", "messages": says("x")}
+    plain = {"model": "a", "messages": conversation("x")}
     assert common(marks(**plain), marks(**{**plain, field: value})) == 0
 
 
 def test_fields_that_change_only_the_answer_change_no_mark() -> None:
-    plain = {"model": "a", "messages": says("x")}
+    plain = {"model": "a", "messages": conversation("x")}
     assert marks(**plain) == marks(**plain, temperature=0.5, max_tokens=7, stream=True)
 
 
@@ -82,4 +82,4 @@ def test_several_prompts_and_invalid_bodies_have_no_marks(body: bytes) -> None:
 
 
 def test_marks_are_bounded() -> None:
-    assert len(marks(messages=says(*["x"] * (MOST_MARKS + 9))).marks) == MOST_MARKS
+    assert len(marks(messages=conversation(*["x"] * (MOST_MARKS + 9))).marks) == MOST_MARKS

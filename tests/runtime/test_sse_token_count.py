@@ -79,19 +79,26 @@ def delta(fields: str) -> bytes:
     return b'data: {"choices":[{"index":0,"delta":{' + fields.encode() + b"}}]}\n\n"
 
 
-THOUGHT, SAID = delta('"reasoning_content":"hm"'), delta('"content":"yes"')
+REASONING, CONTENT = delta('"reasoning_content":"hm"'), delta('"content":"yes"')
 
 
 @pytest.mark.parametrize(
     ("events", "thinking_tokens"),
     [
-        ([OPENING, THOUGHT, THOUGHT, SAID, SAID], 2),
-        ([delta('"role":"assistant","reasoning":"hm"'), THOUGHT, delta('"reasoning":null,"content":"a"')], 2),
-        ([THOUGHT, delta('"reasoning_content":"so","content":"yes"'), SAID], 2),
-        ([THOUGHT, delta('"tool_calls":[{}]')], 1),
-        ([THOUGHT, THOUGHT], 0),
-        ([SAID, THOUGHT, SAID], 0),
-        ([delta('"content":"say \\"reasoning\\":\\"x"'), SAID], 0),
+        ([OPENING, REASONING, REASONING, CONTENT, CONTENT], 2),
+        (
+            [
+                delta('"role":"assistant","reasoning":"hm"'),
+                REASONING,
+                delta('"reasoning":null,"content":"a"'),
+            ],
+            2,
+        ),
+        ([REASONING, delta('"reasoning_content":"so","content":"yes"'), CONTENT], 2),
+        ([REASONING, delta('"tool_calls":[{}]')], 1),
+        ([REASONING, REASONING], 0),
+        ([CONTENT, REASONING, CONTENT], 0),
+        ([delta('"content":"say \\"reasoning\\":\\"x"'), CONTENT], 0),
     ],
     ids=["apart", "other names", "both in one", "tool call", "still thinking", "none first", "quoted"],
 )

@@ -31,11 +31,11 @@ TOKEN = b'data: {"choices":[{"text":"word"}]}\n\n'
 LAST = b'data: {"choices":[{"text":"","finish_reason":"stop"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 THOUGHT = b'data: {"choices":[{"delta":{"reasoning_content":"hm"}}]}\n\n'
-SAID = b'data: {"choices":[{"delta":{"content":"yes"}}]}\n\n'
+CONTENT = b'data: {"choices":[{"delta":{"content":"yes"}}]}\n\n'
 WHOLE = b'{"choices": [{"text": "a"}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}'
 
 
-class Says(NamedTuple):
+class ScriptedResponse(NamedTuple):
     """An answer of the engine. An exception among its pieces breaks it off."""
 
     pieces: tuple[bytes | Exception, ...]
@@ -46,7 +46,7 @@ class Says(NamedTuple):
 class Engine:
     """Gives these answers, one after the other; sent: what it was sent."""
 
-    def __init__(self, *answers: Says) -> None:
+    def __init__(self, *answers: ScriptedResponse) -> None:
         self._answers = iter(answers)
         self.sent: list[tuple[int, dict[str, Any], str]] = []
         self.takes_stream_options = self.takes_token_ids = True
@@ -108,7 +108,11 @@ class Desk:
     """A forwarder between an engine and the session that its requests came by."""
 
     def __init__(
-        self, *answers: Says, reads_fields: bool = False, answer_bytes: int = 1000, key: bytes = b""
+        self,
+        *answers: ScriptedResponse,
+        reads_fields: bool = False,
+        answer_bytes: int = 1000,
+        key: bytes = b"",
     ) -> None:
         self.engine, self.mirror, self.gate = Engine(*answers), Mirror(), Turns()
         self.lost = 0
@@ -171,7 +175,7 @@ class Desk:
 
 
 async def test_a_request_enters_the_engine_when_it_is_released() -> None:
-    desk = Desk(Says((TOKEN, DONE)))
+    desk = Desk(ScriptedResponse((TOKEN, DONE)))
     desk.gate.open.clear()
     request = desk.start()
     for _ in range(5):
@@ -185,7 +189,7 @@ async def test_a_request_enters_the_engine_when_it_is_released() -> None:
 
 
 async def test_output_of_the_engine_is_forwarded_and_counted_once() -> None:
-    desk = Desk(Says((TOKEN, TOKEN + TOKEN, DONE)))
+    desk = Desk(ScriptedResponse((TOKEN, TOKEN + TOKEN, DONE)))
     await desk.served()
     assert desk.data == TOKEN * 3 + DONE
     assert desk.tokens == [1, 2, 0]
@@ -196,7 +200,7 @@ async def test_output_of_the_engine_is_forwarded_and_counted_once() -> None:
 
 
 async def test_tokens_of_several_answers_are_distributed_in_turn() -> None:
-    desk = Desk(Says((TOKEN, TOKEN * 2, TOKEN * 4, DONE)))
+    desk = Desk(ScriptedResponse((TOKEN, TOKEN * 2, TOKEN * 4, DONE)))
     request = await desk.served(n=3)
     a, b, c = request.keys
     shares = [dict(desk.mirror.went[at : at + 3]) for at in range(0, 12, 3)]
@@ -205,7 +209,7 @@ async def test_tokens_of_several_answers_are_distributed_in_turn() -> None:
 
 
 async def test_an_engine_that_reads_fields_gets_them() -> None:
-    desk = Desk(Says((TOKEN, DONE)), reads_fields=True)
+    desk = Desk(ScriptedResponse((TOKEN, DONE)), reads_fields=True)
     await desk.served()
     (body,) = desk.engine.bodies
     assert body["vllm_xargs"]["penstock_id"] == "k"
@@ -214,7 +218,7 @@ async def test_an_engine_that_reads_fields_gets_them() -> None:
 
 async def test_an_engine_gets_a_ticket_with_the_same_fields() -> None:
     key = b"k" * 32
-    desk = Desk(Says((TOKEN, DONE)), reads_fields=True, key=key)
+    desk = Desk(ScriptedResponse((TOKEN, DONE)), reads_fields=True, key=key)
     await desk.served(n=2)
     xargs = desk.engine.bodies[0]["vllm_xargs"]
     ticket = opened(xargs.pop(TICKET), key)
@@ -225,7 +229,7 @@ async def test_an_engine_gets_a_ticket_with_the_same_fields() -> None:
 
 async def test_usage_is_requested_of_an_engine_that_reads_no_fields_and_removed() -> None:
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4}}\n\n'
-    desk = Desk(Says((TOKEN, LAST, usage, DONE)))
+    desk = Desk(ScriptedResponse((TOKEN, LAST, usage, DONE)))
     await desk.served()
     assert desk.engine.bodies == [{"prompt": "a", "stream": True, "stream_options": {"include_usage": True}}]
     assert desk.data == TOKEN + LAST + DONE
@@ -236,7 +240,7 @@ async def test_usage_is_requested_of_an_engine_that_reads_no_fields_and_removed(
 @pytest.mark.parametrize("fields", [{"stream": False}, {"stream_options": {"include_usage": True}}])
 async def test_a_body_that_requests_usage_is_unchanged(fields: dict[str, Any]) -> None:
     streamed = fields.get("stream", True)
-    desk = Desk(Says((TOKEN, DONE) if streamed else (WHOLE,), streamed=streamed))
+    desk = Desk(ScriptedResponse((TOKEN, DONE) if streamed else (WHOLE,), streamed=streamed))
     await desk.served(**fields)
     assert desk.engine.bodies == [{"prompt": "a", "stream": True, **fields}]
 
@@ -246,7 +250,9 @@ async def test_after_a_rejection_of_stream_options_the_engine_gets_the_clients_b
     status: int,
 ) -> None:
     plain = {"prompt": "a", "stream": True}
-    desk = Desk(Says((b"no",), status), Says((TOKEN, DONE)), Says((TOKEN, DONE)))
+    desk = Desk(
+        ScriptedResponse((b"no",), status), ScriptedResponse((TOKEN, DONE)), ScriptedResponse((TOKEN, DONE))
+    )
     request = await desk.served()
     assert desk.engine.bodies[1] == plain
     assert request.state is State.FINISHED
@@ -255,7 +261,7 @@ async def test_after_a_rejection_of_stream_options_the_engine_gets_the_clients_b
 
 
 async def test_an_engine_that_also_rejects_the_clients_body_is_tried_again_later() -> None:
-    desk = Desk(Says((b"no",), 400), Says((b"never",), 400))
+    desk = Desk(ScriptedResponse((b"no",), 400), ScriptedResponse((b"never",), 400))
     request = await desk.served()
     failed = desk.events[-1].failed
     assert (failed.failure, failed.status, failed.body) == (wire.FAILURE_ENGINE_REFUSED, 400, b"never")
@@ -268,7 +274,9 @@ PLAIN: dict[str, Any] = {"prompt": "a", "stream": True}
 
 
 async def test_after_a_rejection_of_token_ids_only_usage_is_requested() -> None:
-    desk = Desk(Says((b"no",), 422), Says((TOKEN, DONE)), Says((TOKEN, DONE)))
+    desk = Desk(
+        ScriptedResponse((b"no",), 422), ScriptedResponse((TOKEN, DONE)), ScriptedResponse((TOKEN, DONE))
+    )
     await desk.served(**IDS)
     assert desk.events[-1].WhichOneof("kind") == "finished"
     await desk.served(**IDS)
@@ -276,7 +284,7 @@ async def test_after_a_rejection_of_token_ids_only_usage_is_requested() -> None:
 
 
 async def test_an_engine_that_rejected_both_is_asked_for_neither() -> None:
-    no, yes = Says((b"no",), 400), Says((TOKEN, DONE))
+    no, yes = ScriptedResponse((b"no",), 400), ScriptedResponse((TOKEN, DONE))
     desk = Desk(no, no, yes, no, yes, yes)
     for _ in range(3):
         await desk.served(**IDS)
@@ -285,7 +293,7 @@ async def test_an_engine_that_rejected_both_is_asked_for_neither() -> None:
 
 
 async def test_token_ids_are_requested_of_an_engine_that_accepts_them() -> None:
-    desk = Desk(Says((TOKEN, DONE)), Says((TOKEN, DONE)))
+    desk = Desk(ScriptedResponse((TOKEN, DONE)), ScriptedResponse((TOKEN, DONE)))
     await desk.served(**IDS)
     await desk.served(**USAGE, **IDS)
     assert desk.engine.bodies == [PLAIN | IDS | USAGE, PLAIN | USAGE | IDS]
@@ -293,7 +301,7 @@ async def test_token_ids_are_requested_of_an_engine_that_accepts_them() -> None:
 
 @pytest.mark.parametrize("status", [401, 404, 500])
 async def test_any_other_refusal_is_the_engines_answer(status: int) -> None:
-    desk = Desk(Says((b"n", b"o"), status))
+    desk = Desk(ScriptedResponse((b"n", b"o"), status))
     await desk.served()
     failed = desk.events[-1].failed
     assert (failed.failure, failed.status, failed.body) == (wire.FAILURE_ENGINE_REFUSED, status, b"no")
@@ -302,7 +310,7 @@ async def test_any_other_refusal_is_the_engines_answer(status: int) -> None:
 
 @pytest.mark.parametrize("status", [400, 422])
 async def test_an_unmodified_body_that_is_refused_is_not_sent_again(status: int) -> None:
-    desk = Desk(Says((b"no",), status), reads_fields=True)
+    desk = Desk(ScriptedResponse((b"no",), status), reads_fields=True)
     await desk.served()
     assert desk.events[-1].failed.status == status
     assert len(desk.engine.sent) == 1
@@ -310,14 +318,14 @@ async def test_an_unmodified_body_that_is_refused_is_not_sent_again(status: int)
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_an_engine_without_room_is_a_rejection(status: int) -> None:
-    desk = Desk(Says((b"busy",), status))
+    desk = Desk(ScriptedResponse((b"busy",), status))
     await desk.served()
     assert desk.events[-1].rejected.reason == wire.REASON_QUEUE_FULL
     assert desk.lost == 0
 
 
 async def test_a_missing_last_event_is_added_to_a_stream() -> None:
-    desk = Desk(Says((TOKEN, LAST)), reads_fields=True)
+    desk = Desk(ScriptedResponse((TOKEN, LAST)), reads_fields=True)
     request = await desk.served()
     assert desk.data == TOKEN + LAST + DONE
     assert request.state is State.FINISHED
@@ -325,11 +333,15 @@ async def test_a_missing_last_event_is_added_to_a_stream() -> None:
 
 @pytest.mark.parametrize(
     ("said", "stream"),
-    [(Says((TOKEN,)), True), (Says(()), True), (Says((), streamed=False), False)],
+    [
+        (ScriptedResponse((TOKEN,)), True),
+        (ScriptedResponse(()), True),
+        (ScriptedResponse((), streamed=False), False),
+    ],
     ids=["a stream", "an empty one", "an empty answer"],
 )
 async def test_a_truncated_answer_is_lost_and_does_not_affect_the_engine_s_health(
-    said: Says, stream: bool
+    said: ScriptedResponse, stream: bool
 ) -> None:
     desk = Desk(said, reads_fields=True)
     await desk.served(stream=stream)
@@ -338,7 +350,7 @@ async def test_a_truncated_answer_is_lost_and_does_not_affect_the_engine_s_healt
 
 
 async def test_a_broken_connection_loses_the_request_and_causes_a_probe() -> None:
-    desk = Desk(Says((TOKEN, EngineGone(ConnectionResetError()))))
+    desk = Desk(ScriptedResponse((TOKEN, EngineGone(ConnectionResetError()))))
     await desk.served()
     assert desk.events[-1].failed.failure == wire.FAILURE_ENGINE_LOST
     assert (desk.lost, desk.faults) == (1, None)
@@ -349,28 +361,28 @@ async def test_a_broken_connection_loses_the_request_and_causes_a_probe() -> Non
 async def test_an_incomplete_event_is_not_forwarded(
     fields: dict[str, Any], end: tuple[Exception, ...]
 ) -> None:
-    desk = Desk(Says((TOKEN[:9], TOKEN[9:] + TOKEN[:-1], *end)))
+    desk = Desk(ScriptedResponse((TOKEN[:9], TOKEN[9:] + TOKEN[:-1], *end)))
     await desk.served(**fields)
     assert (desk.data, desk.tokens) == (TOKEN, [1])
     assert desk.events[-1].failed.failure == wire.FAILURE_ENGINE_LOST
 
 
 async def test_an_incomplete_event_at_the_end_of_a_finished_stream_is_completed() -> None:
-    desk = Desk(Says((TOKEN, LAST, DONE[:-1])), reads_fields=True)
+    desk = Desk(ScriptedResponse((TOKEN, LAST, DONE[:-1])), reads_fields=True)
     await desk.served()
     assert desk.data == TOKEN + LAST + DONE
 
 
 @pytest.mark.parametrize(("bound", "ends_as"), [(len(WHOLE), State.FINISHED), (len(WHOLE) - 1, State.FAILED)])
 async def test_a_buffered_answer_has_a_bound(bound: int, ends_as: State) -> None:
-    desk = Desk(Says((WHOLE[:9], WHOLE[9:]), streamed=False), answer_bytes=bound)
+    desk = Desk(ScriptedResponse((WHOLE[:9], WHOLE[9:]), streamed=False), answer_bytes=bound)
     request = await desk.served(stream=False)
     assert request.state is ends_as
     assert desk.data == (WHOLE if ends_as is State.FINISHED else b"")
 
 
 async def test_a_whole_answer_with_usage_has_a_token_count() -> None:
-    desk = Desk(Says((WHOLE,), streamed=False), Says((b"{}",), streamed=False))
+    desk = Desk(ScriptedResponse((WHOLE,), streamed=False), ScriptedResponse((b"{}",), streamed=False))
     await desk.served(stream=False)
     assert (desk.tokens, desk.events[-1].finished.completion_tokens) == ([2], 2)
     desk.events.clear()
@@ -383,7 +395,7 @@ async def test_a_whole_answer_has_the_times_of_its_own_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Seven tokens of three answers that were generated beside each other: about two each."""
-    desk = Desk(Says((WHOLE.replace(b": 2}", b": 7}"),), streamed=False))
+    desk = Desk(ScriptedResponse((WHOLE.replace(b": 2}", b": 7}"),), streamed=False))
     monkeypatch.setattr(desk.mirror, "token_times_s", lambda _, tokens, ended_s: [100.0] * tokens)
     await desk.served(stream=False, n=3)
     finished = desk.events[-1].finished
@@ -391,14 +403,14 @@ async def test_a_whole_answer_has_the_times_of_its_own_tokens(
 
 
 async def test_the_end_of_thinking_is_recorded_once() -> None:
-    desk = Desk(Says((THOUGHT, THOUGHT + SAID, SAID, DONE)))
+    desk = Desk(ScriptedResponse((THOUGHT, THOUGHT + CONTENT, CONTENT, DONE)))
     await desk.served()
     assert desk.mirror.thought == [("k", 2)]
     assert desk.events[-1].finished.thinking_tokens == 2
 
 
 async def test_an_internal_error_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk(Says((TOKEN, DONE)))
+    desk = Desk(ScriptedResponse((TOKEN, DONE)))
     monkeypatch.setattr(desk.mirror, "passed", lambda *_: 1 // 0)
     await desk.served()
     assert desk.events[-1].failed.failure == wire.FAILURE_INTERNAL

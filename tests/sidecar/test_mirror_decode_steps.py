@@ -43,7 +43,7 @@ def report(rows: dict[str, tuple[int, int]], **more: Any) -> StepReport:
     )
 
 
-def look(at: ReplicaMirror, now_s: float) -> object:
+def planned_view(at: ReplicaMirror, now_s: float) -> object:
     """All that can be asked of a mirror."""
     signs = [at.signs(key, shows_output=False) for key in KEYS]
     times = [at.token_times_s(key, 5, now_s) for key in KEYS]
@@ -75,11 +75,11 @@ def test_the_view_is_the_same_whether_steps_were_applied_one_by_one_or_together(
             rows = {each: (computed + by, generated + by) for each, (computed, generated) in rows.items()}
         for each in (eager, lazy):
             each.apply(report(rows, **more), now_s)
-        seen = look(eager, now_s)
+        seen = planned_view(eager, now_s)
         if looks:
-            assert look(lazy, now_s) == seen
+            assert planned_view(lazy, now_s) == seen
     end_s = 0.05 * max(len(steps) - 1, 0)  # a snapshot is as of the last change
-    assert look(lazy, end_s) == look(eager, end_s)
+    assert planned_view(lazy, end_s) == planned_view(eager, end_s)
 
 
 def test_many_unread_steps_are_finally_applied() -> None:

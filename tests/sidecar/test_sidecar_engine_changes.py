@@ -26,7 +26,7 @@ from tests.sidecar.conftest import Engine, until
 MODEL = TimeModel("test", (Term(0.0001, 0.01),))
 ALLOWED = Limits(2048, 64)
 BLOCKS: dict[str, Any] = {"kv_blocks_total": 100, "kv_blocks_free": 100, "block_tokens": 16}
-NOBODY = EngineCount(0, 0)
+NO_REQUESTS = EngineCount(0, 0)
 
 PAGE = b"""\
 vllm:num_requests_running{engine="0"} 2.0
@@ -87,9 +87,9 @@ def test_the_cache_size_of_an_engine_without_reports_is_read_again_from_metrics(
     reported = load_of(PAGE)
     assert reported == EngineLoad(2, 1, 0.25, KvCache(64, 64, 128))
     seen = HoldingMirror(KvCache(1000, 1000, 16), ALLOWED, lambda _: 10)
-    seen.engine_load(EngineLoad(0, 0, 0.0, KvCache(64, 64, 128)), NOBODY, NOBODY)
+    seen.engine_load(EngineLoad(0, 0, 0.0, KvCache(64, 64, 128)), NO_REQUESTS, NO_REQUESTS)
     assert seen.view(0.0, MODEL).kv == KvCache(64, 64, 128)
-    seen.engine_load(EngineLoad(0, 0, 0.0), NOBODY, NOBODY)
+    seen.engine_load(EngineLoad(0, 0, 0.0), NO_REQUESTS, NO_REQUESTS)
     assert seen.view(0.0, MODEL).kv.total_blocks == 64
 
 

@@ -117,7 +117,7 @@ async def test_forwarded_tokens_are_divided_among_the_answers(
     assert rig.replica.unfinished == 0
 
 
-class TestBeforeAnEngineThatIsNotOurs:
+class TestBeforeAnExternalEngine:
     @pytest.fixture
     async def rig(self, engine: Engine, bounds: Bounds) -> AsyncIterator[Rig]:
         made = Rig(engine, bounds, reads_fields=False, held_by=build("fcfs"))

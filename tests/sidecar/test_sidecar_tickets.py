@@ -49,13 +49,13 @@ async def ticket_of(router: Router, id: int, body: dict[str, Any] | None = None,
     return ticket
 
 
-async def tell(router: Router, id: int, state: "wire.AnswerState.ValueType", **counts: int) -> None:
+async def report_state(router: Router, id: int, state: "wire.AnswerState.ValueType", **counts: int) -> None:
     await router.send(wire.RouterFrame(engine_answers=[wire.EngineAnswer(id=id, state=state, **counts)]))
 
 
 async def reported(router: Router, id: int, state: "wire.AnswerState.ValueType", **counts: int) -> wire.Event:
     """A request's last event, after the router has reported this state of its answer."""
-    await tell(router, id, state, **counts)
+    await report_state(router, id, state, **counts)
     return await router.ended(id)
 
 
@@ -117,7 +117,7 @@ async def test_a_whole_answer_ends_with_figures_of_reports_and_usage(rig: Rig, r
     key = str((await ticket_of(router, 1)).fields["penstock_id"])
     for sequence, generated in enumerate((1, 2, 3), start=2):
         rig.reports.receive([runs(key, generated, sequence)])
-    await tell(router, 1, wire.ANSWER_STATE_BEGUN)
+    await report_state(router, 1, wire.ANSWER_STATE_BEGUN)
     last = await reported(
         router, 1, wire.ANSWER_STATE_WHOLE, tokens=3, prompt_tokens=4, completion_tokens=5, cached_tokens=2
     )
@@ -170,7 +170,7 @@ async def test_a_router_that_cannot_reach_the_engine_is_served_by_the_sidecar(
     rig: Rig, engine: Engine, router: Router
 ) -> None:
     ticket = await ticket_of(router, 1)
-    await tell(router, 1, wire.ANSWER_STATE_UNREACHABLE)
+    await report_state(router, 1, wire.ANSWER_STATE_UNREACHABLE)
     exchange = await engine.asked()
     assert exchange.key == ticket.fields["penstock_id"]
     await exchange.begin()
@@ -183,10 +183,10 @@ async def test_a_router_that_cannot_reach_the_engine_is_served_by_the_sidecar(
 async def test_states_of_unknown_requests_are_ignored(rig: Rig, engine: Engine, router: Router) -> None:
     await router.submit(1)
     exchange = await engine.asked()
-    await tell(router, 1, wire.ANSWER_STATE_WHOLE, tokens=9)  # it passes the sidecar
-    await tell(router, 2, wire.ANSWER_STATE_LOST)  # it is unknown
+    await report_state(router, 1, wire.ANSWER_STATE_WHOLE, tokens=9)  # it passes the sidecar
+    await report_state(router, 2, wire.ANSWER_STATE_LOST)  # it is unknown
     await ticket_of(router, 3)
-    await tell(router, 3, 99)  # type: ignore[arg-type]  # of a later version
+    await report_state(router, 3, 99)  # type: ignore[arg-type]  # of a later version
     await exchange.begin()
     await exchange.send(TOKEN + DONE)
     await exchange.end()
@@ -223,7 +223,7 @@ async def test_a_drain_returns_requests_that_the_engine_has_not_started(rig: Rig
     await ticket_of(router, 1)
     begun = await ticket_of(router, 2)
     await ticket_of(router, 3)
-    await tell(router, 3, wire.ANSWER_STATE_BEGUN)
+    await report_state(router, 3, wire.ANSWER_STATE_BEGUN)
     rig.reports.receive([runs(str(begun.fields["penstock_id"]), 1)])
     await ticket_of(router, 4)  # earlier states have been read
     assert await rig.replica.drain(0.001) == 2
@@ -234,7 +234,7 @@ async def test_a_drain_returns_requests_that_the_engine_has_not_started(rig: Rig
 
 async def test_thinking_ends_when_the_router_reports_it(rig: Rig, router: Router) -> None:
     key = str((await ticket_of(router, 1)).fields["penstock_id"])
-    await tell(router, 1, wire.ANSWER_STATE_BEGUN, thinking_tokens=2)
+    await report_state(router, 1, wire.ANSWER_STATE_BEGUN, thinking_tokens=2)
     await until(lambda: rig.mirror.thinking_tokens(key) == 2)
     assert (await reported(router, 1, wire.ANSWER_STATE_WHOLE, tokens=4)).finished.thinking_tokens == 2
 

@@ -55,13 +55,13 @@ def scripted(*wanted: int) -> Callable[[DemandObservation, float], int]:
     return lambda demand, now_s: wanted[min(round(now_s / 10), len(wanted) - 1)]
 
 
-def test_a_number_that_never_moves_is_a_fixed_fleet() -> None:
+def test_a_constant_number_of_replicas_equals_a_fixed_fleet() -> None:
     arrivals = every(0.1, 20.0)
     steered, _ = served(scripted(2), arrivals, replicas=2)
     assert steered == list(simulate(replace(FLEET, replicas=2), arrivals, 0))
 
 
-def test_a_new_replica_takes_work_once_it_has_started() -> None:
+def test_a_new_replica_accepts_requests_after_its_start() -> None:
     outcomes, counts = served(scripted(1, 2), every(0.2, 60.0))
     on_new = [outcome.arrival_s for outcome in outcomes if outcome.replica == "r1"]
     assert 30.0 <= min(on_new) < 31.0
@@ -119,13 +119,13 @@ def test_without_replicas_requests_are_held_until_one_is_ready() -> None:
 def test_counted_demand_equals_the_outcomes() -> None:
     demands: list[DemandObservation] = []
 
-    def look(demand: DemandObservation, now_s: float) -> int:
+    def desired_replicas(demand: DemandObservation, now_s: float) -> int:
         demands.append(demand)
         return 1
 
     batch = [arrival._replace(id=f"b{arrival.id}") for arrival in every(0.5, 20.0, "batch")]
     arrivals = sorted([*every(0.02, 20.0, prompt=1500), *batch], key=lambda arrival: arrival.arrival_s)
-    outcomes, _ = served(look, arrivals)
+    outcomes, _ = served(desired_replicas, arrivals)
     chats = [outcome for outcome in outcomes if outcome.tier == "chat"]
     admitted = [outcome for outcome in chats if outcome.verdict == "admitted"]
     counted = [demand.tiers.get("chat", TierDemand()) for demand in demands]
@@ -139,15 +139,17 @@ def test_counted_demand_equals_the_outcomes() -> None:
     assert sum(demand.elapsed_s for demand in demands) >= 20.0
 
 
-def test_requests_that_no_replica_could_ever_serve_are_no_demand() -> None:
+def test_requests_that_no_replica_can_ever_serve_are_not_demand() -> None:
     demands: list[DemandObservation] = []
 
-    def look(demand: DemandObservation, now_s: float) -> int:
+    def desired_replicas(demand: DemandObservation, now_s: float) -> int:
         demands.append(demand)
         return 1
 
     impossible = replace(FLEET, tiers={"chat": Tier("chat", Slo(ttft_s=0.001))})
-    list(simulate(impossible, every(1.0, 15.0), 0, autoscaler=FleetAutoscaler(look, period_s=10.0)))
+    list(
+        simulate(impossible, every(1.0, 15.0), 0, autoscaler=FleetAutoscaler(desired_replicas, period_s=10.0))
+    )
     counted = [demand.tiers["chat"] for demand in demands if "chat" in demand.tiers]
     assert sum(tier.arrived for tier in counted) == sum(tier.best_effort for tier in counted) == 0
 
@@ -177,7 +179,7 @@ REPLICAS_OVER_TIME = [
 ]
 
 
-def test_gpu_hours_count_starting_and_draining_ones() -> None:
+def test_gpu_hours_include_starting_and_draining_replicas() -> None:
     assert gpu_hours(REPLICAS_OVER_TIME, 500.0) * 3600 == 100 * 1 + 300 * 3 + 100 * 2
     assert gpu_hours(REPLICAS_OVER_TIME, 200.0) * 3600 == 100 * 1 + 100 * 3
     assert scale_events(REPLICAS_OVER_TIME) == 2

@@ -99,7 +99,7 @@ def routing_request(drawn: Sequence[tuple[float, int, int, int, Targets, bool]])
     limits=st.builds(Limits, st.sampled_from((64, 300, 8192)), st.sampled_from((3, 256))),
     speculation=st.sampled_from((None, Speculation(3, 0.7))),
 )
-def test_every_step_is_possible_and_all_requests_is_served(
+def test_every_step_is_possible_and_all_requests_are_served(
     name: str,
     drawn: list[tuple[float, int, int, int, Targets, bool]],
     limits: Limits,
@@ -137,7 +137,7 @@ def slowed(model: TimeModel, scale: float) -> TimeModel:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_where_everything_takes_four_times_as_long_decisions_are_the_same(name: str) -> None:
+def test_decisions_do_not_change_if_all_times_are_four_times_as_long(name: str) -> None:
     """Times, targets, rates and knobs scaled together; by a power of two, so that no rounding differs."""
     scaled: dict[str, Policy[Any]] = {
         "sola": Sola(surplus_s=4 * Sola().surplus_s, aging_s=120.0),
@@ -161,7 +161,7 @@ def test_accelgen_keeps_its_token_budget(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sola_leaves_no_request_idle_that_a_batch_has_room_for(seed: int) -> None:
+def test_sola_serves_every_request_that_fits_the_batch(seed: int) -> None:
     """While decodes are minimised all of them are in the batch; else it holds prompts."""
     for view, step in run(POLICIES["sola"], random_load(seed), Limits()):
         decodes = [job.request.id for job in view.running if job.decoding and not job.best_effort]

@@ -113,7 +113,7 @@ def test_the_deadlines_of_a_feasible_plan_are_met(seed: int) -> None:
 
 @examples(30)
 @given(st.integers(0, 1 << 20))
-def test_tpot_targets_are_met_however_many_drafts_are_accepted(seed: int) -> None:
+def test_tpot_targets_are_met_for_any_number_of_accepted_drafts(seed: int) -> None:
     """But for windows, which accepted drafts can fill early: see `batch_plan`."""
     served = Served(seed, Speculation(8, 0.7), (Judge.MEAN, Judge.MAX))
     served.run()
@@ -121,7 +121,7 @@ def test_tpot_targets_are_met_however_many_drafts_are_accepted(seed: int) -> Non
     assert served.late_decodes() == []
 
 
-def test_accepted_drafts_make_a_first_token_late_once_in_a_thousand_requests_at_most() -> None:
+def test_accepted_drafts_delay_at_most_one_first_token_in_a_thousand() -> None:
     """A prompt that is computed early decodes early, beside the prompts behind it: see `batch_plan`."""
     requests = late = 0
     for seed in range(130, 210):
@@ -136,7 +136,7 @@ def test_accepted_drafts_make_a_first_token_late_once_in_a_thousand_requests_at_
 @given(st.integers(0, 1 << 20))
 @example(9)
 @example(45)
-def test_they_are_met_beside_best_effort(seed: int) -> None:
+def test_deadlines_are_met_beside_best_effort(seed: int) -> None:
     """Rejected requests are served beside, at times more of them than admitted ones."""
     served = Served(seed, None, (Judge.MEAN, Judge.WINDOW), refused=True, longest=3000)
     served.run()

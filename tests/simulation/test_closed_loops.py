@@ -56,7 +56,7 @@ def end_s(outcome: SimulatedOutcome) -> float:
     return outcome.arrival_s + outcome.e2e_s
 
 
-def test_a_turn_comes_after_the_answer_and_its_think_time() -> None:
+def test_a_turn_arrives_after_the_answer_and_its_think_time() -> None:
     outcomes = served(FLEET, *session("a", 2.0))
     assert [outcome.stage for outcome in outcomes] == [0, 1, 2, 3]
     assert outcomes[0].arrival_s == 2.0
@@ -70,7 +70,7 @@ def test_sessions_do_not_wait_for_one_another() -> None:
     assert all(outcome.met for outcome in outcomes)
 
 
-def test_each_turn_asks_for_its_own_slo() -> None:
+def test_each_turn_has_its_own_slo() -> None:
     """The first turn's SLO cannot be met, so it is served best effort; the next ones are admitted."""
     strict = {"strict": Tier("strict", Slo(ttft_s=1e-4)), **TIERS}
     first, *others = session("a", 0.0)

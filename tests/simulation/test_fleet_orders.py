@@ -94,7 +94,7 @@ def test_shared_placements_reach_other_routers_after_a_delay() -> None:
         assert snapshots.load(router=1, now_s=1.004).sent == received
 
 
-def test_similar_tpot_targets_gather() -> None:
+def test_similar_tpot_targets_share_replicas() -> None:
     def steady() -> Iterator[Arrival]:
         random, now_s = Random(4), 0.0
         for i in range(200):

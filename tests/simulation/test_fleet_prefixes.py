@@ -40,7 +40,7 @@ def served(fleet: Fleet, arrivals: Iterator[Arrival]) -> Sequence[SimulatedOutco
     return sorted(simulate(fleet, arrivals, 0), key=lambda outcome: outcome.arrival_s)
 
 
-def test_a_session_stays_where_its_prefix_is() -> None:
+def test_a_session_stays_at_the_replica_with_its_prefix() -> None:
     outcomes = served(FLEET, turns(5, 6))
     places = {
         session: {outcome.replica for outcome in outcomes if outcome.id.startswith(f"{session}.")}
@@ -59,13 +59,13 @@ def test_orders_by_load_find_prefixes_on_an_idle_fleet(order: str) -> None:
     assert found > 0.8 * requested
 
 
-def test_round_robin_looks_for_no_prefix() -> None:
+def test_round_robin_ignores_prefixes() -> None:
     outcomes = served(replace(FLEET, order="round-robin"), turns(5, 6))
     found = sum(outcome.cached_tokens for outcome in outcomes)
     assert found < 0.8 * sum(outcome.prompt_tokens - TURN_TOKENS for outcome in outcomes)
 
 
-def test_a_hot_prefix_spreads_when_its_holder_has_no_room() -> None:
+def test_a_popular_prefix_spreads_when_its_replica_is_full() -> None:
     """Twenty prompts per second with 8,000 tokens in common and 2,000 of their own."""
     shared = list(range(16))
     arrivals = (
@@ -85,7 +85,7 @@ def test_without_a_prefix_cache_routers_find_no_prefix() -> None:
     assert {outcome.cached_tokens for outcome in outcomes} == {0}
 
 
-def test_a_session_whose_turns_are_rejected_continues_where_its_prefix_is() -> None:
+def test_a_session_with_rejected_turns_stays_at_the_replica_with_its_prefix() -> None:
     """No replica can meet a TTFT of a millisecond, so each turn is served best effort."""
     hasty = {"agent": Tier("agent", Slo(ttft_s=0.001))}
     outcomes = served(replace(FLEET, tiers=hasty), turns(5, 6, gap_s=2.0))

@@ -108,7 +108,7 @@ def test_a_seed_reproduces_a_run(policy: str, order: str) -> None:
     assert run(5) != run(6)
 
 
-def test_arrivals_are_read_when_their_time_has_come_and_no_further() -> None:
+def test_arrivals_are_read_no_earlier_than_they_are_due() -> None:
     read = 0
 
     def endless() -> Iterator[Arrival]:
@@ -205,14 +205,14 @@ class Conserving:
             assert view.kv.free_blocks == view.kv.total_blocks
 
 
-def test_new_requests_of_one_instant_are_decided_together_where_they_meet() -> None:
+def test_new_requests_of_one_instant_at_one_replica_are_decided_together() -> None:
     scripted = Scripted()
     arrivals = [Arrival(str(i), at_s, "chat", 100, 5) for i, at_s in enumerate([1.0, 1.0, 1.0, 1.2])]
     ended(EXACT, arrivals, build=handing_out(scripted))
     assert scripted.together == [["0", "1", "2"], ["3"]]
 
 
-def test_a_new_request_is_decided_at_once_on_the_state_after_the_running_iteration() -> None:
+def test_a_new_request_is_decided_immediately_on_the_state_after_the_iteration() -> None:
     scripted = Scripted()
     arrivals = [Arrival("a", 0.0, "chat", 800, 5), Arrival("b", 0.01, "chat", 100, 5)]
     ended(replace(EXACT, hop_latency_s=0.0), arrivals, build=handing_out(scripted))
@@ -243,14 +243,14 @@ def test_the_backup_serves_best_effort_or_not_at_all(backup: Backup, verdict: st
     assert (outcome.verdict, outcome.met, outcome.hops) == (verdict, met, 1)
 
 
-def test_best_effort_is_taken_without_asking() -> None:
+def test_best_effort_is_accepted_without_a_decision() -> None:
     scripted = Scripted(lambda view, job: Rejected(Reason.NEVER))
     outcome = ended(EXACT, [Arrival("a", 0.0, "batch", 500, 3)], build=handing_out(scripted))["a"]
     assert outcome.verdict == "best-effort"
     assert scripted.together == []
 
 
-def test_stale_snapshots_change_where_requests_go_and_lose_none() -> None:
+def test_stale_snapshots_change_routes_and_lose_no_request() -> None:
     def run(age_s: float) -> list[SimulatedOutcome]:
         fleet = replace(LIVE, replicas=4, order="least-loaded", snapshot_age_s=age_s, backup=Backup.REJECT)
         return sorted(simulate(fleet, islice(traffic(16.0), 300), 0))
@@ -260,7 +260,7 @@ def test_stale_snapshots_change_where_requests_go_and_lose_none() -> None:
     assert [outcome.replica for outcome in fresh] != [outcome.replica for outcome in stale]
 
 
-def test_a_stage_is_sent_when_the_one_before_has_ended() -> None:
+def test_a_stage_is_sent_when_the_previous_one_has_ended() -> None:
     arrivals = [
         Arrival("a", 0.0, "chat", 800, 50, session="s", stage=0),
         Arrival("other", 0.0, "chat", 100, 5),
@@ -305,7 +305,7 @@ def test_an_old_session_is_forgotten() -> None:
     assert outcomes["b"].verdict == "admitted"
 
 
-def test_thinking_and_answer_are_paced_and_judged_apart() -> None:
+def test_thinking_and_answer_have_separate_tpot_targets() -> None:
     """A long prompt delays its answer: that would miss the TPOT target of thinking, not its own."""
     scripted = Scripted()
     thought_s = 0.001 + MODEL.prefill_seconds(100) + 39 * MODEL.prefill_seconds(1)
@@ -331,7 +331,7 @@ def test_the_engine_gives_the_answer_its_own_tpot() -> None:
     assert paces == [0.03, 0.2]
 
 
-def test_a_promoted_job_is_admitted_from_then_on_and_its_verdict_stays() -> None:
+def test_a_promoted_job_counts_as_admitted_and_keeps_its_verdict() -> None:
     @dataclass
     class Promoting(Scripted):
         seen: tuple[bool, ...] = ()
@@ -348,7 +348,7 @@ def test_a_promoted_job_is_admitted_from_then_on_and_its_verdict_stays() -> None
     assert promoting.seen == (False, False, False)
 
 
-def test_speculation_brings_several_tokens_and_its_acceptance_is_measured() -> None:
+def test_speculation_returns_several_tokens_and_its_acceptance_is_measured() -> None:
     @dataclass
     class Drafting(Scripted):
         believed: Speculation = field(default_factory=lambda: Speculation(3, 0.9))
@@ -393,7 +393,7 @@ def test_a_measured_truth_is_learned_and_an_exact_one_is_known() -> None:
 
 
 @pytest.mark.parametrize("truth_model", ["llama-3-8b-a100", ""])
-def test_the_truth_may_be_another_engine_than_the_planned_one(truth_model: str) -> None:
+def test_the_ground_truth_may_be_another_engine_than_the_planned_one(truth_model: str) -> None:
     fleet = replace(LIVE, policy="vllm", truth_model=truth_model)
     outcome = ended(fleet, [Arrival("a", 0.0, "chat", 100, 200)])["a"]
     assert outcome.tpot_s is not None
@@ -401,7 +401,7 @@ def test_the_truth_may_be_another_engine_than_the_planned_one(truth_model: str) 
     assert fast == bool(truth_model)
 
 
-def test_a_policy_that_waits_is_asked_again() -> None:
+def test_a_policy_that_waits_is_called_again() -> None:
     @dataclass
     class Late(Scripted):
         def step(self, view: ReplicaView, memory: Any) -> tuple[Step, Any]:
@@ -424,12 +424,12 @@ def test_a_policy_that_plans_no_batch_is_reported() -> None:
 
 
 @pytest.mark.parametrize("replicas", [0, 65])
-def test_as_many_replicas_as_seeds_can_tell_apart(replicas: int) -> None:
+def test_the_number_of_replicas_is_bounded_by_distinct_seeds(replicas: int) -> None:
     with pytest.raises(ValueError, match="supports 1 to 64"):
         simulate(replace(EXACT, replicas=replicas), [], 0)
 
 
-def test_a_full_replica_takes_no_request() -> None:
+def test_a_full_replica_accepts_no_request() -> None:
     """Three at once: one more than it may hold, so the last has nowhere to go."""
     fleet = replace(EXACT, limits=Limits(running=1), max_waiting=1)
     outcomes = ended(fleet, [Arrival(name, 0.0, "chat", 100, 5) for name in "abc"])

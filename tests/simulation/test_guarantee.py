@@ -160,7 +160,7 @@ def test_decodes_with_drafts_meet_nearly_every_slo() -> None:
     assert 500 * missed <= kept, "one or two in a thousand end a window early at the worst moment"
 
 
-def test_hops_find_room_that_the_first_replica_has_not() -> None:
+def test_hops_find_capacity_that_the_first_replica_lacks() -> None:
     """Two replicas admit more than twice what one does of half the traffic."""
     load = Load(OPT, ("chat", "coder", "summary"), 4.0, 43296, replicas=2)
     outcomes = load.serve(320, 0)
@@ -170,7 +170,7 @@ def test_hops_find_room_that_the_first_replica_has_not() -> None:
     assert all(outcome.hops == 2 for outcome in of(FirstVerdict.REJECTED, outcomes))
 
 
-def test_slos_are_kept_where_first_come_first_served_keeps_few() -> None:
+def test_slos_are_met_that_first_come_first_served_misses() -> None:
     """The same load, served by vLLM's policy, meets less than half as many requests."""
     load = Load(OPT, ("chat", "coder", "summary"), 6.0, 43296)
     vllm = Load(OPT, load.kinds, load.rate_rps, load.kv_tokens, Limits(batch_tokens=512), "vllm")
@@ -178,7 +178,7 @@ def test_slos_are_kept_where_first_come_first_served_keeps_few() -> None:
     assert admitted > 2 * first_come > 0
 
 
-def test_wrong_predictions_cost_slos_but_all_requests_is_served() -> None:
+def test_with_wrong_predictions_slos_are_missed_but_all_requests_served() -> None:
     """An engine that is not quite the model's, answers of unknown length, little memory: some are late."""
     load = Load(
         OPT,
@@ -195,7 +195,7 @@ def test_wrong_predictions_cost_slos_but_all_requests_is_served() -> None:
     assert 0.8 * len(of(FirstVerdict.ADMITTED, outcomes)) < len(kept) < len(accepted)
 
 
-def test_light_load_is_nearly_all_admitted() -> None:
+def test_nearly_all_requests_of_a_light_load_are_admitted() -> None:
     outcomes = Load("llama-3-8b-a100", ("chat", "coder", "summary"), 2.0).serve(150, 2)
     assert len(of(FirstVerdict.ADMITTED, outcomes)) >= 0.9 * len(outcomes)
 

@@ -73,13 +73,13 @@ def run(truth: TruthKind, disturbance: Disturbance) -> tuple[int, Watched]:
     return sum(not outcome.met for outcome in admitted), watched[0]
 
 
-def test_admission_is_more_careful_than_the_engine_once_requests_have_missed() -> None:
+def test_admission_has_a_wider_margin_than_the_engine_after_misses() -> None:
     missed, watched = run(TruthKind.MEASURED, STALLS)
     assert missed > 0
     assert max(watched.wider) > 1.2
 
 
 @pytest.mark.parametrize("disturbance", [Disturbance(), STALLS])
-def test_an_exact_model_is_planned_with_as_it_is(disturbance: Disturbance) -> None:
+def test_an_exact_model_is_used_without_a_margin(disturbance: Disturbance) -> None:
     _, watched = run(TruthKind.EXACT, disturbance)
     assert set(watched.wider) == {1.0}

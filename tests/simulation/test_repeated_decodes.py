@@ -93,7 +93,9 @@ def served(load: Load, lengths: LengthKnowledge, *, may_stand: bool) -> tuple[li
     ],
     ids=str,
 )
-def test_going_on_brings_the_same_and_asks_less(load: Load, lengths: LengthKnowledge) -> None:
+def test_repeated_steps_give_the_same_result_with_fewer_policy_calls(
+    load: Load, lengths: LengthKnowledge
+) -> None:
     alone, all_steps = served(load, lengths, may_stand=False)
     gone_on, asked = served(load, lengths, may_stand=True)
     assert gone_on == alone

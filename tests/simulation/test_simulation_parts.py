@@ -36,7 +36,7 @@ TIERS = {"chat": Tier("chat", Slo(ttft_s=1.0, tpot_s=0.1), value=3.0)}
 FLEET = Fleet("vllm", time_model("slos-serve-opt-6.7b-a100"), 1007, TIERS, "chat")
 
 
-def test_events_come_by_time_and_then_in_the_order_in_which_they_were_scheduled() -> None:
+def test_events_occur_by_time_and_then_in_the_order_of_scheduling() -> None:
     events = EventQueue[str]()
     assert (events.next_s, events.pop_due(inf)) == (None, None)
     for at_s, event in [(2.0, "c"), (1.0, "a"), (2.0, "d"), (1.0, "b")]:
@@ -74,7 +74,7 @@ def test_requests_without_a_session_never_wait() -> None:
 
 
 @pytest.mark.parametrize("verdict", list(FirstVerdict))
-def test_a_session_that_was_not_admitted_once_is_best_effort_to_its_end(verdict: FirstVerdict) -> None:
+def test_a_session_is_best_effort_after_a_turn_that_was_not_admitted(verdict: FirstVerdict) -> None:
     sessions = Sessions()
     sessions.arrive(arrival(0))
     assert not sessions.best_effort(arrival(0))
@@ -114,7 +114,7 @@ def request(prompt: int = 10, limit: int = 100) -> Request:
     return Request("a", "chat", 0.0, prompt, limit)
 
 
-def test_learned_lengths_are_the_predictors() -> None:
+def test_learned_lengths_are_predicted() -> None:
     lengths, same = LearnedLengths(), LengthPredictor()
     for tokens in (20, 30, 100, 40, 101):
         lengths.observe(request(), tokens)
@@ -126,13 +126,13 @@ def test_learned_lengths_are_the_predictors() -> None:
     assert lengths.extend_prediction(job) == same.predict("chat", 10, 35, 100) > 35
 
 
-def test_known_lengths_are_true() -> None:
+def test_known_lengths_are_exact() -> None:
     known = KnownLengths()
     known.observe(request(), 5)
     assert (known.first(request(), 7), known.sure(request(), 8), known.extend_prediction) == (7, 8, None)
 
 
-def test_a_fleet_has_vllms_and_a_pools_defaults() -> None:
+def test_a_fleet_has_the_defaults_of_vllm_and_of_pools() -> None:
     assert (FLEET.block_tokens, FLEET.max_output_tokens, FLEET.max_waiting) == (16, 4096, 1_000_000)
     assert (FLEET.replicas, FLEET.routers, FLEET.max_hops, FLEET.backup) == (1, 1, 3, Backup.BEST_EFFORT)
     assert (FLEET.hop_latency_s, FLEET.snapshot_age_s, FLEET.placement_delay_s) == (0.001, 0.005, inf)
@@ -145,7 +145,7 @@ def test_a_fleet_has_vllms_and_a_pools_defaults() -> None:
     ("prompt", "output", "limit", "max_output_tokens"),
     [(100, 50, 4096, 892), (100, 50, 300, 300), (100, 400, 300, 400), (900, 92, 4096, 92)],
 )
-def test_a_request_asks_for_its_limit_its_room_or_its_answer(
+def test_a_requests_longest_answer_is_its_limit_its_context_or_its_length(
     prompt: int, output: int, limit: int, max_output_tokens: int
 ) -> None:
     fleet = replace(FLEET, max_output_tokens=limit)
@@ -190,11 +190,11 @@ def target(**more: Any) -> QueueTarget:
         (loads(starting=3), 3),  # no replica to try
     ],
 )
-def test_a_queue_target_is_met_as_kubernetes_meets_it(demand: DemandObservation, wanted: int) -> None:
+def test_a_queue_target_is_computed_as_in_kubernetes(demand: DemandObservation, wanted: int) -> None:
     assert QueueLengthAutoscaler(target()).decide(demand, 1000.0) == wanted
 
 
-def test_bounds_hold_whatever_the_queue() -> None:
+def test_bounds_hold_for_every_queue() -> None:
     assert QueueLengthAutoscaler(target(max_replicas=3)).decide(loads(98, 98), 0.0) == 3
     assert QueueLengthAutoscaler(target(min_replicas=4)).decide(loads(0, 0), 0.0) == 4
 
@@ -207,11 +207,11 @@ def test_a_scale_down_waits_for_its_window() -> None:
     assert at == [4, 4, 1, 1]
 
 
-def test_a_metric_is_waiting_alone_or_all() -> None:
+def test_a_metric_counts_waiting_requests_or_all() -> None:
     assert (waiting(Snapshot(running=3, waiting=2)), in_flight(Snapshot(running=3, waiting=2))) == (2, 5)
 
 
-def test_an_average_is_over_its_seconds() -> None:
+def test_an_average_covers_its_period() -> None:
     scaler = QueueLengthAutoscaler(target(averaged_s=30.0))
     assert [scaler.decide(loads(load, desired=1), 15.0 * step) for step, load in enumerate((8, 14, 38))] == [
         1,
@@ -253,7 +253,7 @@ def arrived(replica: SimulatedReplica, name: str, now_s: float, output: int = 3)
     assert verdict_on(replica, name, now_s, output) == Admitted(0.0, 0.0)
 
 
-def test_a_replica_takes_as_many_best_effort_requests_as_may_wait_until_one_has_ended() -> None:
+def test_a_replica_accepts_best_effort_up_to_its_queue_bound() -> None:
     replica = SimulatedReplica("r0", replace(FLEET, max_waiting=2), Idle([Step({"a": 10})]), 0)
     assert [type(verdict_on(replica, name, 0.0, 1, best_effort=True)) for name in "abc"] == [
         BestEffort,
@@ -270,7 +270,7 @@ def test_a_replica_takes_as_many_best_effort_requests_as_may_wait_until_one_has_
     ]
 
 
-def test_a_policy_may_leave_an_engine_idle_for_so_long_since_its_last_progress() -> None:
+def test_a_policy_may_leave_an_engine_idle_for_a_bounded_time() -> None:
     replica = SimulatedReplica("r0", FLEET, Idle([]), 0)
     arrived(replica, "a", 1000.0)
     assert replica.begin(1000.0 + STUCK_S) is None
@@ -314,7 +314,7 @@ class LateStarter:
         return Step({job.request.id: job.pending_tokens for job in jobs}), None
 
 
-def test_a_policy_that_leaves_an_engine_idle_is_asked_again_at_arrivals_and_after_one_pause() -> None:
+def test_a_policy_that_idles_is_called_again_at_arrivals_and_after_one_pause() -> None:
     policy = LateStarter(begins_s=0.015)
     fleet = replace(FLEET, hop_latency_s=0.0)
     requests = [Arrival(name, at_s, "", 10, 1) for name, at_s in (("a", 0.0), ("b", 0.004))]

@@ -41,13 +41,13 @@ def capacities(conditions: SearchConditions, *policies: str) -> dict[str, float]
     return {row["policy"]: row["capacity_rps_per_replica"] for row in rows}
 
 
-def test_with_known_lengths_and_an_exact_truth() -> None:
+def test_the_table_holds_with_known_lengths_and_an_exact_truth() -> None:
     found = capacities(KNOWN, "slos-serve", "vllm-legacy", "sola")
     assert found.pop("slos-serve") == pytest.approx(10.1, rel=0.12)
     assert found == pytest.approx({"vllm-legacy": 1.976, "sola": 5.056}, rel=0.05)
 
 
-def test_with_predicted_lengths_and_a_measured_truth() -> None:
+def test_the_table_holds_with_predicted_lengths_and_a_measured_truth() -> None:
     found = capacities(PREDICTED, "slos-serve", "vllm-legacy")
     assert found.pop("slos-serve") == pytest.approx(11.5, rel=0.12)
     assert found == pytest.approx({"vllm-legacy": 2.166}, rel=0.05)

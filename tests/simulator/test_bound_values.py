@@ -133,7 +133,7 @@ def test_windows_are_judged_by_their_targets(tier: str, thinking: int, targets: 
 @pytest.mark.parametrize(
     ("tier", "gap_s"), [("window", 1.0), ("max", 0.1), ("mean", 2.4), ("think", 3.0), ("whole", 4.0)]
 )
-def test_the_longest_gap_is_a_windows_or_all_there_is(tier: str, gap_s: float) -> None:
+def test_the_longest_gap_is_that_of_a_window_or_of_the_whole_answer(tier: str, gap_s: float) -> None:
     assert one(tier, output=15, thinking=5).gap_s[0] == pytest.approx(gap_s)
 
 
@@ -145,7 +145,7 @@ def test_memory_is_held_in_whole_blocks() -> None:
     assert (full.first_held[0], full.last_held[0], full.held_sum[0]) == (32, 32, 15 * 32)
 
 
-def test_requests_that_cannot_be_late_are_counted_apart() -> None:
+def test_requests_that_cannot_be_late_are_counted_separately() -> None:
     demand = work(
         Arrival("a", 0.0, "free", 10, 10),
         Arrival("b", 1.0, "mean", 10, 10),
@@ -159,7 +159,7 @@ def test_requests_that_cannot_be_late_are_counted_apart() -> None:
 
 
 @pytest.mark.parametrize(("drafts", "steps"), [(None, 14), (Speculation(6, 0.5), 2)])
-def test_a_stage_may_begin_when_those_before_it_could_have_ended(
+def test_a_stage_may_start_at_the_earliest_end_of_the_previous_ones(
     drafts: Speculation | None, steps: float
 ) -> None:
     stages = [
@@ -180,7 +180,7 @@ def test_a_setting_counts_whole_blocks_and_the_best_drafter() -> None:
     assert (PLAIN.most_drafts, PLAIN.acceptance) == (0, 0.0)
 
 
-def test_a_roofline_has_the_models_lines_with_its_scale() -> None:
+def test_a_roofline_has_the_models_scaled_lines() -> None:
     line = roofline_of(
         replace(
             SETTING,
@@ -204,14 +204,14 @@ def test_a_grid_has_equal_blocks_and_slots_that_end_at_arrivals_and_deadlines() 
     assert list(grid.block_of) == [int(middle / 0.5) for middle in middles]
 
 
-def test_a_grid_has_one_block_at_least_and_no_more_than_the_most() -> None:
+def test_a_grid_has_at_least_one_block_and_at_most_its_maximum() -> None:
     far = [Arrival("a", 0.0, "mean", 20, 2), Arrival("b", 10_000.0, "mean", 20, 2)]
     assert len(time_grid(work(*far)).blocks_s) == MOST_BLOCKS
     alone = time_grid(work(Arrival("a", 0.0, "mean", 20, 2)))
     assert len(alone.blocks_s) == 8
 
 
-def test_a_row_spans_the_periods_that_it_touches() -> None:
+def test_a_row_spans_the_periods_that_it_overlaps() -> None:
     ends_s = np.array([0.0, 1.0, 2.0, 3.0])
     rows, periods = spans(ends_s, np.array([0.0, 0.5, 1.0, 2.5, 2.0]), np.array([1.0, 2.5, 1.0, 9.0, 3.0]))
     assert list(zip(rows, periods, strict=True)) == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 1), (3, 2), (4, 2)]

@@ -86,7 +86,7 @@ LOADS = {
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_no_policy_passes_it(load: str) -> None:
+def test_no_policy_exceeds_the_bound(load: str) -> None:
     setting, tiers = LOADS[load]
     workload = list(chats(30, 10.0 * setting.replicas, 1, tiers))
     most = bound(workload, setting) * len(workload)
@@ -107,7 +107,7 @@ def test_prompts_due_together_share_the_time_until_then() -> None:
     assert most == pytest.approx(1.0 / (6 * 3000 * 120e-6 + 5e-3), abs=1e-5)
 
 
-def test_the_cheapest_are_kept() -> None:
+def test_the_bound_serves_the_cheapest_requests() -> None:
     few = bound(prompts(*[400] * 10, *[4000] * 10), SETTING)
     assert 0.5 < few < 0.65
 
@@ -135,7 +135,7 @@ def _feasible(now_s: float, waiting: Sequence[tuple[float, int]]) -> bool:
 
 @given(st.lists(st.tuples(st.floats(0, 1.5), st.integers(1, 7000)), min_size=1, max_size=5))
 @examples(30)
-def test_no_schedule_of_a_small_instance_passes_it(sizes: list[tuple[float, int]]) -> None:
+def test_no_schedule_of_a_small_instance_exceeds_the_bound(sizes: list[tuple[float, int]]) -> None:
     workload = [Arrival(f"p{i}", at_s, "first", tokens, 1) for i, (at_s, tokens) in enumerate(sizes)]
     most = bound(workload, replace(SETTING, kv_tokens=100_000)) * len(sizes)
     assert first_tokens_in_time(sizes) <= most + 1e-6
@@ -151,12 +151,12 @@ def test_no_schedule_of_a_small_instance_passes_it(sizes: list[tuple[float, int]
     ],
     ids=lambda better: next(iter(better)),
 )
-def test_a_better_machine_never_lowers_it(better: dict[str, object]) -> None:
+def test_a_better_machine_never_lowers_the_bound(better: dict[str, object]) -> None:
     workload, scarce = list(chats(60, 30.0, 3, ("chat",))), replace(SETTING, kv_tokens=3_000)
     assert bound(workload, replace(scarce, **better)) > bound(workload, scarce) + 0.01  # type: ignore[arg-type]
 
 
-def test_memory_limits_how_many_answer_at_once() -> None:
+def test_memory_limits_the_number_of_concurrent_answers() -> None:
     workload = [Arrival(f"c{i}", 0.0, "chat", 200, 200) for i in range(60)]
     loose = replace(
         SETTING, tiers=TIERS | {"chat": Tier("chat", Slo(ttft_s=8.0, tpot_s=0.05, judge=Judge.MAX))}
@@ -201,7 +201,7 @@ def test_any_dual_prices_give_an_upper_bound(seed: int) -> None:
     assert exact == pytest.approx(chosen.sum(), abs=1e-6)
 
 
-def test_a_capacity_is_where_the_bound_crosses_the_attainment() -> None:
+def test_the_capacity_is_the_rate_at_which_the_bound_crosses_the_attainment() -> None:
     chat = scenario("chatbot")
     small = replace(
         chat,
@@ -215,7 +215,7 @@ def test_a_capacity_is_where_the_bound_crosses_the_attainment() -> None:
     assert share(rate_rps) < 0.9 <= share(rate_rps / 1.05)
 
 
-def test_coefficients_put_in_one_place_add_up() -> None:
+def test_coefficients_of_one_entry_add_up() -> None:
     program = LinearProgram()
     column, row = program.columns([1.0], gain=1.0), program.at_most([1.0])
     for _ in range(2):

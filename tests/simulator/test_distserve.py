@@ -41,7 +41,7 @@ def served(
     return {outcome.id: outcome for outcome in simulate_distserve(fleet, ratio, arrivals, seed=0)}
 
 
-def test_the_first_token_comes_from_one_gpu_and_the_rest_from_the_other() -> None:
+def test_one_gpu_generates_the_first_token_and_another_the_rest() -> None:
     outcome = served([ask("a", 400, 5)])["a"]
     ttft_s = FLEET.hop_latency_s + MODEL.prefill_seconds(400)
     transfer_s = 400 * BUILTIN.kv_token_bytes / NVLINK_BYTES_PER_S
@@ -51,7 +51,7 @@ def test_the_first_token_comes_from_one_gpu_and_the_rest_from_the_other() -> Non
     assert (outcome.replica, outcome.verdict, outcome.met) == ("p0+d0", FirstVerdict.ADMITTED, True)
 
 
-def test_an_answer_of_one_token_never_travels() -> None:
+def test_an_answer_of_one_token_is_not_transferred() -> None:
     outcome = served([ask("a", answer=1)])["a"]
     assert (outcome.replica, outcome.output_tokens, outcome.e2e_s) == ("p0", 1, outcome.ttft_s)
 
@@ -62,14 +62,14 @@ def test_decodes_do_not_wait_for_prompts() -> None:
     assert crowded.tpot_s == alone.tpot_s
 
 
-def test_prompts_go_whole_first_come_first_served_in_batches_of_the_budget() -> None:
+def test_whole_prompts_are_batched_in_order_of_arrival_within_the_budget() -> None:
     outcomes = served([ask(name, 1000, 1) for name in "abc"])
     batch_s = MODEL.prefill_seconds(2000)
     assert outcomes["a"].ttft_s == outcomes["b"].ttft_s == pytest.approx(FLEET.hop_latency_s + batch_s)
     assert outcomes["c"].ttft_s == pytest.approx(FLEET.hop_latency_s + batch_s + MODEL.prefill_seconds(1000))
 
 
-def test_work_goes_to_the_least_loaded_replica() -> None:
+def test_requests_go_to_the_least_loaded_replica() -> None:
     outcomes = served(
         [ask("a", 2000, 40), ask("b", 100, 40), ask("c", 100, 40), ask("d", 100, 40, at_s=5.0)],
         ratio=Ratio(2, 2),
@@ -105,7 +105,7 @@ def test_a_request_larger_than_any_gpu_fails() -> None:
     assert outcome["b"].met
 
 
-def test_best_effort_is_answered_as_such_and_served_alike() -> None:
+def test_best_effort_has_its_verdict_and_the_same_service() -> None:
     outcome = served([ask("a", tier="offline")])["a"]
     assert (outcome.verdict, outcome.output_tokens) == (FirstVerdict.BEST_EFFORT, 5)
 
@@ -122,7 +122,7 @@ def replace_session(arrival: Arrival, stage: int) -> Arrival:
     return arrival._replace(session="s", stage=stage)
 
 
-def test_decodes_speculate_where_the_fleet_has_a_drafter() -> None:
+def test_decodes_speculate_if_the_fleet_has_a_drafter() -> None:
     drafting = replace(FLEET, speculation=Speculation(3, 0.9))
     faster, plain = served([ask("a", answer=200)], drafting)["a"], served([ask("a", answer=200)])["a"]
     assert faster.output_tokens == 200
@@ -130,7 +130,7 @@ def test_decodes_speculate_where_the_fleet_has_a_drafter() -> None:
 
 
 @pytest.mark.parametrize("ratio", RATIOS, ids=str)
-def test_all_requests_are_served_and_one_seed_is_one_result(ratio: Ratio) -> None:
+def test_all_requests_are_served_and_a_seed_reproduces_the_result(ratio: Ratio) -> None:
     fleet = replace(FLEET, truth=TruthKind.MEASURED)
     arrivals = [ask(str(i), 100 + 37 * i % 1500, 1 + i * 7 % 90, at_s=i * 0.05) for i in range(120)]
     outcomes = list(simulate_distserve(fleet, ratio, iter(arrivals), seed=3))

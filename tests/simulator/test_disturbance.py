@@ -40,7 +40,7 @@ def test_the_default_disturbance_changes_no_duration() -> None:
 
 
 @pytest.mark.parametrize(("at_s", "factor"), [(9.9, 1.0), (10.0, 2.0), (19.9, 2.0), (20.0, 1.0)])
-def test_a_change_of_speed_begins_and_ends(at_s: float, factor: float) -> None:
+def test_a_change_of_speed_starts_and_ends(at_s: float, factor: float) -> None:
     truth = disturbed(Constant(), Disturbance((SpeedChange(10.0, 20.0, 2.0),)), 0)
     assert truth.seconds(DECODES, at_s) == factor * TRUTH_S
 
@@ -56,7 +56,7 @@ def test_one_step_in_fifty_is_slow() -> None:
     assert len(slow) == pytest.approx(100, rel=0.3)
 
 
-def test_which_steps_are_slow_is_the_seed_s() -> None:
+def test_the_seed_selects_the_slow_steps() -> None:
     steps = Disturbance(slow_steps=SlowSteps())
     assert durations(steps, 7) == durations(steps, 7)
     assert durations(steps, 7) != durations(steps, 8)
@@ -82,13 +82,13 @@ class PerPart:
         (DECODES._replace(chunks=(Chunk(6, 0), Chunk(18, 100))), 0.5 * TRUTH_S + 3 * 2 * CHUNK_S),
     ],
 )
-def test_an_engine_is_off_by_kind_of_token(shape: BatchShape, seconds: float) -> None:
+def test_the_errors_of_prefill_and_decode_are_separate(shape: BatchShape, seconds: float) -> None:
     truth = disturbed(PerPart(), Disturbance(kinds=KindFactors(decode=0.5, prefill=3.0)), 0)
     assert truth.seconds(shape, 0.0) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, inf, nan])
-def test_a_factor_that_no_engine_can_have_is_refused(factor: float) -> None:
+def test_an_impossible_factor_is_refused(factor: float) -> None:
     with pytest.raises(ValueError, match="is not positive and finite"):
         SpeedChange(0.0, factor=factor)
     with pytest.raises(ValueError, match="is not positive and finite"):
@@ -116,7 +116,7 @@ def test_the_replicas_of_a_fleet_are_disturbed(kind: TruthKind) -> None:
     assert iteration_timer(doubled, 3).begin(DECODES, 0.0) == pytest.approx(2 * calm_s)
 
 
-def test_noise_is_the_same_with_a_disturbance_and_without() -> None:
+def test_a_disturbance_does_not_change_the_noise() -> None:
     model = builtin("llama-3-8b-a100").model
     exact = disturbed(ExactTruth(model), Disturbance((SpeedChange(1.0, 2.0, 3.0),)), 0)
     assert exact.seconds(DECODES, 0.0) == ExactTruth(model).seconds(DECODES, 0.0)

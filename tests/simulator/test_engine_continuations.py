@@ -26,7 +26,7 @@ COMPLETION: dict[str, Any] = {"prompt": "once upon a time"}
 
 
 @given(st.lists(st.integers(0, 200_000), max_size=40), st.integers(0, 90), st.integers(0, 90))
-def test_a_prompt_that_ends_inside_of_an_answer_is_continued_there(
+def test_a_prompt_that_ends_within_an_answer_is_continued_from_there(
     prompt: list[int], kept: int, more: int
 ) -> None:
     seed, begin = answer_start(prompt)
@@ -39,14 +39,14 @@ def test_a_prompt_that_ends_inside_of_an_answer_is_continued_there(
 
 
 @given(st.text(max_size=120))
-def test_the_end_of_a_text_is_enough(text: str) -> None:
+def test_the_end_of_a_text_identifies_its_continuation(text: str) -> None:
     ids = token_ids(text)
     assert last_token_ids(text) == ids[-HASHED_TOKENS:]
     assert answer_start(last_token_ids(text)) == answer_start(ids)
 
 
 @pytest.mark.parametrize("body", [CHAT, COMPLETION], ids=["chat", "completion"])
-async def test_two_engines_give_one_answer_and_continue_each_others(
+async def test_two_engines_give_the_same_answer_and_continue_each_others(
     real_time: RealTime, body: dict[str, Any]
 ) -> None:
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"

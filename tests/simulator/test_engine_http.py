@@ -32,7 +32,7 @@ async def test_a_chat_is_answered_with_its_usage(real_time: RealTime) -> None:
     )
 
 
-async def test_a_streamed_chat_brings_role_words_reason_and_usage(real_time: RealTime) -> None:
+async def test_a_streamed_chat_has_role_words_finish_reason_and_usage(real_time: RealTime) -> None:
     async with real_time() as engine:
         stream = await engine.client.chat.completions.create(
             model="tiny",
@@ -53,7 +53,7 @@ async def test_a_streamed_chat_brings_role_words_reason_and_usage(real_time: Rea
     assert {chunk.id for chunk in chunks} == {last.id}
 
 
-async def test_a_word_is_a_token_streamed_or_not(real_time: RealTime) -> None:
+async def test_each_word_is_one_token_in_streams_and_whole_answers(real_time: RealTime) -> None:
     async with real_time() as engine:
         stream = await engine.client.completions.create(
             model="tiny", prompt=[1, 2, 3], max_tokens=9, stream=True, extra_body=NO_EOS
@@ -66,13 +66,13 @@ async def test_a_word_is_a_token_streamed_or_not(real_time: RealTime) -> None:
     assert whole.usage.prompt_tokens == 3
 
 
-async def test_one_answer_may_be_asked_for_by_number(real_time: RealTime) -> None:
+async def test_n_may_be_one(real_time: RealTime) -> None:
     async with real_time() as engine:
         reply = await engine.client.completions.create(model="tiny", prompt="hi", max_tokens=1, n=1)
     assert len(reply.choices) == 1
 
 
-async def test_one_token_is_a_whole_stream(real_time: RealTime) -> None:
+async def test_a_stream_may_have_a_single_token(real_time: RealTime) -> None:
     async with real_time() as engine, httpx2.AsyncClient(base_url=engine.url) as http:
         body = {"prompt": "hi", "max_tokens": 1, "stream": True, "ignore_eos": True}
         reply = await http.post("/v1/completions", json=body)
@@ -106,7 +106,7 @@ async def test_an_answers_length_is_given_or_drawn(
 THOUGHT: dict[str, Any] = {"vllm_xargs": {"simulated_output_tokens": 9, "simulated_thinking_tokens": 4}}
 
 
-async def test_a_chat_keeps_thinking_apart_from_its_answer(real_time: RealTime) -> None:
+async def test_a_chat_separates_thinking_from_its_answer(real_time: RealTime) -> None:
     """As vLLM's reasoning parsers do; streamed or not, it is the same words."""
     async with real_time() as engine:
         requested: dict[str, Any] = {"model": "tiny", "messages": HI, "max_tokens": 20, "extra_body": THOUGHT}
@@ -132,7 +132,7 @@ async def test_an_answer_that_was_cut_off_while_thinking_has_no_content(real_tim
     assert (len(message.reasoning_content.split()), message.content) == (3, None)
 
 
-async def test_a_completion_is_the_raw_text_thinking_and_all(real_time: RealTime) -> None:
+async def test_a_completion_has_the_raw_text_with_thinking(real_time: RealTime) -> None:
     async with real_time() as engine:
         reply = await engine.client.completions.create(
             model="tiny", prompt="hi", max_tokens=20, extra_body=THOUGHT
@@ -140,7 +140,7 @@ async def test_a_completion_is_the_raw_text_thinking_and_all(real_time: RealTime
     assert len(reply.choices[0].text.split()) == 9
 
 
-async def test_tokenizing_counts_as_completing_does(real_time: RealTime) -> None:
+async def test_tokenize_counts_the_tokens_of_a_completion(real_time: RealTime) -> None:
     async with real_time() as engine, httpx2.AsyncClient(base_url=engine.url) as http:
         text = (await http.post("/tokenize", json={"prompt": "grüße"})).json()
         chat = (await http.post("/tokenize", json={"model": "tiny", "messages": HI})).json()
@@ -148,7 +148,7 @@ async def test_tokenizing_counts_as_completing_does(real_time: RealTime) -> None
     assert chat["count"] == 7
 
 
-async def test_models_health_and_version(real_time: RealTime) -> None:
+async def test_models_health_and_version_are_served(real_time: RealTime) -> None:
     async with real_time() as engine, httpx2.AsyncClient(base_url=engine.url) as http:
         (model,) = (await http.get("/v1/models")).json()["data"]
         assert (model["id"], model["max_model_len"]) == ("tiny", 1000)
@@ -262,7 +262,7 @@ async def test_a_client_that_disconnects_frees_its_memory(real_time: RealTime, s
         assert engine.loop.state.free_blocks == engine.loop.state.total_blocks
 
 
-async def test_an_id_under_way_is_refused(real_time: RealTime) -> None:
+async def test_an_id_in_use_is_refused(real_time: RealTime) -> None:
     body = {
         "prompt": "hi",
         "max_tokens": 900,
@@ -279,7 +279,7 @@ async def test_an_id_under_way_is_refused(real_time: RealTime) -> None:
         assert (again.status_code, again.json()["error"]["param"]) == (400, "vllm_xargs.penstock_id")
 
 
-async def test_metrics_have_vllms_names_and_count(real_time: RealTime) -> None:
+async def test_metrics_have_vllms_names_and_values(real_time: RealTime) -> None:
     async with real_time() as engine, httpx2.AsyncClient(base_url=engine.url) as http:
         await engine.client.completions.create(
             model="tiny", prompt="12345678", max_tokens=5, extra_body=NO_EOS

@@ -23,7 +23,7 @@ def samples(metrics: EngineMetrics) -> dict[tuple[str, ...], float]:
     return read
 
 
-def test_gauges_are_the_engines_state(job: Make) -> None:
+def test_gauges_have_the_engines_state(job: Make) -> None:
     state = EngineState(160, Limits(2048, 64))
     metrics = EngineMetrics("tiny", state)
     for name in "abc":
@@ -37,7 +37,7 @@ def test_gauges_are_the_engines_state(job: Make) -> None:
     assert read["vllm:num_preemptions_total",] == 1
 
 
-def test_counters_are_as_counted() -> None:
+def test_counters_have_the_counted_values() -> None:
     metrics = EngineMetrics("tiny", EngineState(160, Limits(2048, 64)))
     before = samples(metrics)
     counters = {name: value for name, value in before.items() if name[0].endswith("_total")}
@@ -66,7 +66,7 @@ HISTOGRAMS = {
 
 
 @pytest.mark.parametrize("field", HISTOGRAMS)
-def test_an_observation_is_in_every_bucket_from_its_bound_on(field: str) -> None:
+def test_an_observation_is_in_every_bucket_at_or_above_it(field: str) -> None:
     metrics = EngineMetrics("tiny", EngineState(160, Limits(2048, 64)))
     histogram: Histogram = getattr(metrics, field)
     assert list(histogram.bounds) == sorted(set(histogram.bounds)), "and none is there twice"
@@ -95,6 +95,6 @@ VLLM_BUCKETS = {
 
 
 @pytest.mark.parametrize("field", VLLM_BUCKETS)
-def test_buckets_are_vllms(field: str) -> None:
+def test_buckets_equal_vllms(field: str) -> None:
     metrics = EngineMetrics("tiny", EngineState(160, Limits(2048, 64)))
     assert getattr(metrics, field).bounds == VLLM_BUCKETS[field]

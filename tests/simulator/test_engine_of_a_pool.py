@@ -55,7 +55,7 @@ def test_flags_have_defaults_for_one_machine() -> None:
     )
 
 
-async def test_memory_and_limits_are_the_pools() -> None:
+async def test_an_engine_has_the_pools_memory_and_limits() -> None:
     truth = ground_truth(MODEL, TruthKind.EXACT, 0)
     state = build_loop(pool(kvCacheTokens=1000, blockTokens=32), truth, options()).state
     assert (state.total_blocks, state.block_tokens, state.limits) == (31, 32, Limits(512, 4))
@@ -65,7 +65,7 @@ async def test_memory_and_limits_are_the_pools() -> None:
     assert own.total_blocks == kv_cache_tokens(MODEL) // own.block_tokens
 
 
-async def test_drafts_are_accepted_as_the_pool_says_and_planned_with() -> None:
+async def test_the_pools_acceptance_rate_is_simulated_and_planned_with() -> None:
     truth = ground_truth(MODEL, TruthKind.EXACT, 0)
     loop = build_loop(pool(speculation={"maxTokens": 3, "acceptance": 0.6}), truth, options("--seed", "5"))
     assert loop._speculation.measured == Speculation(3, 0.6)
@@ -103,7 +103,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_vllm_is_there_in_the_versions_that_are_wanted_or_not_at_all(cache: Path) -> None:
+def test_vllm_is_found_only_in_the_required_versions(cache: Path) -> None:
     assert location.folder().parent == cache / "penstock"
     assert location.newer_folder().name.startswith(location.folder().name)
     assert not location.is_ready()
@@ -117,13 +117,13 @@ def test_vllm_is_there_in_the_versions_that_are_wanted_or_not_at_all(cache: Path
     assert location.is_ready()
 
 
-def test_vllm_may_be_a_package_of_the_environment(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_may_be_installed_in_the_environment(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "vllm" or None)
     assert location.is_ready()
 
 
 @pytest.mark.parametrize("before", [None, "somewhere"])
-def test_importing_leaves_the_environment_as_it_was(
+def test_importing_does_not_change_the_environment(
     monkeypatch: pytest.MonkeyPatch, before: str | None
 ) -> None:
     if before is None:

@@ -44,7 +44,7 @@ def serve(state: EngineState, name: str, prompt_tokens: int, first: int, answer_
     assert name not in state
 
 
-def test_a_second_prompt_computes_only_what_is_new() -> None:
+def test_a_second_prompt_computes_only_its_new_tokens() -> None:
     state = engine()
     serve(state, "a", 160, first=1)
     assert state.free_blocks == state.total_blocks
@@ -58,7 +58,7 @@ def test_a_second_prompt_computes_only_what_is_new() -> None:
     assert state.free_blocks == state.total_blocks - 13
 
 
-def test_without_a_prefix_cache_nothing_is_found() -> None:
+def test_without_a_prefix_cache_no_prefix_is_found() -> None:
     state = EngineState(1600, Limits(4096, 8), SIZE)
     state.add(job("a", 160), 1, keys=keys(1, 160))
     state.apply(Step({"a": 160}), 0.0)
@@ -107,7 +107,7 @@ def test_a_candidate_names_a_request_that_holds_its_cached_prefix() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_forecast_for_the_present_equals_the_blocks_that_the_engine_holds(seed: int) -> None:
+def test_the_forecast_for_now_equals_the_engines_held_blocks(seed: int) -> None:
     """Never less, and more by the block of each decode's next token at most."""
     random, state, shared = Random(seed), engine(blocks=400), 0
     for at in range(60):
@@ -157,7 +157,7 @@ def test_pins_are_released_before_a_running_request_is_preempted() -> None:
     assert (pinned.computed_tokens, pinned.unheld_blocks) == (144, 9)  # it lost one block
 
 
-def test_pins_are_released_if_nothing_else_can_move() -> None:
+def test_pins_are_released_if_no_request_can_progress() -> None:
     state = engine(blocks=20)
     serve(state, "a", 160, first=1)
     state.add(job("pinned", 176), 5, keys=keys(1, 176), pinned=True)
@@ -189,7 +189,7 @@ def test_a_preempted_request_resumes_with_its_blocks_that_are_still_cached() -> 
     assert (a.computed_tokens, a.pending_tokens, a.decoding) == (176, 5, False)
 
 
-def test_a_preempted_request_is_never_taken_for_a_decode() -> None:
+def test_a_preempted_request_never_counts_as_a_decode() -> None:
     state = engine()
     state.add(job("a", 160), 50, keys=keys(1, 160))
     state.apply(Step({"a": 160}), 0.0)
@@ -208,7 +208,7 @@ def test_only_the_first_of_the_queue_are_looked_up() -> None:
     assert state.running[0].computed_tokens == 160
 
 
-def test_a_request_that_comes_with_its_kv_holds_blocks_of_its_own() -> None:
+def test_a_request_that_arrives_with_its_kv_holds_its_own_blocks() -> None:
     state = engine()
     ready = job("a", 160)._replace(computed_tokens=160, generated_tokens=1)
     state.receive(ready, 5)

@@ -37,7 +37,7 @@ async def counters(http: Http) -> dict[str, float]:
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
-async def test_a_longer_prompt_finds_the_blocks_of_the_one_before(real_time: RealTime) -> None:
+async def test_a_longer_prompt_finds_the_blocks_of_the_previous_one(real_time: RealTime) -> None:
     async with real_time(prefix_caching=True) as engine, Http(base_url=engine.url) as http:
         assert await cached(http) == 0
         assert await cached(http, prompt=WORDS + "more") == 48
@@ -48,7 +48,7 @@ async def test_a_longer_prompt_finds_the_blocks_of_the_one_before(real_time: Rea
     assert found["vllm:prefix_cache_hits_total"] == 48 + 32
 
 
-async def test_a_stream_says_it_too_and_a_chat_by_its_messages(real_time: RealTime) -> None:
+async def test_streams_and_chats_report_cached_tokens(real_time: RealTime) -> None:
     first = [{"role": "user", "content": WORDS}]
     turns = [*first, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "go on"}]
     async with real_time(prefix_caching=True) as engine:
@@ -71,7 +71,7 @@ async def test_text_and_its_token_ids_are_the_same_prompt(real_time: RealTime) -
         assert await cached(http, prompt=ids) == 48
 
 
-async def test_a_salt_separates(real_time: RealTime) -> None:
+async def test_different_salts_share_no_blocks(real_time: RealTime) -> None:
     async with real_time(prefix_caching=True) as engine, Http(base_url=engine.url) as http:
         assert await cached(http, cache_salt="a") == 0
         assert await cached(http, cache_salt="b") == 0
@@ -80,7 +80,7 @@ async def test_a_salt_separates(real_time: RealTime) -> None:
 
 
 @pytest.mark.parametrize("salt", ["", 7, "x" * 5000], ids=["empty", "no string", "long"])
-async def test_a_bad_salt_is_refused(real_time: RealTime, salt: object) -> None:
+async def test_an_invalid_salt_is_refused(real_time: RealTime, salt: object) -> None:
     async with real_time(prefix_caching=True) as engine, Http(base_url=engine.url) as http:
         reply = await http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "cache_salt": salt})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "cache_salt")
@@ -99,7 +99,7 @@ async def test_the_cache_is_emptied_unless_a_request_holds_blocks(real_time: Rea
         assert await cached(http) == 0
 
 
-async def test_without_a_prefix_cache_nothing_is_said_of_one(real_time: RealTime) -> None:
+async def test_without_a_prefix_cache_none_is_reported(real_time: RealTime) -> None:
     async with real_time() as engine, Http(base_url=engine.url) as http:
         await usage(http)
         assert "prompt_tokens_details" not in await usage(http, cache_salt="a")

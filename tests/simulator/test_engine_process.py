@@ -55,7 +55,7 @@ async def ready_port(process: Process) -> int:
     return int(found[1])
 
 
-async def test_it_serves_its_pool_and_drains_on_a_signal(pool: Path) -> None:
+async def test_an_engine_serves_its_pool_and_drains_on_a_signal(pool: Path) -> None:
     async with started("-f", pool, "--port", "0", "--seed", "3") as process:
         port = await ready_port(process)
         async with AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
@@ -73,7 +73,7 @@ async def test_it_serves_its_pool_and_drains_on_a_signal(pool: Path) -> None:
             assert await process.wait() == 0
 
 
-async def test_a_taken_port_is_one_line_and_exit_1(pool: Path) -> None:
+async def test_a_taken_port_exits_with_1_and_one_line(pool: Path) -> None:
     with listen("127.0.0.1", 0) as holder:
         port = holder.getsockname()[1]
         async with started("-f", pool, "--port", str(port)) as process:
@@ -86,9 +86,7 @@ async def test_a_taken_port_is_one_line_and_exit_1(pool: Path) -> None:
     [(("tpot: 100ms", 'tpot: "100"'), "spec.tiers[0].slo.tpot"), (("simulated", "vllm"), "spec.engine.type")],
     ids=["a wrong field", "another engine"],
 )
-def test_a_pool_it_cannot_run_is_reported_with_exit_2(
-    pool: Path, change: tuple[str, str], words: str
-) -> None:
+def test_a_pool_that_it_cannot_run_exits_with_2(pool: Path, change: tuple[str, str], words: str) -> None:
     pool.write_text(POOL.replace(*change))
     command = [sys.executable, "-m", "penstock_simulator.main", "-f", str(pool), "--port", "0"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -105,7 +103,7 @@ def test_a_pool_it_cannot_run_is_reported_with_exit_2(
         (["--ssl-certfile", "a.pem", "--ssl-keyfile", "b.pem"], "a.pem: No such file or directory"),
     ],
 )
-async def test_a_certificate_that_it_cannot_serve_with_is_one_line_and_exit_1(
+async def test_an_unusable_certificate_exits_with_1_and_one_line(
     pool: Path, flags: list[str], words: str
 ) -> None:
     async with started("-f", pool, "--port", "0", *flags) as process:

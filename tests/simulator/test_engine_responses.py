@@ -15,7 +15,7 @@ CHAT = ResponseHead(ApiEndpoint.CHAT, "chatcmpl-1", "tiny", 1700, AnswerStart(3,
 TEXT = ResponseHead(ApiEndpoint.COMPLETION, "cmpl-1", "tiny", 1700, AnswerStart(3, 0))
 
 
-def said(first: int, stop: int) -> str:
+def words_of(first: int, stop: int) -> str:
     return synthetic_text(range(first, stop), 3)
 
 
@@ -44,49 +44,49 @@ ROLE = delta('"role":"assistant","content":""')
 STOP = ',"stop_reason":null'
 
 
-def test_a_chats_events() -> None:
+def test_a_streamed_chat_has_its_events() -> None:
     writer = EventWriter(CHAT)
-    assert events(writer.tokens(range(2))) == [ROLE, delta(f'"content":"{said(0, 2)}"')]
-    assert events(writer.tokens(range(2, 3))) == [delta(f'"content":"{said(2, 3)}"')]
-    last = delta(f'"content":"{said(3, 5)}"', '"stop"', STOP)
+    assert events(writer.tokens(range(2))) == [ROLE, delta(f'"content":"{words_of(0, 2)}"')]
+    assert events(writer.tokens(range(2, 3))) == [delta(f'"content":"{words_of(2, 3)}"')]
+    last = delta(f'"content":"{words_of(3, 5)}"', '"stop"', STOP)
     assert events(writer.end(range(3, 5), Finish.STOP, None)) == [last, "[DONE]"]
     usage = '[],"usage":{"prompt_tokens":7,"total_tokens":12,"completion_tokens":5}}'
     assert events(writer.end(range(3, 5), Finish.STOP, usage_of(7, 5))) == [last, usage, "[DONE]"]
 
 
 def test_an_answer_of_one_event_has_its_role() -> None:
-    only = delta(f'"content":"{said(0, 1)}"', '"length"', STOP)
+    only = delta(f'"content":"{words_of(0, 1)}"', '"length"', STOP)
     assert events(EventWriter(CHAT).end(range(1), Finish.LENGTH, None)) == [ROLE, only, "[DONE]"]
 
 
-def test_thinking_has_its_own_field() -> None:
+def test_thinking_is_in_its_own_field() -> None:
     writer = EventWriter(CHAT, thinking_tokens=3)
-    thought = delta(f'"reasoning_content":"{said(0, 2)}"')
-    both = delta(f'"reasoning_content":"{said(2, 3)}","content":"{said(3, 4)}"')
+    thought = delta(f'"reasoning_content":"{words_of(0, 2)}"')
+    both = delta(f'"reasoning_content":"{words_of(2, 3)}","content":"{words_of(3, 4)}"')
     assert events(writer.tokens(range(2))) == [ROLE, thought]
     assert events(writer.tokens(range(2, 4))) == [both]
-    assert events(writer.tokens(range(2, 3))) == [delta(f'"reasoning_content":"{said(2, 3)}"')]
-    assert events(writer.tokens(range(3, 4))) == [delta(f'"content":"{said(3, 4)}"')]
+    assert events(writer.tokens(range(2, 3))) == [delta(f'"reasoning_content":"{words_of(2, 3)}"')]
+    assert events(writer.tokens(range(3, 4))) == [delta(f'"content":"{words_of(3, 4)}"')]
 
 
 def test_a_completions_events_have_no_role_and_no_thinking() -> None:
     writer = EventWriter(TEXT, thinking_tokens=3)
-    choice = f'[{{"index":0,"text":"{said(0, 2)}","logprobs":null,"finish_reason":null}}]}}'
+    choice = f'[{{"index":0,"text":"{words_of(0, 2)}","logprobs":null,"finish_reason":null}}]}}'
     assert events(writer.tokens(range(2))) == [choice]
-    last = f'[{{"index":0,"text":"{said(0, 1)}","logprobs":null,"finish_reason":"stop"{STOP}}}]}}'
+    last = f'[{{"index":0,"text":"{words_of(0, 1)}","logprobs":null,"finish_reason":"stop"{STOP}}}]}}'
     assert events(writer.end(range(1), Finish.STOP, None)) == [last, "[DONE]"]
 
 
 @pytest.mark.parametrize(
     ("thinking", "message"),
     [
-        (0, {"content": said(0, 4)}),
-        (3, {"content": said(3, 4), "reasoning_content": said(0, 3)}),
-        (4, {"content": None, "reasoning_content": said(0, 4)}),
-        (9, {"content": None, "reasoning_content": said(0, 4)}),
+        (0, {"content": words_of(0, 4)}),
+        (3, {"content": words_of(3, 4), "reasoning_content": words_of(0, 3)}),
+        (4, {"content": None, "reasoning_content": words_of(0, 4)}),
+        (9, {"content": None, "reasoning_content": words_of(0, 4)}),
     ],
 )
-def test_a_whole_chat(thinking: int, message: dict[str, object]) -> None:
+def test_a_whole_chat_has_its_message_and_usage(thinking: int, message: dict[str, object]) -> None:
     body = json.loads(json_response(CHAT, 4, thinking, Finish.STOP, usage_of(7, 4)))
     assert body == {
         "id": "chatcmpl-1",
@@ -106,12 +106,12 @@ def test_a_whole_chat(thinking: int, message: dict[str, object]) -> None:
     }
 
 
-def test_a_whole_completion() -> None:
+def test_a_whole_completion_has_its_text_and_usage() -> None:
     body = json.loads(json_response(TEXT, 4, 3, Finish.LENGTH, usage_of(7, 4)))
     (choice,) = body["choices"]
     assert (body["object"], choice["text"], choice["finish_reason"]) == (
         "text_completion",
-        said(0, 4),
+        words_of(0, 4),
         "length",
     )
     assert "message" not in choice
@@ -125,22 +125,22 @@ def ids(first: int, stop: int) -> str:
     return json.dumps(answer_ids(range(first, stop), 3)).replace(" ", "")
 
 
-def test_a_chats_events_have_token_ids_where_they_are_asked_for() -> None:
+def test_a_chats_events_have_token_ids_on_request() -> None:
     writer = EventWriter(IDS)
     role = ROLE.removesuffix("}") + ',"prompt_token_ids":[7,8]}'
-    first = delta(f'"content":"{said(4, 6)}"', more=f',"token_ids":{ids(4, 6)}')
+    first = delta(f'"content":"{words_of(4, 6)}"', more=f',"token_ids":{ids(4, 6)}')
     assert events(writer.tokens(range(2))) == [role, first]
     assert events(writer.tokens(range(2, 3))) == [
-        delta(f'"content":"{said(6, 7)}"', more=f',"token_ids":{ids(6, 7)}')
+        delta(f'"content":"{words_of(6, 7)}"', more=f',"token_ids":{ids(6, 7)}')
     ]
-    last = delta(f'"content":"{said(7, 8)}"', '"stop"', f'{STOP},"token_ids":{ids(7, 8)}')
+    last = delta(f'"content":"{words_of(7, 8)}"', '"stop"', f'{STOP},"token_ids":{ids(7, 8)}')
     assert events(writer.end(range(3, 4), Finish.STOP, None)) == [last, "[DONE]"]
 
 
 def test_a_completions_first_event_has_the_prompts_token_ids() -> None:
     writer = EventWriter(replace(IDS, endpoint=ApiEndpoint.COMPLETION, id="cmpl-1"))
     more = f'"logprobs":null,"finish_reason":null,"token_ids":{ids(4, 6)},"prompt_token_ids":[7,8]'
-    assert events(writer.tokens(range(2))) == [f'[{{"index":0,"text":"{said(4, 6)}",{more}}}]}}']
+    assert events(writer.tokens(range(2))) == [f'[{{"index":0,"text":"{words_of(4, 6)}",{more}}}]}}']
     (last, _) = events(writer.end(range(2, 3), Finish.STOP, None))
     assert last.endswith(f'"stop_reason":null,"token_ids":{ids(6, 7)}}}]}}')
 
@@ -154,7 +154,7 @@ def test_a_whole_answer_has_its_token_ids(endpoint: ApiEndpoint) -> None:
     assert (beside["prompt_token_ids"], "prompt_token_ids" in other) == ([7, 8], False)
 
 
-async def test_a_stream_hands_out_each_token_once() -> None:
+async def test_a_stream_returns_each_token_once() -> None:
     stream = TokenStream("a", 1.0)
     stream.put(2, None, 3.0)
     stream.put(1, None, 4.0)
@@ -169,7 +169,7 @@ async def test_a_stream_hands_out_each_token_once() -> None:
     assert (stream.first_s, stream.last_s, stream.finish) == (3.0, 6.0, Finish.STOP)
 
 
-async def test_an_aborted_stream_ends_its_readers_now_and_later() -> None:
+async def test_an_aborted_stream_ends_present_and_later_readers() -> None:
     stream = TokenStream("a", 1.0)
     taking = asyncio.create_task(stream.take())
     await asyncio.sleep(0)

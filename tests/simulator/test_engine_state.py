@@ -28,7 +28,7 @@ def ids(jobs: tuple[Job, ...]) -> list[str]:
     return [job.request.id for job in jobs]
 
 
-def test_a_prompt_in_two_chunks_gives_its_first_token_with_the_second(job: Make) -> None:
+def test_a_prompt_in_two_chunks_returns_its_first_token_with_the_second(job: Make) -> None:
     state = engine()
     state.add(job("a", prompt_tokens=30), 5)
     assert state.apply(Step({"a": 20}), 1.0).tokens == {}
@@ -50,7 +50,7 @@ def test_an_answer_ends_at_its_true_length(job: Make, answer_tokens: int, finish
     assert (state.running, state.free_blocks) == ((), state.total_blocks)
 
 
-def test_blocks_grow_with_each_border_crossed(job: Make) -> None:
+def test_each_block_boundary_adds_a_block(job: Make) -> None:
     state = engine()
     state.add(job("a", prompt_tokens=16), 50)
     state.apply(Step({"a": 16}), 0.0)
@@ -59,7 +59,7 @@ def test_blocks_grow_with_each_border_crossed(job: Make) -> None:
     assert state.total_blocks - state.free_blocks == 2
 
 
-def test_waiting_is_in_order_of_arrival_preempted_ones_too(job: Make) -> None:
+def test_requests_wait_in_order_of_arrival_including_preempted_ones(job: Make) -> None:
     state = engine()
     for at, name in enumerate("abc"):
         state.add(job(name, arrival_s=at), 9)
@@ -69,7 +69,7 @@ def test_waiting_is_in_order_of_arrival_preempted_ones_too(job: Make) -> None:
     assert ids(state.waiting) == ["b", "c"]
 
 
-def test_a_preempted_job_waits_before_those_that_came_in_the_same_instant(job: Make) -> None:
+def test_a_preempted_job_waits_before_arrivals_of_the_same_instant(job: Make) -> None:
     state = engine()
     for name in "abc":
         state.add(job(name), 5)
@@ -90,7 +90,7 @@ def test_a_preempted_job_keeps_its_tokens_and_prefills_over_them(job: Make) -> N
     assert state.apply(Step({"a": 12}), 0.0).tokens == {"a": 1}
 
 
-def test_growth_without_room_preempts_best_effort_before_the_latest(job: Make) -> None:
+def test_growth_without_free_blocks_preempts_best_effort_and_then_the_latest(job: Make) -> None:
     state = engine(blocks=3)
     state.add(job("best", prompt_tokens=16, best_effort=True), 20)
     state.add(job("a", prompt_tokens=16), 20)
@@ -111,7 +111,7 @@ def test_new_requests_of_the_step_are_preempted_before_running_ones(job: Make) -
     assert (outcome.tokens, outcome.preempted, ids(state.waiting)) == ({"a": 1}, (), ["new"])
 
 
-def test_an_abort_in_the_middle_of_an_iteration_frees_at_once_and_brings_nothing_out(job: Make) -> None:
+def test_an_abort_during_an_iteration_frees_blocks_immediately_and_returns_no_token(job: Make) -> None:
     state = engine()
     state.add(job("a"), 9)
     state.start(Step({"a": 10}))
@@ -121,7 +121,7 @@ def test_an_abort_in_the_middle_of_an_iteration_frees_at_once_and_brings_nothing
     assert not state.abort("a")
 
 
-def test_accepted_drafts_come_out_beside_the_token(job: Make) -> None:
+def test_accepted_drafts_are_returned_with_the_token(job: Make) -> None:
     state = engine(accept=lambda drafts: drafts - 1)
     state.add(job("a"), 5)
     state.apply(Step({"a": 10}), 0.0)
@@ -132,7 +132,7 @@ def test_accepted_drafts_come_out_beside_the_token(job: Make) -> None:
     assert outcome.drafted == [Drafted("chat", 3, 2)]
 
 
-def test_a_promoted_job_is_best_effort_no_more_where_it_is(job: Make) -> None:
+def test_a_promoted_job_is_admitted_and_keeps_its_place(job: Make) -> None:
     state = engine()
     for name in "ab":
         state.add(job(name, best_effort=True), 9)
@@ -157,7 +157,7 @@ def test_the_answer_gets_its_own_tpot_target_with_the_last_token_of_thinking(job
     assert state.running[0].anchor == (finished_thinking_tokens + 1.0, 5 if drafts else 4)
 
 
-def test_a_job_that_outruns_its_prediction_gets_a_longer_one(job: Make) -> None:
+def test_a_job_that_exceeds_its_prediction_gets_a_longer_one(job: Make) -> None:
     state = engine(extend_prediction=lambda job: job.generated_tokens * 3)
     state.add(job("a")._replace(output_tokens=4), 40)
     state.apply(Step({"a": 10}), 0.0)
@@ -168,7 +168,7 @@ def test_a_job_that_outruns_its_prediction_gets_a_longer_one(job: Make) -> None:
     assert lengths == [4, 9, 9, 9, 9, 9, 24, 24, 24, 24, 24, 24]
 
 
-def test_an_iteration_knows_what_the_gpu_computes(job: Make) -> None:
+def test_an_iteration_has_the_work_of_the_gpu(job: Make) -> None:
     state = engine()
     for name in "abc":
         state.add(job(name, prompt_tokens=20), 50)

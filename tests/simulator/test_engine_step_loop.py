@@ -38,7 +38,9 @@ async def complete(engine: Any, name: str, tokens: int, prompt_tokens: int = 10)
     return int(reply.usage.completion_tokens)
 
 
-async def test_memory_that_runs_out_preempts_and_every_token_still_comes(real_time: RealTime) -> None:
+async def test_if_memory_runs_out_requests_are_preempted_and_every_token_is_returned(
+    real_time: RealTime,
+) -> None:
     async with real_time(kv_tokens=160) as engine:
         counts = await asyncio.gather(*[complete(engine, f"r{i}", 60, prompt_tokens=30) for i in range(6)])
         assert counts == [60] * 6
@@ -141,7 +143,7 @@ async def test_reports_carry_the_measured_acceptance_rate(real_time: RealTime, t
     assert max(after - before for before, after in pairwise(grew)) == 3, "a step may bring several tokens"
 
 
-async def test_reports_tell_when_an_answer_proper_has_begun(real_time: RealTime, tmp_path: Path) -> None:
+async def test_reports_have_the_end_of_thinking(real_time: RealTime, tmp_path: Path) -> None:
     xargs = {"penstock_id": "a", "simulated_output_tokens": 12, "simulated_thinking_tokens": 5}
     with bind(tmp_path / "t.sock") as receiver:
         async with real_time(report_to=tmp_path / "t.sock") as engine:
@@ -156,7 +158,7 @@ async def test_reports_tell_when_an_answer_proper_has_begun(real_time: RealTime,
     assert rows == [(n, [5] if n >= 5 else []) for n in range(12)]
 
 
-async def test_a_sidecar_that_comes_back_learns_the_state_from_an_idle_engine(
+async def test_a_restarted_sidecar_gets_the_state_of_an_idle_engine(
     real_time: RealTime, tmp_path: Path
 ) -> None:
     path = tmp_path / "t.sock"
@@ -202,7 +204,7 @@ def test_a_report_has_the_prefill_in_progress(job: Make, tmp_path: Path) -> None
     assert list(report.chunk_tokens) == [7]
 
 
-def test_a_report_past_the_socket_leaves_out_the_last_of_the_waiting(job: Make, tmp_path: Path) -> None:
+def test_a_report_over_the_datagram_limit_omits_the_last_waiting_requests(job: Make, tmp_path: Path) -> None:
     state = crowd(job, 60_000)
     first = state.waiting[0].request.id
     state.apply(Step({first: 10}), 0.0)
@@ -216,7 +218,7 @@ def test_a_report_past_the_socket_leaves_out_the_last_of_the_waiting(job: Make, 
     assert len(report.computed_tokens) == len(report.best_effort) == len(report.request_ids)
 
 
-def test_a_slow_reader_costs_reports_and_no_time(job: Make, tmp_path: Path) -> None:
+def test_a_slow_reader_loses_reports_without_delaying_the_engine(job: Make, tmp_path: Path) -> None:
     state = crowd(job, 10)
     with bind(tmp_path / "t.sock"):
         sender = ReportSocket(tmp_path / "t.sock", print)
@@ -227,7 +229,7 @@ def test_a_slow_reader_costs_reports_and_no_time(job: Make, tmp_path: Path) -> N
     assert 0 < reports.lost < 5000
 
 
-async def test_draining_brings_open_answers_to_their_end(real_time: RealTime) -> None:
+async def test_a_drain_finishes_open_answers(real_time: RealTime) -> None:
     async with real_time(drain_s=20) as engine:
         answer = asyncio.create_task(complete(engine, "a", 100))
         await engine.until(lambda state: state.running_count == 1)

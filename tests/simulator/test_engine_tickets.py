@@ -38,12 +38,12 @@ async def served(engine: Any, xargs: dict[str, Any], request_id: str = "x") -> t
     return job.request.id, job.best_effort
 
 
-async def test_a_ticket_brings_its_request_s_slo(real_time: RealTime) -> None:
+async def test_a_ticket_has_its_requests_slo(real_time: RealTime) -> None:
     async with real_time(ticket_key=KEY) as engine:
         assert await served(engine, ticket()) == ("r-1", False)
 
 
-async def test_a_ticket_counts_once_though_a_client_names_its_request_again(real_time: RealTime) -> None:
+async def test_a_ticket_counts_once_if_a_client_repeats_its_request_id(real_time: RealTime) -> None:
     async with real_time(ticket_key=KEY) as engine:
         once = ticket()
         await served(engine, once)
@@ -56,6 +56,6 @@ async def test_fields_without_a_ticket_are_ignored(real_time: RealTime) -> None:
         assert await served(engine, FIELDS | {TICKET: "forged"}) == ("cmpl-x", True)
 
 
-async def test_where_no_tickets_are_required_fields_count(real_time: RealTime) -> None:
+async def test_without_required_tickets_fields_count(real_time: RealTime) -> None:
     async with real_time() as engine:
         assert await served(engine, FIELDS) == ("r-1", False)

@@ -34,7 +34,7 @@ def test_a_planner_starts_within_a_tenth_of_the_truth(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BUILTINS)
-def test_a_tile_begun_costs_almost_a_tile(name: str) -> None:
+def test_a_partial_tile_costs_almost_a_whole_one(name: str) -> None:
     """Where compute binds, one row past a tile costs far more than the next row does."""
     truth = noiseless(name)
 
@@ -53,7 +53,7 @@ def test_work_never_makes_an_iteration_shorter(name: str) -> None:
     assert computed == sorted(computed)
 
 
-def test_tables_are_met_at_their_points() -> None:
+def test_durations_equal_the_tables_at_their_points() -> None:
     times = kernel_times("llama-3-8b-a100")
     batch = BatchShape(decodes=64, context_tokens=64 * 1024)
     dense_ms = times.tokens_ms[times.tokens.index(64)]
@@ -62,13 +62,13 @@ def test_tables_are_met_at_their_points() -> None:
     assert times.seconds(batch) == pytest.approx(expected_ms / 1e3)
 
 
-def test_a_batch_past_the_tables_costs_in_proportion() -> None:
+def test_a_batch_beyond_the_tables_is_extrapolated_in_proportion() -> None:
     truth = noiseless("llama-3-8b-a100")
     once, twice = (truth(BatchShape((Chunk(8192, 0),) * n)) for n in (1, 2))
     assert twice == pytest.approx(2 * once, rel=0.01)
 
 
-def test_chunks_of_a_prompt_attend_to_as_much_as_the_whole() -> None:
+def test_chunks_of_a_prompt_have_the_attention_work_of_the_whole() -> None:
     truth = noiseless("llama-3-8b-a100")
     prompt_s, first_s, second_s, empty_s = (
         truth(BatchShape(chunks))
@@ -83,7 +83,7 @@ def test_chunks_of_a_prompt_attend_to_as_much_as_the_whole() -> None:
     assert prompt_s == pytest.approx(empty_s, rel=0.001)
 
 
-def test_drafter_steps_take_their_time() -> None:
+def test_drafter_steps_add_their_time() -> None:
     truth = noiseless("llama-3-8b-a100")
     plain, drafting = (truth(DECODES._replace(spec_steps=steps)) for steps in (0, 4))
     assert 0.002 < drafting - plain < 0.010
@@ -94,7 +94,7 @@ def test_an_empty_iteration_takes_no_time(name: str) -> None:
     assert noiseless(name)(BatchShape()) == 0.0
 
 
-def test_the_same_seed_makes_the_same_run() -> None:
+def test_the_same_seed_gives_the_same_run() -> None:
     def run(seed: int) -> list[float]:
         truth = ground_truth("llama-3-8b-a100", TruthKind.MEASURED, seed)
         return [truth.seconds(DECODES, at_s=step * 0.02) for step in range(100)]
@@ -118,7 +118,7 @@ def test_the_machine_drifts_over_minutes_and_not_within_a_second() -> None:
     assert abs(disturbance.drift(100.0) - disturbance.drift(101.0)) < 0.005
 
 
-def test_an_exact_truth_is_the_planners_model() -> None:
+def test_an_exact_ground_truth_is_the_planners_model() -> None:
     model = time_model("llama-3-8b-a100")
     truth = ground_truth("llama-3-8b-a100", TruthKind.EXACT, seed=1)
     for shape in batches("llama-3-8b-a100", 100):

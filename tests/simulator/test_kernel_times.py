@@ -46,7 +46,7 @@ def test_between_batches_attention_is_interpolated() -> None:
 @pytest.mark.parametrize(
     ("decodes", "padded_ms"), [(8, 1.0), (9, 2.0), (16, 2.0), (17, 7.0), (64, 7.0), (128, 14.0)]
 )
-def test_tokens_are_padded_to_the_next_entry_and_past_the_last_in_proportion(
+def test_tokens_are_padded_to_the_next_entry_and_extrapolated_beyond_the_last(
     decodes: int, padded_ms: float
 ) -> None:
     others = replace(TIMES, rows_ms=(0.0, 0.0), decode_ms=((0.0, 0.0),) * 3, overhead_ms=0.0)
@@ -77,11 +77,11 @@ def test_a_shape_counts_its_tokens_as_the_planners_terms() -> None:
 
 
 @pytest.mark.parametrize(("x", "y"), [(1, 0.0), (2, 10.0), (3, 20.0), (4, 50.0), (5, 80.0), (6, 110.0)])
-def test_interpolation_extrapolates_at_both_ends(x: float, y: float) -> None:
+def test_values_are_extrapolated_at_both_ends(x: float, y: float) -> None:
     assert between([2, 3, 5], [10.0, 20.0, 80.0], x) == pytest.approx(y)
 
 
-def test_the_shortest_prompt_of_a_table_is_the_launch() -> None:
+def test_the_launch_time_is_that_of_the_tables_shortest_prompt() -> None:
     fields = {
         name: getattr(TIMES, name) for name in KernelTimes.__slots__ if not name.startswith("attention")
     }
@@ -101,7 +101,7 @@ def test_a_model_without_tables_computes_whole_tiles() -> None:
     assert tokens(1281) == round(1281 * (1 + 0.08 * (2 * 127 / 128 - 1)))
 
 
-def test_noise_is_drawn_in_a_known_order() -> None:
+def test_noise_is_drawn_in_a_fixed_order() -> None:
     noise, random = TimingNoise(3), Random(3)
     phases = [random.uniform(0, 2 * pi) for _ in range(3)]
 
@@ -119,7 +119,7 @@ def test_noise_is_drawn_in_a_known_order() -> None:
     assert noise.drift(40.0) == pytest.approx(drift(40.0))
 
 
-def test_a_measured_truth_is_its_kernels_times_their_noise() -> None:
+def test_a_measured_ground_truth_is_kernel_time_multiplied_by_noise() -> None:
     truth, same = MeasuredTruth(TIMES.seconds, TimingNoise(5)), TimingNoise(5)
     shape = BatchShape(decodes=4, context_tokens=800)
     for step in range(5):

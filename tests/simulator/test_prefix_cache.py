@@ -32,7 +32,7 @@ def random_prompt(chance: Random) -> Prompt:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_blocks_never_leak_and_hits_are_held(seed: int) -> None:
+def test_no_block_leaks_and_found_blocks_are_held(seed: int) -> None:
     chance = Random(seed)
     blocks = chance.randint(1, 30)
     cache = PrefixCache(blocks, BLOCK)
@@ -106,7 +106,7 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_block_again() -> None:
     assert cache.lookup(of_tokens("b", range(9)), 9).tokens == 8
 
 
-def test_tenants_share_nothing() -> None:
+def test_tenants_share_no_blocks() -> None:
     cache = PrefixCache(10, BLOCK)
     run(cache, of_tokens("a", range(8), "one"), 8)
     assert cache.lookup(of_tokens("b", range(9), "other"), 9).tokens == 0
@@ -152,7 +152,7 @@ def test_the_cache_is_cleared_only_while_no_block_is_held() -> None:
 
 
 @pytest.mark.parametrize("id_tokens", [1, 3, 4, 6, 16])
-def test_recorded_prompts_share_blocks_only_where_their_ids_are_equal(id_tokens: int) -> None:
+def test_recorded_prompts_share_only_blocks_with_equal_ids(id_tokens: int) -> None:
     shared, length = 20, 40
     ids = list(range(-(-length // id_tokens)))
     same = shared // id_tokens
@@ -165,7 +165,7 @@ def test_recorded_prompts_share_blocks_only_where_their_ids_are_equal(id_tokens:
     assert not set(keys) & set(recorded_keys(ids, id_tokens, length, BLOCK, salt="other"))
 
 
-def test_a_recorded_prompt_has_keys_as_far_as_its_ids_and_its_length_reach() -> None:
+def test_a_recorded_prompt_has_keys_within_its_ids_and_length() -> None:
     assert len(recorded_keys([1, 2], 16, 100, BLOCK)) == 8
     assert len(recorded_keys([1, 2], 16, 18, BLOCK)) == 4
     assert recorded_keys([], 16, 18, BLOCK) == []

@@ -72,7 +72,7 @@ XARGS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_a_field_is_taken_up_to_its_bounds(name: str) -> None:
+def test_a_field_is_accepted_up_to_its_bounds(name: str) -> None:
     taken, not_taken = BOUNDS[name]
     for value in taken:
         completion(**{name: value})
@@ -81,7 +81,7 @@ def test_a_field_is_taken_up_to_its_bounds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", XARGS)
-def test_an_extra_field_is_taken_up_to_its_bounds(name: str) -> None:
+def test_an_extra_field_is_accepted_up_to_its_bounds(name: str) -> None:
     taken, not_taken = XARGS[name]
     for value in taken:
         assert completion(vllm_xargs={name: value, "gone": None}).xargs == {name: value}
@@ -188,7 +188,7 @@ GENERATED = [5, *answer_ids(range(2), 0)]
         ({"vllm_xargs": {"simulated_output_tokens": 2}, "prompt": GENERATED}, 1),
     ],
 )
-def test_an_answers_length_may_be_stated(fields: dict[str, Any], answer_tokens: int | None) -> None:
+def test_an_answers_length_may_be_given(fields: dict[str, Any], answer_tokens: int | None) -> None:
     assert completion(**fields).answer_tokens == answer_tokens
 
 
@@ -232,7 +232,7 @@ def test_the_end_of_a_prompt_chooses_the_answer(count: int) -> None:
     assert completion(prompt=GENERATED).answer == (answer_start([5]).text_seed, 2)
 
 
-def test_usage_is_for_streams_that_ask() -> None:
+def test_usage_is_sent_to_streams_that_request_it() -> None:
     assert completion(stream=True, stream_options={"include_usage": True}).include_usage
     assert not completion(stream=True, stream_options={}).include_usage
     assert not completion(stream_options={}).stream
@@ -244,20 +244,20 @@ def test_usage_is_for_streams_that_ask() -> None:
 @pytest.mark.parametrize(
     ("value", "shown"), [("x" * 58, f'"{"x" * 58}"'), ("x" * 59, f'"{"x" * 56}…'), (True, "true")]
 )
-def test_a_wrong_value_is_shown_up_to_sixty_characters(value: Any, shown: str) -> None:
+def test_an_invalid_value_is_shown_up_to_sixty_characters(value: Any, shown: str) -> None:
     assert refused(temperature=value).message == f"temperature: must be a number from 0 to 2, not {shown}"
     least = refused(vllm_xargs={"penstock_value": value})
     assert least.message == f"vllm_xargs.penstock_value: must be a number from 0, not {shown}"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b'{"prompt": "\xff"}'])
-def test_a_body_that_is_no_object(body: bytes) -> None:
+def test_a_body_that_is_not_an_object_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         read_request(body, ApiEndpoint.CHAT, "tiny", CONTEXT_TOKENS)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
-def test_a_words_place_follows_from_the_seed() -> None:
+def test_the_seed_determines_the_words() -> None:
     assert synthetic_text(range(3), 0) == "".join(WORDS[:3])
     assert synthetic_text(range(2, 4), 9) == WORDS[15] + WORDS[18], "every third, from the tenth"
     assert synthetic_text([len(WORDS)], 7) == WORDS[7], "it goes round"

@@ -23,13 +23,13 @@ def cached(**tokens: int) -> RoutingRequest:
 
 
 @pytest.mark.parametrize("rule", [pytest.param(rule, id=name) for name, rule in ROUTING_RULES.items()])
-def test_every_rule_orders_every_pool(rule: Order) -> None:
+def test_every_rule_orders_the_replicas_of_every_pool(rule: Order) -> None:
     for count in range(4):
         there = replicas(*[FREE] * count)
         assert sorted(rule(there, cached(r1=500))) == [load.name for load in there]
 
 
-def test_llm_d_weighs_three_scores() -> None:
+def test_llm_d_weights_three_scores() -> None:
     there = replicas(
         replace(FREE, waiting=4, kv_tokens_free=5_000),  # 3 · 0.9 + 2 · 0 + 2 · 0.5 = 3.7
         replace(FREE, waiting=0, kv_tokens_free=5_000),  # 3 · 0.2 + 2 · 1 + 2 · 0.5 = 3.6
@@ -52,19 +52,19 @@ def test_sglang_prefers_the_longest_prefix_while_loads_are_balanced() -> None:
     assert sglang(alike, cached(r1=900))[0] == "r1"
 
 
-def test_sglangs_loads_may_differ_by_the_number_in_its_name() -> None:
+def test_sglangs_name_has_the_allowed_difference_of_loads() -> None:
     rule = ROUTING_RULES["sglang-4"]
     assert rule(replicas(FREE, replace(FREE, running=4)), cached(r1=900))[0] == "r1"
     assert rule(replicas(FREE, replace(FREE, running=5)), cached(r1=900))[0] == "r0"
 
 
-def test_dynamo_weighs_its_prefill_by_the_number_in_its_name() -> None:
+def test_dynamos_name_has_the_weight_of_prefill() -> None:
     there = replicas(replace(FREE, kv_tokens_free=7_000), FREE)  # 3,000 tokens are in use at r0
     assert ROUTING_RULES["dynamo"](there, cached(r0=900))[0] == "r1"
     assert ROUTING_RULES["dynamo-4"](there, cached(r0=900))[0] == "r0"
 
 
-def test_sglang_looks_for_free_memory_where_little_is_cached() -> None:
+def test_sglang_prefers_free_memory_if_little_is_cached() -> None:
     there = replicas(replace(FREE, kv_tokens_free=2_000), replace(FREE, kv_tokens_free=8_000))
     assert sglang(there, cached(r0=300))[0] == "r1"
     assert sglang(there, cached(r0=301))[0] == "r0"

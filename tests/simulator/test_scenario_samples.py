@@ -92,7 +92,7 @@ def test_a_scenarios_targets_and_engine_equal_the_recorded_ones(name: str) -> No
     assert (here.time_model, here.kv_tokens, here.max_output_tokens, here.speculation) == ENGINES[name]
 
 
-def test_a_window_goes_round_its_period() -> None:
+def test_a_window_wraps_around_its_period() -> None:
     """Sample 0 begins at the window's start, the others at other times; what is past its end is left out."""
     rows = [row for row in recording("azure-code") if row.arrival_s < 300]
     whole = RecordingWindow("azure-code", 0, 300, 300)
@@ -130,7 +130,7 @@ def test_a_deviation_is_that_of_the_whole_sample() -> None:
     assert deviation([1, 2, 3, 6]) == pytest.approx(3.5**0.5)
 
 
-def test_a_spread_has_one_of_each_part() -> None:
+def test_a_stratified_sample_has_one_value_of_each_part() -> None:
     shares = spread(50, Random(4))
     assert [int(share * 50) for share in sorted(shares)] == list(range(50))
     assert shares != sorted(shares)
@@ -139,7 +139,7 @@ def test_a_spread_has_one_of_each_part() -> None:
 ROWS = [RecordedRequest(float(i), 100 + i, 10 + i, i) for i in range(40)]
 
 
-def test_recorded_lengths_are_taken_as_they_are() -> None:
+def test_recorded_lengths_are_used_unchanged() -> None:
     asked = list(as_recorded("chat")(ROWS, Random(1)))
     assert [tuple(request) for (request,) in asked] == [("chat", *row[1:]) for row in ROWS]
 
@@ -166,7 +166,7 @@ def sessions(count: int) -> Iterator[list[str]]:
         yield [request.tier for request in requests]
 
 
-def test_tool_sessions_have_the_shares_of_the_paper() -> None:
+def test_tool_sessions_have_the_papers_shares() -> None:
     made = list(sessions(4000))
     shares = [sum(len(tiers) == size for tiers in made) / len(made) for size in range(1, 7)]
     assert shares == pytest.approx([0.14, 0.32, 0.30, 0.18, 0.06, 0.0], abs=0.02)

@@ -22,7 +22,7 @@ REPEATED = {"agents": 0.95, "swe": 0.93, "web": 0.84, "rag-chat": 0.65}
 """Share of prompt tokens that an unbounded cache would have, by the data's own description."""
 
 
-def test_all_four_are_there() -> None:
+def test_all_four_session_scenarios_exist() -> None:
     assert set(SESSIONS) == set(RECORDED)
 
 
@@ -36,7 +36,7 @@ def test_a_session_recording_has_the_recorded_totals(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["swe", "web", "rag-chat"])
-def test_prompts_share_what_the_recording_shares(name: str) -> None:
+def test_prompts_share_the_recordings_prefixes(name: str) -> None:
     here = scenario(name).sessions
     assert here is not None
     recorded = len(session_recording(name))
@@ -56,7 +56,7 @@ def repeated_share(made: Iterable[Arrival]) -> float:
 
 
 @pytest.mark.parametrize("name", SESSIONS)
-def test_turns_have_their_sessions_start_and_place(name: str) -> None:
+def test_turns_have_their_sessions_start_and_index(name: str) -> None:
     turns = defaultdict[str, list[Arrival]](list)
     made = list(arrivals(scenario(name), 2.0, seed=1))
     for arrival in made:
@@ -77,12 +77,12 @@ def test_the_rate_counts_requests(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SESSIONS)
-def test_samples_begin_at_other_sessions(name: str) -> None:
+def test_samples_start_at_different_sessions(name: str) -> None:
     firsts = {tuple(next(arrivals(scenario(name), 1.0, seed)).hash_ids) for seed in range(3)}
     assert len(firsts) > 1
 
 
-def test_a_session_that_comes_again_shares_nothing_with_itself() -> None:
+def test_a_repeated_session_shares_no_prefix_with_the_first() -> None:
     made = list(arrivals(scenario("swe"), 1.0, seed=0, laps=2))
     salts = [a.salt for a in made if a.stage == 0 and a.hash_ids == made[0].hash_ids]
     assert len(salts) == len(set(salts)) == 10

@@ -33,7 +33,7 @@ def drawn(name: str, samples: int = 2) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("name", TABLE_4)
-def test_lengths_are_those_of_the_papers_table(name: str) -> None:
+def test_lengths_equal_the_papers_table(name: str) -> None:
     prompts, outputs, _ = zip(*drawn(name), strict=True)
     prompt_figures, output_figures = TABLE_4[name]
     assert figures(prompts) == pytest.approx(prompt_figures, rel=0.05)
@@ -61,7 +61,7 @@ ONCE = [name for name, here in SCENARIOS.items() if here.sessions is None]
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_arrivals_come_in_order_at_the_rate(name: str) -> None:
+def test_arrivals_are_in_order_at_the_given_rate(name: str) -> None:
     rate_rps = 0.3
     made = list(arrivals(scenario(name), rate_rps, seed=1))
     times_s = [arrival.arrival_s for arrival in made]
@@ -83,7 +83,7 @@ def test_every_arrival_has_a_tier_and_fits_the_engine(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_seed_is_a_sample(name: str) -> None:
+def test_each_seed_gives_its_sample(name: str) -> None:
     first, again, other = (list(arrivals(scenario(name), 1.0, seed)) for seed in (3, 3, 4))
     assert first == again
     assert [a.arrival_s for a in first] != [a.arrival_s for a in other]
@@ -99,7 +99,7 @@ def gaps(here: Scenario, rate_rps: float) -> list[float]:
     return [after - before for before, after in pairwise(times_s)]
 
 
-def test_laps_go_on_at_the_same_rate_with_new_lengths() -> None:
+def test_laps_continue_at_the_same_rate_with_new_lengths() -> None:
     one, two = (list(arrivals(scenario("mixed"), 2.0, seed=0, laps=laps)) for laps in (1, 2))
     second = two[len(one) :]
     assert len(two) == 2 * len(one)
@@ -107,7 +107,7 @@ def test_laps_go_on_at_the_same_rate_with_new_lengths() -> None:
     assert [a.output_tokens for a in second] != [a.output_tokens for a in one]
 
 
-def test_tool_sessions_loop_tightly_and_end_loosely() -> None:
+def test_tool_sessions_have_tight_loops_and_a_loose_end() -> None:
     made = list(arrivals(scenario("toolllm"), 1.0, seed=0))
     sizes = Counter(arrival.session or arrival.id for arrival in made).values()
     assert fmean(sizes) == pytest.approx(2.7, rel=0.03)
@@ -119,14 +119,14 @@ def test_tool_sessions_loop_tightly_and_end_loosely() -> None:
     assert set(last.values()) == {"tool-final"}
 
 
-def test_mixed_has_equal_shares_that_do_not_move_together() -> None:
+def test_mixed_has_equal_uncorrelated_shares() -> None:
     made = list(arrivals(scenario("mixed"), 3.0, seed=0))
     shares = Counter(arrival.tier for arrival in made)
     assert len(set(shares.values())) == 1
     assert len({arrival.arrival_s for arrival in made}) > 0.95 * len(made)
 
 
-def test_the_papers_settings() -> None:
+def test_every_scenario_has_the_papers_settings() -> None:
     assert set(PAPER) <= set(SCENARIOS)
     opt = [scenario(name) for name in ("chatbot", "coder", "summarizer", "mixed")]
     assert {(s.time_model, s.kv_tokens) for s in opt} == {("slos-serve-opt-6.7b-a100", 43_296)}

@@ -57,6 +57,6 @@ class Broken:
         raise ZeroDivisionError
 
 
-def test_a_policy_that_fails_at_once_keeps_an_engine_from_starting() -> None:
+def test_a_policy_that_fails_at_once_prevents_the_engines_start() -> None:
     with pytest.raises(ZeroDivisionError):
         warm_up(Broken(), Limits(), MODEL, None)

@@ -41,7 +41,7 @@ def of_jobs(jobs: tuple[Job, ...]) -> list[str]:
     return [job.request.id for job in jobs]
 
 
-def has_come_out(held: HeldRequest, tokens: int) -> None:
+def return_tokens(held: HeldRequest, tokens: int) -> None:
     request: Any = held.request
     request.num_output_tokens = tokens
 
@@ -209,7 +209,7 @@ def test_after_a_step_jobs_have_the_state_of_vllms_requests() -> None:
     ledger.advance(["a", "gone"], 2.0)
     assert (held.job.computed_tokens, held.job.generated_tokens) == (60, 0)
     held.request.num_computed_tokens, held.request.num_in_flight_tokens = 101, 1
-    has_come_out(held, 1)
+    return_tokens(held, 1)
     ledger.advance(["a"], 2.5)
     assert (held.job.computed_tokens, held.job.generated_tokens, held.job.anchor) == (100, 1, (2.5, 1))
     assert (other.job.computed_tokens, ledger.changes, ledger.membership) == (0, before + 2, 4)
@@ -223,12 +223,12 @@ def test_requests_scheduled_by_vllm_are_recorded_without_times() -> None:
     ledger = EngineLedger()
     (session,) = started(ledger, asked("s", resumable=True))
     session.request.num_computed_tokens = 101
-    has_come_out(session, 2)
+    return_tokens(session, 2)
     ledger.advance(["s"], 2.0)
     assert (session.job.computed_tokens, session.job.generated_tokens, session.job.anchor) == (101, 2, None)
     (held,) = started(ledger, asked("a", num_computed_tokens=100))
     ledger.preempt(held)
-    has_come_out(held, 1)
+    return_tokens(held, 1)
     assert of_jobs(ledger.ready) == ["a"]
     ledger.advance(["a"], 3.0)
     assert (held.job.computed_tokens, held.job.generated_tokens, held.job.anchor) == (0, 1, (3.0, 1))
@@ -281,7 +281,7 @@ def test_the_ledger_is_restored_from_vllms_own_requests() -> None:
     known, gone = (ledger.add(asked(name), 1.0, blocked=True) for name in ("known", "gone"))
     ledger.leave_to_vllm(known)
     known.request.num_computed_tokens = 101
-    has_come_out(known, 1)
+    return_tokens(known, 1)
     back = asked("back", num_computed_tokens=50, num_output_tokens=0)
     changes = ledger.changes
     ledger.restore(
@@ -313,7 +313,7 @@ def test_a_job_recorded_again_may_be_behind_its_predicted_state() -> None:
     ledger = EngineLedger()
     (held,) = started(ledger, asked(num_computed_tokens=103))
     held.job = held.job._replace(generated_tokens=5)
-    has_come_out(held, 3)
+    return_tokens(held, 3)
     ledger.restore([held.request], [], {}, lambda one: True, 4.0)
     job = ledger.by_id["a"].job
     assert (job.computed_tokens, job.generated_tokens) == (103, 3)

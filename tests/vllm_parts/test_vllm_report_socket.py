@@ -64,7 +64,7 @@ def bound(path: Path) -> socket.socket:
     return receiver
 
 
-def heard(receiver: socket.socket) -> StepReport:
+def received_by(receiver: socket.socket) -> StepReport:
     return StepReport.FromString(receiver.recv(1 << 20))
 
 
@@ -74,12 +74,12 @@ def test_reports_are_lost_until_there_is_a_reader(path: Path) -> None:
     assert reports.lost == 1
     with closing(bound(path)) as reader:
         reports.send(IDLE)
-        assert heard(reader).sequence == 2
+        assert received_by(reader).sequence == 2
     path.unlink()
     reports.send(IDLE)
     with closing(bound(path)) as reader:
         reports.send(IDLE._replace(ended=MeasuredStep(BatchWork(7), 0.5)))
-        report = heard(reader)
+        report = received_by(reader)
         assert (report.sequence, report.tokens, report.duration_s) == (4, 7, 0.5)
     reports.close()
 
@@ -89,7 +89,7 @@ def test_a_slow_reader_loses_reports_without_delaying_the_engine(path: Path, rea
     taken = [ours.send(StepReport(kv_blocks_total=1)) for _ in range(5000)]
     assert set(taken) == {True, False}
     assert ours.lost == taken.count(False)
-    assert heard(reader).kv_blocks_total == 1
+    assert received_by(reader).kv_blocks_total == 1
     ours.close()
 
 
@@ -108,7 +108,7 @@ def test_a_report_too_long_for_a_datagram_leaves_out_the_last_waiting_requests(
             waiting=len(names) - 10,
         )
     )
-    report = heard(reader)
+    report = received_by(reader)
     assert 10 <= len(report.request_ids) < len(names)
     assert len(report.computed_tokens) == len(report.best_effort) == len(report.request_ids)
     assert report.waiting == len(names) - 10
@@ -140,7 +140,7 @@ def test_half_of_the_waiting_requests_are_left_out_of_a_report_over_the_limit(
     whole, ours = queue_of(10, 16), ReportSocket(path, WARN)
     monkeypatch.setattr("penstock_proto.report_socket.LONGEST_BYTES", whole.ByteSize() - too_long_by)
     assert ours.send(queue_of(10, 16))
-    report = heard(reader)
+    report = received_by(reader)
     for column in COLUMNS:
         assert list(getattr(report, column)) == list(getattr(whole, column))[:rows]
     assert report.waiting == 16
@@ -155,7 +155,7 @@ def test_a_report_of_running_requests_that_is_too_long_is_dropped_whole(
     assert not ours.send(queue_of(100, 100))
     assert ours.lost == 1
     assert ours.send(queue_of(1, 0))
-    assert heard(reader).running == 1
+    assert received_by(reader).running == 1
     ours.close()
 
 
@@ -163,7 +163,7 @@ def test_a_report_may_be_as_long_as_the_kernel_allows(path: Path, reader: socket
     granted = 2 * min(SEND_BUFFER_BYTES, int(Path("/proc/sys/net/core/wmem_max").read_text()))
     name, ours = "x" * min(granted * 3 // 4, LONGEST_BYTES * 9 // 10), ReportSocket(path, WARN)
     assert ours.send(StepReport(running=1, request_ids=[name]))
-    assert heard(reader).request_ids == [name]
+    assert received_by(reader).request_ids == [name]
     ours.close()
 
 
@@ -173,11 +173,11 @@ def test_an_idle_engine_reports_repeatedly_and_a_working_one_does_not(
     reports = Reports(ReportSocket(path, WARN))
     reports.send(IDLE)
     reports.repeat()
-    assert [heard(reader).sequence for _ in range(2)] == [1, 2]
+    assert [received_by(reader).sequence for _ in range(2)] == [1, 2]
     reports.send(IDLE._replace(left_s=0.1))
     reports.repeat()
     reports.send(IDLE)
-    assert [heard(reader).sequence for _ in range(2)] == [3, 4]
+    assert [received_by(reader).sequence for _ in range(2)] == [3, 4]
     reports.close()
 
 
@@ -216,7 +216,9 @@ def test_a_report_that_cannot_be_built_is_a_gap_and_the_next_has_all_requests(
         teller.record(MOVING._replace(uniform_steps=uniform_steps, rows=rows), 0.0)
     with caplog.at_level("ERROR", "vllm.penstock"):
         ReportThread(reports, queue, teller).stop()
-    assert [(report.sequence, len(report.request_ids)) for report in (heard(reader), heard(reader))] == [
+    assert [
+        (report.sequence, len(report.request_ids)) for report in (received_by(reader), received_by(reader))
+    ] == [
         (1, 1),
         (4, 1),
     ]
@@ -232,7 +234,7 @@ def test_after_a_failed_report_all_requests_are_reported_again(path: Path, reade
     assert reports.broken
     reports.send(MOVING._replace(uniform_steps=1, rows=None))  # what it builds on may be wrong
     reports.send(MOVING._replace(uniform_steps=2))
-    assert [heard(reader).sequence for _ in range(2)] == [1, 4]
+    assert [received_by(reader).sequence for _ in range(2)] == [1, 4]
     reports.close()
 
 
@@ -293,8 +295,8 @@ def test_an_incremental_boundary_is_the_previous_one_with_its_changes(
     reports = Reports(ReportSocket(path, WARN))
     reports.send(MOVING._replace(preemptions=3, waiting=2))
     reports.send(UniformBoundary(MeasuredStep(BatchWork(7), 0.5), KvMemory(100, 60, 16), 0.04, 5))
-    heard(reader)
-    further = heard(reader)
+    received_by(reader)
+    further = received_by(reader)
     assert (further.preemptions, further.waiting, further.running) == (3, 2, 1)
     assert (further.tokens, further.duration_s, further.kv_blocks_free) == (7, 0.5, 60)
     assert (further.next_duration_s, further.since, further.further_tokens) == (0.04, 1, 5)
@@ -324,7 +326,7 @@ def test_further_tokens_are_reported_only_after_a_report_that_was_received(path:
         reports.send(MOVING._replace(uniform_steps=1, rows=None))  # no reader could use it
         reports.send(MOVING._replace(uniform_steps=2))
         reports.send(MOVING._replace(uniform_steps=5, rows=None))
-        whole, further = heard(reader), heard(reader)
+        whole, further = received_by(reader), received_by(reader)
     assert (whole.sequence, list(whole.request_ids)) == (3, ["r1"])
     assert (further.sequence, further.since, further.further_tokens) == (4, 3, 3)
     reports.close()
@@ -363,6 +365,6 @@ def test_a_missing_receiver_and_its_return_are_logged_once(
 def test_the_engine_s_own_bounds_are_reported(path: Path, reader: socket.socket) -> None:
     reports = Reports(ReportSocket(path, WARN), StepBounds(batch_tokens=512, running=16, longest_tokens=1024))
     reports.send(IDLE)
-    report = heard(reader)
+    report = received_by(reader)
     assert (report.most_batch_tokens, report.most_running) == (512, 16)
     reports.close()

@@ -197,7 +197,7 @@ def test_a_stopped_thread_closes_its_socket_and_never_blocks_the_process() -> No
     assert wire.closed
 
 
-def teller(changes: int = 5, now_s: float = 1000.0) -> tuple[BoundaryRecorder, Reports, Any]:
+def recorder(changes: int = 5, now_s: float = 1000.0) -> tuple[BoundaryRecorder, Reports, Any]:
     queue = SimpleQueue[Boundary | UniformBoundary | None]()
     reports = Reports(Wire())
     reported = BoundaryRecorder(reports, queue)
@@ -205,7 +205,7 @@ def teller(changes: int = 5, now_s: float = 1000.0) -> tuple[BoundaryRecorder, R
     return reported, reports, queue
 
 
-GOES_ON = UniformBoundary(None, MEMORY, 0.25, 8)
+BOUNDARY = UniformBoundary(None, MEMORY, 0.25, 8)
 
 
 @pytest.mark.parametrize(
@@ -220,10 +220,10 @@ GOES_ON = UniformBoundary(None, MEMORY, 0.25, 8)
 def test_a_report_of_all_requests_suffices_for_seconds_while_only_tokens_are_added(
     changes: int, later_s: float, broken: bool, goes_on: bool
 ) -> None:
-    reported, reports, queue = teller()
+    reported, reports, queue = recorder()
     reports.broken = broken
     assert reported.knows(changes, (), 1000.0 + later_s) is goes_on
-    assert reported.repeat(changes, GOES_ON, 1000.0 + later_s) is goes_on
+    assert reported.repeat(changes, BOUNDARY, 1000.0 + later_s) is goes_on
     assert queue.qsize() == (2 if goes_on else 1)
     chunk: Any = SimpleNamespace(chunks={"a": 5})
     assert not reported.knows(5, (chunk,), 1000.0)
@@ -232,14 +232,14 @@ def test_a_report_of_all_requests_suffices_for_seconds_while_only_tokens_are_add
 def test_rows_are_unknown_before_the_first_report() -> None:
     reports = Reports(Wire())
     assert not BoundaryRecorder(reports, SimpleQueue()).knows(0, (), 0.0)
-    assert not BoundaryRecorder(reports, SimpleQueue()).repeat(0, GOES_ON, 0.0)
+    assert not BoundaryRecorder(reports, SimpleQueue()).repeat(0, BOUNDARY, 0.0)
 
 
 def test_boundaries_over_the_queues_bound_are_counted() -> None:
-    reported, _, queue = teller()
+    reported, _, queue = recorder()
     for _ in range(MOST_QUEUED - 1):
-        assert reported.repeat(5, GOES_ON, 1000.0)
-    assert not reported.repeat(5, GOES_ON, 1000.0)
+        assert reported.repeat(5, BOUNDARY, 1000.0)
+    assert not reported.repeat(5, BOUNDARY, 1000.0)
     assert (queue.qsize(), reported.skipped) == (MOST_QUEUED, 0)
     reported.record(NOW, 1000.0)
     assert (queue.qsize(), reported.skipped) == (MOST_QUEUED, 1)
@@ -247,7 +247,7 @@ def test_boundaries_over_the_queues_bound_are_counted() -> None:
 
 
 def test_reporting_all_requests_recovers_from_a_loss_and_reporting_fewer_does_not() -> None:
-    reported, reports, _ = teller()
+    reported, reports, _ = recorder()
     reports.broken = True
     reported.record(NOW._replace(rows=None), 1000.0)
     assert reports.broken

@@ -18,7 +18,7 @@ KIND = Kind(blocks=60, batch_tokens=64, running=8)
 KINDS = {"in turn": KIND, "ahead": replace(KIND, ahead=True), "drafting": replace(KIND, drafts=3)}
 
 HERE = "penstock_vllm.scheduler."
-OURS = [
+PLUG_IN_METHODS = [
     *[f"{HERE}{name}" for name in ("step_in_progress", "steps_to_first_end", "generated_one_each")],
     *[
         f"{HERE}EngineLedger.{name}"
@@ -37,11 +37,11 @@ OURS = [
 """What is called around vLLM's own methods."""
 
 
-class Ours(Exception):
+class InjectedError(Exception):
     """What code of ours raises in these tests."""
 
 
-def now_and_then(call: Callable[..., Any], raised: Counter[str], every: int = 4) -> Callable[..., Any]:
+def raising_every(call: Callable[..., Any], raised: Counter[str], every: int = 4) -> Callable[..., Any]:
     calls = 0
 
     def failing(*args: Any, **named: Any) -> Any:
@@ -49,7 +49,7 @@ def now_and_then(call: Callable[..., Any], raised: Counter[str], every: int = 4)
         calls += 1
         if calls % every == 1:
             raised["here"] += 1
-            raise Ours("as it happens")
+            raise InjectedError("as it happens")
         return call(*args, **named)
 
     return failing
@@ -159,7 +159,7 @@ def serve(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("where", OURS)
+@pytest.mark.parametrize("where", PLUG_IN_METHODS)
 def test_an_internal_error_loses_one_plan_and_affects_no_request(
     where: str, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,7 +167,7 @@ def test_an_internal_error_loses_one_plan_and_affects_no_request(
     wired(engine)
     raised: Counter[str] = Counter()
     owner, name = where.rsplit(".", 1)
-    monkeypatch.setattr(where, now_and_then(_found(owner, name), raised))
+    monkeypatch.setattr(where, raising_every(_found(owner, name), raised))
     with caplog.at_level("ERROR", logger="vllm.penstock"):
         serve(engine)
     assert engine.finished == set(engine.asked) - {"r11"}

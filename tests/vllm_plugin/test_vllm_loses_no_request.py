@@ -67,10 +67,10 @@ class World:
     def happens(self, event: tuple[Any, ...]) -> None:
         what, *how = event
         if what == "come":
-            self.comes(*how)
+            self.arrives(*how)
         elif what == "come with a grammar":
             self.grammars.append(Future())
-            self.comes(how[0], how[1], len(TIERS), self.grammars[-1])
+            self.arrives(how[0], how[1], len(TIERS), self.grammars[-1])
         elif what == "a grammar is there":
             self.compile(how[0])
         elif what == "leave":
@@ -89,7 +89,7 @@ class World:
             self.steps(how[0])
             self.policy.fault = self.policy.answer = None
 
-    def comes(
+    def arrives(
         self, prompt_tokens: int, output_tokens: int, tier: int, grammar: "Future[Any] | None" = None
     ) -> None:
         self.number += 1
@@ -155,7 +155,7 @@ def test_no_sequence_of_events_loses_a_request_or_leaks_a_block(kind: Kind, even
 def test_a_policy_that_raises_loses_only_its_plan(caplog: pytest.LogCaptureFixture) -> None:
     world = World(replace(SMALL, blocks=400, policy="vllm"))
     for _ in range(5):
-        world.comes(100, 20, 0)
+        world.arrives(100, 20, 0)
     world.policy.fault = _raise
     with caplog.at_level("ERROR", logger="vllm.penstock"):
         world.engine.drain()

@@ -12,7 +12,7 @@ STEPS = 500
 CALM = 0.02
 """So few arrive that most steps are the next token of every request."""
 
-STANDING = {"slos-serve", "vllm", "sarathi", "sjf", "fcfs", "orca", "vllm-legacy"}
+REPEATABLE = {"slos-serve", "vllm", "sarathi", "sjf", "fcfs", "orca", "vllm-legacy"}
 """Policies whose plans can be repeated."""
 
 TINY = Kind(blocks=60, batch_tokens=128, running=16)
@@ -53,7 +53,7 @@ def test_repeated_steps_equal_those_of_a_policy_called_every_time(policy: str, k
         assert_same(requested, going_on)
         not_asked += requested.wanted is not None and going_on.wanted is None
     assert going_on.engine.scheduler.faults.counted == {}
-    assert (not_asked > 0) == (policy in STANDING)
+    assert (not_asked > 0) == (policy in REPEATABLE)
 
 
 @pytest.mark.parametrize("ahead", [False, True])

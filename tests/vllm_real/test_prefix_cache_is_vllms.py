@@ -196,7 +196,7 @@ class Life:
 
 
 @pytest.mark.parametrize(("blocks", "block_tokens"), [(60, 16), (300, 16), (40, 64)])
-def test_hits_blocks_and_evictions_are_vllms(blocks: int, block_tokens: int) -> None:
+def test_hits_blocks_and_evictions_equal_vllms(blocks: int, block_tokens: int) -> None:
     memory = Memory(blocks, block_tokens)
     life = Life(memory, seed=blocks)
     for _ in range(STEPS):

@@ -102,7 +102,7 @@ def wanted(step: Step) -> tuple[list[tuple[str, int]], tuple[str, ...], dict[str
 
 @pytest.mark.parametrize("kind", SCARCE, ids=str)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_every_step_is_vllms_and_so_is_the_memory_account(kind: Engine, seed: int) -> None:
+def test_every_step_and_its_memory_equal_vllms(kind: Engine, seed: int) -> None:
     preempted = 0
     for moment in life(kind, seed):
         assert wanted(moment.vllm) == wanted(moment.vllm_real)
@@ -112,7 +112,7 @@ def test_every_step_is_vllms_and_so_is_the_memory_account(kind: Engine, seed: in
     assert preempted > 0 or kind.blocks > 60
 
 
-def test_with_drafts_every_step_is_vllms_while_memory_lasts() -> None:
+def test_with_drafts_every_step_equals_vllms_while_memory_suffices() -> None:
     drafted = 0
     for moment in life(Engine(AMPLE_BLOCKS, 256, 32, drafts=4), seed=3, shortest_prompt=2):
         assert wanted(moment.vllm) == wanted(moment.vllm_real)
@@ -152,7 +152,7 @@ def test_an_engine_with_a_prefix_cache_is_refused() -> None:
         policy.step(engine.view(0.0, 0.0, MODEL), policy.start())
 
 
-def test_an_engine_that_did_something_else_is_noticed() -> None:
+def test_a_deviating_engine_is_detected() -> None:
     engine = EngineState(4096, Limits(64, 8), BLOCK_TOKENS)
     policy = build(VLLM_REAL)
     engine.add(job(1, 40, 20), 20)

@@ -91,7 +91,7 @@ def chunks_of(stream: bytes) -> list[dict[str, Any]]:
     return [orjson.loads(event[6:]) for event in events]
 
 
-def said(stream: bytes) -> str:
+def content_of(stream: bytes) -> str:
     choices = [choice for chunk in chunks_of(stream) for choice in chunk["choices"]]
     return "".join(one["text"] if "text" in one else one["delta"].get("content") or "" for one in choices)
 
@@ -110,7 +110,7 @@ def merged(events: list[bytes], sizes: tuple[int, ...]) -> list[bytes]:
         whole = orjson.loads(orjson.dumps(tokens[-1]))
         choice = whole["choices"][0]
         choice["token_ids"] = [id for chunk in tokens for id in chunk["choices"][0]["token_ids"]]
-        text = said(b"".join(taken))
+        text = content_of(b"".join(taken))
         if "text" in choice:
             choice["text"] = text
         else:
@@ -122,7 +122,7 @@ def merged(events: list[bytes], sizes: tuple[int, ...]) -> list[bytes]:
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETION], ids=["chat", "completion"])
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("sizes", [(1,), (3, 1, 2)], ids=["each token", "merged"])
-async def test_a_stream_cut_behind_any_event_is_the_whole_one(
+async def test_a_stream_cut_after_any_event_continues_to_the_same_answer(
     endpoint: "wire.Endpoint.ValueType", text: str, sizes: tuple[int, ...], plain: Server
 ) -> None:
     body = asked(endpoint, text)
@@ -130,11 +130,11 @@ async def test_a_stream_cut_behind_any_event_is_the_whole_one(
     with_ids = asking_ids(orjson.dumps(body))
     assert with_ids is not None
     events = merged(await plain.raw_events(PATHS[endpoint], with_ids), sizes)
-    assert said(b"".join(read(Transcript(), events))) == said(whole)
+    assert content_of(b"".join(read(Transcript(), events))) == content_of(whole)
     for cut in range(1, len(events), 1 if sizes == (1,) else 2):
         stream = await moved(plain, endpoint, body, events[:cut])
         chunks = chunks_of(stream)
-        assert said(stream) == said(whole), cut
+        assert content_of(stream) == content_of(whole), cut
         assert chunks[-1]["usage"] == chunks_of(whole)[-1]["usage"]
         assert len({tuple(chunk[name] for name in HEAD) for chunk in chunks}) == 1
         assert stream.count(b'"role":"assistant"') == (endpoint == CHAT)

@@ -45,7 +45,7 @@ def chat(session: int, turns: int) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(1200)
-async def test_a_turn_finds_the_tokens_that_were_planned(model: Path, tmp_path: Path) -> None:
+async def test_a_turn_finds_its_planned_cached_tokens(model: Path, tmp_path: Path) -> None:
     reported, path = Reported(), tmp_path / "steps.sock"
     socket = TelemetrySocket(path, reported.take)
     env = {"PENSTOCK_TELEMETRY": str(path)}

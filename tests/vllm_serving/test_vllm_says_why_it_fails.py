@@ -8,7 +8,7 @@ from served.server import failing
 KUBERNETES_KEEPS_BYTES = 2048
 
 
-def test_a_cache_too_small_for_one_request(model: Path, tmp_path: Path) -> None:
+def test_a_cache_too_small_for_one_request_is_reported(model: Path, tmp_path: Path) -> None:
     words = tmp_path / "termination-log"
     code, output = failing(
         model,
@@ -24,7 +24,7 @@ def test_a_cache_too_small_for_one_request(model: Path, tmp_path: Path) -> None:
     assert "See root cause above" in reason_line(kept.splitlines())  # why words are left at all
 
 
-def test_a_setting_of_the_plug_in_that_is_missing(model: Path, tmp_path: Path) -> None:
+def test_a_missing_setting_of_the_plug_in_is_reported(model: Path, tmp_path: Path) -> None:
     words = tmp_path / "termination-log"
     env = {"PENSTOCK_TIME_MODEL": "", "PENSTOCK_TERMINATION_LOG": str(words)}
     code, output = failing(model, tmp_path, env=env)

@@ -37,7 +37,7 @@ async def test_drafts_that_are_accepted_change_no_answer(plain: Server, drafting
     assert drafting.counted("vllm:spec_decode_num_accepted_tokens_total") > before
 
 
-async def test_a_prompt_that_is_cached_gets_the_same_answer(plain: Server, drafting: Server) -> None:
+async def test_a_cached_prompt_gets_the_same_answer(plain: Server, drafting: Server) -> None:
     requested = asks(["to be cached, word for word; " * 20], 40)[0]
     first, again = await drafting.complete(**requested), await drafting.complete(**requested)
     assert first["choices"][0]["text"] == again["choices"][0]["text"] == (await plain.texts([requested]))[0]
@@ -69,7 +69,7 @@ async def test_structured_answers_are_valid(server: str, request: pytest.Fixture
 
 
 @pytest.mark.parametrize("server", ["drafting", "adapting"])
-async def test_several_answers_with_their_probabilities(
+async def test_several_answers_have_their_probabilities(
     server: str, plain: Server, request: pytest.FixtureRequest
 ) -> None:
     engine: Server = request.getfixturevalue(server)
@@ -112,7 +112,7 @@ async def test_a_client_that_disconnects_leaves_no_state(server: str, request: p
     ] == 4
 
 
-async def test_adapters_beside_the_model(plain: Server, adapting: Server) -> None:
+async def test_adapters_are_served_beside_the_model(plain: Server, adapting: Server) -> None:
     requested = [{**body, "model": model} for body in asks(PROMPTS[:3], 40) for model in (NAME, "other")]
     ours, theirs = await adapting.texts(requested), await plain.texts(requested)
     assert ours == theirs
@@ -155,9 +155,7 @@ async def streamed(engine: Server, body: dict[str, Any]) -> str:
     return "".join(choice["text"] for choice in choices)
 
 
-def test_the_servers_run_the_schedulers_that_their_names_say(
-    plain: Server, drafting: Server, adapting: Server
-) -> None:
-    assert "penstock: policy" not in plain.said
-    assert "penstock: policy slos-serve" in drafting.said
-    assert "penstock: policy slos-serve" in adapting.said
+def test_the_servers_run_their_schedulers(plain: Server, drafting: Server, adapting: Server) -> None:
+    assert "penstock: policy" not in plain.printed_text
+    assert "penstock: policy slos-serve" in drafting.printed_text
+    assert "penstock: policy slos-serve" in adapting.printed_text

@@ -75,7 +75,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def test_every_renewal_is_shown(start: Start, tmp_path: Path) -> None:
+def test_every_renewed_certificate_is_used(start: Start, tmp_path: Path) -> None:
     secret = MountedSecret(tmp_path)
     port = start(secret, TLS_ENVIRONMENT)
 
@@ -85,4 +85,4 @@ def test_every_renewal_is_shown(start: Start, tmp_path: Path) -> None:
     assert shown()
     for _ in range(RENEWALS):
         secret.renew()
-        until(shown, "the renewed certificate", again_s=0.1)
+        until(shown, "the renewed certificate", interval_s=0.1)

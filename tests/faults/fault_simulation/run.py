@@ -85,7 +85,7 @@ async def _run(seed: int) -> Result:
     scenario = scenario_of(random)
     network = loop.network = Network(random, scenario.weather)
     world = World(random, scenario, network, Host("clients"))
-    loop.set_exception_handler(lambda _, context: _note_crash(world, context))
+    loop.set_exception_handler(lambda _, context: _record_crash(world, context))
     addresses = world.start()
     await asyncio.sleep(BEGIN_S)
     world.unwell_until_s.clear()
@@ -100,7 +100,7 @@ async def _run(seed: int) -> Result:
     checking.cancel()
     broken += [*_broken(world, answers), *left]
     moves = sum(map(moves_of, world.fronts.values()), world.moves)
-    slos_checked = sum(_is_kept(world, answer) for answer in answers)
+    slos_checked = sum(_met_slo(world, answer) for answer in answers)
     result = Result(seed, answers, +network.faults, broken, moves, slos_checked, loop.turns, loop.time())
     await _end(world)
     return result
@@ -132,7 +132,7 @@ def _is_of_lost_endpoint(world: World, answer: Answer) -> bool:
     return message.startswith(LOST) and world.unwell_until_s.get(replica, 0.0) > answer.sent_s
 
 
-def _is_kept(world: World, answer: Answer) -> bool:
+def _met_slo(world: World, answer: Answer) -> bool:
     """Return whether an answer's SLO has to be kept: it was admitted, and nothing touched its way."""
     plan, weather = answer.plan, world.scenario.weather
     replica = answer.headers.get(b"x-penstock-replica", b"").decode()
@@ -179,7 +179,7 @@ def _broken(world: World, answers: list[Answer]) -> Iterator[str]:
         yield from broken_tokens(answers, world.scenario.tokens_per_minute, counted)
     for answer in answers:
         yield from broken_answer(answer, may_be_cut=_may_be_cut(world, answer))
-        if _is_kept(world, answer):
+        if _met_slo(world, answer):
             yield from missed_slo(answer, world.scenario.pool, world.scenario.weather.delay_s)
 
 
@@ -222,7 +222,7 @@ async def _end(world: World) -> None:
         await host.kill()
 
 
-def _note_crash(world: World, context: dict[str, Any]) -> None:
+def _record_crash(world: World, context: dict[str, Any]) -> None:
     """Note what a process has not handled, unless it was killed."""
     error = context.get("exception")
     task = context.get("task") or context.get("future")

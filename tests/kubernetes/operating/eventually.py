@@ -5,12 +5,12 @@ from typing import TypeVar
 
 from patience import until
 
-AGAIN_S = 0.05
+POLL_INTERVAL_S = 0.05
 """Between two looks: each asks the API server."""
 
 Found = TypeVar("Found")
 
 
-def eventually(look: Callable[[], Found | None]) -> Found:
+def eventually(condition: Callable[[], Found | None]) -> Found:
     """Return the first true value of `look`; fail with its file and line."""
-    return until(look, again_s=AGAIN_S)
+    return until(condition, interval_s=POLL_INTERVAL_S)

@@ -37,7 +37,7 @@ class OperatorProcess:
                 stderr=sink,
             )
 
-    def said(self) -> str:
+    def printed_text(self) -> str:
         """Its log so far."""
         return self._log.read_text()
 
@@ -75,8 +75,8 @@ class OperatorProcess:
         return self.process.wait(STOP_S)
 
     def _address(self) -> str | None:
-        assert self.process.poll() is None, f"the operator ended: {self.said()}"
-        found = re.findall(r"address=(\S+) .*event=ready", self.said())
+        assert self.process.poll() is None, f"the operator ended: {self.printed_text()}"
+        found = re.findall(r"address=(\S+) .*event=ready", self.printed_text())
         return found[-1] if found else None
 
 

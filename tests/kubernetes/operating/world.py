@@ -90,12 +90,12 @@ class World:
     def until(self, type_: str, status: str, reason: str = "", pool: str = "chat") -> str:
         """Waits for a condition; its message."""
 
-        def look() -> tuple[str, str, str] | None:
+        def matching() -> tuple[str, str, str] | None:
             reported = self.condition(type_, pool)
             return reported if reported[0] == status and reason in ("", reported[1]) else None
 
         try:
-            return eventually(look)[2]
+            return eventually(matching)[2]
         except AssertionError:
             raise AssertionError(f"no {type_}={status} {reason}: {self.pool(pool).get('status')}") from None
 
@@ -122,9 +122,9 @@ class World:
         """What the node says of a pod."""
         self.change("Pod", pod["metadata"]["name"], {"status": status}, "status")
 
-    def gone(self, *look: Callable[[], object]) -> None:
+    def await_absence(self, *matching: Callable[[], object]) -> None:
         """Waits until each gives nothing."""
-        for each in look:
+        for each in matching:
             eventually(lambda each=each: not each())  # type: ignore[misc]
 
 

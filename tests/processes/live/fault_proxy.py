@@ -24,7 +24,7 @@ class FaultProxy:
         with log.open("ab") as out:
             self._process = subprocess.Popen([server, "-port", str(port)], stdout=out, stderr=out)
         self._http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
-        self._ways: dict[str, tuple[str, str]] = {}
+        self._proxies: dict[str, tuple[str, str]] = {}
         until(self._answers, "toxiproxy answers")
 
     def close(self) -> None:
@@ -33,18 +33,18 @@ class FaultProxy:
         self._process.kill()
         self._process.wait()
 
-    def way(self, what: str, address: str) -> str:
+    def address_through_proxy(self, what: str, address: str) -> str:
         """Return the address by which a process is reached through the proxy."""
-        if what not in self._ways:
+        if what not in self._proxies:
             name = what.replace(" ", "-")
             made = self._post("/proxies", {"name": name, "listen": "127.0.0.1:0", "upstream": address})
-            self._ways[what] = name, made["listen"]
-        return self._ways[what][1]
+            self._proxies[what] = name, made["listen"]
+        return self._proxies[what][1]
 
     @contextmanager
     def harm(self, what: str, kind: str, **attributes: Any) -> Iterator[None]:
         """Harm both directions of the connections to a process, as Toxiproxy names the kinds."""
-        name = self._ways[what][0]
+        name = self._proxies[what][0]
         for stream in ("upstream", "downstream"):
             toxic = {"name": stream, "type": kind, "stream": stream, "attributes": attributes}
             self._post(f"/proxies/{name}/toxics", toxic)
@@ -73,7 +73,7 @@ class FaultProxy:
 
     def switch(self, what: str, *, on: bool) -> None:
         """Take connections to a process, or end them all."""
-        self._post(f"/proxies/{self._ways[what][0]}", {"enabled": on})
+        self._post(f"/proxies/{self._proxies[what][0]}", {"enabled": on})
 
     def _post(self, path: str, what: dict[str, Any]) -> dict[str, Any]:
         answer = self._http.post(path, json=what)

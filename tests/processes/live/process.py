@@ -37,7 +37,7 @@ class Started(ABC):
         return self.poll() is None
 
     @property
-    def said(self) -> str:
+    def printed_text(self) -> str:
         """Everything it has printed."""
         return self.log.read_text(errors="replace")
 
@@ -46,8 +46,8 @@ class Started(ABC):
 
         def ready() -> re.Match[str] | None:
             if not self.alive:
-                raise AssertionError(f"{self.name} exited {self.poll()}:\n{self.said}")
-            return READY.search(self.said)
+                raise AssertionError(f"{self.name} exited {self.poll()}:\n{self.printed_text}")
+            return READY.search(self.printed_text)
 
         line = until(ready, f"{self.name} ready")
         admin = ADMIN.search(line.string, line.start())
@@ -60,7 +60,7 @@ class Started(ABC):
 
     def exit_code(self) -> int:
         """Its exit code, once it has ended."""
-        until(lambda: not self.alive, f"{self.name} stopped; it said:\n{self.said}", PATIENCE_S)
+        until(lambda: not self.alive, f"{self.name} stopped; it said:\n{self.printed_text}", PATIENCE_S)
         code = self.poll()
         assert code is not None
         return code

@@ -62,13 +62,13 @@ class ScriptedRedis:
     async def publish(self, channel: str, data: bytes) -> int:
         await self._answers()
         self.published.append(data)
-        self.say(channel, data)
+        self.deliver(channel, data)
         return len(self.subscriptions)
 
-    def say(self, channel: str, data: bytes) -> None:
+    def deliver(self, channel: str, data: bytes) -> None:
         """Deliver it to all subscribers of this channel."""
         for subscription in self.subscriptions:
-            subscription.hear(channel, {"type": "message", "data": data})
+            subscription.receive(channel, {"type": "message", "data": data})
 
     def pubsub(self) -> "ScriptedSubscription":
         return ScriptedSubscription(self)
@@ -140,9 +140,9 @@ class ScriptedSubscription:
     async def subscribe(self, channel: str) -> None:
         self._redis.subscriptions.append(self)
         self._channel = channel
-        self.hear(channel, {"type": "subscribe", "data": 1})
+        self.receive(channel, {"type": "subscribe", "data": 1})
 
-    def hear(self, channel: str, message: dict[str, Any]) -> None:
+    def receive(self, channel: str, message: dict[str, Any]) -> None:
         if channel == self._channel:
             self._messages.put_nowait(message)
 

@@ -37,14 +37,14 @@ class Part:
         self.submit = submit
         self.cancelled = asyncio.Event()
         self.reported: list[wire.EngineAnswer] = []
-        self._tells = asyncio.Event()
+        self._answer_reported = asyncio.Event()
         self._frames = frames
 
     @property
     def stream(self) -> bool:
         return bool(orjson.loads(self.submit.body).get("stream"))
 
-    def say(self, *events: wire.Event) -> None:
+    def send(self, *events: wire.Event) -> None:
         """All of them in one frame."""
         for event in events:
             event.id = self.submit.id
@@ -52,36 +52,36 @@ class Part:
 
     def admit(self, engine_fields: bytes = b"") -> None:
         admitted = wire.Admitted(ttft_predicted_s=0.1, tpot_predicted_s=0.02)
-        self.say(wire.Event(admitted=admitted, engine_fields=engine_fields))
+        self.send(wire.Event(admitted=admitted, engine_fields=engine_fields))
 
-    def hear(self, answer: wire.EngineAnswer) -> None:
+    def receive_answer(self, answer: wire.EngineAnswer) -> None:
         self.reported.append(answer)
-        self._tells.set()
+        self._answer_reported.set()
 
     async def end(self) -> wire.EngineAnswer:
         """What the router has said last of an answer that it read at the engine."""
         while not self.reported or self.reported[-1].state == wire.ANSWER_STATE_BEGUN:
-            self._tells.clear()
-            await self._tells.wait()
+            self._answer_reported.clear()
+            await self._answer_reported.wait()
         return self.reported[-1]
 
     def accept_best_effort(self) -> None:
-        self.say(wire.Event(best_effort=wire.BestEffort()))
+        self.send(wire.Event(best_effort=wire.BestEffort()))
 
     def reject(self, reason: "wire.Reason.ValueType", earliest_s: float | None = None) -> None:
-        self.say(wire.Event(rejected=wire.Rejected(reason=reason, earliest_s=earliest_s)))
+        self.send(wire.Event(rejected=wire.Rejected(reason=reason, earliest_s=earliest_s)))
 
     def output(self, data: bytes, tokens: int = 1) -> None:
-        self.say(wire.Event(output=wire.Output(data=data, tokens=tokens)))
+        self.send(wire.Event(output=wire.Output(data=data, tokens=tokens)))
 
     def finish(self, prompt_tokens: int = 5, completion_tokens: int = 2) -> None:
         said = wire.Finished(
             prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, ttft_s=0.01, tpot_s=0.01
         )
-        self.say(wire.Event(finished=said))
+        self.send(wire.Event(finished=said))
 
     def fail(self, failure: "wire.Failure.ValueType", status: int, body: bytes = b"") -> None:
-        self.say(wire.Event(failed=wire.Failed(failure=failure, status=status, body=body)))
+        self.send(wire.Event(failed=wire.Failed(failure=failure, status=status, body=body)))
 
 
 SessionContext: TypeAlias = (
@@ -115,7 +115,7 @@ VERDICT_TIMEOUT_S = 5.0
 """How long a router waits for a verdict, by default."""
 
 
-async def says_nothing_in_time(part: Part) -> None:
+async def exceeds_verdict_timeout(part: Part) -> None:
     """Says nothing for as long as a router waits for a verdict, which passes in a moment."""
     await skip(VERDICT_TIMEOUT_S)
 
@@ -168,13 +168,13 @@ class ScriptedReplica(ReplicaServicer):
             task.cancel()
         await self._server.stop(None)
 
-    def tell(self, **snapshot: float) -> None:
+    def send_snapshot(self, **snapshot: float) -> None:
         """Say something new of itself to every router."""
         self.snapshot = wire.Snapshot(**({"engine_ready": True} | snapshot))  # type: ignore[arg-type]
         for frames in self._frames:
             frames.put_nowait(wire.ReplicaFrame(snapshot=self.snapshot))
 
-    def tell_cached(
+    def send_prefixes(
         self, added: Sequence[int] = (), removed: Sequence[int] = (), complete: bool = False
     ) -> None:
         """Say what its prefix cache has, to every router."""
@@ -239,7 +239,7 @@ class ScriptedReplica(ReplicaServicer):
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             for answer in frame.engine_answers:
-                mine[answer.id].hear(answer)
+                mine[answer.id].receive_answer(answer)
             for id in frame.cancels:
                 mine[id].cancelled.set()
 

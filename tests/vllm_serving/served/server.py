@@ -58,7 +58,7 @@ class Server:
     log: Path
 
     @property
-    def said(self) -> str:
+    def printed_text(self) -> str:
         return self.log.read_text(errors="replace")
 
     def counted(self, name: str) -> float:
@@ -166,8 +166,8 @@ def _started(
 def _wait_ready(server: Server, process: "subprocess.Popen[bytes]") -> None:
     give_up_s = time.monotonic() + PATIENCE_S
     while True:
-        assert process.poll() is None, f"exit code {process.returncode}:\n{server.said}"
-        assert time.monotonic() < give_up_s, f"never ready:\n{server.said}"
+        assert process.poll() is None, f"exit code {process.returncode}:\n{server.printed_text}"
+        assert time.monotonic() < give_up_s, f"never ready:\n{server.printed_text}"
         try:
             if httpx2.get(f"{server.url}/health", timeout=5.0).status_code == 200:
                 return
