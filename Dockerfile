@@ -1,6 +1,6 @@
 # Penstock's images, one target each:
-#   docker build --target router -t penstock/router .      in the repository's root; any builder will do
-# Targets: operator, router, picker, sidecar, simulator, vllm-plugin. Each base takes a digest:
+#   docker build --target router -t penstock/router .      in the repository's root, with any builder
+# Targets: operator, router, picker, sidecar, simulator, vllm-plugin. Pin each base by digest:
 #   --build-arg RUNTIME=gcr.io/distroless/python3-debian12:nonroot@sha256:...
 ARG UV=ghcr.io/astral-sh/uv:0.13.9
 ARG BUILD=docker.io/library/debian:12-slim
@@ -20,7 +20,7 @@ LABEL org.opencontainers.image.version="${VERSION}"
 ENV PATH=/opt/penstock/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
 
-# The same for processes that plan batches: their loops are compiled here, and loaded from the image.
+# For processes that plan batches: their compiled loops are in the image.
 FROM build AS build-compiled
 ENV NUMBA_CPU_NAME=generic \
     NUMBA_CACHE_DIR=/opt/penstock/compiled \
@@ -36,7 +36,7 @@ RUN /src/images/install penstock-operator penstock-operator
 
 FROM runtime AS operator
 LABEL org.opencontainers.image.title="penstock-operator" \
-      org.opencontainers.image.description="Turns a ServingPool into running objects, keeps them so, reports status, scales"
+      org.opencontainers.image.description="Kubernetes operator: reconciles ServingPools with their objects, reports status, scales replicas"
 COPY --from=build-operator /opt/penstock /opt/penstock
 ENTRYPOINT ["penstock-operator"]
 
@@ -45,7 +45,7 @@ RUN /src/images/install penstock-router penstock-router
 
 FROM runtime AS router
 LABEL org.opencontainers.image.title="penstock-router" \
-      org.opencontainers.image.description="The OpenAI-compatible front: picks a replica, walks to the next one on rejection"
+      org.opencontainers.image.description="OpenAI-compatible router: tries replicas in order until one admits the request"
 COPY --from=build-router /opt/penstock /opt/penstock
 ENTRYPOINT ["penstock-router"]
 
@@ -54,7 +54,7 @@ RUN /src/images/install penstock-picker penstock-picker
 
 FROM runtime AS picker
 LABEL org.opencontainers.image.title="penstock-picker" \
-      org.opencontainers.image.description="Tells a gateway which replicas to ask for a request, in order"
+      org.opencontainers.image.description="Endpoint picker: gives a gateway the replicas for a request, in order"
 COPY --from=build-picker /opt/penstock /opt/penstock
 ENTRYPOINT ["penstock-picker"]
 
@@ -63,7 +63,7 @@ RUN /src/images/install penstock-sidecar penstock-sidecar
 
 FROM runtime-compiled AS sidecar
 LABEL org.opencontainers.image.title="penstock-sidecar" \
-      org.opencontainers.image.description="Beside every engine: admits, forwards, returns tokens, reports state, drains"
+      org.opencontainers.image.description="Sidecar of an engine: admits and forwards requests, streams tokens, reports state, drains"
 COPY --from=build-sidecar /opt/penstock /opt/penstock
 ENTRYPOINT ["penstock-sidecar"]
 
@@ -72,17 +72,17 @@ RUN /src/images/install penstock-simulator penstock-engine
 
 FROM runtime-compiled AS simulator
 LABEL org.opencontainers.image.title="penstock-simulator" \
-      org.opencontainers.image.description="A simulated engine: OpenAI's API with a GPU's timing, for machines without GPUs"
+      org.opencontainers.image.description="Simulated engine: OpenAI API with the timing of a GPU, for machines without GPUs"
 COPY --from=build-simulator /opt/penstock /opt/penstock
 ENTRYPOINT ["penstock-engine"]
 
 # Penstock's scheduler for vLLM: an init container copies it beside an unmodified vLLM, whose PYTHONPATH names it.
-# Python sources alone, for whichever CPython vLLM's image has; all that they import beyond themselves vLLM brings.
-# The base is for its `cp`.
+# It has only Python sources, so it runs on any CPython of vLLM's image; vLLM has their dependencies. The base provides
+# `cp`.
 FROM ${PLUGIN_RUNTIME} AS vllm-plugin
 ARG VERSION=dev
 LABEL org.opencontainers.image.title="penstock-vllm-plugin" \
-      org.opencontainers.image.description="Penstock's scheduler for vLLM, to be copied beside it" \
+      org.opencontainers.image.description="Penstock's scheduler for vLLM, copied into its container" \
       org.opencontainers.image.version="${VERSION}"
 COPY core/src proto/src vllm-plugin/src /plugin/
 USER 65532:65532

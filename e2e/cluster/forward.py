@@ -1,7 +1,7 @@
-"""forward.py PORT NETWORK ADDRESS:PORT: from 127.0.0.1:PORT here to an address in another network namespace.
+"""forward.py PORT NETWORK ADDRESS:PORT: forwards 127.0.0.1:PORT to an address in another network namespace.
 
-The listening socket stays in the network where it was made; connections are made in the other, whose file is
-NETWORK. There is no link between the two, so no route along which anything else could pass.
+The listening socket stays in the network namespace in which it was created; connections are opened in the
+other, whose file is NETWORK. The two have no link, so no other traffic can pass.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while data := await reader.read(65536):
             writer.write(data)
@@ -22,30 +22,32 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         writer.transport.abort()
 
 
-def to(host: str, port: str) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """What serves one connection: another one, to there, and both directions until both have ended."""
+def connection_handler(
+    host: str, port: str
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """Return the handler of a connection, which opens another one and forwards both directions."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            there = await asyncio.open_connection(host, port)
+            upstream = await asyncio.open_connection(host, port)
         except OSError:
             writer.transport.abort()
             return
-        await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
+        await asyncio.gather(copy(reader, upstream[1]), copy(upstream[0], writer))
         writer.close()
-        there[1].close()
+        upstream[1].close()
 
     return serve
 
 
 async def main(port: str, network: str, target: str) -> None:
     listener = socket.create_server(("127.0.0.1", int(port)), backlog=512)
-    enter(network)
-    server = await asyncio.start_server(to(*target.rsplit(":", 1)), sock=listener)
+    enter_namespace(network)
+    server = await asyncio.start_server(connection_handler(*target.rsplit(":", 1)), sock=listener)
     await server.serve_forever()
 
 
-def enter(network: str) -> None:
+def enter_namespace(network: str) -> None:
     if ctypes.CDLL(None, use_errno=True).setns(os.open(network, os.O_RDONLY), 0):
         raise OSError(ctypes.get_errno(), f"setns {network}")
 

@@ -1,1 +1,1 @@
-"""The plug-in's image beside a vLLM that has nothing of ours."""
+"""End-to-end test of the plug-in's image with a vLLM that has no other code of the project."""

@@ -1,13 +1,12 @@
-"""`make e2e-plugin-image`: the plug-in's image does in a pod what it is for.
+"""`make e2e-plugin-image`: tests the plug-in's image as a pod uses it.
 
-The image is built as e2e/cluster/image does, and its copying command run in its own root by the user that
-pods run as. Then vLLM is started with the environment and the arguments that the operator gives it, in a
-Python that finds nothing of Penstock but in the folder copied to, which is mounted read-only. A request is
-answered, reports of its steps arrive at the telemetry socket, and what was compiled is kept in the pod's
-writable home.
+The image is built by e2e/cluster/image, and its copy command runs in its root as the user of pods. Then vLLM
+starts with the environment and arguments of the operator, in a Python that finds Penstock only in the copied
+folder, which is mounted read-only. The test checks that a request is answered, step reports arrive at the
+telemetry socket, and compiled code is kept in the pod's writable home.
 
-It needs root, for chroot and mounts, and `bench/vllm_environment serving`. Arguments differ from a pod's
-where a CPU and a model in a folder want it: see `on_a_cpu`.
+It needs root, for chroot and mounts, and `bench/vllm_environment serving`. `cpu_arguments` adapts the
+operator's arguments to a CPU and a model in a folder.
 """
 
 import json
@@ -39,10 +38,10 @@ from plugin_image.foreign_vllm import foreign_python, serving_python
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 START_S = 900.0
-"""On a quiet machine it takes half a minute; where others build, many."""
+"""Timeout of vLLM's start. On an idle machine it takes half a minute."""
 ANSWER_TOKENS = 12
 
-IN_A_POD = f"""
+POD_SCRIPT = f"""
 set -eu
 plugin=$1 telemetry=$2 home=$3; shift 3
 mkdir -p {PLUGIN_FOLDER} {TELEMETRY_FOLDER} {CACHE_FOLDER}
@@ -53,7 +52,7 @@ mount --bind "$home" {CACHE_FOLDER}
 exec "$@"
 """
 
-ON_A_CPU = {
+CPU_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -64,19 +63,19 @@ ON_A_CPU = {
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what runs is stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwind, so that child processes are stopped
     with tempfile.TemporaryDirectory(prefix="penstock-plugin-image-") as name:
         folder = Path(name)
-        wanted = engine(inputs(load_pool(CHECKOUT / "examples" / "tiny-vllm-pool.yaml")))
-        root = unpacked(folder)
-        plugin = copied(root, wanted.init[0])
+        engine_container = engine(inputs(load_pool(CHECKOUT / "examples" / "tiny-vllm-pool.yaml")))
+        root = unpack_image(folder)
+        plugin = copy_plugin(root, engine_container.init[0])
         size_kb = sum(path.stat().st_size for path in plugin.rglob("*")) / 1000
         print(f"copied {size_kb:.0f} kB: {', '.join(sorted(path.name for path in plugin.iterdir()))}")
-        serves(folder, plugin, wanted)
+        check_serving(folder, plugin, engine_container)
 
 
 def inputs(pool: Pool) -> RenderContext:
-    """Of the operator, for a pool with a built-in time model: nothing measures one here."""
+    """Return the operator's inputs for a pool with a built-in time model, as none is measured here."""
     configured = pool.spec.engine.model_copy(update={"time_model": "llama-3-8b-a100"})
     spec = pool.spec.model_copy(update={"engine": configured})
     settings = OperatorSettings(
@@ -86,8 +85,8 @@ def inputs(pool: Pool) -> RenderContext:
     return RenderContext(pool.model_copy(update={"spec": spec}), owner, settings, RenderFacts(1, None))
 
 
-def unpacked(folder: Path) -> Path:
-    """The image's root."""
+def unpack_image(folder: Path) -> Path:
+    """Build the image and return its unpacked root."""
     subprocess.run(
         [CHECKOUT / "e2e/cluster/image", "vllm-plugin", "--out", folder], check=True, env=environment({})
     )
@@ -101,12 +100,12 @@ def unpacked(folder: Path) -> Path:
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """This one without what would lead to the checkout."""
+    """Return this process's environment without the path of the checkout, with more variables."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | dict(more)
 
 
-def copied(root: Path, container: Mapping[str, Any]) -> Path:
-    """What the init container leaves in the shared folder, run as pods run."""
+def copy_plugin(root: Path, container: Mapping[str, Any]) -> Path:
+    """Run the init container's command as the user of pods. Returns the shared folder."""
     place = root / PLUGIN_FOLDER.removeprefix("/")
     place.mkdir(parents=True)
     os.chown(place, 65532, 65532)
@@ -114,8 +113,8 @@ def copied(root: Path, container: Mapping[str, Any]) -> Path:
     return place
 
 
-def serves(folder: Path, plugin: Path, wanted: EngineContainer) -> None:
-    """vLLM with that folder answers and reports. Ends the program where it does not."""
+def check_serving(folder: Path, plugin: Path, engine_container: EngineContainer) -> None:
+    """Check that vLLM with the plug-in answers and reports. Exits with a message otherwise."""
     model, log = folder / "model", folder / "vllm.log"
     subprocess.run(
         [serving_python(), CHECKOUT / "examples/tiny_model.py", model],
@@ -130,25 +129,28 @@ def serves(folder: Path, plugin: Path, wanted: EngineContainer) -> None:
     home.mkdir()
     sidecar = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     sidecar.bind(str(telemetry / Path(TELEMETRY_SOCKET).name))
-    command = [str(foreign_python(folder / "venv")), *on_a_cpu(wanted.container["args"], model, port)]
-    variables = {each["name"]: each["value"] for each in wanted.container["env"]}
+    command = [
+        str(foreign_python(folder / "venv")),
+        *cpu_arguments(engine_container.container["args"], model, port),
+    ]
+    variables = {each["name"]: each["value"] for each in engine_container.container["env"]}
     places = [str(plugin), str(telemetry), str(home)]
-    pod = ["unshare", "--mount", "sh", "-c", IN_A_POD, "sh", *places]
+    pod = ["unshare", "--mount", "sh", "-c", POD_SCRIPT, "sh", *places]
     began_s = time.monotonic()
-    with sidecar, running([*pod, *command], environment(variables | ON_A_CPU), log) as process:
+    with sidecar, running([*pod, *command], environment(variables | CPU_ENVIRONMENT), log) as process:
         until_healthy(f"http://127.0.0.1:{port}/health", process, log)
         print(f"ready in {time.monotonic() - began_s:.0f} s")
-        answer = completed(f"http://127.0.0.1:{port}/v1/completions")
-        generated = reported(sidecar)
+        answer = complete(f"http://127.0.0.1:{port}/v1/completions")
+        generated = reported_tokens(sidecar)
     if answer != ANSWER_TOKENS or not generated:
-        sys.exit(f"answered {answer} tokens, reported {generated}: not by the plug-in")
+        sys.exit(f"answered {answer} tokens, reported {generated}: the plug-in did not run")
     if not list(home.rglob("*.nbi")):
-        sys.exit("what the plug-in compiled is kept nowhere: every start of the container would do it again")
+        sys.exit("the plug-in's compiled code is not kept, so every start of the container compiles it again")
     print(f"vLLM with the image's plug-in answered {answer} tokens and reported their steps")
 
 
-def on_a_cpu(arguments: Sequence[str], model: Path, port: str) -> list[str]:
-    """The operator's arguments, for a server that is no command here and a model that is in a folder."""
+def cpu_arguments(arguments: Sequence[str], model: Path, port: str) -> list[str]:
+    """Return the operator's arguments for the server module on loopback, with a model in a folder."""
     _, *rest = arguments
     rest[rest.index("--port") + 1] = port
     rest[rest.index("--host") + 1] = "127.0.0.1"
@@ -159,7 +161,7 @@ def on_a_cpu(arguments: Sequence[str], model: Path, port: str) -> list[str]:
 def running(
     command: Sequence[str], configured: Mapping[str, str], log: Path
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process and all that it starts, gone after the block."""
+    """Run a process. It and its children are stopped after the block."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, env=dict(configured), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -183,19 +185,19 @@ def until_healthy(url: str, process: "subprocess.Popen[bytes]", log: Path) -> No
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)
-    sys.exit(f"vLLM does not start; its log ends with:\n{log.read_text()[-3000:]}")
+    sys.exit(f"vLLM did not start; its log ends with:\n{log.read_text()[-3000:]}")
 
 
-def completed(url: str) -> int:
-    """Tokens of an answer."""
+def complete(url: str) -> int:
+    """Send a request. Returns the tokens of its answer."""
     body = {"model": "tiny", "prompt": "a penstock", "max_tokens": ANSWER_TOKENS, "ignore_eos": True}
     requested = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(requested, timeout=120) as reply:
         return int(json.load(reply)["usage"]["completion_tokens"])
 
 
-def reported(sidecar: socket.socket) -> int:
-    """Most tokens that a report says some request had; a socket that nobody reads keeps the first few."""
+def reported_tokens(sidecar: socket.socket) -> int:
+    """Return the largest number of tokens of a request in the step reports in the socket's buffer."""
     most = 0
     while True:
         try:

@@ -1,8 +1,7 @@
-"""A Python with vLLM and nothing of ours, as vLLM's own image has it.
+"""Creates a Python environment with vLLM and without the project's code, like that of vLLM's own image.
 
-The environment of `bench/vllm_environment serving` finds vLLM by a `.pth`, and the project's sources by the
-same. Here is one beside it that names the packages and not the sources: a `.pth` in a folder that is itself
-named by one is not read.
+The environment of `bench/vllm_environment serving` finds vLLM and the project's sources by `.pth` files. The
+new environment names its folder of packages in a `.pth` file, and `.pth` files in such a folder are not read.
 """
 
 import subprocess
@@ -11,11 +10,11 @@ from pathlib import Path
 
 from penstock_simulator.real_vllm.location import folder
 
-OURS = ("penstock_core", "penstock_proto", "penstock_vllm")
+PROJECT_PACKAGES = ("penstock_core", "penstock_proto", "penstock_vllm")
 
 
 def serving_python() -> Path:
-    """Of the environment that is there. Ends the program with a line where it is not."""
+    """Return the Python of the serving environment. Exits with a message if it does not exist."""
     python = Path(f"{folder()}-serving") / "bin" / "python"
     if not python.exists():
         sys.exit(f"there is no {python}: run 'bench/vllm_environment serving' once")
@@ -23,16 +22,16 @@ def serving_python() -> Path:
 
 
 def foreign_python(into: Path) -> Path:
-    """The interpreter of a new environment. Raises AssertionError where it finds anything of ours."""
-    packages = _said_by(serving_python(), "import site; print(site.getsitepackages()[0])")
+    """Create the environment and return its Python. Raises AssertionError if it finds the project's code."""
+    packages = _output_of(serving_python(), "import site; print(site.getsitepackages()[0])")
     subprocess.run([serving_python(), "-m", "venv", "--without-pip", into], check=True)
     python = into / "bin" / "python"
-    own = Path(_said_by(python, "import site; print(site.getsitepackages()[0])"))
+    own = Path(_output_of(python, "import site; print(site.getsitepackages()[0])"))
     (own / "vllm.pth").write_text(f"{packages}\n{folder()}\n")
-    look = f"import importlib.util as i; print([n for n in {OURS!r} if i.find_spec(n)])"
-    assert _said_by(python, look) == "[]", "this Python finds the project's own sources"
+    code = f"import importlib.util as i; print([n for n in {PROJECT_PACKAGES!r} if i.find_spec(n)])"
+    assert _output_of(python, code) == "[]", "this Python finds the project's own sources"
     return python
 
 
-def _said_by(python: Path, code: str) -> str:
+def _output_of(python: Path, code: str) -> str:
     return subprocess.check_output([python, "-c", code], text=True).strip()

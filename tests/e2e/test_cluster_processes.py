@@ -44,5 +44,5 @@ def until_it_has_ended(pid: int) -> None:
 
 def start_time(pid: int) -> str:
     """As the cluster's scripts read it; empty once the process has ended."""
-    command = ["bash", "-c", 'source "$0"; born "$1"', str(LIBRARY), str(pid)]
+    command = ["bash", "-c", 'source "$0"; start_time "$1"', str(LIBRARY), str(pid)]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()

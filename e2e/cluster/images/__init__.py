@@ -1,1 +1,1 @@
-"""Container images without a registry, a daemon or a builder, for a cluster that can reach none of them."""
+"""Builds container images without a registry, a daemon or a builder, for the cluster of the tests."""

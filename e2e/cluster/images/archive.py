@@ -1,8 +1,8 @@
-"""Writes an image as one file, a docker-archive: layers, a configuration, a manifest that names both.
+"""Writes an image as a docker-archive: layers, a configuration, and a manifest that names both.
 
-Owners and dates are left out, so equal trees are equal bytes and equal digests.
+Owners and dates are omitted, so equal trees have equal bytes and digests.
 
-  archive.py NAME OUT.tar COMMAND SOURCE:PLACE...     an image that holds these files and nothing else
+  archive.py NAME OUT.tar COMMAND SOURCE:PLACE...     an image with only these files
 """
 
 import hashlib
@@ -15,31 +15,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 
 Config = Mapping[str, object]
-"""What the image says of its process, in Docker's words: Env, Entrypoint, User, Labels."""
+"""Docker's configuration of an image: Env, Entrypoint, User, Labels."""
 
 
 def write_layer(out: Path, contents: Iterable[tuple[Path, PurePath]]) -> None:
-    """A layer of files and folders, each at its place."""
+    """Write a layer of files and folders, given with their paths in the image."""
     with tarfile.open(out, "w") as archive:
         for source, place in contents:
             _add(archive, source, place)
 
 
 def _add(archive: tarfile.TarFile, source: Path, place: PurePath) -> None:
-    archive.add(source, arcname=str(place), recursive=False, filter=_impersonal)
+    archive.add(source, arcname=str(place), recursive=False, filter=_without_owner)
     if source.is_dir() and not source.is_symlink():
         for path in sorted(source.iterdir()):
             _add(archive, path, place / path.name)
 
 
-def _impersonal(info: tarfile.TarInfo) -> tarfile.TarInfo:
+def _without_owner(info: tarfile.TarInfo) -> tarfile.TarInfo:
     info.uid = info.gid = info.mtime = 0
     info.uname = info.gname = ""
     return info
 
 
 def write_archive(out: Path, name: str, layers: Sequence[Path], config: Config) -> None:
-    """The image, for `ctr images import` and `docker load`."""
+    """Write the image for `ctr images import` and `docker load`."""
     ids = [_digest(layer) for layer in layers]
     diff_ids = [f"sha256:{layer}" for layer in ids]
     image = json.dumps(
@@ -54,7 +54,7 @@ def write_archive(out: Path, name: str, layers: Sequence[Path], config: Config) 
     manifest = [{"Config": config_name, "RepoTags": [name], "Layers": [f"{layer}.tar" for layer in ids]}]
     with tarfile.open(out, "w") as archive:
         for layer, digest in zip(layers, ids, strict=True):
-            archive.add(layer, arcname=f"{digest}.tar", filter=_impersonal)
+            archive.add(layer, arcname=f"{digest}.tar", filter=_without_owner)
         _add_bytes(archive, config_name, image)
         _add_bytes(archive, "manifest.json", json.dumps(manifest).encode())
 
@@ -71,7 +71,7 @@ def _add_bytes(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def main(name: str, out: str, command: str, *files: str) -> None:
-    """An image of static binaries."""
+    """Write an image of static binaries."""
     contents = [
         (Path(source), PurePath(place.lstrip("/"))) for source, place in (f.split(":") for f in files)
     ]

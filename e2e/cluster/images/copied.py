@@ -1,4 +1,4 @@
-"""Files of the checkout at their places in an image, as a layer: what a Dockerfile's COPY says."""
+"""Makes a layer of files that the Dockerfile copies from the checkout."""
 
 import hashlib
 import shutil
@@ -8,14 +8,14 @@ from pathlib import Path, PurePath
 from images.archive import write_layer
 from images.debian import CACHE
 from images.dockerfile import Recipe
-from images.members import KEPT, forget_all_but
+from images.members import KEPT, remove_old_layers
 
-LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info")
+IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info")
 """As in .dockerignore."""
 
 
 def copied_layer(recipe: Recipe, checkout: Path) -> Path:
-    """The layer, in the cache by its content."""
+    """Return the layer, which is cached by its content."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as unfinished:
         root = Path(unfinished, "root")
@@ -26,11 +26,11 @@ def copied_layer(recipe: Recipe, checkout: Path) -> Path:
         made = Path(unfinished, "layer")
         write_layer(made, [(path, PurePath(path.name)) for path in sorted(root.iterdir())])
         layer = made.rename(CACHE / f"copied-{hashlib.sha256(made.read_bytes()).hexdigest()[:12]}.tar")
-    forget_all_but(KEPT, "copied")
+    remove_old_layers(KEPT, "copied")
     return layer
 
 
 def _copy(folder: Path, place: Path) -> None:
-    """What is in a folder, into another: as COPY has it where the place ends in a slash."""
+    """Copy the content of a folder into another one, as COPY does for a target that ends in a slash."""
     place.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(folder, place, ignore=LEFT_OUT, dirs_exist_ok=True)
+    shutil.copytree(folder, place, ignore=IGNORED, dirs_exist_ok=True)

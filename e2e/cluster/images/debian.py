@@ -1,9 +1,8 @@
-"""The bases that images run on, unpacked from Debian's packages.
+"""Base images, made of Debian's packages.
 
-`runtime` is Debian 12 with its own Python 3.11 and holds what gcr.io/distroless/python3-debian12 holds,
-package by package: no shell, no package manager. `build` has a shell and binutils as well, for the stage that
-installs. `busybox` is one static binary under many names. All are kept unpacked in the cache; beside them are
-the layers of those that images run on.
+`runtime` is Debian 12 with its own Python 3.11 and has the packages of gcr.io/distroless/python3-debian12: no
+shell, no package manager. `build` also has a shell and binutils, for the stage that installs. `busybox` is
+one static binary with many names. All are cached as folders; base images also as layers.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ from pathlib import Path, PurePath
 from images.archive import write_layer
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "images"
-VERSION = "1"  # of what is made of the packages below
+VERSION = "1"  # part of the cache key; changes with the code below
 
 RUNTIME = """
 base-files ca-certificates libbz2-1.0 libc6 libcrypt1 libdb5.3 libexpat1 libffi8 libgcc-s1 liblzma5
@@ -30,11 +29,11 @@ binutils binutils-common binutils-x86-64-linux-gnu coreutils dash findutils liba
 libctf-nobfd0 libctf0 libgmp10 libgprofng0 libjansson4 libpcre2-8-0 libselinux1 libzstd1 sed
 """
 BUSYBOX = ("busybox-static",)
-NOT_RUN = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bug")
+UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bug")
 
 
 def base_layer(base: str) -> Path:
-    """A base as an image's first layer. Raises KeyError for one that is not known here."""
+    """Return a base image as a layer. Raises KeyError for an unknown one."""
     tree = BASES[base]()
     layer = tree.with_suffix(".tar")
     if not layer.exists():
@@ -45,7 +44,7 @@ def base_layer(base: str) -> Path:
 
 
 def build_tree() -> Path:
-    """A folder to change root into."""
+    """Return a root folder for chroot, with the packages of the build stage."""
     return _tree("build", [*RUNTIME.split(), *BUILD.split()], _configure)
 
 
@@ -74,18 +73,18 @@ def _unpack(root: Path, packages: Sequence[str]) -> None:
             files = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], check=True, stdout=subprocess.PIPE)
             unpack = ["tar", "-x", "--keep-directory-symlink", "-C", str(root)]
             subprocess.run(unpack, input=files.stdout, check=True)
-    for path in NOT_RUN:
+    for path in UNUSED:
         shutil.rmtree(root / path, ignore_errors=True)
 
 
 def _name_applets(root: Path) -> None:
-    """busybox does what the name says by which it is called."""
+    """Link the names of busybox's commands to its binary."""
     (root / "usr/bin").mkdir(exist_ok=True)
     subprocess.run(["chroot", str(root), "/bin/busybox", "--install", "-s", "/bin"], check=True)
 
 
 def _configure(root: Path) -> None:
-    """What the packages' own scripts would do."""
+    """Do the work of the packages' own scripts."""
     etc = root / "etc"
     (etc / "passwd").write_text(
         "root:x:0:0::/root:/sbin/nologin\nnonroot:x:65532:65532::/home/nonroot:/sbin/nologin\n"

@@ -1,8 +1,7 @@
-"""Reads from a Dockerfile what one target of it needs here: its stages, and the command of its build stage.
+"""Reads the recipe of a target from a Dockerfile.
 
-Base images exist already, so no builder is needed. The base, environment, user, entry point, labels, and the
-one command that installs or the folders that are copied, come from the file itself, so that what runs here is
-what any builder makes of it.
+Base image, environment, user, entry point, labels, and the command that installs or the folders that are
+copied come from the file itself, so that the image equals that of any builder.
 """
 
 import json
@@ -18,11 +17,10 @@ INSTALL = "/src/images/install"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a Dockerfile says of a target.
+    """The recipe of a target.
 
-    base: the image that it runs on, without its tag.
-    install: the command that fills /opt/penstock, in the environment `build_env`; or
-    copies: folders of the checkout and, last, where what is in them goes.
+    base: the base image, without its tag. install: the command that fills /opt/penstock, in the environment
+    `build_env`. copies: lists of folders of the checkout, each ending with the target folder.
     """
 
     base: str
@@ -37,10 +35,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A stage with all that it inherits: instructions in the file's order, by their word.
-
-    base: the external image that it begins from, as the file writes it.
-    """
+    """A stage with its inherited instructions by keyword, in the file's order. base: its external image."""
 
     base: str = ""
     instructions: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -54,7 +49,7 @@ class _Stage:
 
 
 def read_recipe(path: Path, target: str) -> Recipe:
-    """The recipe of a target. Raises ValueError if it is unknown, or neither installs, once, nor copies."""
+    """Return a target's recipe. Raises ValueError if it is unknown, or neither installs once nor copies."""
     stages = _stages(path.read_text())
     if target not in stages:
         raise ValueError(f"{path}: no target {target}")
@@ -80,19 +75,19 @@ def read_recipe(path: Path, target: str) -> Recipe:
 
 
 def targets(path: Path) -> list[str]:
-    """Names of the stages that start a process: those that are images of their own."""
+    """Return the names of stages with an entry point, which are images."""
     return [name for name, stage in _stages(path.read_text()).items() if stage.lines("ENTRYPOINT")]
 
 
 def _copied(stage: _Stage) -> tuple[str, list[list[str]]]:
-    """The stage that files come from, "" if none; and what is copied of the checkout."""
+    """Return the stage that files are copied from, "" if none, and the copies from the checkout."""
     lines = [shlex.split(line) for line in stage.lines("COPY")]
     stages = [words[0].removeprefix("--from=") for words in lines if words[0].startswith("--from=")]
     return "".join(stages[-1:]), [words for words in lines if not words[0].startswith("--")]
 
 
 def _stages(text: str) -> dict[str, _Stage]:
-    """Stages by name, each with what it inherits; under "" what comes before the first."""
+    """Return stages by name, with inherited instructions; "" has the instructions before the first stage."""
     stages: dict[str, _Stage] = {}
     name, base, lines = "", "", dict[str, list[str]]()
     for word, rest in [*_instructions(text), ("FROM", "")]:

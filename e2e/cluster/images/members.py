@@ -1,8 +1,8 @@
-"""/opt/penstock of one distribution, as a layer: what its build stage in the Dockerfile makes.
+"""Makes a layer of one distribution's /opt/penstock, as its build stage in the Dockerfile does.
 
-The command runs in Debian's own tree with the checkout in /src, uv from this machine and uv's cache: in a
-mount namespace of its own, so that nothing of it is left afterwards. A layer is kept for as long as nothing
-changes that it is made of: the lock, the sources of its members, the installing script, the recipe.
+The command runs in a Debian root with the checkout in /src, this machine's uv and uv's cache, in its own
+mount namespace, so that no mounts remain. A layer is cached until the lock file, the sources of its members,
+the install script or the recipe change.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ from images.archive import write_layer
 from images.debian import CACHE, build_tree
 from images.dockerfile import Recipe
 
-PASSED_ON = ("UV_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
-"""What of this machine's environment reaches packages' indexes."""
+FORWARDED_PREFIXES = ("UV_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+"""Prefixes of environment variables that the command gets, to reach package indexes."""
 
 KEPT = 3
-"""Layers of a name in the cache, the newest."""
+"""Number of layers of one name that stay in the cache."""
 
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 
@@ -45,7 +45,7 @@ exec chroot "$root" "$@"
 
 
 def member_layer(recipe: Recipe, checkout: Path) -> Path:
-    """The layer that the recipe's command makes of a checkout."""
+    """Return the layer that the recipe's command makes of a checkout."""
     layer = CACHE / f"{recipe.install[1]}-{_key(recipe, checkout)}.tar"
     if not layer.exists():
         root = build_tree()
@@ -55,12 +55,12 @@ def member_layer(recipe: Recipe, checkout: Path) -> Path:
             _install(root, checkout, opt, recipe)
             write_layer(Path(unfinished, "layer"), [(opt, PurePath("opt/penstock"))])
             Path(unfinished, "layer").rename(layer)
-        forget_all_but(KEPT, recipe.install[1])
+        remove_old_layers(KEPT, recipe.install[1])
     return layer
 
 
-def forget_all_but(number: int, name: str) -> None:
-    """Only the newest layers of a name stay in the cache."""
+def remove_old_layers(number: int, name: str) -> None:
+    """Remove all but the newest layers of a name from the cache."""
     layers = sorted(CACHE.glob(f"{name}-{'?' * 12}.tar"), key=lambda path: path.stat().st_mtime)
     for layer in layers[:-number]:
         layer.with_suffix(".packed.json").unlink(missing_ok=True)
@@ -68,16 +68,16 @@ def forget_all_but(number: int, name: str) -> None:
 
 
 def _key(recipe: Recipe, checkout: Path) -> str:
-    made_of = [checkout / "uv.lock", checkout / "images/install", *_sources(recipe.install[1], checkout)]
+    inputs = [checkout / "uv.lock", checkout / "images/install", *_sources(recipe.install[1], checkout)]
     digest = hashlib.sha256(repr((build_tree().name, recipe)).encode())
-    for path in made_of:
+    for path in inputs:
         digest.update(str(path.relative_to(checkout)).encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:12]
 
 
 def _sources(distribution: str, checkout: Path) -> list[Path]:
-    """Every file of the members that a distribution is made of: itself and those it needs."""
+    """Return the files of a distribution and of the members that it depends on."""
     export = [
         "export",
         "--frozen",
@@ -88,7 +88,7 @@ def _sources(distribution: str, checkout: Path) -> list[Path]:
         "--package",
         distribution,
     ]
-    lines = _said_by_uv(*export, folder=checkout).splitlines()
+    lines = _uv_output(*export, folder=checkout).splitlines()
     members = [line.removeprefix("-e ") for line in lines if line.startswith(("./", "-e ./"))]
     files = (path for member in members for path in (checkout / member / "src").rglob("*"))
     pyprojects = [checkout / member / "pyproject.toml" for member in members]
@@ -107,20 +107,20 @@ def _install(root: Path, checkout: Path, opt: Path, recipe: Recipe) -> None:
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    reached = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+    forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED_PREFIXES)}
     own = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/root", "SSL_CERT_FILE": CERTIFICATES}
-    return {**reached, **own, **given}
+    return {**forwarded, **own, **given}
 
 
 def _uv() -> Path:
-    """uv's own binary: what lies on PATH may be a script that looks for it."""
-    return Path(_said_by_uv("run", "--no-project", "printenv", "UV"))
+    """Return the path of uv's binary; the one on PATH may be a wrapper script."""
+    return Path(_uv_output("run", "--no-project", "printenv", "UV"))
 
 
 def _uv_cache() -> Path:
-    return Path(_said_by_uv("cache", "dir"))
+    return Path(_uv_output("cache", "dir"))
 
 
-def _said_by_uv(*arguments: str, folder: Path | None = None) -> str:
+def _uv_output(*arguments: str, folder: Path | None = None) -> str:
     command = [*shlex.split(os.environ.get("UV_COMMAND", "uv")), *arguments]
     return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()

@@ -1,4 +1,4 @@
-# Where the binaries are. One folder per content of the three files that pin them: a new pin is a new folder.
+# The folder of the binaries, one for each content of the three files that pin them.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/penstock
@@ -6,7 +6,7 @@ BIN=$CACHE/k8s-$(cat "$HERE"/{go.mod,go.sum,tools} | sha256sum | cut -c1-12)
 
 die() { echo "${0##*/}: $*" >&2; exit 1; }
 
-# need TOOL...: they are built, or the line that builds them is said.
+# need TOOL...: fails with the command that builds missing tools.
 need() {
   local tool missing=()
   for tool; do [[ -x $BIN/$tool ]] || missing+=("$tool"); done

@@ -1,6 +1,6 @@
-# Flags of etcd and of Kubernetes' own processes, wherever they run. Functions that print words, one a line.
+# Commands of etcd and of Kubernetes' processes. The functions print one word per line.
 
-# etcd listens on sockets in $D; the addresses that it insists on advertising are never used.
+# etcd listens on sockets in $D; the addresses that it must advertise are not used.
 etcd_command() {
   printf '%s\n' "$BIN/etcd" --data-dir="$D/etcd" --unsafe-no-fsync --log-level=warn \
     --listen-client-urls="unix://$D/etcd.sock" --advertise-client-urls=http://localhost:2379 \
@@ -17,7 +17,7 @@ apiserver_command() {
     --service-cluster-ip-range=198.19.0.0/16 --shutdown-delay-duration=0s
 }
 
-# The controllers' default of 20 requests a second makes a start slow.
+# With the controllers' default of 20 requests per second, the start is slow.
 controllers_command() {                          # controllers_command KUBECONFIG
   printf '%s\n' "$BIN/kube-controller-manager" --kubeconfig="$1" --secure-port=0 --leader-elect=false \
     --kube-api-qps=200 --kube-api-burst=400 --use-service-account-credentials=true \

@@ -1,5 +1,5 @@
-# Who is who in a cluster: one authority, certificates for servers, a token and a kubeconfig for each client.
-# All of it lies in $D/pki, readable by its owner only, and ends with the cluster.
+# Identities in a cluster: one authority, certificates for servers, a token and a kubeconfig for each client.
+# They are in $D/pki, readable only by its owner, and are deleted with the cluster.
 
 new_authority() {
   mkdir -p "$D/pki"; chmod 700 "$D" "$D/pki"
@@ -20,7 +20,7 @@ server_certificate() {
   )DNS:kubernetes.default.svc,DNS:kubernetes.default.svc.cluster.local,IP:127.0.0.1,IP:198.18.0.1,IP:198.19.0.1"
 }
 
-# client NAME USER GROUP SERVER: a token that the API server knows, and $D/pki/NAME.kubeconfig that holds it.
+# client NAME USER GROUP SERVER: creates a token for the API server, and $D/pki/NAME.kubeconfig with it.
 client() {
   local token; token=$(openssl rand -hex 16)
   echo "$token,$2,$1,\"$3\"" >>"$D/pki/tokens"

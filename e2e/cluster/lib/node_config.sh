@@ -1,4 +1,4 @@
-# Configuration of a node's containerd, kubelet and kube-proxy. Written into $S, the node's own folder.
+# Configuration of a node's containerd, kubelet and kube-proxy, in the node's folder $S.
 #
 # Sandboxes often lack CAP_SYS_RESOURCE, so no process may lower its OOM score: hence the zeros and
 # restrict_oom_score_adj. There may be no AppArmor and only cgroup v1: hence disable_apparmor and failCgroupV1.
@@ -69,7 +69,7 @@ iptables: {minSyncPeriod: 100ms}
 END
 }
 
-# Names outside the cluster do not exist, and the answer says so at once.
+# Names outside the cluster are answered with NXDOMAIN immediately.
 dns_config() {
   cat <<END
 cluster.local in-addr.arpa {

@@ -1,4 +1,4 @@
-# Where the cluster of this user is, and how to speak to it.
+# Paths and names of this user's cluster, and kubectl for it.
 D=$(realpath -m "${PENSTOCK_CLUSTER:-/tmp/penstock-cluster-$(id -u)}")
 CGROUP=penstock-$(cksum <<<"$D" | cut -d' ' -f1)
 PAUSE_IMAGE=localhost/penstock/pause:3.10
