@@ -11,11 +11,9 @@ several budgets, of which the best counts. Ground truth from kernel tables, pred
 """
 
 import argparse
-from collections.abc import Sequence
-from functools import partial
 from random import Random
 
-from claims import Contender, Load, attainment, exact, highest_rates, log_normal, served
+from claims import Contender, Load, attainment, exact, log_normal, print_highest_rates, served
 from penstock_core.domain.replica_view import Limits
 from penstock_core.domain.slo import Judge, Slo, Tier
 from penstock_core.policies.accelgen.policy import AccelGen
@@ -59,16 +57,13 @@ ABLATIONS = (
     Contender("gamma 5 s", AccelGen(gamma_s=5.0)),
 )
 RATES_RPS = (0.5, 1.0, 1.5, 2.0)
+TARGETS, MOST_RPS = (0.9, 0.8), 4.0
 
 
 def mixed(random: Random) -> tuple[str, int, int]:
     long = random.random() < 0.35
     prompt = log_normal(random, 6000, 6000, 32000) if long else log_normal(random, 200, 250, 2000)
     return random.choice(sorted(LONG if long else SHORT)), prompt, log_normal(random, 150, 150, 1024)
-
-
-def attained(pool: Fleet, contender: Contender, load: Load, rate_rps: float) -> float:
-    return attainment(served(pool, contender, load, rate_rps))
 
 
 def by_rate(load: Load) -> None:
@@ -85,13 +80,6 @@ def by_rate(load: Load) -> None:
         print(f"{contender.name:<14}{cells}", flush=True)
 
 
-def rates(title: str, pool: Fleet, contenders: Sequence[Contender], load: Load) -> None:
-    print(f"\n{title}\n{'':<14}{'req/s at 90 %':>14}{'at 80 %':>9}")
-    for contender in contenders:
-        at_90, at_80 = highest_rates(partial(attained, pool, contender, load), (0.9, 0.8), 4.0)
-        print(f"{contender.name:<14}{at_90:>14.2f}{at_80:>9.2f}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="AccelGen and its baselines on short and long prompts.")
     parser.add_argument("--requests", type=int, default=250, help="per run (default 250)")
@@ -99,8 +87,8 @@ def main() -> None:
     options = parser.parse_args()
     load = Load(mixed, options.requests, options.seed)
     by_rate(load)
-    rates("rates", FLEET, CONTENDERS, load)
-    rates("ablations, exact", exact(FLEET), ABLATIONS, load)
+    print_highest_rates("rates", FLEET, CONTENDERS, load, TARGETS, most_rps=MOST_RPS)
+    print_highest_rates("ablations, exact", exact(FLEET), ABLATIONS, load, TARGETS, most_rps=MOST_RPS)
 
 
 if __name__ == "__main__":

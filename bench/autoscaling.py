@@ -71,13 +71,13 @@ class Trial:
     """One run. target: target of the metric, or the fixed number of replicas."""
 
     workload: str
-    who: str
+    autoscaler: str
     target: float
     startup_s: float
 
     @property
     def name(self) -> str:
-        return self.who if self.who == "penstock" else f"{self.who} {self.target:g}"
+        return self.autoscaler if self.autoscaler == "penstock" else f"{self.autoscaler} {self.target:g}"
 
 
 @dataclass
@@ -111,11 +111,11 @@ WORKLOADS: dict[str, Callable[[], Iterator[Arrival]]] = {"day": day, "azure": az
 
 
 def decider(trial: Trial) -> Callable[[DemandObservation, float], int]:
-    if trial.who == "penstock":
+    if trial.autoscaler == "penstock":
         return Penstock().decide
-    if trial.who == "fixed":
+    if trial.autoscaler == "fixed":
         return lambda demand, now_s: int(trial.target)
-    metric, _ = METRICS[trial.who.removeprefix("HPA, ")]
+    metric, _ = METRICS[trial.autoscaler.removeprefix("HPA, ")]
     return QueueLengthAutoscaler(QueueTarget(metric, trial.target, FEWEST, MOST, averaged_s=60.0)).decide
 
 
@@ -123,7 +123,7 @@ def run(trial: Trial) -> dict[str, Any]:
     """Serve the workload, and return the row of the results."""
     arrivals, counts = list(WORKLOADS[trial.workload]()), list[ReplicaCounts]()
     autoscaler = FleetAutoscaler(decider(trial), startup_s=trial.startup_s, on_change=counts.append)
-    fleet = replace(FLEET, replicas=int(trial.target)) if trial.who == "fixed" else FLEET
+    fleet = replace(FLEET, replicas=int(trial.target)) if trial.autoscaler == "fixed" else FLEET
     outcomes = list(simulate(fleet, arrivals, 0, autoscaler=autoscaler))
     admitted = [outcome.met for outcome in outcomes if outcome.verdict == "admitted"]
     until_s = arrivals[-1].arrival_s
@@ -142,7 +142,7 @@ def run(trial: Trial) -> dict[str, Any]:
     return {
         "workload": trial.workload,
         "name": trial.name,
-        "who": trial.who,
+        "who": trial.autoscaler,
         **dict(zip(COLUMNS, figures, strict=True)),
         "tiers": tiers,
         "gpus": [*((count.at_s, count.gpus) for count in counts if count.at_s < until_s), (until_s, 0)],

@@ -62,6 +62,30 @@ def attainment(outcomes: Sequence[SimulatedOutcome]) -> float:
     return sum(outcome.met for outcome in outcomes) / len(outcomes)
 
 
+def print_highest_rates(
+    title: str,
+    fleet: Fleet,
+    contenders: Sequence[Contender],
+    load: Load,
+    targets: Sequence[float],
+    *,
+    most_rps: float,
+    least_rps: float = 0.0,
+    steps: int = 6,
+) -> None:
+    """Print a table of the highest rate at which each contender attains each target."""
+    width = max(len(contender.name) for contender in contenders) + 2
+    heads = (f"req/s at {100 * target:.0f} %" for target in targets)
+    print(f"\n{title}\n{'':<{width}}" + "".join(f"{head:>15}" for head in heads))
+    for contender in contenders:
+
+        def attained(rate_rps: float, contender: Contender = contender) -> float:
+            return attainment(served(fleet, contender, load, rate_rps))
+
+        rates = highest_rates(attained, targets, most_rps, least_rps=least_rps, steps=steps)
+        print(f"{contender.name:<{width}}" + "".join(f"{rate:>15.2f}" for rate in rates), flush=True)
+
+
 def highest_rates(
     attained: Callable[[float], float],
     targets: Sequence[float],

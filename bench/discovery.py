@@ -1,12 +1,12 @@
-"""How soon a router knows: from a change's way to the API server to the replica set that follows it.
+"""Measures discovery latency: from a change at the API server to the router's replica set.
 
     .venv/bin/python bench/discovery.py [--changes N] [--out FILE]
 
 A real API server without nodes (`e2e/cluster/apiserver`) has a Service's slice of three endpoints; one of
-them is set to terminating and back, repeatedly, a random pause between. Two times are reported: from before
-the change is sent until links have their new condition (`sent`), and from the server's answer to it
-(`stored`), which may be negative, for the watch can be faster than the answer. In a cluster the endpoint
-controller's own time comes before it: tens of milliseconds from a pod's change to its slice's.
+them is set to terminating and back repeatedly, with random pauses. Two times are reported: from sending the
+change until links have their new condition (`sent`), and from the server's answer (`stored`), which may be
+negative, because the watch can be faster than the answer. In a cluster the endpoint controller adds tens of
+milliseconds from a pod's change to its slice's.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def slice_with(condition: Condition) -> dict[str, Any]:
 
 
 class Applied:
-    """A watch that notes each set once the replica set has applied it and asks for the next."""
+    """A watch that records the time at which the replica set has applied each endpoint set."""
 
     connected = True
     malformed = 0
@@ -73,7 +73,7 @@ class Applied:
             self._news.set()
 
     async def until(self, wanted: Condition) -> float:
-        """When links have stood like this, on the loop's clock."""
+        """Return when links first had this condition, on the loop's clock."""
         while self._condition is not wanted:
             self._news.clear()
             await self._news.wait()
@@ -81,7 +81,7 @@ class Applied:
 
 
 async def measured(kubeconfig: Path, changes: int) -> list[tuple[float, float]]:
-    """(after it was sent, after it was stored) of each change, in seconds."""
+    """Return for each change the seconds since it was sent and since it was stored."""
     random = Random(1)
     replica_set = ReplicaSet(
         lambda name, address, changed: ReplicaLink(
@@ -105,7 +105,7 @@ async def measured(kubeconfig: Path, changes: int) -> list[tuple[float, float]]:
             times.append((known_s - sent_s, known_s - stored_s))
     following.cancel()
     await asyncio.wait([following])
-    return times[1:]  # the first also starts the watch
+    return times[1:]  # the first change also starts the watch
 
 
 def row(name: str, times_s: list[float]) -> str:
@@ -116,8 +116,8 @@ def row(name: str, times_s: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--changes", type=int, default=500, help="default %(default)s")
-    parser.add_argument("--out", type=Path, help="write what is printed to this file too")
+    parser.add_argument("--changes", type=int, default=500, help="number of changes (default %(default)s)")
+    parser.add_argument("--out", type=Path, help="also write the output to this file")
     options = parser.parse_args()
     configure_logs("bench", "error", json=False)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:

@@ -1,4 +1,4 @@
-"""How many admitted requests keep their SLO on a machine that changes its speed.
+"""Measures how many admitted requests meet their SLO on a machine that changes its speed.
 
     .venv/bin/python bench/disturbances.py [--scenarios S,S] [--disturbances D,D] [--seeds N] [--first-seed N]
         [--seconds N] [--processes N]
@@ -8,11 +8,11 @@ lengths and measured ground truth, as in production. Five machines:
 
 - steady: no disturbance beyond the ground truth's noise and drift. Attainment of all requests at this rate is
   the proxy for capacity.
-- slow-down: every iteration takes twice as long for a minute. Judged are the requests admitted from 5 s after
-  its start on, until the last one, the recovery among them; and those admitted while it lasts.
-- slow steps: one iteration in fifty takes four times as long. Judged are all admitted requests.
+- slow-down: every iteration takes twice as long for a minute. The bench judges all requests admitted from 5 s
+  after its start on, including the recovery, and separately those admitted while it lasts.
+- slow steps: one iteration in fifty takes four times as long. All admitted requests are judged.
 - kinds: prompts take 1.5 times as long as by the time model and decodes 0.7 times, as on a CPU; fast-prefill:
-  0.7 and 1.5 times. Judged are all admitted requests.
+  0.7 and 1.5 times. All admitted requests are judged.
 
 Constants are chosen on seeds from 50 on (`--first-seed 50`), figures are reported on those from 0 on.
 """
@@ -60,7 +60,7 @@ class Kept(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Counts of one run. judged: admitted requests that the goal is about. slow: those while it is slow."""
+    """Counts of one run. judged: admitted requests that the goal covers. slow: those during the slow-down."""
 
     ended: int
     met: int
@@ -73,7 +73,7 @@ class Sample(NamedTuple):
 
 
 def kept(outcomes: Iterable[SimulatedOutcome], from_s: float, until_s: float) -> Kept:
-    """Admission follows arrival within the latency of one hop."""
+    """Count requests by arrival, which admission follows within the latency of one hop."""
     admitted = [
         outcome
         for outcome in outcomes
@@ -102,10 +102,14 @@ def main() -> None:
     parser.add_argument("--scenarios", default=",".join(RATES_RPS), help="comma separated")
     parser.add_argument("--disturbances", default=",".join(DISTURBANCES), help="comma separated")
     parser.add_argument("--seeds", type=int, default=3, help="samples of each (default 3)")
-    parser.add_argument("--first-seed", type=int, default=0, help="of the first sample (default 0)")
+    parser.add_argument("--first-seed", type=int, default=0, help="seed of the first sample (default 0)")
     parser.add_argument("--load", type=float, default=1.0, help="multiple of each rate (default 1)")
-    parser.add_argument("--seconds", type=float, default=ARRIVALS_END_S, help="of arrivals (default 360)")
-    parser.add_argument("--processes", type=int, default=None, help="at a time (default one per core)")
+    parser.add_argument(
+        "--seconds", type=float, default=ARRIVALS_END_S, help="seconds of arrivals (default 360)"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=None, help="number of processes (default one per core)"
+    )
     options = parser.parse_args()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     print(f"{'':>11} {'scenario':>18} {'attained':>9} {'admitted that met':>17} {'of them while slow':>18}")

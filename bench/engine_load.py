@@ -1,10 +1,9 @@
-"""What a simulated engine costs, and the most it carries.
+"""Measures the CPU cost of a simulated engine, and its largest load.
 
 Starts the engine with iterations of a fixed length, and opens streams that decode without end. For each
-count of streams it prints how many tokens came a second and how much of a core the engine took for them,
-read from /proc while all streams run, and with step reports read as a sidecar would. Where iterations get
-longer than they should be, the machine sets the pace instead of the engine: that is the most it
-carries.
+number of streams it prints the tokens per second and the engine's share of a core, from /proc while all
+streams run. Step reports are read as by a sidecar. When iterations become longer than their fixed length, the
+machine limits the engine: that is its largest load.
 """
 
 import argparse
@@ -43,7 +42,7 @@ spec:
 
 
 class Stream(asyncio.Protocol):
-    """A client that only counts."""
+    """A client that only counts tokens."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -76,7 +75,7 @@ def rss_mib(pid: int) -> float:
 
 @dataclass(frozen=True)
 class ConstantSteps:
-    """A truth in which every iteration takes as long."""
+    """A ground truth in which all iterations have equal durations."""
 
     step_s: float
 
@@ -85,7 +84,7 @@ class ConstantSteps:
 
 
 def serve(pool: str, step_s: float, telemetry: str) -> int:
-    """Be the engine: the real process, but for its truth."""
+    """Run the engine's process with this ground truth."""
     flags = ["-f", pool, "--port", "0", "--telemetry", telemetry, "--drain-s", "0"]
     options = engine.parser().parse_args(flags)
     configure_logs("penstock-engine", "info")
@@ -116,7 +115,7 @@ async def start(
 
 
 def read_reports(folder: str) -> socket.socket:
-    """Take step reports as a sidecar does, and forget them."""
+    """Receive step reports as a sidecar does, and discard them."""
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     receiver.bind(f"{folder}/{SOCKET}")
     asyncio.get_running_loop().add_reader(receiver, receiver.recv, 1 << 20)
@@ -130,7 +129,7 @@ async def counted(port: int, name: str) -> float:
 
 
 async def connected(port: int, streams: int, prompt_tokens: int) -> list[Stream]:
-    """Streams that all decode."""
+    """Return open streams, all of which decode."""
     loop = asyncio.get_running_loop()
     clients: list[Stream] = []
     for _ in range(streams):
@@ -184,9 +183,14 @@ def parsed() -> argparse.Namespace:
         "--streams", default="64,256,1024", type=lambda text: [int(n) for n in text.split(",")], metavar="N,…"
     )
     add("--step-ms", default=30.0, type=float, help="length of an iteration (default %(default)s)")
-    add("--seconds", default=10.0, type=float, help="measured, once all decode (default %(default)s)")
-    add("--prompt-tokens", default=300, type=int, help="of each stream (default %(default)s)")
-    add("--policy", default="slos-serve", help="that plans every iteration (default %(default)s)")
+    add(
+        "--seconds",
+        default=10.0,
+        type=float,
+        help="seconds to measure once all streams decode (default %(default)s)",
+    )
+    add("--prompt-tokens", default=300, type=int, help="prompt tokens of each stream (default %(default)s)")
+    add("--policy", default="slos-serve", help="policy of the engine (default %(default)s)")
     return parser.parse_args()
 
 

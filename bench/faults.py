@@ -1,9 +1,10 @@
-"""Runs the whole system under seeded faults, one seed a run, and counts what breaks (docs/invariants.md).
+"""Runs the whole system under seeded faults, one run per seed, and counts broken invariants.
 
     make bench-faults SEEDS=10000 FIRST=0
 
-Prints every seed that breaks an invariant, with what was seen, then faults by kind, requests by outcome and
-moves by outcome. Exit code 1 when an invariant broke. A single seed, `SEEDS=1 FIRST=seed`, replays that run.
+Prints every seed that breaks an invariant (docs/invariants.md) with the evidence, then faults by kind,
+requests by outcome and moves by outcome. Exit code 1 if an invariant broke. A single seed, `SEEDS=1
+FIRST=seed`, replays that run.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from fault_simulation.invariants import error_of
 from fault_simulation.run import simulate
 
 TOGETHER = 8
-"""Seeds that a process takes at a time."""
+"""Seeds in one task of a process."""
 
 
 class Seen(NamedTuple):
@@ -37,10 +38,10 @@ class Seen(NamedTuple):
 
 
 def main() -> int:
-    """Run the seeds. Return the exit code."""
+    """Run the seeds, and return the exit code."""
     parser = argparse.ArgumentParser(description="The whole system under seeded faults.")
-    parser.add_argument("--seeds", type=int, default=10_000, help="how many (default: %(default)s)")
-    parser.add_argument("--first", type=int, default=0, help="the first of them (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=10_000, help="number of seeds (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="first seed (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all CPUs)")
     options = parser.parse_args()
     began_s, broken, slos_checked = time.monotonic(), 0, 0
@@ -72,7 +73,7 @@ def _start() -> None:
 def _run(seed: int) -> Seen:
     try:
         result = simulate(seed)
-    except Exception as error:  # a run that cannot end is broken too
+    except Exception as error:  # a run that does not end breaks an invariant too
         return Seen(seed, [f"8 the run ended by {error!r}"], Counter(), Counter(), Counter(), 0)
     outcomes = Counter(map(_outcome, result.answers))
     return Seen(seed, result.broken, result.faults, outcomes, result.moves, result.slos_checked)

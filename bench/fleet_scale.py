@@ -1,8 +1,8 @@
-"""What a router and a picker cost with many replicas: CPU a request and at rest, memory, snapshot traffic.
+"""Measures routers and pickers with many replicas: CPU per request and at rest, memory, snapshot traffic.
 
 Four routers and four pickers are connected to the same replicas, as in a large pool. One of each is measured.
 The replicas are fakes in one process (`overhead/fake_replicas.py`), so that 256 fit on a machine; they
-send snapshots as often as busy sidecars do. The picker is asked as Envoy asks it, by ext_authz.
+send snapshots as often as busy sidecars do. The picker is called as Envoy calls it, by ext_authz.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from overhead.procfs import cpu_s, rss_mib
 FRONTS = 4
 CONNECTIONS = 16
 PROGRAMS = {"router": ("--port", "address"), "picker": ("--ext-authz-port", "ext_authz")}
-"""Of each front: the flag of its port, and the word in its log for the address there."""
+"""Flag of each program's port, and the key of its address in the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of one front: microseconds a request, milliseconds of CPU a second at rest, memory."""
+    """Figures of one front: microseconds per request, milliseconds of CPU per second at rest, memory."""
 
     request_us: float
     rest_ms: float
@@ -53,9 +53,11 @@ def main() -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--replicas", type=int, nargs="+", default=[4, 64, 256])
-    parser.add_argument("--order", default="best-fit", help="of the pool (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measure (default %(default)s)")
-    parser.add_argument("--out", type=Path, help="write what is printed to this file too")
+    parser.add_argument("--order", default="best-fit", help="routing order of the pool (default %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="seconds of each measurement (default %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, help="also write the output to this file")
     return parser.parse_args()
 
 
@@ -85,7 +87,7 @@ def measured(replicas: int, options: argparse.Namespace, folder: Path) -> list[s
 
 
 def front(host: Machine, name: str, pool: Path, ports: list[str]) -> tuple[Started, str]:
-    """Start all fronts of a kind, and return the first and its URL once it knows all replicas."""
+    """Start all fronts of a kind, and return the first with its URL when it is connected to all replicas."""
     flag, word = PROGRAMS[name]
     known = [text for n, port in enumerate(ports) for text in ("--replica", f"r{n}=127.0.0.1:{port}")]
     command: list[str | Path] = [BIN / f"penstock-{name}", "-f", pool, flag, "0", "--admin-port", "0", *known]
@@ -114,7 +116,7 @@ async def costs(front: Started, url: str, duration_s: float) -> Measured:
 
 
 async def traffic(fake_replicas: Started, duration_s: float) -> tuple[float, float]:
-    """Frames and KiB a second that one front gets from all replicas at rest."""
+    """Return the frames and KiB per second that one front receives from all replicas at rest."""
     before = sent(fake_replicas)
     await asyncio.sleep(duration_s)
     sessions, frames, size = (now - was for now, was in zip(sent(fake_replicas), before, strict=True))
@@ -123,7 +125,7 @@ async def traffic(fake_replicas: Started, duration_s: float) -> tuple[float, flo
 
 
 def sent(fake_replicas: Started) -> tuple[int, int, int]:
-    """The newest line of the log: sessions, frames and bytes so far."""
+    """Return the last counts in the log: sessions, frames and bytes."""
     lines = re.findall(r"^sent (\d+) (\d+) (\d+)$", fake_replicas.log.read_text(), re.MULTILINE)
     sessions, frames, size = map(int, lines[-1])
     return sessions, frames, size

@@ -1,11 +1,11 @@
-"""Penstock's HTTP server beside uvicorn and Granian, under an app that streams as engine and router do.
+"""Compares Penstock's HTTP server with uvicorn and Granian, with an app that streams as engine and router do.
 
     uv run --with granian==2.8.7 --with uvicorn==0.54.0 python bench/http_servers.py
 
-The others run it as a bare ASGI app. All streams get a chunk of an OpenAI stream's length at the same tick.
-Printed for each server, in turns: CPU of all its processes for each chunk written, read from /proc; whether a
-client that closes its connection in the middle of a stream ends the app's work for it; whether SIGTERM lets
-an open stream end.
+The others run it as a plain ASGI app. All streams get a chunk of an OpenAI stream's length at the same tick.
+The servers take turns. The bench prints for each: CPU of all its processes per chunk written, from /proc;
+whether closing a connection in the middle of a stream ends the app's work for it; whether SIGTERM lets an
+open stream end.
 """
 
 import argparse
@@ -34,7 +34,7 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class Ticks:
-    """Wakes every stream at once, as an engine's iteration does."""
+    """Wakes all streams at once, as an engine's iteration does."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -91,7 +91,7 @@ async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
         task.cancel()
     await asyncio.gather(
         streaming, gone, return_exceptions=True
-    )  # Granian's send raises once a client is gone
+    )  # Granian's send raises when a client has disconnected
     TICKS.open -= 1
 
 
@@ -125,7 +125,7 @@ async def serve_penstock(port: int, stop: asyncio.Event) -> None:
 
 
 class Client(asyncio.Protocol):
-    """Counts chunks, and knows whether its stream has ended as it should."""
+    """Counts chunks, and records whether its stream ended properly."""
 
     def __init__(self) -> None:
         self.chunks, self.ended = 0, False
@@ -187,7 +187,7 @@ async def none_open(port: int) -> bool:
 
 
 async def cost_us(pid: int, port: int, streams: int, seconds: float) -> float:
-    """CPU microseconds of one chunk."""
+    """Return the CPU microseconds per chunk."""
     connections = [await connect(port, 1 << 30) for _ in range(streams)]
     await asyncio.sleep(1)
     chunks, cpu = sum(client.chunks for _, client in connections), cpu_s(pid)
@@ -243,7 +243,7 @@ def parsed() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--streams", default="64,256", type=lambda text: [int(n) for n in text.split(",")], metavar="N,…")
-    add("--seconds", default=6.0, type=float, help="measured for each (default %(default)s)")
+    add("--seconds", default=6.0, type=float, help="seconds of measurement per server (default %(default)s)")
     add(
         "--rounds",
         default=3,

@@ -1,10 +1,10 @@
-"""Share of admitted requests that meet their SLO under slos-serve, near capacity and at three times that.
+"""Measures the share of admitted requests that meet their SLO under slos-serve, near capacity and at 3 times.
 
     .venv/bin/python bench/kept_slos.py [--scenarios S,S] [--seeds N]
 
-One replica in virtual time, each scenario at a rate near its capacity and at three times that. Twice without
-uncertainty (known lengths, exact truth; without speculation, and with it), with each source of uncertainty
-alone (predicted lengths, or measured times), and as in production (predicted lengths, measured truth).
+One replica in virtual time, each scenario at a rate near its capacity and at three times that rate: without
+uncertainty (known lengths, exact ground truth; without and with speculation), with each source of uncertainty
+alone (predicted lengths, or measured times), and as in production (predicted lengths, measured ground truth).
 Attainment is over all requests; the other share is over admitted ones. Requests served best effort that met
 their targets count as attained, not as admitted.
 """
@@ -34,7 +34,7 @@ MOST_REQUESTS = 1500
 
 
 class Terms(NamedTuple):
-    """What is known, and whether the engine drafts."""
+    """The lengths and ground truth of a run, and whether the engine speculates."""
 
     lengths: LengthKnowledge
     truth: TruthKind
@@ -68,7 +68,7 @@ class Setting(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One run of it, counted."""
+    """Counts of one run of a setting."""
 
     ended: int
     met: int

@@ -1,14 +1,14 @@
-"""kill -9 of sidecars and engines under load: what becomes of the streams that were there.
+"""Kills sidecars and engines under load (kill -9), and reports the outcome of their streams.
 
     make bench-kills
 
-Real processes on loopback: three replicas on simulated engines and a router. Requests arrive at a constant
-rate. When enough of them have begun since the last one, and that is back, a replica's engine or sidecar is
-killed, in turns, and started again. Each answer is compared with the same answer in one piece.
+Real processes on loopback: three replicas with simulated engines, and a router. Requests arrive at a constant
+rate. After a number of requests, when the previous process is ready again, a replica's engine or sidecar is
+killed, in turns, and restarted. Each streamed answer is compared with the unstreamed answer.
 
-Prints, for either kind: streams that were at the replica, that moved, that were cut, and whose text was
-wrong; the longest pause of each that moved, as its client saw it; and how many of those that were admitted
-kept their SLO. Exit code 1 where one was cut or wrong.
+Prints for each kind: streams on the replica, streams that moved, were cut, or had wrong text; the longest
+pause of each moved stream at its client; and the admitted requests that met their SLO. Exit code 1 if a
+stream was cut or wrong.
 """
 
 import argparse
@@ -36,12 +36,12 @@ REPLICAS = 3
 KINDS: tuple[Kind, ...] = ("engine", "sidecar")
 TEXTS, TOKENS = 20, 200
 UP_S = 3.0
-"""How long a process stays away."""
+"""Seconds until a killed process is restarted."""
 
 
 @dataclass(slots=True)
 class Stream:
-    """One request. times_s: when its events with text came. problem: how it was cut, or what was wrong."""
+    """One request. times_s: arrival times of its events with text. problem: how it was cut or wrong."""
 
     number: int
     began_s: float
@@ -59,13 +59,13 @@ class Stream:
 
     @property
     def pause_s(self) -> float:
-        """The longest time between two of its tokens."""
+        """Longest time between two of its tokens."""
         return max(after - before for before, after in zip(self.times_s, self.times_s[1:], strict=False))
 
 
 @dataclass(slots=True)
 class Kill:
-    """What was killed, when, and the streams that were there."""
+    """A killed process, the time, and the streams on its replica."""
 
     kind: Kind
     replica: str
@@ -73,9 +73,9 @@ class Kill:
 
 
 def main() -> int:
-    """Return the exit code."""
+    """Run the bench, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--requests", type=int, default=300, help="(default: %(default)s)")
+    parser.add_argument("--requests", type=int, default=300, help="number of requests (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=4.0, help="requests a second (default: %(default)s)")
     parser.add_argument("--every", type=int, default=30, help="requests between kills (default: %(default)s)")
     options = parser.parse_args()
@@ -91,7 +91,7 @@ def main() -> int:
 
 
 async def measured(pool: LivePool, options: argparse.Namespace) -> tuple[list[Stream], list[Kill]]:
-    """Return all streams, and the kills."""
+    """Send the requests and kill processes; return all streams and kills."""
     streams: list[Stream] = []
     kills: list[Kill] = []
     restarts: list[asyncio.Task[None]] = []
@@ -119,13 +119,13 @@ async def measured(pool: LivePool, options: argparse.Namespace) -> tuple[list[St
 
 
 async def start_again(pool: LivePool, kind: Kind, replica: str) -> None:
-    """Bring a process back, as its supervisor does."""
+    """Restart a process, as its supervisor does."""
     await asyncio.sleep(UP_S)
     await asyncio.to_thread(pool.start, kind, replica)
 
 
 async def read(client: openai.AsyncOpenAI, pool: LivePool, stream: Stream, whole: Ended) -> None:
-    """Read one stream to its end, and note what was wrong with it."""
+    """Read one stream to its end, and record what was wrong with it."""
     number = stream.number % TEXTS
     endpoint: Any = client.completions if number % 2 else client.chat.completions
     text, usage, reason, heads = "", dict[str, Any](), None, set()

@@ -1,9 +1,9 @@
-"""Cut what the scenarios ship with from the public traces.
+"""Cuts the scenarios' recordings from public traces.
 
     python bench/make_scenarios.py --data DIR
 
-DIR holds the published files under the names below. The same files give the same bytes. What each recording
-is, and whose: `simulator/src/penstock_simulator/scenarios/recordings/README.md`.
+DIR has the published files under the names below. The same files give the same bytes. Sources of the
+recordings: `simulator/src/penstock_simulator/scenarios/recordings/README.md`.
 """
 
 import argparse
@@ -24,7 +24,7 @@ OUT = Path(__file__).parents[1] / "simulator/src/penstock_simulator/scenarios/re
 SERVEGEN_FOLDER = "data/reason/deepseek-r1"
 SERVEGEN_START_S, SERVEGEN_SECONDS = 50400, 600
 CONTEXT_TOKENS = 131_072
-SERVEGEN_DATASET = "43200"  # the lengths of the six hours in which the window lies
+SERVEGEN_DATASET = "43200"  # lengths of the six hours that contain the window
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def azure(path: Path, start_s: float, seconds: float) -> Iterator[Sequence[object]]:
-    """A window of the trace, counted from its first request."""
+    """Yield a window of the trace, with times from its first request."""
     with gzip.open(path, "rt") as file:
         rows = [
             (datetime.fromisoformat(row["TIMESTAMP"][:26]), row["ContextTokens"], row["GeneratedTokens"])
@@ -60,14 +60,14 @@ def azure(path: Path, start_s: float, seconds: float) -> Iterator[Sequence[objec
 
 
 def arxiv(path: Path) -> Iterator[Sequence[object]]:
-    """All pairs of lengths, in order of length: nothing says in which order they came."""
+    """Yield all pairs of lengths, sorted by length, because their order is not recorded."""
     with gzip.open(path, "rt") as file:
         rows = csv.DictReader(file)
         yield from sorted((int(row["num_prefill_tokens"]), int(row["num_decode_tokens"])) for row in rows)
 
 
 def mooncake(path: Path) -> Iterator[Sequence[object]]:
-    """The whole trace, without what its prompts share."""
+    """Yield the whole trace, without hash ids."""
     with gzip.open(path, "rt") as file:
         for line in file:
             row = json.loads(line)
@@ -75,7 +75,7 @@ def mooncake(path: Path) -> Iterator[Sequence[object]]:
 
 
 def coding_agents(path: Path) -> Iterator[Sequence[object]]:
-    """Sessions within the context without sub-agents. Ids are made unique, as the file's are by session."""
+    """Yield sessions within the context and without sub-agents. Ids, unique per session, are made unique."""
     with gzip.open(path, "rt") as file:
         rows = [row for row in csv.DictReader(file) if row["output_tokens"] != "0"]
     left_out = {row["session"] for row in rows if row["agent"] or int(row["input_tokens"]) > CONTEXT_TOKENS}
@@ -87,16 +87,16 @@ def coding_agents(path: Path) -> Iterator[Sequence[object]]:
 
 
 def expanded(text: str) -> Iterator[int]:
-    """The numbers of ranges like `1-5 9`."""
+    """Yield the numbers of ranges like `1-5 9`."""
     for run in text.split():
         first, _, last = run.partition("-")
         yield from range(int(first), int(last or first) + 1)
 
 
 def logged_agents(path: Path) -> Iterator[Sequence[object]]:
-    """Whole sessions. A pause is what the gap to the request before leaves beside that one's answer.
+    """Yield whole sessions. A pause is the gap to the previous request less the time of its answer.
 
-    How long answers took was not logged: as many seconds per token as the shortest gaps, the 1st percentile.
+    Answer times are not logged. They are estimated from the 1st percentile of gap over answer tokens.
     """
     sessions: dict[str, list[dict[str, Any]]] = {}
     for row in json_lines(path):
@@ -110,7 +110,7 @@ def logged_agents(path: Path) -> Iterator[Sequence[object]]:
 
 
 def gaps(rows: Sequence[dict[str, Any]]) -> list[tuple[float, int]]:
-    """Seconds from each request to the next one, and the tokens of its answer."""
+    """Return the seconds from each request to the next, with the tokens of its answer."""
     return [
         ((after["timestamp"] - before["timestamp"]) / 1000, before["output_length"])
         for before, after in pairwise(rows)
@@ -118,7 +118,7 @@ def gaps(rows: Sequence[dict[str, Any]]) -> list[tuple[float, int]]:
 
 
 def single_turns(path: Path) -> Iterator[Sequence[object]]:
-    """Requests of which no session is known, each a session of its own."""
+    """Yield requests without a known session, each as its own session."""
     for number, row in enumerate(json_lines(path)):
         yield number, 0, row["input_length"], row["output_length"], ranges(row["hash_ids"])
 
@@ -129,7 +129,7 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def ranges(ids: Sequence[int]) -> str:
-    """Ids in order, consecutive ones as ranges: `1-5 9`."""
+    """Return ids in order, consecutive ones as ranges: `1-5 9`."""
     runs: list[list[int]] = []
     for one in ids:
         if runs and one == runs[-1][-1] + 1:
@@ -140,7 +140,7 @@ def ranges(ids: Sequence[int]) -> str:
 
 
 def servegen(path: Path) -> list[Sequence[object]]:
-    """Ten minutes of all clients that were active, drawn from each one's own distributions."""
+    """Return ten minutes of all active clients, drawn from each client's distributions."""
     drawn: list[tuple[float, int, int, int]] = []
     with tarfile.open(path) as tar:
         for client in range(sum(name.endswith("trace.csv") for name in tar.getnames())):
@@ -160,7 +160,7 @@ def member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
 def client_requests(
     client: int, trace: str, lengths: dict[str, str]
 ) -> Iterator[tuple[float, int, int, int]]:
-    """One client's requests: gaps from its fitted law, lengths from its own counts."""
+    """Yield one client's requests: gaps from its fitted distribution, lengths from its counts."""
     windows = (line.split(",") for line in trace.splitlines() if line)
     law, shape, scale = next(row[3:6] for row in windows if int(row[0]) == SERVEGEN_START_S)
     if not law:
@@ -183,7 +183,7 @@ def gap_s(random: np.random.Generator, law: str, shape: float, scale: float) -> 
 
 
 def draw(random: np.random.Generator, shares: dict[float, float]) -> float:
-    """One value of a histogram."""
+    """Draw a value of a histogram."""
     values: np.ndarray[Any, np.dtype[np.float64]] = np.array(list(shares), dtype=float)
     weights = np.array(list(shares.values()), dtype=float)
     return float(random.choice(values, p=weights / weights.sum()))

@@ -1,8 +1,8 @@
-"""What it costs that streams can move: CPU per streamed token with `routing.maxMoves` 2 and 0, in one run.
+"""Measures the cost of movable streams: CPU per streamed token with `routing.maxMoves` 2 and 0, in one run.
 
 Two pools of the same programs (router, sidecar, an engine that answers at once) stream at the same time, so
-that whatever else the machine does slows both down. In the one the engine reports token ids, which the router
-takes out of each event and keeps. CPU is read from the kernel.
+that other load on the machine slows both down. In one pool the engine reports token ids, which the router
+removes from each event and stores. CPU is read from the kernel.
 """
 
 import argparse
@@ -22,11 +22,15 @@ MOVES = {"cannot move": 0, "can move": 2}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="windows (default %(default)s)")
-    parser.add_argument("--streams", type=int, default=128, help="of each (default %(default)s)")
-    parser.add_argument("--window-s", type=float, default=10.0, help="of streaming (default %(default)s)")
-    parser.add_argument("--step-ms", type=float, default=30.0, help="between tokens (default %(default)s)")
-    parser.add_argument("--out", type=Path, help="write what is printed to this file too")
+    parser.add_argument("--rounds", type=int, default=5, help="number of windows (default %(default)s)")
+    parser.add_argument("--streams", type=int, default=128, help="streams of each pool (default %(default)s)")
+    parser.add_argument(
+        "--window-s", type=float, default=10.0, help="seconds of a window (default %(default)s)"
+    )
+    parser.add_argument(
+        "--step-ms", type=float, default=30.0, help="milliseconds between tokens (default %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, help="also write the output to this file")
     options = parser.parse_args()
     os.sched_setaffinity(0, {OTHER_CORE})
     results = asyncio.run(measured(options))
@@ -54,7 +58,7 @@ async def measured(options: argparse.Namespace) -> dict[str, Measurements]:
 
 
 def rows(results: dict[str, Measurements]) -> list[str]:
-    """A line per process, and one for both: medians over windows, and of the windows' ratios."""
+    """Return a line per process and one for both: medians over windows, and of the windows' ratios."""
     fixed, moves = (results[name].token_cpu_us for name in MOVES)
     both = [[sum(turn) for turn in zip(*one.values(), strict=True)] for one in (fixed, moves)]
     costs = {name: (fixed[name], moves[name]) for name in fixed} | {"both": (both[0], both[1])}

@@ -1,9 +1,9 @@
-"""What the operator costs: reconciliations, CPU and memory, with none and with a hundred.
+"""Measures the operator's reconciliations, CPU and memory, with no pools and with a hundred.
 
 A real API server with its controllers and fake nodes, on which pods become Ready without running; the
 operator is the real process, with the rights of an administrator. Quantiles are read from its own
-histogram, so they are as fine as its buckets. CPU is a share of one core; the rest of the machine is busy
-with the cluster meanwhile.
+histogram, so they are as fine as its buckets. CPU is a share of one core; the rest of the machine
+runs the cluster.
 """
 
 import argparse
@@ -33,7 +33,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A process' CPU so far, and its memory now."""
+    """CPU seconds of a process so far, and its current memory."""
 
     cpu_s: float
     rss_mb: float
@@ -45,7 +45,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pools", type=int, default=100)
-    parser.add_argument("--rest-s", type=float, default=60.0, help="how long CPU is measured at rest")
+    parser.add_argument("--rest-s", type=float, default=60.0, help="seconds of CPU measurement at rest")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         lines = measured(Path(folder), args.pools, args.rest_s)
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def measured(folder: Path, pools: int, rest_s: float) -> list[str]:
-    """The whole bench; a line each."""
+    """Run the whole bench, and return its lines."""
     with (
         cluster(folder / "api", nodes=1 + pools // 20) as kubeconfig,
         operator(kubeconfig, folder) as running,
@@ -72,7 +72,7 @@ def measured(folder: Path, pools: int, rest_s: float) -> list[str]:
 
 
 def create_pools(api: httpx2.Client, running: "Running", pools: int) -> str:
-    """Makes the pools, and waits until all are Ready."""
+    """Create the pools, wait until all are Ready, and return the costs."""
     before, began = running.histogram(), running.usage()
     for number in range(pools):
         api.post(POOLS, json=document(f"pool-{number:03}")).raise_for_status()
@@ -81,7 +81,7 @@ def create_pools(api: httpx2.Client, running: "Running", pools: int) -> str:
 
 
 def change_pools(api: httpx2.Client, running: "Running", pools: int) -> str:
-    """Changes every pool, and waits until all their pods are new."""
+    """Change every pool, wait until all pods are replaced, and return the costs."""
     before, began = running.histogram(), running.usage()
     for number in range(pools):
         patch = {"spec": {"scheduling": {"policy": "fcfs"}}}
@@ -92,14 +92,14 @@ def change_pools(api: httpx2.Client, running: "Running", pools: int) -> str:
 
 
 def idle(running: "Running", rest_s: float) -> str:
-    """CPU and memory while nothing happens."""
+    """Return CPU and memory without any changes."""
     before, began = running.histogram(), running.usage()
     time.sleep(rest_s)
     return f"{cost(began, running.usage())}; {reconcile_durations(before, running.histogram())}"
 
 
 def cost(before: Usage, after: Usage) -> str:
-    """Time, CPU and memory."""
+    """Return time, CPU and memory between two readings."""
     took_s, cpu_s = after.at_s - before.at_s, after.cpu_s - before.cpu_s
     return f"{took_s:5.1f} s, CPU {cpu_s:5.1f} s ({cpu_s / took_s:5.1%} of a core), {after.rss_mb:3.0f} MB"
 
@@ -114,7 +114,7 @@ def reconcile_durations(before: dict[float, float], after: dict[float, float]) -
 
 
 def quantile(cumulative: dict[float, float], share: float) -> float:
-    """By linear interpolation within the bucket, as Prometheus does."""
+    """Return a quantile by linear interpolation within its bucket, as Prometheus does."""
     total, below_s, below = cumulative[float("inf")], 0.0, 0.0
     for bound_s, number in cumulative.items():
         if number >= share * total:
@@ -132,14 +132,14 @@ class Running:
         self._pid, self._address = process.pid, address
 
     def usage(self) -> Usage:
-        """From /proc."""
+        """Read CPU and memory from /proc."""
         fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
         status = Path(f"/proc/{self._pid}/status").read_text()
         rss_kb = int(re.findall(r"VmRSS:\s+(\d+)", status)[0])
         return Usage((int(fields[11]) + int(fields[12])) / TICKS, rss_kb / 1024, time.monotonic())
 
     def histogram(self) -> dict[float, float]:
-        """Looks by their longest time, in seconds."""
+        """Return cumulative counts of reconciliations by bucket bound, in seconds."""
         page = httpx2.get(f"http://{self._address}/metrics", timeout=30, trust_env=False).text
         found = re.findall(rf'{RECONCILIATIONS}_bucket{{le="([^"]+)"}} (\S+)', page)
         return {float(bound): float(number) for bound, number in found}
@@ -147,7 +147,7 @@ class Running:
 
 @contextmanager
 def cluster(folder: Path, nodes: int) -> Iterator[Path]:
-    """An API server that knows ServingPools; its kubeconfig."""
+    """Run an API server with the ServingPool CRD, and yield its kubeconfig."""
     done = subprocess.run(
         [CLUSTER / "apiserver", "up", folder, "--kwok", str(nodes)],
         check=True,
@@ -174,7 +174,7 @@ def cluster(folder: Path, nodes: int) -> Iterator[Path]:
 
 @contextmanager
 def operator(kubeconfig: Path, folder: Path) -> Iterator[Running]:
-    """The operator, once it serves."""
+    """Run the operator, and yield it when it serves."""
     images = {
         f"PENSTOCK_{name}_IMAGE": "x" for name in ("ROUTER", "SIDECAR", "SIMULATOR", "VLLM", "VLLM_PLUGIN")
     }
@@ -192,7 +192,7 @@ def operator(kubeconfig: Path, folder: Path) -> Iterator[Running]:
 
 
 def administrator(kubeconfig: Path) -> httpx2.Client:
-    """HTTP to the API server."""
+    """Return an HTTP client of the API server with the rights of an administrator."""
     config: dict[str, Any] = yaml.safe_load(kubeconfig.read_text())
     server, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     return httpx2.Client(
@@ -205,7 +205,7 @@ def administrator(kubeconfig: Path) -> httpx2.Client:
 
 
 def document(name: str) -> dict[str, Any]:
-    """A pool."""
+    """Return the document of a pool."""
     return {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "ServingPool",
@@ -220,12 +220,12 @@ def document(name: str) -> dict[str, Any]:
 
 
 def statuses(api: httpx2.Client) -> list[dict[str, Any]]:
-    """Every pool's."""
+    """Return the status of every pool."""
     return [pool.get("status", {}) for pool in api.get(POOLS).raise_for_status().json()["items"]]
 
 
 def count(api: httpx2.Client, type_: str, status: str) -> int:
-    """Pools of which a condition is so."""
+    """Return the number of pools with this condition."""
     return sum(
         (condition["type"], condition["status"]) == (type_, status)
         for reported in statuses(api)
@@ -234,12 +234,12 @@ def count(api: httpx2.Client, type_: str, status: str) -> int:
 
 
 def policies(api: httpx2.Client) -> set[str]:
-    """What pools say that they run."""
+    """Return the policies in the pools' status."""
     return {reported.get("policy", "") for reported in statuses(api)}
 
 
 def until(holds: Any) -> None:
-    """Waits, for long."""
+    """Wait until the condition holds, for up to `PATIENCE_S`."""
     end_s = time.monotonic() + PATIENCE_S
     while not holds():
         if time.monotonic() > end_s:

@@ -1,9 +1,9 @@
-"""Times of the planner: admission at its fullest and as it usually is, one step, and one snapshot.
+"""Measures the planner's times: admission at the largest and at usual sizes, one step, and one snapshot.
 
     .venv/bin/python bench/planner.py [--calls N] [--seed N]
 
-Every call gets a replica of its own kind drawn from a seed, so percentiles are over instances, not repeats.
-Garbage is collected as the processes do it; what drawing a replica leaves behind is not charged to the call.
+Every call has its own seeded random replica, so percentiles are over instances, not repetitions. Garbage is
+collected as in the processes, except that of generating replicas.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def decode(random: Random, name: str, now_s: float) -> Job:
 
 
 def replica(random: Random, decodes: int, prefills: int, kv_share: float) -> ReplicaView:
-    """`kv_share`: blocks there are, as a multiple of what the running requests hold."""
+    """Return a replica. kv_share: number of blocks, as a multiple of those that running requests hold."""
     now_s = 100.0
     running = [decode(random, f"d{i}", now_s) for i in range(decodes)]
     waiting = [new_request(random, f"w{i}", now_s) for i in range(prefills)]
@@ -58,7 +58,7 @@ def replica(random: Random, decodes: int, prefills: int, kv_share: float) -> Rep
 
 Act = Callable[[], object]
 Case = Callable[[Random], Act]
-"""Draws a replica and returns the call that is timed on it."""
+"""Draws a replica, and returns the call to time."""
 
 
 def timed(calls: int, make: Case, seed: int) -> tuple[float, float, float]:
@@ -79,7 +79,7 @@ def timed(calls: int, make: Case, seed: int) -> tuple[float, float, float]:
 def admission(
     decodes: int, prefills: int, new: int, kv_share: float, *, values: bool = False, patience_s: float = 0.0
 ) -> Case:
-    """`patience_s`: how much later than drawn first tokens may come, at most."""
+    """Return an admission case. patience_s: upper bound on the additional time to first token."""
 
     def make(random: Random) -> Act:
         view = replica(random, decodes, prefills, kv_share)
@@ -91,7 +91,7 @@ def admission(
 
 
 def admission_beside_sharers(decodes: int, kv_share: float) -> Case:
-    """Decodes that hold common prefixes, and a new request whose cached prefix one of them holds."""
+    """Return a case of decodes with common prefixes, and a new request whose prefix one of them holds."""
 
     def make(random: Random) -> Act:
         view = replica(random, decodes, 2, kv_share)
@@ -107,7 +107,7 @@ def admission_beside_sharers(decodes: int, kv_share: float) -> Case:
 
 
 def step(policy: SlosServe | Vllm, decodes: int, prefills: int, drafts: int = 0) -> Case:
-    """`drafts`: most that the engine's drafter makes, where it has one."""
+    """Return a case of one step. drafts: most draft tokens of the engine's drafter; 0 without one."""
 
     def make(random: Random) -> Act:
         view = replica(random, decodes, prefills, 3.0)
@@ -151,7 +151,7 @@ def main() -> None:
         description="Planner times in milliseconds per call: p50, p99 and max over random replicas."
     )
     parser.add_argument("--calls", type=int, default=500, help="calls per case (default 500)")
-    parser.add_argument("--seed", type=int, default=1, help="of the replicas drawn (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the replicas (default 1)")
     options = parser.parse_args()
     print(f"{'CPU ms per call':<52}{'p50':>8}{'p99':>8}{'max':>8}")
     for name, make in CASES.items():

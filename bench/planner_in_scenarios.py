@@ -1,9 +1,9 @@
-"""Times of the planner's calls as scenarios make them: every admission and every step of a replica's life.
+"""Measures the planner's times in scenarios: every admission and every step of a replica.
 
     .venv/bin/python bench/planner_in_scenarios.py [--scenarios S,S] [--policies P,P] [--requests N]
 
 One replica in virtual time, each scenario at a rate near its capacity and at three times that, predicted
-lengths and measured truth. `bench/planner.py` has the same calls at their fullest; this says what is met.
+lengths and measured truth. `bench/planner.py` measures the same calls at their largest sizes.
 CPU milliseconds of one thread, with garbage collected as the processes do it.
 """
 
@@ -77,12 +77,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--scenarios", default=",".join(NEAR_CAPACITY_RPS), help="comma separated")
     parser.add_argument("--policies", default="slos-serve", help="comma separated (default slos-serve)")
-    parser.add_argument("--requests", type=int, default=1000, help="of each run (default 1000)")
+    parser.add_argument("--requests", type=int, default=1000, help="requests of each run (default 1000)")
     options = parser.parse_args()
     gc.set_threshold(YOUNG_OBJECTS)
     print(f"{'CPU ms per call':>34}{'admissions':>11}{'p50':>7}{'p99':>7}{'max':>7}{'most new':>9}", end="")
     print(f"{'steps':>9}{'p50':>7}{'p99':>7}{'max':>7}")
-    measured("slos-serve", "coder", 2.0, 100)  # compiled code is loaded, caches are warm
+    measured("slos-serve", "coder", 2.0, 100)  # loads compiled code and warms caches
     gc.freeze()
     for policy in options.policies.split(","):
         for name in options.scenarios.split(","):

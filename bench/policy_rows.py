@@ -29,7 +29,7 @@ def pages() -> list[Path]:
 
 
 def written(page: Path, found: Rows) -> str:
-    """Return the page with its section as the table has it; without, where the table asks nothing of it."""
+    """Return the page with its section written from the table; without the section if there are no rows."""
     text = page.read_text().split(HEADING)[0].rstrip() + "\n"
     lines = list(rows(page.stem, found))
     if not lines:
@@ -39,7 +39,7 @@ def written(page: Path, found: Rows) -> str:
 
 
 def rows(base: str, found: Rows) -> Iterator[str]:
-    """Yield a line for each table in which the policy is conditions about in the paper's scenarios."""
+    """Yield a line for each table that has the policy in the paper's scenarios."""
     for part in PARTS.values():
         named = {name.partition(ON_ENGINE)[0]: name for name in part.scenarios}
         for policy in part.policies:
@@ -51,7 +51,7 @@ def rows(base: str, found: Rows) -> Iterator[str]:
 
 
 def terms(policy: str, conditions: SearchConditions) -> str:
-    """Return what a row's figures have in common."""
+    """Return the conditions that a row's figures share."""
     drafting = "" if policy in {OURS, ORACLE} else ", no drafter"
     if policy.endswith(SPECULATING):
         drafting = ", with the drafter"
@@ -72,7 +72,7 @@ def _cell(question: Question | None, found: Rows) -> str:
 
 
 def cell(answer: CapacityResult) -> str:
-    """Return a capacity, and what it was tuned to where there was a choice."""
+    """Return a capacity, with its tuned setting if there was a choice."""
     policy, setting = answer.question.policy, answer.setting
     tuned = [
         *([f"{setting.batch_tokens} tokens"] if base_policy(policy) in BUDGETS_TOKENS else []),

@@ -1,4 +1,4 @@
-"""What prefix caches are worth with each system's routing: capacities, hits and balance.
+"""Measures prefix caching with each system's routing: capacities, cache hits and balance.
 
     python bench/prefix.py [--cell swe@llama-3-70b-4xh100:4] [--jobs 2] [--missing]
     python bench/prefix.py --cell agents:4 --rate 0.1
@@ -6,16 +6,17 @@
     python bench/prefix.py --without
 
 Searches the capacity of every contender of `prefix_cells.py`, each tuned over its token budgets and over its
-rule's thresholds, in every cell: first what has no row in `bench/results/prefix.json`, then what has one that
-was found with other code. Each row is added as it is found, and simulations are remembered in
+rule's thresholds, in every cell: first questions without a row in `bench/results/prefix.json`, then those
+whose row was found by other code. Each row is added when it is found, and simulations are stored in
 `.venv/prefix.jsonl`, so a stopped run can be resumed. Then it writes `bench/results/prefix.md` and the
-summary in `docs/results-prefix.md`. `--missing` leaves rows of other code as they are, `--page` all of them.
+summary in `docs/results-prefix.md`. `--missing` does not search rows of other code, `--page` searches
+nothing.
 
-`--rate` searches nothing: it simulates each contender of the cells once at this rate, with its first rule and
-the middle one of its token budgets, and stores what it attains in `bench/results/prefix-rates.json`.
+`--rate` simulates each contender of the cells once at this rate, with its first rule and its middle token
+budget, and stores its attainment in `bench/results/prefix-rates.json`, without a search.
 
-`--without` simulates scenarios without any shared prefix, with prefix caches and without, and stores what
-both attain.
+`--without` simulates scenarios without shared prefixes, with prefix caches and without, and stores both
+attainments.
 """
 
 import argparse
@@ -72,7 +73,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cell", action="append", help="SCENARIO[@ENGINE]:REPLICAS; repeatable")
     parser.add_argument("--rate", type=float, help="simulate once at this rate, in requests/s a replica")
-    parser.add_argument("--missing", action="store_true", help="only what was never searched")
+    parser.add_argument("--missing", action="store_true", help="search only questions without a row")
     parser.add_argument("--page", action="store_true", help="search nothing")
     parser.add_argument("--without", action="store_true", help="scenarios without shared prefixes")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -80,7 +81,7 @@ def parsed() -> argparse.Namespace:
 
 
 def cells(options: argparse.Namespace) -> list[Cell]:
-    """Return the cells that were wanted for; all by default."""
+    """Return the cells of the command line; all by default."""
     return [cell for cell in CELLS if not options.cell or cell.name in options.cell]
 
 
@@ -102,7 +103,7 @@ def questions(options: argparse.Namespace, rows: Rows) -> list[tuple[Cell, Quest
 
 
 def run_at(memory: TrialLog, cell: Cell, rate_rps: float) -> None:
-    """Simulate every contender of a cell once at a rate, and add what it attains to the file of rates."""
+    """Simulate every contender of a cell once at a rate, and store the attainments."""
     for contender in CONTENDERS:
         question = cell.question(contender, contender.orders[0])
         setting = grid_of(question.policy, scenario(question.scenario)).start
@@ -128,7 +129,7 @@ def run_at(memory: TrialLog, cell: Cell, rate_rps: float) -> None:
 
 
 def search_one(run: SearchRun, rows: Rows, cell: Cell, question: Question) -> None:
-    """Search one capacity, from where the row before has it or that of another contender in the cell."""
+    """Search one capacity, from its previous result or that of another contender in the cell."""
     print(f"{cell.title}: {question.policy}, {question.conditions.order}", flush=True)
 
     def found(answer: CapacityResult) -> None:
@@ -140,7 +141,7 @@ def search_one(run: SearchRun, rows: Rows, cell: Cell, question: Question) -> No
 
 
 def bounded(question: Question, search: Trials[CapacityResult]) -> Trials[CapacityResult]:
-    """Return what the search finds; where every rate attains, the result at the highest, with no bound."""
+    """Return the result of a search; if every rate attains, that of the highest rate, without a bound."""
     try:
         return (yield from search)
     except UnboundedCapacity as unbounded:
@@ -150,7 +151,7 @@ def bounded(question: Question, search: Trials[CapacityResult]) -> Trials[Capaci
 
 
 def start(rows: Rows, cell: Cell, question: Question) -> RateProbe:
-    """Return where a search begins: at its own result, or at that of another rule with the same policy."""
+    """Return the start of a search: its own result, or that of another rule with the same policy."""
     alike = (
         answer
         for contender in CONTENDERS
@@ -165,7 +166,7 @@ def start(rows: Rows, cell: Cell, question: Question) -> RateProbe:
 
 
 def without_prefixes() -> Iterator[dict[str, object]]:
-    """Yield what `slos-serve` attains without shared prefixes, with engines that cache and without."""
+    """Yield attainments of `slos-serve` without shared prefixes, with prefix caches and without."""
     for name, rate_rps in UNSHARED:
         here = scenario(name)
         trial = Trial(name, "slos-serve", 8192, 0, 1, "prefix", "predicted", "measured", rate_rps, 0, 1 << 30)

@@ -2,8 +2,8 @@
 
 A cell is a scenario on an engine and a number of replicas. Only the starts of sessions depend on the rate: if
 they take less time than a session, all sessions of a sample run at once, and a higher rate changes nothing.
-So fast engines and long thoughts need many sessions, and no search goes beyond the rate at which the starts
-take a quarter of a session. Where that rate attains, the capacity is at least that.
+So fast engines and long think times need many sessions, and no search goes beyond the rate at which the
+starts take a quarter of a session. Where that rate attains, the capacity is at least that.
 
 Cells are in the order in which they are computed, the cheapest first.
 """
@@ -16,7 +16,7 @@ from penstock_simulator.engine_timing.ground_truth import TruthKind
 from penstock_simulator.simulation import LengthKnowledge
 
 ON_8B, ON_70B = "", "@llama-3-70b-4xh100"
-"""Engines: the scenarios' own is Llama-3-8B on an H100."""
+"""Engines. The scenarios' own engine is Llama-3-8B on an H100."""
 
 OURS = "slos-serve"
 ATTAINMENT = 0.9
@@ -24,7 +24,7 @@ ATTAINMENT = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A scheduler with the rules by which it is routed. The best of the rules counts."""
+    """A scheduler with its routing rules, of which the best counts."""
 
     name: str
     policy: str
@@ -48,8 +48,8 @@ CONTENDERS = (
 class Cell:
     """One scenario on one engine.
 
-    sessions: of a sample, for each replica. start_rps: rate at which searches begin. most_rps: rate beyond
-        which all sessions run at once; infinite where requests are of no session.
+    sessions: sessions in a sample, for each replica. start_rps: rate at which searches begin.
+    most_rps: rate beyond which all sessions run at once; infinite without sessions.
     """
 
     scenario: str
@@ -61,12 +61,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Return what the command line calls it."""
+        """Return its name on the command line."""
         return f"{self.scenario}{self.engine}:{self.replicas}"
 
     @property
     def title(self) -> str:
-        """Return the cell in words."""
+        """Return its title."""
         model = "Llama-3-70B on 4×H100" if self.engine else "Llama-3-8B on an H100"
         return f"{self.scenario}, {model}, {self.replicas} replicas"
 

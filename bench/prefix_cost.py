@@ -1,10 +1,10 @@
-"""What prefixes cost router and sidecar: CPU time for a prompt of 100,000 tokens, by part.
+"""Measures the cost of prefixes for router and sidecar: CPU time for a prompt of 100,000 tokens, by part.
 
     .venv/bin/python bench/prefix_cost.py
 
 A chat of 201 messages, 400 kB, the next turn of one of 300 sessions that 16 replicas hold. Median and p99 of
-each part over 200 requests, the sum of the medians, and what is added for an engine of type `openai`. Then an
-admission as a whole, from the request's body to the verdict of `slos-serve`, beside 20 running requests whose
+each part over 200 requests, the sum of the medians, and the addition for an engine of type `openai`. Then a
+whole admission, from the request's body to the verdict of `slos-serve`, with 20 running requests whose
 prompts have their first 96,000 tokens in common.
 """
 
@@ -40,7 +40,7 @@ def body(session: int, turns: int) -> bytes:
 
 
 def serve(index: PrefixIndex, name: str, marks: PromptMarks) -> None:
-    """A prompt comes, and the engine reports that it is cached."""
+    """Serve a prompt, and let the engine report it as cached."""
     index.add(name, marks)
     prompt = CachedPrompt(request_id=name, prompt_tokens=PROMPT_TOKENS, cached_tokens=PROMPT_TOKENS - 16)
     report = StepReport(engine_instance="e", caches_prefixes=True, block_tokens=16, cached_prompts=[prompt])
@@ -48,7 +48,7 @@ def serve(index: PrefixIndex, name: str, marks: PromptMarks) -> None:
 
 
 def learn(estimates: LearnedPrefixes, name: str, marks: PromptMarks) -> None:
-    """A prompt is planned, sent and answered by an engine that reports nothing but its cached tokens."""
+    """Plan, send and answer a prompt, for an engine that reports cached tokens only."""
     estimates.cached_tokens(marks)
     estimates.sent(name, marks)
     estimates.answered(name, EngineUsage(PROMPT_TOKENS, 100, PROMPT_TOKENS - 16))
@@ -60,7 +60,7 @@ KV = KvCache(400_000, 100_000, 16)
 
 
 def mirror_of(marks: PromptMarks) -> ReplicaMirror:
-    """The mirror of an engine in which requests with one long prefix run."""
+    """Return the mirror of an engine that runs requests with one long prefix."""
     mirror = ReplicaMirror(KV, Limits(), lambda job: job.output_tokens + 100)
     names = [f"r{number}" for number in range(RUNNING)]
     for name in names:
@@ -87,14 +87,14 @@ def candidate(name: str) -> Job:
 
 
 def admission(mirror: ReplicaMirror, policy: SlosServe, raw: bytes) -> Verdict:
-    """Decide a request as a sidecar does."""
+    """Decide about a request as a sidecar does."""
     job = mirror.candidate(candidate("new"), prompt_marks(raw))
     (verdict,) = policy.admit(mirror.view(0.01, MODEL), [job])
     return verdict
 
 
 def measured(part: Callable[[int], object]) -> tuple[float, float]:
-    """Median and p99, in ms."""
+    """Return median and p99 of a part, in ms."""
     taken = []
     for number in range(REQUESTS):
         began = process_time_ns()

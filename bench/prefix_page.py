@@ -1,7 +1,7 @@
 """The pages of `bench/prefix.py`, written from its rows: `bench/results/prefix.md` and a summary in the docs.
 
-A search that was not made yet is named, never guessed. The best rival of a cell is the best of those that
-were searched; where some were not, the row says so, and the mean of the ratios leaves the cell out.
+Missing searches are listed. The best rival of a cell is the best of those that were searched. If some were
+not, the row says so, and the mean of the ratios does not include the cell.
 """
 
 import re
@@ -42,7 +42,7 @@ HEADS = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found of a contender in a cell: the best of its rules. searched: how many of them were."""
+    """The result of a contender in a cell: the best of its rules. searched: number of searched rules."""
 
     contender: Contender
     best: CapacityResult
@@ -72,7 +72,7 @@ def page_of(rows: Rows) -> str:
 
 
 def found_in(cell: Cell, rows: Rows) -> list[Found]:
-    """Return what was found in a cell, by contender."""
+    """Return the results in a cell, by contender."""
     found = []
     for contender in CONTENDERS:
         answers = [a for question in cell.questions(contender) if (a := rows.answer(question)) is not None]
@@ -83,7 +83,7 @@ def found_in(cell: Cell, rows: Rows) -> list[Found]:
 
 
 def ours_and_best_rival(found: Sequence[Found]) -> tuple[CapacityResult, Found] | None:
-    """Return both, if the cell has them."""
+    """Return our result and the best rival's; None if the cell lacks one of them."""
     ours = next((one.best for one in found if one.contender.name == OURS), None)
     rivals = [one for one in found if one.contender.name != OURS and one.best.low_rps > 0]
     if ours is None or not rivals:
@@ -117,7 +117,7 @@ def section(cell: Cell, found: Sequence[Found]) -> Iterator[str]:
 
 
 def unbounded(answer: CapacityResult) -> bool:
-    """Return whether the highest rate of interest attains."""
+    """Return whether the highest searched rate attains."""
     return answer.high_rps <= answer.low_rps
 
 
@@ -138,7 +138,7 @@ def rivals_left(found: Sequence[Found]) -> int:
 
 
 def summary(rows: Rows) -> list[str]:
-    """Return the goals' figures over the cells in which both sides were searched."""
+    """Return the summary of cells in which both sides were searched."""
     cells = [(cell, found_in(cell, rows)) for cell in CELLS]
     pairs = [
         (cell, rivals_left(found), *pair) for cell, found in cells if (pair := ours_and_best_rival(found))
@@ -161,7 +161,7 @@ def summary(rows: Rows) -> list[str]:
 
 
 def row_of(cell: Cell, left: int, ours: CapacityResult, rival: Found) -> str:
-    """Return a cell's row. left: rivals that were not searched, or not under all their rules."""
+    """Return a cell's row. left: number of rivals that were not searched, or not with all rules."""
     best = rival.best
     columns = [
         f"{cell.title} ({left} rivals not searched)" if left else cell.title,
@@ -179,7 +179,7 @@ def row_of(cell: Cell, left: int, ours: CapacityResult, rival: Found) -> str:
 
 
 def without_lines() -> list[str]:
-    """Return what prefix caches change where prompts share nothing."""
+    """Return lines about the effect of prefix caches on prompts without shared prefixes."""
     if not WITHOUT.exists():
         return []
     rows = orjson.loads(WITHOUT.read_bytes())
@@ -192,7 +192,7 @@ def without_lines() -> list[str]:
 
 
 def at_rates() -> list[str]:
-    """Return what every contender attains at some rates, untuned."""
+    """Return untuned attainments of every contender at some rates."""
     rows = orjson.loads(RATES.read_bytes()) if RATES.exists() else []
     lines = []
     for title, rate_rps in dict.fromkeys((row["cell"], row["rate_rps"]) for row in rows):
@@ -217,7 +217,7 @@ def at_rates() -> list[str]:
 
 
 def missing(rows: Rows) -> list[str]:
-    """Return what was not searched yet."""
+    """Return lines about missing searches."""
     lines = []
     for cell in CELLS:
         searched = [one.contender.name for one in found_in(cell, rows)]
@@ -230,7 +230,7 @@ def missing(rows: Rows) -> list[str]:
 
 @cache
 def unbounded_share(cell: Cell) -> float:
-    """Return the share of prompt tokens in leading whole blocks that an earlier request had too."""
+    """Return the share of prompt tokens in leading full blocks that occur in an earlier request."""
     here = with_sessions(scenario(cell.scenario + cell.engine), cell.sessions)
     seen: set[object] = set()
     prompt_tokens = cached_tokens = 0

@@ -1,8 +1,8 @@
-"""CPU time of the replay client for one streamed token, which it takes from the machine it measures on.
+"""Measures the replay client's CPU time per streamed token, because it shares its machine with the server.
 
     python bench/replay_cost.py
 
-A server in a process of its own streams one event a write, as an engine does every iteration; the client
+A server in another process streams one event per write, as an engine does in every iteration; the client
 replays against it. Only the client's own CPU time counts.
 """
 

@@ -1,14 +1,15 @@
-"""What the ways from a client to an engine cost, beside each other in one run.
+"""Measures the costs of the ways from a client to an engine, in one run.
 
-Penstock's router with a sidecar, an Envoy that asks the picker by ext_authz or by ext_proc, Envoy alone, and
-from PyPI vllm-router, smg and LiteLLM's proxy take turns in front of the same kind of engine. Asked of each:
-latency added with one client, requests a second on one core, CPU a request and a streamed token, memory; of
-Penstock's also what a hop costs, and how long answers take at 500 requests/s in front of ten replicas. The
-engine is `bench/overhead/fast_engine.py`, which answers at once; see there why it is not the simulated one.
-It reports its iterations to the sidecar, and the pool's targets are loose, so the sidecar plans every request
-and admits all. What is measured runs on core 0, engines and client on core 1.
+Penstock's router with a sidecar, an Envoy with a picker by ext_authz or by ext_proc, Envoy alone, and from
+PyPI vllm-router, smg and LiteLLM's proxy take turns in front of the same kind of engine. Measured for each:
+latency added with one client, requests per second on one core, CPU per request and per streamed token,
+memory; for Penstock's also the cost of a hop, and latencies at 500 requests/s in front of ten replicas. The
+engine is `bench/overhead/fast_engine.py`, which answers immediately; its docstring explains why the simulated
+engine is not used. It reports its iterations to the sidecar, and the pool's targets are loose, so the sidecar
+plans every request and admits all. Measured processes run on core 0, engines and client on core 1.
 
-The others do less: no admission, no schedule, no view of the engine. A ratio is a price, not a score.
+The other programs do less: they have no admission, no scheduling and no view of the engine. So a ratio is the
+cost of these functions.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def main() -> None:
 
 
 def in_parts(options: argparse.Namespace, folder: Path) -> str:
-    """Measure speed; memory, with a thousand streams too slow to be a load; what needs several replicas."""
+    """Measure speed, then memory with a thousand slow streams, then several replicas; return the report."""
     results = {name: Measurements() for name in options.ways}
     with ways(folder / "speed", options.step_ms, options.ways) as running:
         uvloop.run(measured(running, results, options))
@@ -62,12 +63,22 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--rounds", type=int, default=3, help="turns of each way (default %(default)s)")
-    add("--seconds", type=float, default=2.0, help="of each measure in a turn (default %(default)s)")
-    add("--streams", type=int, default=256, help="for CPU a token; and a quarter (default %(default)s)")
-    add("--step-ms", type=float, default=30.0, help="between a stream's tokens (default %(default)s)")
-    add("--without", action="append", default=[], choices=list(WAYS), help="leave a way out; may be repeated")
-    add("--profile", action="store_true", help="also the three largest costs of each process of Penstock's")
-    add("--out", type=Path, help="write what is printed to this file too")
+    add(
+        "--seconds",
+        type=float,
+        default=2.0,
+        help="seconds of each measurement in a turn (default %(default)s)",
+    )
+    add(
+        "--streams",
+        type=int,
+        default=256,
+        help="streams for CPU per token; a quarter of them is measured too (default %(default)s)",
+    )
+    add("--step-ms", type=float, default=30.0, help="milliseconds between tokens (default %(default)s)")
+    add("--without", action="append", default=[], choices=list(WAYS), help="exclude a way; repeatable")
+    add("--profile", action="store_true", help="also print the three largest costs of each Penstock process")
+    add("--out", type=Path, help="also write the output to this file")
     options = parser.parse_args()
     options.ways = [name for name in WAYS if name not in options.without]
     options.profile = [name for name in OURS if name in options.ways] if options.profile else []

@@ -1,13 +1,13 @@
-"""What each order of asking is worth: attainment and hops of a fleet in virtual time, and how it scales.
+"""Compares routing orders: attainment and hops of a fleet in virtual time, and scaling with replicas.
 
     .venv/bin/python bench/routing_orders.py orders [--scenario S,S] [--replicas N] [--hops N] [--age-ms A]
         [--routers N [--placement-delay-ms A]]
     .venv/bin/python bench/routing_orders.py scaling [--scenario S,S] [--replicas N] [--order O,O]
 
-`orders` serves the same requests under every order and prints Markdown, one row an order: attainment, how
-far that is from round-robin on the same samples (mean and standard error over seeds), hops a request, and how
-many were admitted by the first replica asked. `scaling` finds by bisection the highest rate per replica at
-which 90 % of all sessions meet every target, for one replica and for many, with as many hops as replicas.
+`orders` serves the same requests under every order and prints Markdown, one row per order: attainment, the
+difference from round-robin on the same samples (mean and standard error over seeds), hops per request, and
+the share admitted by the first replica. `scaling` finds by bisection the highest rate per replica at which 90
+% of all sessions meet every target, for one replica and for many, with as many hops as replicas.
 
 Policy slos-serve, predicted lengths, measured truth. Rates are per replica, requests (or sessions) a second.
 """
@@ -27,14 +27,14 @@ from penstock_simulator.simulation import Fleet, simulate
 
 TARGET = 0.9
 NEAR_CAPACITY_RPS = {"chatbot": 7.5, "coder": 3.4, "toolllm": 0.8, "mixed": 5.5}
-"""Where about a tenth is lost, so that orders can differ."""
+"""Rates at which about a tenth of requests miss, so that orders can differ."""
 
 STEP = 1.02
-"""Bisection stops once its bounds are this close."""
+"""Ratio of its bounds at which bisection stops."""
 
 
 class Run(NamedTuple):
-    """One sample: shares of sessions (attained) and of requests, and hops a request."""
+    """Results of one sample: shares of sessions (attained) and of requests, and hops per request."""
 
     attained: float
     first_try: float
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
 
 
 def served(setting: Setting, seed: int, laps: int) -> Run:
-    """Serve one sample."""
+    """Serve one sample, and return its results."""
     workload = scenario(setting.scenario)
     fleet = Fleet(
         policy="slos-serve",
@@ -84,7 +84,7 @@ def served(setting: Setting, seed: int, laps: int) -> Run:
 
 
 def samples(pool: Executor, setting: Setting, options: argparse.Namespace) -> list[Run]:
-    """Serve every sample, on as many cores as there are."""
+    """Serve every sample on all cores, and return the results."""
     seeds = range(options.seeds)
     return list(pool.map(served, repeat(setting), seeds, repeat(options.laps)))
 
@@ -108,7 +108,7 @@ def orders(pool: Executor, options: argparse.Namespace) -> None:
 
 
 def routers(options: argparse.Namespace) -> str:
-    """How many, and what they know of one another."""
+    """Return the number of routers, and when they see each other's placements."""
     if options.routers == 1:
         return "1 router"
     delay_ms = options.placement_delay_ms
@@ -148,7 +148,7 @@ def scaling(pool: Executor, options: argparse.Namespace) -> None:
 
 
 def _capacity_rps(pool: Executor, setting: Setting, options: argparse.Namespace) -> float:
-    """The highest rate per replica that is kept, searched outwards from the setting's own."""
+    """Return the highest rate per replica that attains, searched outwards from the setting's rate."""
 
     def kept(rate_rps: float) -> bool:
         runs = samples(pool, setting._replace(rate_rps=rate_rps), options)
@@ -183,24 +183,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Routing orders, compared in virtual time.")
     parser.add_argument("what", choices=["orders", "scaling"])
     parser.add_argument("--scenario", type=names, default=["coder", "toolllm", "mixed", "chatbot"])
-    parser.add_argument(
-        "--order", type=names, default=list(ORDERS), help="the first is what others are held to"
-    )
+    parser.add_argument("--order", type=names, default=list(ORDERS), help="orders; the first is the baseline")
     parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--rate", type=float, help="per replica; by default near the scenario's capacity")
+    parser.add_argument(
+        "--rate", type=float, help="rate per replica; by default near the scenario's capacity"
+    )
     parser.add_argument("--hops", type=numbers, default=[3], help="most hops (default 3)")
     parser.add_argument("--age-ms", type=figures, default=[5.0], help="age of snapshots (default 5)")
-    parser.add_argument("--routers", type=int, default=1, help="requests are dealt in turn (default 1)")
+    parser.add_argument(
+        "--routers", type=int, default=1, help="number of routers, which get requests in turn (default 1)"
+    )
     parser.add_argument(
         "--placement-delay-ms",
         type=float,
         default=inf,
-        help="time until the other routers know a placement (default never)",
+        help="time until the other routers see a placement (default never)",
     )
     parser.add_argument("--seeds", type=int, default=3, help="samples (default 3)")
-    parser.add_argument(
-        "--laps", type=int, default=1, help="times the recorded stretch is run through (default 1)"
-    )
+    parser.add_argument("--laps", type=int, default=1, help="repetitions of the recorded window (default 1)")
     options = parser.parse_args()
     with ProcessPoolExecutor() as pool:
         {"orders": orders, "scaling": scaling}[options.what](pool, options)

@@ -1,4 +1,4 @@
-"""One replica as a scenario has it, for programs that look closer than `penstock simulate` does."""
+"""One replica of a scenario, for benches that measure more than `penstock simulate`."""
 
 from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.engine_timing.ground_truth import TruthKind
@@ -7,7 +7,7 @@ from penstock_simulator.simulation import Fleet, LengthKnowledge
 
 
 def fleet_of(workload: Scenario, policy: str, lengths: LengthKnowledge, truth: TruthKind) -> Fleet:
-    """Its model, memory, tiers, limits and drafter under this policy."""
+    """Return a fleet of one replica with the scenario's model, memory, tiers, limits and drafter."""
     return Fleet(
         policy,
         time_model(workload.time_model),

@@ -1,10 +1,10 @@
-"""What it is worth that sidecars know which requests hold the same KV blocks, where prompts begin alike.
+"""Measures the benefit of shared-block reports to sidecars, for prompts with a common prefix.
 
     PYTHONPATH=tests/common:tests/faults .venv/bin/python bench/shared_prefixes.py [--as-plugin]
 
 Router, sidecar and a simulated engine in virtual time, over HTTP, gRPC and step reports in memory. Requests
-arrive at random; each prompt has the same first part and an end of its own. Runs once as it is, and once with
-a sidecar that ignores who holds which blocks.
+arrive at random; all prompts have the same prefix and different ends. The bench runs once as in production,
+and once with a sidecar that ignores which requests share blocks.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def plans(options: argparse.Namespace, address: str) -> Iterator[Plan]:
 
 
 async def served(options: argparse.Namespace) -> str:
-    """Serve all requests. Return what came of them."""
+    """Serve all requests, and return a line with the results."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     follow_tasks(loop)
@@ -109,14 +109,14 @@ async def served(options: argparse.Namespace) -> str:
 
 
 def is_kept(answer: Answer, parts: Scenario) -> bool:
-    """Return whether an answer met both targets, as its client saw it."""
+    """Return whether an answer met both targets at its client."""
     whole_answer = answer.whole and answer.status == 200 and bool(answer.times_s)
     return whole_answer and not [*missed_slo(answer, parts.pool, parts.weather.delay_s)]
 
 
 @contextmanager
 def whole() -> Iterator[None]:
-    """Let sidecars ignore who holds which blocks."""
+    """Let sidecars ignore which requests share blocks, while the block runs."""
     with patch.object(replica_mirror, "shared_of", lambda _: None):
         yield
 
@@ -126,15 +126,15 @@ def _words(random: Random, count: int) -> str:
 
 
 def main() -> None:
-    """Serve the requests twice."""
+    """Serve the requests with and without shared-block reports."""
     parser = argparse.ArgumentParser(description="Prompts that begin alike, served.")
     add = parser.add_argument
-    add("--requests", type=int, default=400, help="how many (default: %(default)s)")
-    add("--rate", type=float, default=8.0, help="a second (default: %(default)s)")
-    add("--common", type=int, default=4096, help="words of all prompts (default: %(default)s)")
-    add("--own", type=int, default=200, help="words of each prompt (default: %(default)s)")
-    add("--answer", type=int, default=400, help="mean tokens (default: %(default)s)")
-    add("--seed", type=int, default=1, help="of arrivals (default: %(default)s)")
+    add("--requests", type=int, default=400, help="number of requests (default: %(default)s)")
+    add("--rate", type=float, default=8.0, help="requests per second (default: %(default)s)")
+    add("--common", type=int, default=4096, help="common words of all prompts (default: %(default)s)")
+    add("--own", type=int, default=200, help="own words of each prompt (default: %(default)s)")
+    add("--answer", type=int, default=400, help="mean answer tokens (default: %(default)s)")
+    add("--seed", type=int, default=1, help="seed of arrivals (default: %(default)s)")
     add("--as-plugin", action="store_true", help="report as the plug-in in vLLM does")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))

@@ -1,4 +1,4 @@
-"""What simulating costs: seconds of one core and memory, by policy, for one replica and for a fleet.
+"""Measures the cost of simulation: seconds of one core and memory, by policy, for a replica and a fleet.
 
     .venv/bin/python bench/simulation_speed.py
     .venv/bin/python bench/simulation_speed.py --replicas 64 --seconds 600 --rate 5 --policies slos-serve
@@ -42,7 +42,7 @@ def log_normal(random: Random, mean: float, spread: float) -> int:
 
 
 def measure(policy: str, options: argparse.Namespace) -> None:
-    """One line, of one policy."""
+    """Simulate one policy, and print its line."""
     fleet = Fleet(
         policy,
         builtin(ENGINE).model,
@@ -70,7 +70,7 @@ def main() -> None:
     )
     parser.add_argument("--policies", default="slos-serve,vllm", help="comma separated")
     parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=300.0, help="of traffic (default 300)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="seconds of traffic (default 300)")
     parser.add_argument("--rate", type=float, default=10.0, help="requests/s for each replica (default 10)")
     parser.add_argument("--order", default="round-robin")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)

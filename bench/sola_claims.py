@@ -1,19 +1,18 @@
-"""SOLA's headline beside ours: the rates at which 90 % and 99 % of requests meet both targets [SOLA, §6.2].
+"""Reproduces SOLA's main comparison: the rates at which 90 % and 99 % meet both targets [SOLA, §6.2].
 
     .venv/bin/python bench/sola_claims.py [--requests N] [--seed N]
 
-The paper's models, targets and baselines; Poisson arrivals. ShareGPT itself is not here: lengths are drawn
-log-normal, prompts 300 ± 350 up to 2,000, answers 220 ± 200 up to 1,000. vLLM-D is `vllm-legacy`; vLLM-S is
-chunked prefill with its chunk of 1,024. Kernel-table truth, predicted lengths; then ablations under an exact
-model.
+The paper's models, targets and baselines; Poisson arrivals. ShareGPT is not included: lengths are log-normal,
+prompts 300 ± 350 up to 2,000, answers 220 ± 200 up to 1,000. vLLM-D is `vllm-legacy`; vLLM-S is chunked
+prefill with its chunk of 1,024. Ground truth from kernel tables, predicted lengths; then ablations with an
+exact model.
 """
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 from random import Random
 
-from claims import Contender, Load, attainment, exact, highest_rates, log_normal, served
+from claims import Contender, Load, exact, log_normal, print_highest_rates
 from penstock_core.domain.replica_view import Limits
 from penstock_core.domain.slo import Slo, Tier
 from penstock_core.policies.sola.policy import Sola
@@ -49,16 +48,10 @@ def fleet(model: str, ttft_s: float, tpot_s: float) -> Fleet:
     )
 
 
-def attained(pool: Fleet, contender: Contender, load: Load, rate_rps: float) -> float:
-    return attainment(served(pool, contender, load, rate_rps))
-
-
 def table(name: str, pool: Fleet, contenders: Sequence[Contender], load: Load, most_rps: float) -> None:
-    print(f"\n{name}\n{'':<28}{'req/s at 90 %':>14}{'at 99 %':>9}")
-    for contender in contenders:
-        met = partial(attained, pool, contender, load)
-        at_90, at_99 = highest_rates(met, (0.9, 0.99), most_rps, least_rps=most_rps / 8, steps=5)
-        print(f"{contender.name:<28}{at_90:>14.2f}{at_99:>9.2f}", flush=True)
+    print_highest_rates(
+        name, pool, contenders, load, (0.9, 0.99), most_rps=most_rps, least_rps=most_rps / 8, steps=5
+    )
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
-"""Real engines, unmodified, through Penstock beside direct access: attainment at the same load.
+"""Compares unmodified engines with and without Penstock in front: attainment at the same load.
 
     bench/vllm_environment serving
     .venv/bin/python bench/unmodified_engines.py [--engines vllm,transformers] [--out FILE]
 
-One engine at a time, with a small random model on the CPU. It is asked first how fast it is: a lone answer's
-pace and a lone long prompt give the targets, many clients at once its capacity. Then the same arrivals, some
-beyond that, go to it directly and through a pool of one replica, type `openai`, with one policy after the
-other. Attainment is over all requests; a rejected one is a miss.
+One engine at a time, with a small random model on the CPU. First its speed is measured: a single answer and a
+single long prompt determine the targets, many concurrent clients the capacity. Then the same arrivals, above
+the capacity, are sent to it directly and through a pool of one replica, type `openai`, with each policy.
+Attainment is over all requests; a rejected request is a miss.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Targets(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What every way gets."""
+    """The load that every way gets."""
 
     planned: list[Planned]
     targets: dict[str, Targets]
@@ -60,7 +60,7 @@ class Load(NamedTuple):
 
 def main() -> None:
     options = parsed()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers are stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are stopped
     machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the start"
     head = f"# Unmodified engines, {datetime.now(UTC):%Y-%m-%d}\n\n{machine}.\n"
     print(head, flush=True)
@@ -79,16 +79,16 @@ def parsed() -> argparse.Namespace:
     add = parser.add_argument
     add("--engines", default=",".join(servers.ENGINES), help="default: %(default)s")
     add("--policies", default="slos-serve,annealing", help="default: %(default)s")
-    add("--seconds", type=float, default=25.0, help="of arrivals, for each way (default: %(default)s)")
-    add("--load", type=float, default=1.3, help="of the engine's capacity (default: %(default)s)")
+    add("--seconds", type=float, default=25.0, help="seconds of arrivals for each way (default: %(default)s)")
+    add("--load", type=float, default=1.3, help="multiple of the engine's capacity (default: %(default)s)")
     add("--profile-seconds", type=float, default=25.0, help="default: %(default)s")
-    add("--seed", type=int, default=1, help="of the arrivals (default: %(default)s)")
-    add("--out", type=Path, help="write what is printed here as well")
+    add("--seed", type=int, default=1, help="seed of the arrivals (default: %(default)s)")
+    add("--out", type=Path, help="also write the output to this file")
     return parser.parse_args()
 
 
 def measured(engine: servers.Engine, model: Path, options: argparse.Namespace) -> str:
-    """One engine, all ways."""
+    """Measure one engine in all ways, and return its page."""
     with servers.serving(engine, model, free_port()) as url:
         targets = asyncio.run(targets_of(url, engine.model))
         capacity_rps = asyncio.run(closed_loop(url, engine.model, clients=12, seconds=10.0))
@@ -99,12 +99,14 @@ def measured(engine: servers.Engine, model: Path, options: argparse.Namespace) -
         for policy in options.policies.split(","):
             seen = through(url, engine, policy, load, model.parent)
             rows.append(row(f"Penstock, {policy}", seen, targets))
-        rows.append(directly(url, engine, load))  # again: the machine may have changed
+        rows.append(
+            directly(url, engine, load)
+        )  # measured again, because the machine's speed may have changed
     return page(engine, load, rows)
 
 
 async def targets_of(url: str, model: str) -> dict[str, Targets]:
-    """From lone requests: a few times their pace, and a few times a long prompt's time to begin."""
+    """Return targets as multiples of a single request's TPOT and a single long prompt's TTFT."""
     random = Random(0)
     async with session() as http:
 
@@ -132,7 +134,7 @@ def profiled(url: str, engine: servers.Engine, folder: Path, seconds: float) -> 
 
 
 def through(url: str, engine: servers.Engine, policy: str, load: Load, folder: Path) -> list[Seen]:
-    """The load, through a pool of one replica before this engine."""
+    """Send the load through a pool of one replica with this engine."""
     pool, port = folder / f"{policy}.yaml", free_port()
     pool.write_text(pool_text(engine, policy, load.targets))
     log = folder / f"{policy}.log"
@@ -159,7 +161,7 @@ def pool_text(engine: servers.Engine, policy: str, targets: dict[str, Targets]) 
 
 
 def row(way: str, seen: Sequence[Seen], targets: dict[str, Targets]) -> str:
-    """A line of the table."""
+    """Return a row of the table."""
     answered = [one for one in seen if one.status == 200 and one.times_s]
     chat = [one for one in answered if one.tier == "chat"]
     cells = [way, percent(seen, targets)]
@@ -175,7 +177,7 @@ def percent(seen: Sequence[Seen], targets: dict[str, Targets]) -> str:
 
 
 def met(seen: Seen, targets: dict[str, Targets]) -> bool:
-    """Whether it was answered, and as its tier wants."""
+    """Return whether a request was answered and met its tier's targets."""
     of = targets[seen.tier]
     return seen.status == 200 and bool(seen.times_s) and seen.ttft_s <= of.ttft_s and seen.tpot_s <= of.tpot_s
 

@@ -1,6 +1,7 @@
-"""Which token budget is vLLM's best on a trace: the demo's baseline has to run at its best.
+"""Finds vLLM's best token budget on a trace, because the demo's baseline must run at its best.
 
-Each replica of the pool in virtual time, exact model and lengths, requests dealt out in turn.
+Each replica of the pool runs in virtual time with exact model and lengths, and requests are distributed in
+turn.
 
     python bench/vllm_budget.py -f examples/demo-pool.yaml --trace examples/azure-excerpt.csv.gz
 """
@@ -35,7 +36,7 @@ def main() -> None:
 
 
 def attained(fleet: Fleet, trace: Sequence[Arrival], budget_tokens: int) -> float:
-    """Share of the trace's requests that meet every target with this budget."""
+    """Return the share of the trace's requests that meet every target with this budget."""
     limits = Limits(budget_tokens, fleet.limits.running)
     outcomes = list(simulate(replace(fleet, limits=limits), trace, seed=0))
     return sum(outcome.met for outcome in outcomes) / len(outcomes)

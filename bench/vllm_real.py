@@ -1,10 +1,10 @@
-"""Is the baseline `vllm` what vLLM does? Both on the same requests: attainment, and each request's times.
+"""Compares the baseline `vllm` with vLLM's own scheduler: attainment, and each request's times.
 
-    make bench-vllm-real        # or, where vLLM is there: .venv/bin/python bench/vllm_real.py [--requests N]
+    make bench-vllm-real        # or, if vLLM is installed: .venv/bin/python bench/vllm_real.py [--requests N]
 
-Each scenario on one replica, lengths predicted, truth measured; budgets for a step and rates around those at
-which attainment falls; with a drafter also with fixed drafts. Exits with 1 where attainment differs by more
-than 2 points, or where any request's times do though nothing was drafted.
+Each scenario runs on one replica with predicted lengths and measured ground truth, at several token budgets
+and at rates around those at which attainment falls; if there is a drafter, also with fixed drafts. Exit code
+1 if attainment differs by more than 2 points, or if any request's times differ without drafts.
 """
 
 import argparse
@@ -37,7 +37,7 @@ BUDGETS_TOKENS = (512, 2048, 8192)
 FIXED_DRAFTS = 3
 MOST_POINTS = 2.0
 MOST_OUTPUT_TOKENS = 150_000
-"""Of a case's answers together, which keeps minutes of thought from taking minutes to simulate."""
+"""Most answer tokens of a case, because long reasoning answers take long to simulate."""
 
 
 class Case(NamedTuple):
@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What both policies made of it. attained: percent. apart: requests whose times differ."""
+    """Results of both policies. attained: percent. apart: number of requests with different times."""
 
     case: Case
     vllm: float
@@ -112,8 +112,8 @@ def attained(outcomes: Iterable[SimulatedOutcome]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--requests", type=int, default=150, help="at most, of each case (default 150)")
-    parser.add_argument("--budgets", default=",".join(map(str, BUDGETS_TOKENS)), help="tokens a step")
+    parser.add_argument("--requests", type=int, default=150, help="most requests of each case (default 150)")
+    parser.add_argument("--budgets", default=",".join(map(str, BUDGETS_TOKENS)), help="token budgets")
     parser.add_argument("--middle", action="store_true", help="only the middle one of each three rates")
     options = parser.parse_args()
     try:

@@ -1,11 +1,11 @@
-"""How well faults are contained, in figures beside their goals: `make bench-containment`.
+"""Measures how well faults are contained, and compares the figures with their goals.
 
-    make bench-containment                        all of it; ten minutes of overload
+    make bench-containment                        everything; ten minutes of overload
     make bench-containment MINUTES=1              a shorter overload
-    make bench-containment BASELINE=../before     and what containment costs beside that checkout
-    make bench-containment ONLY="cost bodies"     some parts, whose rows replace those in bench/results
+    make bench-containment BASELINE=../before     and the cost of containment compared with that checkout
+    make bench-containment ONLY="cost bodies"     some parts; their rows replace those in bench/results
 
-Overload says what a machine can do that keeps real time for simulated engines: run it on a quiet one.
+The simulated engines of the overload part must run in real time: use an otherwise idle machine.
 """
 
 import argparse
@@ -33,14 +33,14 @@ HEADS = {
     ),
     "cost": (
         "Cost",
-        "CPU time of router and sidecar as the kernel counts it, beside a checkout from before containment. "
+        "CPU time of router and sidecar, compared with a checkout from before containment. "
         "Both take turns in one run; the ratio is the median over the rounds' pairs.",
     ),
 }
 
 
 def main() -> int:
-    """The exit code: 0 if every goal was met."""
+    """Run the bench, and return the exit code: 0 if every goal was met."""
     options = _options()
     met = True
     with tempfile.TemporaryDirectory(prefix="penstock-containment-") as name:
@@ -75,10 +75,12 @@ def _cost(folder: Path, options: argparse.Namespace) -> Sequence[Row]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10, help="of overload (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of hostile bodies (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=8, help="of the comparison (default %(default)s)")
-    parser.add_argument("--baseline", type=Path, help="a checkout with its .venv, to compare costs with")
+    parser.add_argument("--minutes", type=float, default=10, help="minutes of overload (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of hostile bodies (default %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=8, help="rounds of the cost comparison (default %(default)s)"
+    )
+    parser.add_argument("--baseline", type=Path, help="checkout with a .venv to compare costs with")
     parser.add_argument("--only", nargs="*", choices=("bodies", "keys", "overload", "cost"), default=())
     return parser.parse_args()
 

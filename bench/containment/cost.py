@@ -1,8 +1,8 @@
-"""What containment costs: CPU of router and sidecar per request and per token, beside a version without it.
+"""Measures the cost of containment: CPU of router and sidecar per request and per token, with and without it.
 
 Both versions run the whole time, each with its own engine, and take turns within one run. The figures are
-CPU times, as the kernel counts them, divided by what was carried; what counts is the ratio of each round's
-pair, for a busy machine slows both.
+the kernel's CPU times per request or token. The result is the ratio of each round's pair, because a busy
+machine slows both.
 """
 
 import asyncio
@@ -30,19 +30,19 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Router and sidecar together, in microseconds a round, of one kind of work."""
+    """Microseconds of router and sidecar together in each round, for one kind of work."""
 
     before_us: list[float]
     now_us: list[float]
 
     @property
     def ratio(self) -> float:
-        """The median over rounds."""
+        """Median of the rounds' ratios."""
         return median(self.ratios)
 
     @property
     def ratios(self) -> list[float]:
-        """A round's pair each."""
+        """Ratio of each round's pair."""
         return [now / before for before, now in zip(self.before_us, self.now_us, strict=True)]
 
 
@@ -87,7 +87,7 @@ def _row(what: str, cost: Cost) -> Row:
 
 
 def _parts(results: Mapping[str, Measurements]) -> list[Row]:
-    """The same by process, without a goal."""
+    """Return the rows by process, which have no goal."""
     rows = []
     for what, field in KINDS.items():
         for part in ("router", "sidecar"):

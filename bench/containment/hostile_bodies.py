@@ -1,4 +1,4 @@
-"""Hostile bodies beside live streams, and whole answers on an idle pool."""
+"""Hostile request bodies during live streams, and complete (unstreamed) answers on an idle pool."""
 
 import asyncio
 import sys
@@ -22,7 +22,7 @@ ANSWERS, ANSWER_TOKENS, TTFT_S = 20, 600, 5.0
 
 
 def measured(folder: Path, seed: int) -> list[Row]:
-    """Return their rows."""
+    """Measure both, and return the rows."""
     slo = {"ttft": f"{TTFT_S:g}s", "tpot": "500ms", "judge": "window"}
     pool = LivePool(folder, 2, tiers=[{"name": "chat", "slo": slo}], defaultTier="chat")
     try:
@@ -33,7 +33,7 @@ def measured(folder: Path, seed: int) -> list[Row]:
 
 
 async def whole_answers(pool: LivePool) -> Row:
-    """Twenty answers that take longer than their TTFT, none streamed."""
+    """Request unstreamed answers that take longer than their TTFT target, and return the row."""
     requested = {"prompt": "hello", "max_tokens": ANSWER_TOKENS, "extra_body": {"ignore_eos": True}}
     async with pool.async_client() as client:
         calls = [client.completions.create(model=MODEL, **requested) for _ in range(ANSWERS)]  # type: ignore[call-overload]
@@ -49,7 +49,7 @@ async def whole_answers(pool: LivePool) -> Row:
 
 
 async def hostile_bodies(pool: LivePool, seed: int) -> list[Row]:
-    """Each body once, a few at a time, while streams run."""
+    """Send each body once, a few at a time, while streams run, and return the rows."""
     answers: list[tuple[Body, Answer | None, float]] = []
     bodies = iter(list(_bodies(seed)))
 
@@ -71,7 +71,7 @@ async def hostile_bodies(pool: LivePool, seed: int) -> list[Row]:
     by_status = ", ".join(f"{count} × {status}" for status, count in sorted(statuses.items()))
     return [
         row(
-            f"hostile bodies beside {STREAMS} live streams that were not answered in {ANSWER_S:g} s by a 4xx "
+            f"hostile bodies during {STREAMS} live streams that were not answered in {ANSWER_S:g} s by a 4xx "
             f"or an answer, of {len(answers)}",
             "0",
             f"{len(wrong)} (slowest {slowest_s:.2f} s; {by_status})",
@@ -100,7 +100,7 @@ def _is_right(answer: Answer | None) -> bool:
 
 
 def _bodies(seed: int) -> Iterator[Body]:
-    """The ones that once did harm, then others by the seed."""
+    """Yield bodies that once caused a failure, then others drawn from the seed."""
     yield from _known()
     for number in range(BODIES - len(list(_known()))):
         yield make_body(Random(f"{seed} {number}"), 1 << 20)

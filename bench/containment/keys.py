@@ -1,4 +1,4 @@
-"""How soon a revoked key stops, and how exact limits are, on one router and on three that share a Redis."""
+"""Measures how soon a revoked key is rejected and how exact limits are, with one router and with three."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ SHARED_ERROR = 0.05
 
 
 def measured(folder: Path) -> list[Row]:
-    """Return their rows."""
+    """Measure both, and return the rows."""
     keys = {name: folder / f"{name}.txt" for name in ("revoked", "requests", "concurrent")}
     for name, file in keys.items():
         file.write_text(f"key-{name}\n")
@@ -52,7 +52,7 @@ def _application(name: str, keys: Path) -> dict[str, Any]:
 
 
 def _share(pool: LivePool, redis: RedisServer, folder: Path) -> None:
-    """Start three routers anew, which share limits through Redis."""
+    """Restart three routers, which share limits through Redis."""
     url = folder / "redis-url"
     url.write_text(f"{redis.url}\n")
     for name in ROUTERS[1:]:
@@ -65,7 +65,7 @@ def _share(pool: LivePool, redis: RedisServer, folder: Path) -> None:
 
 
 def _revocation(pool: LivePool, keys: Path) -> Row:
-    """Take the key away and give it back, a few times; the longest that it still worked."""
+    """Revoke and restore the key a few times, and return a row with the longest time that it still worked."""
     took_s = []
     with httpx2.Client(headers={"authorization": "Bearer key-revoked"}, timeout=60) as client:
 
@@ -95,7 +95,7 @@ def _exact(pool: LivePool, routers: Sequence[str], where: str, error: float) -> 
 
 
 async def _statuses(pool: LivePool, routers: Sequence[str], key: str) -> Counter[int]:
-    """Send as many at once to the routers in turn. Each takes longer than all of them take to arrive."""
+    """Send all requests at once, to the routers in turn. Each takes longer than the arrival of all."""
     body = {"model": pool.model, "prompt": "hello", "max_tokens": 600, "ignore_eos": True}
     headers = {"authorization": f"Bearer {key}"}
     async with httpx2.AsyncClient(headers=headers, timeout=120, limits=httpx2.Limits()) as client:

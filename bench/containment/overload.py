@@ -1,8 +1,8 @@
-"""Ten times more than a pool can carry, for minutes, a tenth of the clients reading nothing.
+"""Overload: ten times the pool's capacity for minutes, with a tenth of the clients reading nothing.
 
-The pool is small and its model slow, so that simulated engines keep real time on a small machine. Its
-capacity is measured first: what it admits while many ask. Then requests come at ten times that rate,
-whatever becomes of them. Clients that stall ask for long answers, streamed and whole, and leave their
+The pool is small and its model slow, so that simulated engines run in real time on a small machine. First its
+capacity is measured: the admitted rate under many requests. Then requests arrive at ten times that rate,
+regardless of their outcomes. Stalled clients request long answers, streamed and complete, and keep their
 connections open.
 """
 
@@ -45,14 +45,14 @@ POOL: dict[str, Any] = {
 
 @dataclass
 class Traffic:
-    """Sends requests to one router. statuses: of answers, by name; stalled: that were never read."""
+    """Sends requests to one router. statuses: counts of answers by status. stalled: answers never read."""
 
     address: tuple[str, int]
     statuses: Counter[str] = field(default_factory=Counter)
     stalled: int = 0
 
     async def send_at(self, rate: float, for_s: float) -> None:
-        """Send so many a second, evenly; every tenth client stalls. Returns when the last has ended."""
+        """Send `rate` requests per second, evenly, until all have ended; every tenth client stalls."""
         began_s, every = time.monotonic(), round(1 / STALLED_SHARE)
         async with asyncio.TaskGroup() as group:
             for number in range(round(rate * for_s)):
@@ -101,7 +101,7 @@ def _request(tokens: int, *, stream: bool, close: bool) -> bytes:
 
 
 def _status(answer: bytes) -> str:
-    """The answer's status; `cut` where its end is missing."""
+    """Return the answer's status; `cut` if its end is missing."""
     if not answer:
         return "none"
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -112,7 +112,7 @@ def _status(answer: bytes) -> str:
 
 @dataclass
 class Memory:
-    """Resident MiB of each process, sampled."""
+    """Samples of each process's resident memory, in MiB."""
 
     processes: dict[str, Started]
     samples: dict[str, list[float]] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Memory:
             await asyncio.sleep(SAMPLE_S)
 
     def rows(self) -> Iterator[Row]:
-        """Each process's memory in the second tenth of the time, in the middle, and in the last."""
+        """Yield each process's memory in the second tenth of the time, the middle, and the last tenth."""
         for name, samples in self.samples.items():
             tenth = max(1, len(samples) // 10)
             early, middle, late = (
@@ -139,7 +139,7 @@ class Memory:
 
 
 def measured(folder: Path, minutes: float) -> list[Row]:
-    """Return the rows."""
+    """Run the overload, and return the rows."""
     pool = LivePool(folder, 2, **POOL)
     try:
         pool.open()
@@ -176,7 +176,7 @@ async def _overloaded(pool: LivePool, minutes: float) -> list[Row]:
 
 
 async def _capacity(pool: LivePool, address: tuple[str, int]) -> float:
-    """Requests a second that are admitted while more than enough come."""
+    """Return the admitted requests per second under overload."""
     before, traffic = _demand(pool), Traffic(address)
     began_s = time.monotonic()
     async with asyncio.TaskGroup() as group:

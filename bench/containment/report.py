@@ -1,4 +1,4 @@
-"""The rows that the benchmark prints, and the page that it writes."""
+"""The rows that the bench prints, and the page that it writes."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
-    """A figure beside its goal. met: None where there is no goal."""
+    """A figure with its goal. met: None if there is no goal."""
 
     what: str
     goal: str
@@ -18,14 +18,14 @@ class Row(NamedTuple):
 
 
 def row(what: str, goal: str, measured: str, met: bool | None) -> Row:
-    """Return the row, which is printed at once: the whole run takes a quarter of an hour."""
+    """Print the row immediately, because the whole run takes a quarter of an hour, and return it."""
     made = Row(what, goal, measured, met)
     print(f"{made.what}: {made.measured}{_verdict(made)}", flush=True)
     return made
 
 
 def keep(file: Path, part: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """Put a part's rows in the place of those that it had; return all parts."""
+    """Replace a part's rows in the file, and return all parts."""
     parts: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     parts[part] = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "load": load, "rows": rows}
@@ -34,7 +34,7 @@ def keep(file: Path, part: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def page(parts: Mapping[str, Any], heads: Mapping[str, tuple[str, str]]) -> str:
-    """Return the page, in Markdown. heads: title and conditions of each part, in the page's order."""
+    """Return the page as Markdown. heads: title and conditions of each part, in the page's order."""
     lines = [
         "# Containment",
         "",

@@ -1,7 +1,6 @@
-"""Capacity on a real GPU: the same requests to vLLM as it is and to Penstock before it.
+"""Capacity on a real GPU: the same requests to unmodified vLLM and to Penstock in front of vLLM.
 
-`__main__` goes from one way of serving to the next, as `asked` on the command line; `search` says which rate
-to try, `load` makes a scenario's requests at it and sends them, `ways` starts what serves, `journal`
-remembers trials, `page` writes what was found. `device` looks for the GPU, `cpu` replaces it
-where only the program itself is tried.
+`__main__` runs one way of serving after the other with the command line's `options`; `search` chooses the
+next rate, `load` generates a scenario's requests and sends them, `ways` starts the servers, `journal` stores
+trials, `page` writes the results. `device` finds the GPU, `cpu` replaces it to test the program itself.
 """

@@ -1,15 +1,15 @@
-"""How many requests a second one GPU carries under vLLM's own scheduler, and how many under Penstock's.
+"""Measures the capacity of one GPU with vLLM's own scheduler and with Penstock's, in requests per second.
 
   make bench-gpu                              on a machine with an NVIDIA GPU and vLLM
-  make bench-gpu GPU="--minutes 60 ..."       PYTHONPATH=bench .venv/bin/python -m gpu --help: all of them
+  make bench-gpu GPU="--minutes 60 ..."       PYTHONPATH=bench .venv/bin/python -m gpu --help: all options
 
-Capacity is the highest rate at which 90 % of all requests meet every target, refused and failed ones counted
-as misses. vLLM is asked directly, at several token budgets, and the best of them counts; Penstock is a whole
-pool on this machine: router, sidecar and vLLM with the plug-in. All get the same requests of the same
-scenarios, judged alike, with slowdowns by a time model that is measured first.
+Capacity is the highest rate at which 90 % of all requests meet every target; rejected and failed requests
+count as misses. vLLM is called directly, at several token budgets, of which the best counts. Penstock is a
+whole pool on this machine: router, sidecar and vLLM with the plug-in. All get the same requests of the same
+scenarios and are judged alike, with slowdowns by a time model that is measured first.
 
-Every trial is kept as it ends, in bench/results/local, and the same command goes on from there. Without a GPU
-nothing is measured or written. `--device cpu` tries the program itself, on a random model.
+Every trial is stored when it ends, in bench/results/local, and the same command continues from there. Without
+a GPU nothing is measured or written. `--device cpu` tests the program itself with a random model.
 """
 
 import argparse
@@ -40,7 +40,7 @@ LOCAL = RESULTS / "local"
 
 
 class Bench(NamedTuple):
-    """What holds for all ways. folder: of these conditions: trials, and what is written on the way."""
+    """Inputs that all ways share. folder: trials and temporary files under these conditions."""
 
     options: argparse.Namespace
     target: Target
@@ -53,7 +53,7 @@ class Bench(NamedTuple):
 
 def main() -> None:
     options = parsed(__doc__ or "")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers are stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are stopped
     devices = gpus() if options.device == "gpu" else [f"CPU, {os.cpu_count()} cores"]
     if not devices:
         print("bench-gpu: nvidia-smi finds no NVIDIA GPU here; nothing was measured or written")
@@ -87,7 +87,7 @@ def headline(conditions: Mapping[str, Any]) -> str:
 
 
 def all_ways(bench: Bench) -> list[Found]:
-    """vLLM at one budget after the other, each to beat those before, then Penstock; time shared evenly."""
+    """Search vLLM at each budget (each must exceed the best before), then Penstock, in equal times."""
     budgets = sorted(map(int, bench.options.budgets.split(",")), reverse=True)
     ways = [Way(budget) for budget in budgets]
     ways += [Way(budgets[0], policy) for policy in bench.options.policies.split(",")]
@@ -101,7 +101,7 @@ def all_ways(bench: Bench) -> list[Found]:
 
 
 def one_way(bench: Bench, way: Way, ends_s: float, before: Sequence[Found]) -> list[Found]:
-    """All scenarios, under one way. ends_s: when no trial begins any more."""
+    """Search all scenarios with one way. ends_s: time after which no trial begins."""
     found = []
     names = bench.options.scenarios.split(",")
     document = pool_document(bench.target, way, bench.tiers, "auto")
@@ -124,7 +124,7 @@ def one_way(bench: Bench, way: Way, ends_s: float, before: Sequence[Found]) -> l
 def searched(
     bench: Bench, server: Server, way: Way, scenario: str, *, until_s: float, bar_rps: float
 ) -> Found:
-    """A capacity, as far as there is time for it."""
+    """Search a capacity until `until_s`."""
     model = named_time_model(str(bench.folder / MEASURED))
     assert model is not None
     requested = rates(guess_rps(SCENARIOS[scenario], model, bench.load), bar_rps)
@@ -144,7 +144,7 @@ def searched(
 
 
 def trial(bench: Bench, server: Server, way: Way, scenario: str, rate_rps: float) -> Report:
-    """Requests at a rate, to a server, judged and kept."""
+    """Run a trial at a rate, and store and return its report."""
     url = server.url()
     requested = requests(SCENARIOS[scenario], rate_rps, bench.load)
     write_trace(bench.folder / "trace.csv", requested)
@@ -163,7 +163,7 @@ def trial(bench: Bench, server: Server, way: Way, scenario: str, rate_rps: float
 
 
 def write(bench: Bench, conditions: Mapping[str, Any], page: str, found: Sequence[Found]) -> None:
-    """The page, and the same for programs: a GPU's among the results, a CPU's beside its trials."""
+    """Write the page and its JSON: of a GPU to the results, of a CPU to its trials' folder."""
     print(f"\n{page}")
     folder, name = (RESULTS, "gpu") if bench.options.device == "gpu" else (bench.folder, "cpu")
     (folder / f"{name}.md").write_text(page)

@@ -1,4 +1,4 @@
-"""A substitute for a GPU and its model, to try the program: vLLM on the CPU, random weights."""
+"""A substitute for a GPU and its model, to test the program: vLLM on the CPU with random weights."""
 
 import subprocess
 from pathlib import Path
@@ -23,12 +23,12 @@ ARGUMENTS = (
 
 
 def python() -> Path:
-    """Of the environment of `bench/vllm_environment serving`."""
+    """Return the Python of the environment of `bench/vllm_environment serving`."""
     return Path(f"{folder()}-serving") / "bin" / "python"
 
 
 def model(into: Path, python: Path) -> Path:
-    """The random model, made the first time."""
+    """Return the random model's folder; create the model the first time."""
     if not (into / "config.json").exists():
         maker = Path(__file__).with_name("make_cpu_model.py")
         subprocess.run([python, maker, into], check=True, stdout=subprocess.DEVNULL)

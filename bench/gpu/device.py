@@ -6,7 +6,7 @@ QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format
 
 
 def gpus() -> list[str]:
-    """Name, memory and driver of each; none where there is no driver or it finds none."""
+    """Return name, memory and driver of each GPU; empty without a driver or a GPU."""
     try:
         reported = subprocess.run(QUERY, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,7 +1,7 @@
-"""Trials that were run, kept as they end, so that a stopped bench continues where it was.
+"""A log of trials, written when they end, so that a stopped bench can be resumed.
 
-A line of JSON each, in a folder named after everything that a trial's result depends on but the way and the
-rate. A line that was cut off by the stop is passed over.
+Each trial is a line of JSON, in a folder named by a digest of everything that a trial's result depends on,
+except the way and the rate. An incomplete line is ignored.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 Report = dict[str, Any]
-"""What `penstock replay` says of a trial, as JSON."""
+"""JSON report of `penstock replay` for a trial."""
 
 
 class Journal:
@@ -28,23 +28,23 @@ class Journal:
             self._known[row["way"], row["scenario"], row["rate_rps"]] = row["report"]
 
     def get(self, way: str, scenario: str, rate_rps: float) -> Report | None:
-        """What was found, where it was."""
+        """Return the report of a trial; None if it was not run."""
         return self._known.get((way, scenario, rate_rps))
 
     def add(self, way: str, scenario: str, rate_rps: float, report: Report) -> None:
-        """Keep a trial."""
+        """Store a trial."""
         self._known[way, scenario, rate_rps] = report
         row = {"way": way, "scenario": scenario, "rate_rps": rate_rps, "report": report}
         with self._path.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
     def trials(self, way: str, scenario: str) -> dict[float, Report]:
-        """All of one search, by rate."""
+        """Return the trials of one search, by rate."""
         found = {key[2]: report for key, report in self._known.items() if key[:2] == (way, scenario)}
         return dict(sorted(found.items()))
 
 
 def digest(conditions: Mapping[str, object]) -> str:
-    """A name for what trials have in common."""
+    """Return a digest of the conditions that trials share."""
     text = json.dumps(conditions, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

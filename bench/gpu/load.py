@@ -1,8 +1,9 @@
-"""A scenario's requests at a rate, as a trace, and what became of them.
+"""A scenario's requests at a rate, as a trace, and their replay.
 
-The same for every way of serving: the scenario's own arrivals, stretched, and the first so many seconds of
-them. `penstock replay` sends them open loop and judges each by the scenario's targets, of which a slowdown is
-of what the engine was measured to take. Prompts differ from trial to trial, or caches would answer.
+Every way of serving gets the same requests: the first seconds of the scenario's own arrivals, with scaled
+times. `penstock replay` sends them open loop and judges each by the scenario's targets; a slowdown is
+relative to the engine's measured time model. Prompts differ between trials, so that prefix caches have no
+hits.
 """
 
 import csv
@@ -21,14 +22,14 @@ from gpu.journal import Report
 SINGLE = tuple(
     name for name in SCENARIOS if not any(a.session for a in arrivals(SCENARIOS[name], 1.0, seed=0))
 )
-"""Scenarios whose requests are independent: a trace cannot wait for an answer before it sends the next."""
+"""Scenarios with independent requests, because an open-loop trace does not wait for answers."""
 
 TOGETHER = 32
-"""Answers that the guess has decode side by side."""
+"""Concurrent decodes that the guess assumes."""
 
 
 class Load(NamedTuple):
-    """How requests are made of a scenario. scale: of prompts and answers, in tokens."""
+    """How requests are derived from a scenario. scale: factor on prompt and answer tokens."""
 
     seconds: float
     scale: float
@@ -37,13 +38,13 @@ class Load(NamedTuple):
 
 
 def requests(scenario: Scenario, rate_rps: float, load: Load) -> list[Arrival]:
-    """Those of one trial, in order. Longer ones than the model's context are cut to it."""
+    """Return the requests of one trial in order, cut to the model's context."""
     coming = takewhile(lambda a: a.arrival_s < load.seconds, arrivals(scenario, rate_rps, 0, laps=20))
     return [fitted(arrival, load) for arrival in coming]
 
 
 def fitted(arrival: Arrival, load: Load) -> Arrival:
-    """A request scaled, and within the context."""
+    """Return a request with scaled lengths, within the context."""
     prompt = max(round(arrival.prompt_tokens * load.scale), 1)
     output = max(round(arrival.output_tokens * load.scale), 1)
     prompt = min(prompt, load.context_tokens - 2)
@@ -51,7 +52,7 @@ def fitted(arrival: Arrival, load: Load) -> Arrival:
 
 
 def guess_rps(scenario: Scenario, model: TimeModel, load: Load) -> float:
-    """Where to begin: half of what keeps the measured engine busy, prompts alone and answers together."""
+    """Return the first rate: half of the rate that fills the engine with prefills and batched decodes."""
     requests = [fitted(arrival, load) for arrival in arrivals(scenario, 1.0, 0)]
     prompt_tokens = sum(arrival.prompt_tokens for arrival in requests) / len(requests)
     answer_tokens = sum(arrival.output_tokens for arrival in requests) / len(requests)
@@ -60,7 +61,7 @@ def guess_rps(scenario: Scenario, model: TimeModel, load: Load) -> float:
 
 
 def write_trace(path: Path, requests: list[Arrival]) -> None:
-    """As `penstock replay` reads it."""
+    """Write the requests as a trace for `penstock replay`."""
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("arrival_s", "prompt_tokens", "output_tokens", "tier"))

@@ -1,6 +1,6 @@
-"""Writes a model for CPUs, in place of a GPU's: `make_cpu_model.py FOLDER`, run with the Python of vLLM.
+"""Writes a model for CPUs, to replace that of a GPU: `make_cpu_model.py FOLDER`, run with the Python of vLLM.
 
-The example's, with a vocabulary to which the token ids of four digits belong that replays send.
+It is the model of the example with a larger vocabulary, which includes the four-digit token ids of replays.
 """
 
 import sys

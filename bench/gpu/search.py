@@ -1,9 +1,8 @@
-"""Which rate to try next, by what the rates before have shown: pure, so that it is tested without a server.
+"""Chooses the next rate from the results of the previous ones; pure, so it is tested without a server.
 
 From a guess, rates grow or shrink by half until one attains and the next does not; then the bracket is
-halved, in proportion, until it is narrow. Each rate costs a minute or two of a real server's time, so a
-setting that only has to beat another begins a step above the other's capacity, and is dropped where it misses
-that.
+bisected geometrically until it is narrow. Each rate takes a minute or two of a real server's time. So the
+search of a setting that must exceed another begins a step above the other's capacity, and ends if it misses.
 """
 
 from collections.abc import Generator
@@ -12,25 +11,25 @@ from typing import NamedTuple
 
 GROWTH = 1.5
 STEP = 1.05
-"""How narrow a bracket is enough, and by how much a rival has to do better."""
+"""Ratio at which a bracket is narrow enough, and by which a setting must exceed another."""
 
 MOST_STEPS = 12
-"""Of the bracket: 130 times the guess, or a 130th of it."""
+"""Most steps of the bracket: up to 130 times the guess, or a 130th of it."""
 
 
 class Bracket(NamedTuple):
-    """The highest rate that attains, and the lowest that does not. 0 and None where none was found."""
+    """The highest rate that attains (0 for none), and the lowest that does not (None for none)."""
 
     low_rps: float = 0.0
     high_rps: float | None = None
 
 
 Rates = Generator[float, bool, None]
-"""Yields rates to try and is sent whether each attained."""
+"""Yields rates to try, and is sent whether each attained."""
 
 
 def rates(guess_rps: float, bar_rps: float = 0.0) -> Rates:
-    """Rates that lead to a narrow bracket. bar_rps: a capacity to be beaten; 0 where there is none."""
+    """Yield rates until the bracket is narrow. bar_rps: capacity to exceed; 0 for none."""
     rate_rps = rounded(bar_rps * STEP if bar_rps else guess_rps)
     attains = yield rate_rps
     if bar_rps and not attains:
@@ -53,7 +52,7 @@ def rates(guess_rps: float, bar_rps: float = 0.0) -> Rates:
 
 
 def bracket_of(tried: dict[float, bool]) -> Bracket:
-    """What rates that were tried say together: the highest under the lowest that failed."""
+    """Return the bracket of tried rates: the highest that attained below the lowest that did not."""
     failed = [rate_rps for rate_rps, attains in tried.items() if not attains]
     high_rps = min(failed, default=None)
     fine = [r for r, attains in tried.items() if attains and (high_rps is None or r < high_rps)]
@@ -61,5 +60,5 @@ def bracket_of(tried: dict[float, bool]) -> Bracket:
 
 
 def rounded(rate_rps: float) -> float:
-    """Three digits: a rate that people can read, and that a journal finds again."""
+    """Round to three digits, so that rates are readable and repeat in the journal."""
     return float(f"{rate_rps:.3g}")

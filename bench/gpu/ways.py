@@ -1,8 +1,8 @@
-"""What serves: vLLM as it is, at one of several token budgets, or Penstock with its scheduler inside vLLM.
+"""The ways of serving: unmodified vLLM at a token budget, or Penstock with its scheduler inside vLLM.
 
 Both run the same model with the same arguments on the same device, from one pool file; only the scheduler and
-what is before the engine differ. A server is started when the first request wants it, since a bench that
-goes on after a stop may know all its answers already.
+the processes in front of the engine differ. A server is started at the first use of its URL, because a
+resumed bench may have all results already.
 """
 
 import json
@@ -27,21 +27,21 @@ MEASURED = "measured.json"
 
 
 class Way(NamedTuple):
-    """One way of serving. policy: of Penstock; None for vLLM's own scheduler. batch_tokens: most a step."""
+    """One way of serving. policy: Penstock's; None for vLLM's scheduler. batch_tokens: token budget."""
 
     batch_tokens: int
     policy: str | None = None
 
     @property
     def name(self) -> str:
-        """For people, and the journal."""
+        """Name in the page and the journal."""
         return f"Penstock, {self.policy}" if self.policy else f"vLLM, {self.batch_tokens} tokens a step"
 
 
 class Target(NamedTuple):
-    """What all ways serve, and with what.
+    """The model and engine that all ways serve.
 
-    vllm: its Python, and the model. served: the model's name. environment: beside this process's own.
+    vllm: its Python, and the model. served: the model's name. environment: additional variables.
     """
 
     vllm: VllmEngine
@@ -54,7 +54,7 @@ class Target(NamedTuple):
 
 
 def pool_document(target: Target, way: Way, tiers: Mapping[str, Tier], time_model: str) -> dict[str, Any]:
-    """The pool as its file says it; JSON is YAML."""
+    """Return the document of the pool file; JSON is YAML."""
     engine = {
         "type": "vllm",
         "timeModel": time_model,
@@ -82,7 +82,7 @@ def pool_document(target: Target, way: Way, tiers: Mapping[str, Tier], time_mode
 
 
 def slo_document(slo: Slo) -> dict[str, Any]:
-    """Targets as a pool file has them."""
+    """Return targets as in a pool file."""
     ttft = {"slowdown": slo.ttft_slowdown} if slo.ttft_slowdown else milliseconds(slo.ttft_s)
     reported = {"ttft": ttft, "tpot": milliseconds(slo.tpot_s), "answerTpot": milliseconds(slo.answer_tpot_s)}
     return {name: value for name, value in reported.items() if value is not None} | {"judge": slo.judge.value}
@@ -93,7 +93,7 @@ def milliseconds(seconds: float | None) -> str | None:
 
 
 class Server:
-    """One way, started when it is first asked for its URL, and gone after the block."""
+    """A server of one way, started at the first use of its URL and stopped after the block."""
 
     def __init__(self, target: Target, way: Way, folder: Path) -> None:
         self._target, self._way, self._folder = target, way, folder
@@ -106,7 +106,7 @@ class Server:
         self._stack.close()
 
     def url(self) -> str:
-        """Where it serves. Ends the program with its log where it does not start."""
+        """Base URL of the server. Exits with the server's log if it does not start."""
         if not self._url:
             print(f"  starting {self._way.name}", flush=True)
             serving = _penstock if self._way.policy else _plain

@@ -1,14 +1,14 @@
-"""How many small changes of the sources the tests notice, and which they don't.
+"""Mutation testing: how many small changes of the sources the tests detect, and which they do not.
 
   make bench-mutants SINCE=main                   mutants of the lines that differ from a revision
-  make bench-mutants SAMPLE=50 SEED=7             so many of each package, drawn by a seed
+  make bench-mutants SAMPLE=50 SEED=7             this many of each package, drawn by a seed
   make bench-mutants PACKAGES="core router" EXCLUDE="policies/sola routing/orders" JOBS=4
 
-  make bench-mutants SAMPLE=40 SEED=8 KEEP=yes    record them: a sample that no test was written for
+  make bench-mutants SAMPLE=40 SEED=8 KEEP=yes    record the result, for a sample that no test was written for
 
-The goal is 95 % of those judged killed. Each survivor is printed: either a test is missing, or the code says
-more than it needs to, or the change makes no difference (such are rare, and marked in `equivalent.toml`).
-Marked mutants, and those whose tests took too long or broke off, are printed apart and count neither way.
+The goal is that tests kill 95 % of the judged mutants. Each survivor is printed: a test is missing, the code
+is redundant, or the change makes no difference (rare, and marked in `equivalent.toml`). Marked mutants, and
+those whose tests timed out or failed to run, are printed separately and not counted.
 """
 
 import argparse
@@ -51,13 +51,13 @@ TESTS = {
     "cli": ("tests/cli",),
     "vllm-plugin": ("tests/vllm_parts", "tests/vllm_plugin"),
 }
-"""Package -> its own tests, quick ones first. Others may notice, too: here they don't count."""
+"""Package -> its own tests, fast ones first. Tests of other packages do not count."""
 
 Judged = list[tuple[Mutant, Verdict]]
 
 
 def main() -> int:
-    """The exit code: 0 if the goal is met in every package, 2 if the tests of one are red as they are."""
+    """Run the probe; exit code 0 if every package meets the goal, 2 if a package's tests fail unmutated."""
     options = _options()
     marks, revision = marks_of(), _revision()
     found: dict[str, Judged] = {}
@@ -92,7 +92,7 @@ def judged(
     *,
     equivalent: Collection[Mutant] = (),
 ) -> Judged:
-    """The verdict on each mutant, tried by so many at once. equivalent: those that are not tried."""
+    """Return the verdict on each mutant. jobs: mutants tried at a time. equivalent: mutants not tried."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-mutants-"))
         pool = stack.enter_context(ThreadPoolExecutor(jobs))
@@ -123,13 +123,13 @@ def judged(
 
 
 def score(found: Judged) -> float:
-    """The share of the mutants judged that tests killed; 1 where none was judged."""
+    """Return the share of judged mutants that tests killed; 1 if none was judged."""
     killed, survived = len(_with(found, Verdict.KILLED)), len(_with(found, Verdict.SURVIVED))
     return killed / (killed + survived) if killed + survived else 1.0
 
 
 def summary(package: str, found: Judged) -> str:
-    """One line: how many were killed of those judged, and how many were not judged."""
+    """Return a line with the numbers of mutants killed, judged and not judged."""
     killed, survived, timed_out, broken, equivalent = (len(_with(found, verdict)) for verdict in Verdict)
     of = f"{package}: {killed} of {killed + survived} killed, {score(found):.1%}"
     return f"{of}; not judged: {timed_out} timed out, {broken} broken, {equivalent} equivalent"
@@ -151,9 +151,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("packages", nargs="*", default=list(TESTS), choices=list(TESTS), metavar="PACKAGE")
-    add("--exclude", nargs="+", default=[], metavar="PART", help="leave out paths that contain one of these")
+    add("--exclude", nargs="+", default=[], metavar="PART", help="exclude paths that contain one of these")
     add("--since", help="only lines that differ from this revision")
-    add("--sample", type=int, default=0, metavar="N", help="at most so many of each package")
+    add("--sample", type=int, default=0, metavar="N", help="at most this many of each package")
     add("--seed", type=int, default=1, help="seed of the sample")
     add("--jobs", type=int, default=cpu_count() or 1, help="mutants tried at once")
     add(

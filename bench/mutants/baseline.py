@@ -1,4 +1,4 @@
-"""What the tests of a package do without any mutant: which of them run a line, and how long they take."""
+"""A package's tests without mutants: which tests run a line, and their durations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,23 +6,23 @@ from dataclasses import dataclass, field
 from mutants.mutations import Mutant
 
 FEW = 20
-"""So many tests, the quickest, are asked first: most mutants need no more."""
+"""Number of fast tests that run first; most mutants need no others."""
 MANY = 400
-"""More tests than these are named by their files."""
+"""Above this number, tests are selected by file."""
 FACTOR, GRACE_S = 5.0, 10.0
-"""A mutant's tests may take so many times what they take without it, one patience, and so much more."""
+"""Timeout of a mutant's tests: a factor on their unmutated duration, plus a patience and a constant."""
 LEAST_PATIENCE_S, PATIENCE_FACTOR = 20.0, 3.0
-"""How long a test waits for a condition: at least, and in times of the longest test without a mutant."""
+"""Patience, a test's wait for a condition: minimum, and factor on the longest unmutated test."""
 
 Runs = Mapping[str, Mapping[int, frozenset[str]]]
-"""Path -> line -> the tests that run it."""
+"""Path -> line -> tests that run it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Tests that are asked at once, how long they may take, and how long one of them waits for a condition.
+    """Tests that run together, their timeout, and how long a test waits for a condition.
 
-    The patience is below the bound: a test that waits without success fails, and detects the mutant.
+    The patience is below the timeout, so that a test that waits in vain fails and detects the mutant.
     """
 
     tests: Sequence[str]
@@ -32,15 +32,15 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """seconds: test -> what it takes with its fixtures."""
+    """seconds: test -> duration with its fixtures."""
 
     runs: Runs
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def rounds_for(self, mutant: Mutant, of_package: Sequence[str]) -> list[Round]:
-        """The tests that judge a mutant: those that run its line, or those of its file and then all.
+        """Return the tests that judge a mutant: those that run its line, or those of its file and then all.
 
-        of_package: the package's folders of tests, in the order in which they are asked: quick ones first.
+        of_package: the package's test folders, fast ones first.
         """
         lines = self.runs.get(mutant.path, {})
         if names := lines.get(mutant.line):
@@ -54,7 +54,7 @@ class Baseline:
         return [self._round(quickest[:FEW])] if len(names) > FEW else []
 
     def _by_folder(self, names: frozenset[str], folders: Sequence[str]) -> list[Round]:
-        """A round for each folder that has some of these tests."""
+        """Return a round for each folder that has some of these tests."""
         rounds = ([name for name in names if name.startswith(folder)] for folder in folders)
         return [self._round(_named(found)) for found in rounds if found]
 
@@ -66,5 +66,5 @@ class Baseline:
 
 
 def _named(names: Sequence[str]) -> list[str]:
-    """Tests by their names, or, where they are many, by their files."""
+    """Return the tests by name, or by file if there are many."""
     return sorted({name.partition("::")[0] for name in names} if len(names) > MANY else names)

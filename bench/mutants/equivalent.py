@@ -1,7 +1,7 @@
 """Mutants that make no observable difference: reviewed, with reasons, in `equivalent.toml`.
 
-A mark names a mutant by its file, the text of its line and the change as the probe prints it. A mark that
-matches no mutant any more is an error, and so is one that matches more of them than it says.
+A mark identifies a mutant by its file, the text of its line and the change as the probe prints it. A mark
+that matches no mutant is an error, and so is one that matches more mutants than it states.
 """
 
 import tomllib
@@ -18,7 +18,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 class Mark:
     """line: without its indentation. change: `was -> text`. why: what makes the change unobservable.
 
-    times: so many mutants have this line and this change.
+    times: number of mutants with this line and this change.
     """
 
     file: str
@@ -29,16 +29,16 @@ class Mark:
 
 
 class InvalidMark(Exception):
-    """A mark matches another number of mutants than it says."""
+    """A mark matches a different number of mutants than it states."""
 
 
 def marks_of(file: Path = EQUIVALENT) -> list[Mark]:
-    """Read marks."""
+    """Read the marks of a file."""
     return [Mark(**mark) for mark in tomllib.loads(file.read_text()).get("equivalent", [])]
 
 
 def marked(root: Path, mutants: Sequence[Mutant], marks: Sequence[Mark]) -> set[Mutant]:
-    """The marked ones of mutants. Marks are of files that the mutants are of. Raises InvalidMark."""
+    """Return the marked mutants. All marks must be for the files of the mutants. Raises InvalidMark."""
     return {mutant for mark in marks for mutant in _of(root, mutants, mark)}
 
 

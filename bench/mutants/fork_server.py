@@ -1,12 +1,12 @@
-"""Runs pytest in forks of one process, which has imported before what the tests need from outside the tree.
+"""Runs pytest in forks of one process, which has already imported the libraries that the tests need.
 
-Starting Python and importing libraries takes longer than most tests. The tree's own modules are imported by
-each fork: it runs the files as they are by then, and so do the processes that its tests start.
+Starting Python and importing libraries takes longer than most tests. Each fork imports
+the tree's own modules, so it runs the current files, and so do the processes that its tests start.
 
-It prints a line once it is ready. A request is a line of JSON on standard input: pytest's arguments, how long
-it may take in seconds or null, the file that takes what it prints, and environment variables. The answer
-is a line on standard output: the exit code of pytest, negative for the signal that ended it, or null
-where it took too long; and the seconds of each test that ended.
+It prints a line when it is ready. A request is a line of JSON on standard input: pytest's arguments, the
+timeout in seconds or null, the file for its output, and environment variables. The answer is a line on
+standard output: pytest's exit code, negative for the signal that ended it, or null after a timeout; and the
+seconds of each test that ended.
 """
 
 import json
@@ -27,11 +27,11 @@ import pytest
 
 OUTSIDE = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 QUIET = ("-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
-"""Plug-ins of pytest are imported before pytest could rewrite their assertions: these are none of ours."""
+"""Suppresses the warning about imported plug-ins, whose assertions pytest cannot rewrite."""
 
 
 class Seconds:
-    """A plug-in of pytest: how long each test takes, with what is set up for it."""
+    """A plug-in of pytest that measures the duration of each test with its fixtures."""
 
     def __init__(self) -> None:
         self.by_test: dict[str, float] = {}
@@ -61,14 +61,14 @@ def preload(tests: list[str]) -> None:
 
     _, found = forked(names, None, Path(".preload"))
     for name in found if isinstance(found, list) else ():
-        with suppress(Exception):  # a fork that needs it imports it itself
+        with suppress(Exception):  # a fork that needs it imports it
             import_module(name)
 
 
 def run(
     arguments: list[str], timeout_s: float | None, output: Path, environment: Mapping[str, str]
 ) -> dict[str, object]:
-    """Run pytest in a fork. None of the processes of its group outlives it."""
+    """Run pytest in a fork, and end all processes of its group afterwards."""
 
     def tests() -> object:
         os.environ.update(environment)
@@ -85,16 +85,16 @@ def run(
 
 
 def forked(work: Callable[[], object], timeout_s: float | None, output: Path) -> tuple[int | None, object]:
-    """Do the work in a fork. Returns how the fork ended (None: it took too long), and what the work returned.
+    """Run `work` in a fork. Returns the exit status (None after a timeout) and the result of `work`.
 
-    output: the file that takes what the work prints; beside it is what the work returned, as JSON.
+    output: file for the output of `work`; its result is written to a JSON file with the same stem.
     """
     result = output.with_name(output.name + ".json")
     result.unlink(missing_ok=True)
     pid = os.fork()
     if pid == 0:
         _do(work, output, result)
-    with suppress(OSError):  # the fork does it, too: the group is there for whichever is first
+    with suppress(OSError):  # the fork does the same, so that the group exists for both
         os.setpgid(pid, pid)
     ended = _ends(pid, timeout_s)
     os.killpg(pid, signal.SIGKILL)
@@ -119,7 +119,7 @@ def _do(work: Callable[[], object], output: Path, result: Path) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # without what the fork inherited for its parent's end
+        os._exit(0)  # without the exit handlers of its parent
 
 
 def _ends(pid: int, timeout_s: float | None) -> bool:

@@ -1,10 +1,9 @@
-"""Small changes to a source file that a test ought to notice.
+"""Small changes to a source file that a test should detect.
 
-Each is one place in the text: a comparison, an operator, a number or a truth value is another one, a guard
-never holds, a statement is left out, a function returns None. Left alone is what changes no behaviour that
-code relies on: annotations, docstrings, what is logged, texts of exceptions, and settings: numbers that a
-module names in upper case and explains in a docstring, for tests take those by name, whatever they are. So
-are assertions, and `strict` of zip, which is one.
+Each changes one place in the text: a comparison, operator, number or truth value is replaced, a guard never
+holds, a statement is removed, or a function returns None. Not changed is text that does not affect behaviour:
+annotations, docstrings, log messages and texts of exceptions; settings, which are upper-case numbers with a
+docstring, because tests use them by name; and assertions, including `strict` of zip.
 """
 
 import ast
@@ -39,7 +38,7 @@ LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mutant:
-    """One change. start, end: the bytes of the file that `text` replaces; `was` is the original."""
+    """One change. start, end: range of bytes that `text` replaces. was: the original text."""
 
     path: str
     line: int
@@ -49,12 +48,12 @@ class Mutant:
     text: str
 
     def applied(self, source: bytes) -> bytes:
-        """The file with this change."""
+        """Return the file's content with this change."""
         return source[: self.start] + self.text.encode() + source[self.end :]
 
     @property
     def change(self) -> str:
-        """What becomes what, shortened."""
+        """The original and the new text, shortened."""
         was, text = (" ".join(of.split())[:70] for of in (self.was, self.text))
         return f"{was} -> {text}"
 
@@ -63,7 +62,7 @@ class Mutant:
 
 
 def mutants_of(path: str, source: bytes) -> list[Mutant]:
-    """Every change to a file, from its beginning to its end."""
+    """Return every change to a file, in the order of the text."""
     starts = [0, *accumulate(len(line) for line in source.splitlines(keepends=True))]
 
     def mutant(node: ast.expr | ast.stmt, text: str) -> Mutant:
@@ -76,7 +75,7 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """Nodes below this one, and their possible replacements."""
+    """Yield nodes below this one with their replacements."""
     if isinstance(node, ast.stmt):
         yield from _of_statement(node)
     elif isinstance(node, ast.expr):
@@ -87,7 +86,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
 
 
 def _parts(node: ast.AST) -> Iterator[ast.AST]:
-    """What of a node may be changed."""
+    """Yield the parts of a node that may be changed."""
     match node:
         case ast.Module():
             following = pairwise([*node.body, ast.Pass()])
@@ -143,7 +142,7 @@ def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _is_setting(node: ast.stmt, after: ast.stmt) -> bool:
-    """Return whether a statement names numbers in upper case, and the one after it explains them."""
+    """Return whether a statement assigns numbers to upper-case names, with a docstring after it."""
     match node, after:
         case (
             ast.Assign(targets=[target], value=value)
@@ -157,7 +156,7 @@ def _is_setting(node: ast.stmt, after: ast.stmt) -> bool:
 
 
 def _is_of_numbers(node: ast.expr) -> bool:
-    """Return whether an expression is a number, or made of numbers alone."""
+    """Return whether an expression consists of numbers only."""
     match node:
         case ast.Constant(value=value):
             return isinstance(value, int | float) and not isinstance(value, bool)
@@ -173,7 +172,7 @@ def _is_of_numbers(node: ast.expr) -> bool:
 
 
 def _is_false_or_none(node: ast.expr) -> bool:
-    """None in their place would be the same, or as good as the same."""
+    """Return whether replacing the value by None changes nothing or hardly anything."""
     return isinstance(node, ast.Constant) and (node.value is None or node.value is False)
 
 

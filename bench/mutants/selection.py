@@ -1,4 +1,4 @@
-"""Which mutants are tried: those of lines that have changed, or a sample that a seed draws."""
+"""Selects the mutants to try: those of changed lines, or a seeded sample."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@")
 
 
 def of_package(root: Path, package: str, exclude: Sequence[str] = ()) -> list[Mutant]:
-    """Every mutant of a package. package: its folder. exclude: parts of paths that are left out."""
+    """Return every mutant of a package. package: its folder. exclude: parts of excluded paths."""
     files = sorted(
         path
         for path in (root / package / "src").rglob("*.py")
@@ -24,7 +24,7 @@ def of_package(root: Path, package: str, exclude: Sequence[str] = ()) -> list[Mu
 
 
 def changed_lines(root: Path, since: str) -> Mapping[str, set[int]]:
-    """Path -> lines of the working tree that are not as they were at this revision."""
+    """Return path -> lines of the working tree that differ from this revision."""
     command = ["git", "diff", "--unified=0", "--no-color", "--no-ext-diff", since, "--", "*/src/*.py"]
     reported = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     changed: dict[str, set[int]] = {}
@@ -38,5 +38,5 @@ def changed_lines(root: Path, since: str) -> Mapping[str, set[int]]:
 
 
 def sampled(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """So many of them, the same for the same seed, in their order."""
+    """Return a sample of `count` mutants in their order, the same for equal seeds."""
     return sorted(Random(seed).sample(mutants, min(count, len(mutants))))

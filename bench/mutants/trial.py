@@ -1,16 +1,16 @@
-"""Runs tests on mutants, in copies of the tree: the tree that people work in never changes.
+"""Runs tests on mutants, in copies of the tree, so that the working tree never changes.
 
-First all tests of the package run as they are: they have to be green, and tell which test runs which line. A
-mutant is then judged by the tests that run its line. A line that no test runs in its own process (what a
-module does when it is imported, processes that tests start) is judged by the tests of its file, and if none
-of them notices, by all of the package's tests.
+First all tests of the package run without mutants: they must pass, and show which test runs which line. A
+mutant is then judged by the tests that run its line. A line that no test runs in its own process (code that
+runs at import, or in processes that tests start) is judged by the tests of its file, and if all of them pass,
+by all of the package's tests.
 
-A mutant is killed where a test fails, or where tests can be collected without it and not with it. Any other
-end of pytest (an interrupt, an internal error, a signal) says nothing about the mutant: it is broken. One
-whose tests take far longer than without it hangs, or the machine is busy. Neither is counted.
+A mutant is killed if a test fails, or if tests can no longer be collected. Any other end of pytest (an
+interrupt, an internal error, a signal) gives no result: the trial is broken. If the tests take far longer
+than without the mutant, it hangs, or the machine is busy. Neither is counted.
 
 Compiled code is judged as the Python that it is written in: compiling a mutant takes longer than its tests,
-and a cache of compiled code does not notice changes of what it calls in other files.
+and a cache of compiled code ignores changes of functions that it calls in other files.
 """
 
 import json
@@ -31,16 +31,16 @@ from mutants.mutations import Mutant
 from pytest import ExitCode
 
 COMPILED = b"compilation.jit import"
-"""What a file with compiled code has in it."""
+"""Text that identifies a file with compiled code."""
 COLLECTION_S = 300.0
-"""Bound of a collection of tests."""
+"""Timeout of collecting tests."""
 
 OURS = ("PYTEST_", "COV_CORE_")
-"""Beginnings of variables by which a run of tests speaks to its own processes: these are others."""
+"""Prefixes of environment variables of the outer test run, which mutants' tests must not inherit."""
 
 
 class Verdict(StrEnum):
-    """What became of a mutant."""
+    """The result of a mutant's trial."""
 
     KILLED = "killed"
     SURVIVED = "survived"
@@ -50,12 +50,12 @@ class Verdict(StrEnum):
 
 
 class RedBaseline(Exception):
-    """The tests fail without any mutant."""
+    """The tests fail without a mutant."""
 
 
 @dataclass(slots=True)
 class Tree:
-    """A copy of the tree. tests: the package's, whose libraries the forks of its servers have imported."""
+    """A copy of the tree. tests: the package's tests, whose libraries its fork servers import."""
 
     root: Path
     tests: Sequence[str]
@@ -63,7 +63,7 @@ class Tree:
 
     @classmethod
     def of(cls, root: Path, copy: Path, tests: Sequence[str]) -> Self:
-        """Copy the files that git knows or would take, with compiled code that is still good."""
+        """Copy the files that git tracks or does not ignore, with valid compiled code."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=root,
@@ -79,7 +79,7 @@ class Tree:
         return cls(copy, tests)
 
     def copied(self, copy: Path) -> Self:
-        """Another tree as this one is, with the bytecode that its runs left."""
+        """Copy this tree with its bytecode."""
         shutil.copytree(self.root, copy, symlinks=True)
         return type(self)(copy, self.tests)
 
@@ -89,7 +89,7 @@ class Tree:
             server.communicate()
 
     def baseline(self, package: str, jobs: int) -> Baseline:
-        """Run the tests as they are. Raises RedBaseline."""
+        """Run the tests without a mutant. Raises RedBaseline."""
         flags = [f"--cov={package}/src", "--cov-context=test", "--cov-report=", "-n", str(jobs)]
         code, seconds = self._pytest(Round(self.tests, inf), *flags, bytecode=True)
         if code:
@@ -97,9 +97,9 @@ class Tree:
         return Baseline(self._runs(), seconds)
 
     def verdict(self, mutant: Mutant, rounds: Sequence[Round]) -> Verdict:
-        """What the tests say of a mutant, each round only where those before noticed nothing.
+        """Return the verdict of the tests on a mutant; a round runs only if all tests before it passed.
 
-        The file is as it was afterwards.
+        The file is restored afterwards.
         """
         file = self.root / mutant.path
         source, written = file.read_bytes(), file.stat().st_mtime_ns
@@ -127,7 +127,7 @@ class Tree:
     def _pytest(
         self, group: Round, *flags: str, interpreted: bool = False, bytecode: bool = False
     ) -> tuple[int | None, dict[str, float]]:
-        """The exit code (None: it took too long), and the seconds of each test. bytecode: is left behind."""
+        """Return the exit code (None after a timeout) and the seconds of each test. bytecode: write it."""
         server = self._server(interpreted)
         assert server.stdin is not None and server.stdout is not None
         variables = {"PENSTOCK_PATIENCE_S": str(group.patience_s), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -142,7 +142,7 @@ class Tree:
         return answer["code"], answer["seconds"]
 
     def _server(self, interpreted: bool) -> subprocess.Popen[str]:
-        """The process whose forks run the tests, once it is ready. interpreted: without compiled code."""
+        """Start the process whose forks run the tests. interpreted: without compiled code."""
         if interpreted not in self._servers:
             outer = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
             python = {"NUMBA_DISABLE_JIT": "1"} if interpreted else {}
@@ -172,6 +172,6 @@ class Tree:
 
 
 def _write(file: Path, text: bytes, modified_ns: int) -> None:
-    """Write a file. Its time decides whether bytecode is of this text."""
+    """Write a file with this modification time, which determines whether its bytecode is valid."""
     file.write_bytes(text)
     os.utime(file, ns=(modified_ns, modified_ns))

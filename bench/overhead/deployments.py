@@ -40,17 +40,17 @@ spec:
   defaultTier: chat
   scheduling: {policy: slos-serve, maxRunning: 4096, maxWaiting: 4096}
 """
-"""Loose targets: every request is planned for, as in a real pool, and none is turned away."""
+"""A pool with loose targets: every request is planned, as in a real pool, and none is rejected."""
 
 DIRECT_POOL = POOL.replace("type: vllm", "type: vllm, answerPath: direct")
 
 PICKER = {"envoy+authz": "ext_authz", "envoy+proc": "ext_proc"}
-"""How the Envoy of a way asks its picker."""
+"""Protocol between Envoy and picker, by way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A sidecar beside a fast engine. grpc, http: where it answers routers and gateways."""
+    """A sidecar with a fast engine. grpc, http: its addresses for routers and gateways."""
 
     name: str
     grpc: str
@@ -71,7 +71,7 @@ def replicas(
 ) -> list[Replica]:
     """Start a sidecar and its engine for each pool file.
 
-    http: whether they answer gateways too. tls: of what routers read from, sidecars or engines.
+    http: whether sidecars serve gateways too. tls: files of the servers that routers read from.
     """
     started: list[tuple[Started, FastEngine]] = []
     for number, text in enumerate(pools):
@@ -108,13 +108,13 @@ def replicas(
 def penstock(
     machine: Machine, step_ms: float, name: str = "penstock", programs: Path = BIN, pool_text: str = POOL
 ) -> Way:
-    """Start router, sidecar and engine. programs: where the first two are, of this checkout or another."""
+    """Start router, sidecar and engine. programs: folder of the first two, of this or another checkout."""
     behind = replicas(machine, name, [pool_text], step_ms, programs, http=False)
     return router(machine, name, behind, programs, pool_text)
 
 
 def gateway(machine: Machine, step_ms: float, name: str) -> Way:
-    """Start Envoy, its picker, a sidecar and its engine. name: also says how Envoy asks."""
+    """Start Envoy, its picker, a sidecar and its engine. name: selects the protocol of the picker."""
     return envoy(machine, name, replicas(machine, name, [POOL], step_ms, http=True), PICKER[name])
 
 
@@ -127,7 +127,7 @@ def router(
     *,
     tls: TlsFiles | None = None,
 ) -> Way:
-    """Start a router in front of replicas. tls: to them."""
+    """Start a router in front of replicas. tls: files for its connections to replicas."""
     pool = pool_file(machine, name, pool_text)
     front = machine.start(
         f"router-{name}",
@@ -147,7 +147,7 @@ def router(
 def envoy(
     machine: Machine, name: str, behind: Sequence[Replica], protocol: str, pool_text: str = POOL
 ) -> Way:
-    """Start an Envoy and a picker in front of replicas. protocol: in which the one asks the other."""
+    """Start an Envoy and a picker in front of replicas. protocol: between Envoy and picker."""
     folder = machine.folder / name
     folder.mkdir()
     picker = machine.start(
@@ -200,7 +200,7 @@ def _envoy_settings(folder: Path, picker: SocketAddress) -> EnvoySettings:
 
 
 def _serving(started: Started, what: str) -> str:
-    """The address of that name in the line that says that a process is ready."""
+    """Return the address of this name in the log line of a ready process."""
     return started.wait_for(rf"(?m)^(?=.*\bevent=ready\b).*\b{what}=(127\.0\.0\.1:\d+)")
 
 
@@ -224,7 +224,7 @@ def _url(at: SocketAddress) -> str:
 
 
 def _admin_port(programs: Path) -> tuple[str, ...]:
-    """A free port, where the router has one of its own for operators: early versions have not."""
+    """Return the flag of a free admin port, if the router has one; early versions have none."""
     flags = subprocess.run(
         [programs / "penstock-router", "--help"], capture_output=True, text=True, check=True
     )

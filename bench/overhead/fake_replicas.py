@@ -2,7 +2,7 @@
 
 Each has a port, speaks the protocol between router and sidecar, admits every request at once with a one-token
 answer, and sends a changed snapshot every second, as a busy sidecar does. None of them has an engine.
-The log has the frames and bytes that all have sent, once a second.
+Once a second the log has the total of sent frames and bytes.
 """
 
 import argparse
@@ -18,24 +18,24 @@ from penstock_proto.replica_pb2_grpc import ReplicaServicer, add_ReplicaServicer
 from penstock_runtime.grpc_options import SERVER_OPTIONS
 
 SNAPSHOT_S = 1.0
-"""As a sidecar's bounds have it."""
+"""Interval of snapshots, as in a sidecar."""
 
 ANSWER = COMPLETE_CHAT.partition(b"\r\n\r\n")[2]
 HTTP_PORT = 1
-"""HTTP address of every replica: never connected to, but pickers need one."""
+"""HTTP port of every replica. It is never connected to, but pickers need one."""
 
 Frames = asyncio.Queue[wire.ReplicaFrame]
 
 
 class FakeReplicas(ReplicaServicer):
-    """All of them: what one says, another could."""
+    """All replicas, which behave alike."""
 
     def __init__(self) -> None:
         self.frames = self.bytes = self.changes = 0
         self.sessions: set[Frames] = set()
 
     def snapshot(self) -> wire.Snapshot:
-        """A snapshot of ordinary size, unlike the one before."""
+        """Return a snapshot of ordinary size that differs from the previous one."""
         self.changes += 1
         return wire.Snapshot(
             running=self.changes % 64,
@@ -80,7 +80,7 @@ class FakeReplicas(ReplicaServicer):
                 frames.put_nowait(wire.ReplicaFrame(events=events, snapshot=self.snapshot()))
 
     async def report_forever(self) -> None:
-        """Send every session a snapshot, at times of its own, and log what was sent."""
+        """Send every session a snapshot, at staggered times, and log the totals."""
         loop = asyncio.get_running_loop()
         while True:
             sessions = list(self.sessions)

@@ -1,12 +1,12 @@
-"""An engine that costs next to nothing, so that the cost of what is in front of it shows.
+"""An engine with negligible cost, so that the cost of processes in front of it can be measured.
 
-It speaks the part of OpenAI's API that a router needs, over one asyncio protocol without a framework. Answers
-that are not streamed come at once. Streams get their first token at once and one more at every tick,
-all of them in the same tick, as an engine's iterations bring them. With `--telemetry` it also reports each
-tick as Penstock's engines do, so that a sidecar in front of it has all of its usual work.
+It serves the part of OpenAI's API that a router needs, with one asyncio protocol and no framework. Answers
+that are not streamed are sent immediately. Streams get their first token immediately and one more at every
+tick, all in the same tick, as in an engine's iterations. With `--telemetry` it also reports each tick as
+Penstock's engines do, so that a sidecar in front of it does all of its usual work.
 
-A simulated engine would not do here: its prefill and step times are those of a GPU, tens of milliseconds with
-noise, and a router's share of a millisecond would drown in them.
+A simulated engine is not suitable: its prefill and step times are those of a GPU, tens of milliseconds with
+noise, which would hide a router's share of a millisecond.
 """
 
 import argparse
@@ -33,7 +33,7 @@ PROMPT_TOKENS = 8
 class Stream:
     """One streamed answer that has not ended.
 
-    usage_each: the request asked for usage in every chunk. ids: it asked for token ids.
+    usage_each: whether the request wants usage in every chunk. ids: whether it wants token ids.
     """
 
     transport: asyncio.Transport
@@ -47,7 +47,7 @@ class Stream:
 
 
 class Engine:
-    """Everything that is streaming, and the tick that moves it."""
+    """All streams, and the tick that advances them."""
 
     def __init__(self, step_s: float, telemetry: str | None) -> None:
         self.step_s = step_s
@@ -59,16 +59,16 @@ class Engine:
             self.socket.setblocking(False)
 
     def start(self, stream: Stream) -> None:
-        """Send the first token; keep the stream if there are more to come."""
+        """Send the first token; keep the stream if it has more tokens."""
         stream.transport.write(STREAM_HEAD)
         self._advance(stream)
 
     def drop(self, transport: asyncio.Transport) -> None:
-        """The client went away."""
+        """Remove the streams of a client that has disconnected."""
         self.streams.pop(transport, None)
 
     async def tick_forever(self) -> None:
-        """One token for every stream, every `step_s`."""
+        """Send one token on every stream, every `step_s`."""
         due_s = time.monotonic()
         while True:
             due_s = max(due_s + self.step_s, time.monotonic())
@@ -111,12 +111,14 @@ class Engine:
             best_effort=[False] * len(streams),
             checks_tickets=True,
         )
-        with contextlib.suppress(OSError):  # no receiver yet, or its queue is full: the next one recovers it
+        with contextlib.suppress(
+            OSError
+        ):  # no receiver yet, or its queue is full; the next report replaces this one
             self.socket.sendto(report.SerializeToString(), self.telemetry)
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection; requests on it come one after the other."""
+    """One keep-alive connection, without pipelining."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -164,7 +166,7 @@ def stream_of(request: dict[str, Any], transport: asyncio.Transport, chat: bool)
 
 
 def request_id(xargs: dict[str, Any]) -> str:
-    """The sidecar's id of a request, in its ticket or beside. No ticket is checked here."""
+    """Return the sidecar's id of a request, from its ticket or its own field. Tickets are not checked."""
     ticket = xargs.get("penstock_ticket")
     if ticket is None:
         return str(xargs.get("penstock_id", "direct"))
@@ -264,9 +266,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--step-ms", type=float, default=30.0, help="time between two tokens of a stream")
-    parser.add_argument("--telemetry", help="Unix socket of a sidecar to report each tick to")
+    parser.add_argument("--telemetry", help="Unix socket of a sidecar, for step reports")
     parser.add_argument("--ssl-certfile", help="serve TLS with this certificate")
-    parser.add_argument("--ssl-keyfile", help="and this key")
+    parser.add_argument("--ssl-keyfile", help="key of the certificate")
     options = parser.parse_args()
     tls = None
     if options.ssl_certfile:

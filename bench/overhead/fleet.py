@@ -1,4 +1,4 @@
-"""What needs more than one replica: what a hop costs, and how long decisions take in front of ten replicas.
+"""Measurements with several replicas: the cost of a hop, and latencies in front of ten replicas.
 
 A router and two Envoys, one for each protocol of pickers, are in front of the same sidecars
 and take turns. Each sidecar reports to all three, so their CPU is not measured here.
@@ -18,16 +18,16 @@ from overhead.ways import ROUTER
 STEP_MS = 30.0
 REPLICAS, RATE_PER_S = 10, 500.0
 REJECTS = POOL.replace("ttft: 60s", "ttft: 1ms")
-"""The pool of a sidecar that rejects whatever is not best effort: no prompt is computed so soon."""
+"""The pool of a sidecar that rejects all but best effort, because no prompt meets this TTFT."""
 HOPS = "  routing: {order: round-robin, maxHops: 2}\n"
 
 
 @dataclass(slots=True)
 class FleetMeasurements:
-    """What was measured of one way in front of several replicas.
+    """Measurements of one way in front of several replicas.
 
     hop_ms: of each round, the median latency of answers after one rejection less that after none.
-    decisions_s: from when a request was due to the end of its one-token answer.
+    decisions_s: from a request's planned time to the end of its one-token answer.
     """
 
     hop_ms: list[float] = field(default_factory=list)
@@ -35,7 +35,7 @@ class FleetMeasurements:
 
 
 async def measured(folder: Path, rounds: int, duration_s: float) -> dict[str, FleetMeasurements]:
-    """Measure both, each way in turns."""
+    """Measure both, with the ways in turns."""
     results = {name: FleetMeasurements() for name in (ROUTER, *PICKER)}
     with machine(folder / "hop") as host:
         behind = replicas(host, "hop", [REJECTS, POOL], STEP_MS, http=True)
@@ -57,12 +57,12 @@ HOP = "one hop, ms"
 
 
 def at_rate(share: float) -> str:
-    """The name of that row."""
+    """Return the name of the row of a percentile."""
     return f"answer at {RATE_PER_S:.0f} requests/s, {REPLICAS} replicas, p{100 * share:.0f}, ms"
 
 
 def figures(results: Mapping[str, FleetMeasurements]) -> dict[str, dict[str, float]]:
-    """Return what was measured, by its name and way."""
+    """Return the figures by row and way."""
     hops = {HOP: {name: median(one.hop_ms) for name, one in results.items()}}
     return hops | {
         at_rate(share): {name: 1000 * percentile(one.decisions_s, share) for name, one in results.items()}
@@ -77,7 +77,7 @@ async def _turns(fronts: dict[str, Way], rounds: int) -> list[tuple[int, str]]:
 
 
 def _hop_ms(latencies_s: list[float], hops: list[int]) -> float:
-    """The order gives every other request to the replica that rejects first."""
+    """Return the latency of a hop. Every second request goes first to the replica that rejects."""
     by_hops = {
         count: [latency for latency, hop in zip(latencies_s, hops, strict=True) if hop == count]
         for count in (1, 2)

@@ -1,8 +1,8 @@
-"""The client's side: raw HTTP/1.1 over asyncio, so that the client is not what is measured.
+"""A client with raw HTTP/1.1 over asyncio, so that its own cost is small.
 
-`exchange_all` is a closed loop of `connections` that each send the next request once the last was answered;
-`exchange_at` an open one, which sends at a rate whatever is answered. `Streams` opens many streamed answers
-and counts the tokens that arrive on them.
+`exchange_all` is a closed loop of `connections` that each send the next request after the previous answer;
+`exchange_at` is an open loop, which sends at a rate regardless of answers. `Streams` opens many streamed
+answers and counts their tokens.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ import httptools
 
 
 class BadAnswer(Exception):
-    """A response that was not 200; the text is its body."""
+    """A response with a status other than 200. The message is its body."""
 
 
 def request_bytes(url: str, *, stream: bool, max_tokens: int, tier: str = "chat") -> bytes:
-    """A chat request of ordinary size."""
+    """Return a chat request of ordinary size."""
     body = {
         "model": "bench",
         "messages": [{"role": "user", "content": "Tell me a story about a mill. " * 8}],
@@ -40,7 +40,7 @@ def request_bytes(url: str, *, stream: bool, max_tokens: int, tier: str = "chat"
 
 
 class Connection(asyncio.Protocol):
-    """One connection; `done` ends with the answer that is under way."""
+    """One connection. done: completed at the end of the current answer."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         self.parser = httptools.HttpResponseParser(self)
 
     def send(self, request: bytes) -> asyncio.Future[None]:
-        """Send a request; the future is done when its answer is whole."""
+        """Send a request. The future completes with the answer."""
         self.done = self.loop.create_future()
         self.first_at_s = 0.0
         self.tail = b""
@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.done.done():
             self.done.set_exception(BadAnswer("connection lost"))
-            self.done.exception()  # may have no owner any more
+            self.done.exception()  # nothing may wait for it
 
 
 async def connect(url: str) -> Connection:
@@ -99,7 +99,7 @@ async def connect(url: str) -> Connection:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """What a closed loop saw: seconds to the whole answer and to its first byte, and hops, per request."""
+    """Results of a closed loop per request: seconds to the end of the answer and its first byte, and hops."""
 
     wall_s: float
     latencies_s: list[float]
@@ -112,7 +112,7 @@ class Exchanged:
 
 
 def for_seconds(duration_s: float) -> Iterator[None]:
-    """Yield until the time is over."""
+    """Yield until `duration_s` has passed."""
     end_s = time.perf_counter() + duration_s
     while time.perf_counter() < end_s:
         yield
@@ -144,7 +144,7 @@ async def exchange_all(url: str, turns: Iterable[object], connections: int, *, s
 
 
 async def exchange_at(url: str, per_s: float, duration_s: float) -> list[float]:
-    """Send one-token requests evenly; return the seconds from when each was due to the end of its answer."""
+    """Send one-token requests evenly; return the seconds from each planned time to the end of the answer."""
     request = request_bytes(url, stream=False, max_tokens=1)
     idle: deque[Connection] = deque()
     latencies_s: list[float] = []
@@ -177,7 +177,7 @@ class Streams:
     answers: list[asyncio.Future[None]] = field(default_factory=list)
 
     async def open(self, streams: int) -> None:
-        """Open them; returns when each has its first token."""
+        """Open the streams, and return when each has its first token."""
         request = request_bytes(self.url, stream=True, max_tokens=self.tokens_each, tier=self.tier)
         for _ in range(streams):
             connection = await connect(self.url)
@@ -188,7 +188,7 @@ class Streams:
             await asyncio.sleep(0.02)
 
     def check(self) -> None:
-        """Raise BadAnswer where one of them has ended, which none should while it is looked at."""
+        """Raise BadAnswer if a stream has ended, which must not happen during a measurement."""
         for answer, connection in zip(self.answers, self.connections, strict=True):
             if answer.done():
                 answer.result()
@@ -196,24 +196,24 @@ class Streams:
 
     @property
     def tokens(self) -> int:
-        """Received so far, over all."""
+        """Tokens received so far on all streams."""
         return sum(connection.tokens for connection in self.connections)
 
     async def close(self) -> None:
-        """Go away, as clients do."""
+        """Close all connections."""
         for connection in self.connections:
             connection.transport.close()
         await asyncio.sleep(0)
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value below which `share` of them lie."""
+    """Return the value below which `share` of all values are."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 def interleave(rounds: int, targets: list[str]) -> Iterator[tuple[int, str]]:
-    """Each target once a round, and each round starting one further, so that none is always first."""
+    """Yield each target once per round; each round begins one target later, so that none is always first."""
     for number in range(rounds):
         shift = number % len(targets)
         yield from zip(itertools.repeat(number), targets[shift:] + targets[:shift], strict=False)

@@ -1,6 +1,6 @@
 """Processes of a run: started on a core, waited for, and stopped together.
 
-What is measured runs on one core, engines and the client on another, where the machine has two.
+Measured processes run on one core, engines and the client on another, if the machine has two.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ START_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to the engine: where the client sends, and the processes in between by name.
+    """One way to the engine: the URL for the client, and the processes in between by name.
 
-    most_streams: that it carries on one core.
+    most_streams: most streams that it serves on one core.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Started:
         return self.process.pid
 
     def wait_for(self, pattern: str) -> str:
-        """The first group of `pattern` once the log has it."""
+        """Wait until the log matches `pattern`, and return its first group."""
         deadline_s = time.monotonic() + START_S
         while time.monotonic() < deadline_s:
             found = re.search(pattern, self.log.read_text(errors="replace"))
@@ -61,7 +61,7 @@ class Started:
         raise SystemExit(f"{self.log.stem} did not start:\n{self.log.read_text(errors='replace')}")
 
     def stop(self) -> None:
-        """End it, kindly and then not."""
+        """Stop the process: SIGTERM, then SIGKILL."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(5)
@@ -71,14 +71,14 @@ class Started:
 
 
 class FastEngine(NamedTuple):
-    """`fast_engine.py`, running."""
+    """A running `fast_engine.py`."""
 
     address: str
     pid: int
 
 
 class Machine:
-    """Starts processes and stops them all, last first. folder: of their logs, files and sockets."""
+    """Starts processes and stops them all, last first. folder: for their logs, files and sockets."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -92,7 +92,7 @@ class Machine:
     def engine(
         self, name: str, step_ms: float, telemetry: Path | None, flags: Sequence[str] = ()
     ) -> FastEngine:
-        """Start a fast engine. flags: more of its own."""
+        """Start a fast engine. flags: further flags."""
         program = Path(__file__).with_name("fast_engine.py")
         reports: list[str | Path] = [] if telemetry is None else ["--telemetry", telemetry]
         command: list[str | Path] = [sys.executable, program, "--step-ms", str(step_ms), *reports, *flags]
@@ -102,7 +102,7 @@ class Machine:
 
 @contextlib.contextmanager
 def machine(folder: Path) -> Iterator[Machine]:
-    """A machine whose processes are stopped on leaving, and whose logs are shown where a request failed."""
+    """Yield a machine; stop its processes afterwards, and print their logs if a request failed."""
     folder.mkdir(exist_ok=True)
     here = Machine(folder)
     with here.stack:
@@ -116,7 +116,7 @@ def machine(folder: Path) -> Iterator[Machine]:
 
 
 def wait_until_ready(url: str) -> None:
-    """Return when a page answers with success."""
+    """Wait until a URL answers with success."""
     deadline_s = time.monotonic() + START_S
     while True:
         try:

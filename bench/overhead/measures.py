@@ -1,7 +1,8 @@
-"""The questions, each asked of one way to the engine at a time.
+"""The measurements, each of one way to the engine at a time.
 
-CPU is read from the kernel and divided by what was carried, so that it means the same on a busy machine. Wall
-figures (latency, requests a second) do not, which is why ways take turns within one run.
+CPU is read from the kernel and divided by the number of requests or tokens, so that it is comparable on a
+busy machine. Wall-clock figures (latency, requests per second) are not, which is why ways take turns in one
+run.
 """
 
 import asyncio
@@ -20,9 +21,9 @@ SETTLE_S = 1.0
 
 @dataclass(slots=True)
 class Measurements:
-    """All that was measured of one way, an entry per round; by process where it is per process.
+    """All measurements of one way, an entry per round, and by process if they are per process.
 
-    few_token_cpu_us: with a quarter of the streams.
+    few_token_cpu_us: the cost of a token with a quarter of the streams.
     """
 
     latencies_s: list[float] = field(default_factory=list)
@@ -38,13 +39,13 @@ class Measurements:
 
 
 async def warm_up(way: Way) -> None:
-    """Pools filled, code paths loaded."""
+    """Fill connection pools and load code."""
     for stream in (False, True):
         await exchange_all(way.url, range(300), 8, stream=stream)
 
 
 async def single_client_latency(way: Way, results: Measurements, duration_s: float) -> None:
-    """Latency with one connection: to a whole JSON answer, and to a stream's first byte."""
+    """Measure latency with one connection: to a JSON answer, and to a stream's first byte."""
     whole = await exchange_all(way.url, for_seconds(duration_s), 1, stream=False)
     streamed = await exchange_all(way.url, for_seconds(duration_s), 1, stream=True)
     results.latencies_s += whole.latencies_s
@@ -52,7 +53,7 @@ async def single_client_latency(way: Way, results: Measurements, duration_s: flo
 
 
 async def throughput(way: Way, results: Measurements, duration_s: float) -> None:
-    """Requests a second with the way's processes on one core, and what one costs each of them."""
+    """Measure requests per second with the way's processes on one core, and the CPU of a request in each."""
     for stream, rates, costs in (
         (False, results.requests_per_s, results.request_cpu_us),
         (True, results.streams_per_s, results.stream_cpu_us),
@@ -65,7 +66,7 @@ async def throughput(way: Way, results: Measurements, duration_s: float) -> None
 
 
 async def tokens(way: Way, costs: dict[str, list[float]], streams: int, window_s: float) -> None:
-    """What a streamed token costs each process while `streams` answers stream steadily: added to `costs`."""
+    """Measure each process's CPU per streamed token with `streams` answers, and add it to `costs`."""
     async with streaming(way, streams) as answers:
         await asyncio.sleep(SETTLE_S)
         before_tokens, before_s = answers.tokens, {name: cpu_s(pid) for name, pid in way.pids.items()}
@@ -77,7 +78,7 @@ async def tokens(way: Way, costs: dict[str, list[float]], streams: int, window_s
 
 
 async def memory(way: Way, results: Measurements, streams: int) -> None:
-    """Resident memory with `streams` answers open. Best effort: no replica meets TPOT targets of so many."""
+    """Measure resident memory with `streams` open answers. They are best effort, because of their number."""
     async with streaming(way, streams, "batch") as answers:
         await asyncio.sleep(SETTLE_S)
         results.open_mib = {name: rss_mib(pid) for name, pid in way.pids.items()}
@@ -85,13 +86,13 @@ async def memory(way: Way, results: Measurements, streams: int) -> None:
 
 
 def idle_memory(way: Way, results: Measurements) -> None:
-    """Resident memory before anything was asked."""
+    """Measure resident memory before the first request."""
     results.idle_mib = {name: rss_mib(pid) for name, pid in way.pids.items()}
 
 
 @asynccontextmanager
 async def streaming(way: Way, streams: int, tier: str = "chat") -> AsyncIterator[Streams]:
-    """Open streams, all of them past their first token; closed, and their cancels settled, on leaving."""
+    """Yield open streams, all past their first token; then close them and await their cancellation."""
     answers = Streams(way.url, TOKENS_EACH, tier)
     try:
         await answers.open(streams)

@@ -1,7 +1,7 @@
-"""Where a process spends its time, sampled from outside by py-spy.
+"""Profiles of a process, sampled by py-spy.
 
-Samples are of wall time. The processes of a way share a core, so a system call that wakes another of them has
-that one's time too: such a call looks several times as expensive as it is.
+Samples are of wall time. The processes of a way share a core, so a system call that wakes another process
+includes that process's time and appears several times as expensive as it is.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ LARGEST = 3
 
 
 async def of_tokens(way: Way, name: str, streams: int, window_s: float, folder: Path) -> list[str]:
-    """The largest costs while `streams` answers stream."""
+    """Return the largest costs while `streams` answers stream."""
     async with streaming(way, streams):
         await asyncio.sleep(SETTLE_S)
         return await _sampled(way.pids[name], window_s, folder / f"{name}-tokens.txt")
 
 
 async def of_requests(way: Way, name: str, window_s: float, folder: Path) -> list[str]:
-    """The largest costs under one-token JSON requests."""
+    """Return the largest costs with one-token JSON requests."""
     load = asyncio.create_task(exchange_all(way.url, itertools.count(), CONNECTIONS, stream=False))
     await asyncio.sleep(SETTLE_S)
     try:
@@ -59,20 +59,18 @@ async def _sampled(pid: int, window_s: float, out: Path) -> list[str]:
 
 
 def largest_costs(stacks: str) -> list[str]:
-    """Functions by their own time, with the C code they call, as shares of the busy samples."""
+    """Return functions by their own time, including C code that they call, as shares of busy samples."""
     own: Counter[str] = Counter()
     for line in stacks.splitlines():
         frames, _, samples = line.rpartition(" ")
-        if (
-            samples.isdigit()
-        ):  # py-spy does not stop the process, so a name may have been read while it changed
+        if samples.isdigit():  # py-spy does not stop the process, so a name may be read while it changes
             own[_function(frames.split(";")[-1])] += int(samples)
     total = own.total() or 1
     return [f"{100 * samples / total:4.1f} %  {name}" for name, samples in own.most_common(LARGEST)]
 
 
 def _function(frame: str) -> str:
-    """`name (path/file.py:12)` without its line number and the path's beginning."""
+    """Return `name (path/file.py:12)` without the line number and the beginning of the path."""
     name, _, place = frame.partition(" (")
     path = place.rstrip(")").rpartition(":")[0]
     return f"{name} ({'/'.join(path.split('/')[-2:])})" if path else frame

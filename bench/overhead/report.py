@@ -1,4 +1,4 @@
-"""What a person reads: a column for each way, the costs by process, and the goals."""
+"""The report: a column for each way, the costs by process, and the goals."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """A bound on one way's figure. factor: of another way's, where the bound is relative to it."""
+    """A bound on one way's figure. factor: of another way's figure, if the bound is relative."""
 
     way: str
     what: str
@@ -34,7 +34,7 @@ class Goal(NamedTuple):
 
 
 def machine() -> str:
-    """Where this was measured."""
+    """Return a description of this machine."""
     model = next(
         (line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")),
         "unknown CPU",
@@ -59,13 +59,13 @@ COSTS = {
     "CPU a token, few streams, us": ("few_token_cpu_us", 1),
     "CPU a token, us": ("token_cpu_us", 1),
 }
-"""By what is measured: the field, and the digits."""
+"""Field and digits of each measurement."""
 OPEN, IDLE = "memory, 1,000 open streams, MiB", "memory, idle, MiB"
 JSON_PER_S = "JSON requests/s on one core"
 
 
 def rows(results: Mapping[str, Measurements]) -> list[Row]:
-    """Everything that was measured of ways in front of one replica, all processes of a way together."""
+    """Return the rows of ways in front of one replica, for all processes of a way together."""
     between = {name: one for name, one in results.items() if one.request_cpu_us}
     lines = [*_latency_rows(results)]
     lines.append(Row(JSON_PER_S, {n: median(one.requests_per_s) for n, one in between.items()}, 0))
@@ -82,12 +82,12 @@ def rows(results: Mapping[str, Measurements]) -> list[Row]:
 
 
 def fleet_rows(results: Mapping[str, fleet.FleetMeasurements]) -> list[Row]:
-    """What was measured of ways in front of several replicas."""
+    """Return the rows of ways in front of several replicas."""
     return [Row(what, by_way, 2) for what, by_way in fleet.figures(results).items()]
 
 
 def added(answer: str, share: float) -> str:
-    """The name of that row."""
+    """Return the name of the row of an added latency."""
     return f"added latency, {answer}, p{100 * share:.0f}, ms"
 
 
@@ -102,12 +102,12 @@ def _latency_rows(results: Mapping[str, Measurements]) -> list[Row]:
 
 
 def _of(one: Measurements, field: str) -> dict[str, float]:
-    """Medians over rounds, by process."""
+    """Return medians over rounds, by process."""
     return {process: median(values) for process, values in getattr(one, field).items()}
 
 
 def table(lines: Sequence[Row], columns: Sequence[str]) -> str:
-    """A line for each measure."""
+    """Return a table with a line for each measurement."""
     body = [
         [row.what, *(f"{row.by_way[c]:.{row.digits}f}" if c in row.by_way else "-" for c in columns)]
         for row in lines
@@ -116,7 +116,7 @@ def table(lines: Sequence[Row], columns: Sequence[str]) -> str:
 
 
 def by_process(results: Mapping[str, Measurements]) -> str:
-    """A line for each process of a way that has several."""
+    """Return a line for each process of ways with several."""
     head = [
         "medians over rounds, by process",
         "request us",
@@ -163,7 +163,7 @@ GOALS = (
 
 
 def goals(lines: Sequence[Row]) -> str:
-    """A line for each goal whose ways were measured."""
+    """Return a line for each goal whose ways were measured."""
     by_name = {row.what: row for row in lines}
     body = []
     for goal in GOALS:
@@ -173,15 +173,15 @@ def goals(lines: Sequence[Row]) -> str:
         value, bound = row.by_way[goal.way], goal.bound * (row.by_way[goal.of] if goal.of else 1)
         met = value >= bound if goal.at_least else value <= bound
         sign = ">=" if goal.at_least else "<="
-        said = f"{sign} {bound:g}" if not goal.of else f"{sign} {goal.bound:g} x {goal.of}"
+        bound_text = f"{sign} {bound:g}" if not goal.of else f"{sign} {goal.bound:g} x {goal.of}"
         body.append(
-            [f"{goal.way}: {goal.what}", said, f"{value:.{row.digits}f}", "met" if met else "not met"]
+            [f"{goal.way}: {goal.what}", bound_text, f"{value:.{row.digits}f}", "met" if met else "not met"]
         )
     return _aligned([["goals", "", "measured", ""], *body])
 
 
 def _aligned(cells: Sequence[Sequence[str]]) -> str:
-    """Return the columns, the first to the left and the others to the right, below a line."""
+    """Return aligned cells, the first to the left and the others to the right."""
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     text = [
         "  ".join(

@@ -12,29 +12,29 @@ SERVICE = "bench-replicas.default.svc"
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Of one pool, in this folder."""
+    """The files of one pool, in a folder."""
 
     folder: Path
 
     @property
     def engine(self) -> list[str]:
-        """Flags of an engine."""
+        """Return the flags of an engine."""
         return [f"--ssl-certfile={self.folder / 'engine.crt'}", f"--ssl-keyfile={self.folder / 'engine.key'}"]
 
     @property
     def sidecar(self) -> list[str]:
-        """Flags of a sidecar, for its routers."""
+        """Return the flags of a sidecar, for its routers."""
         identity = [f"--tls-cert={self.folder / 'tls.crt'}", f"--tls-key={self.folder / 'tls.key'}"]
         return [*identity, f"--tls-client-ca={self.folder / 'ca.crt'}"]
 
     @property
     def to_engine(self) -> list[str]:
-        """Flags of a sidecar whose engine serves TLS."""
+        """Return the flags of a sidecar whose engine serves TLS."""
         return [f"--engine-tls-ca={self.folder / 'ca.crt'}", f"--engine-tls-server-name=engine.{SERVICE}"]
 
     @property
     def router(self) -> list[str]:
-        """Flags of a router."""
+        """Return the flags of a router."""
         identity = [f"--replica-tls-cert={self.folder / 'client.crt'}"]
         identity += [f"--replica-tls-key={self.folder / 'client.key'}"]
         names = [f"--replica-tls-server-name={SERVICE}", f"--engine-tls-server-name=engine.{SERVICE}"]

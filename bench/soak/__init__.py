@@ -1,5 +1,5 @@
-"""A pool of real processes under random faults, whose every answer is checked token for token.
+"""A pool of real processes under random faults, with every answer checked token for token.
 
-`__main__` runs it and prints what was seen, `traffic` sends requests and checks answers, `harms` has
-the faults, one at a time, each over before the next.
+`__main__` runs the soak test and prints its results, `traffic` sends requests and checks answers, `faults`
+injects faults one after the other.
 """

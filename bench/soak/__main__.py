@@ -1,12 +1,11 @@
-"""A soak of real processes under random faults: `make bench-soak MINUTES=30`.
+"""A soak test of real processes under random faults: `make bench-soak MINUTES=30`.
 
-Three replicas and two routers serve known requests, while one fault after another is drawn from a seed: kill
--9, SIGSTOP and SIGTERM of processes, a full disk, and delay, little bandwidth, pieces, half-open connections,
-resets and cuts by a proxy between them. Each answer is checked token for token.
+Three replicas and two routers serve known requests, while faults are drawn from a seed, one at a time: kill
+-9, SIGSTOP and SIGTERM of processes, a full disk, and delay, low bandwidth, small packets, half-open
+connections, resets and cuts by a proxy between them. Each answer is checked token for token.
 
-Prints faults by kind, requests by outcome, wrong answers, streams that were cut, and the longest pauses that
-clients saw in whole streams. Exit code 1 where an answer was wrong, or a stream was cut whose router was not
-lost.
+Prints faults by kind, requests by outcome, wrong answers, cut streams, and the longest pauses in complete
+streams at clients. Exit code 1 if an answer was wrong, or if a stream was cut without the loss of its router.
 """
 
 import argparse
@@ -28,11 +27,15 @@ ROUTERS = ("main", "second")
 
 
 def main() -> int:
-    """Return the exit code."""
+    """Run the soak test, and return the exit code."""
     parser = argparse.ArgumentParser(description="A soak of real processes under random faults.")
-    parser.add_argument("--minutes", type=float, default=30, help="how long (default: %(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=30, help="duration of the run (default: %(default)s)"
+    )
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of requests and faults (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of requests and faults (default: %(default)s)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-soak-") as name, small_disk(Path(name)):
         return _soak(Path(name), options)

@@ -1,4 +1,4 @@
-"""Faults of a pool of real processes, one at a time: each is over, and the pool is whole, before the next."""
+"""Injects faults into a pool of real processes, one at a time, and waits for recovery after each."""
 
 import asyncio
 import os
@@ -18,15 +18,15 @@ from patience import until
 from soak.traffic import Traffic
 
 PAUSE_S = 3.0
-"""Between two faults, after the pool is whole again."""
+"""Mean pause between two faults, after the pool has recovered."""
 
 LONGEST_S = 20.0
-"""Of a fault: longer than a session's keepalive."""
+"""Longest fault, longer than a session's keepalive."""
 
 
 @dataclass(slots=True)
 class FaultInjector:
-    """Faults of one pool. counts: that were done, by kind."""
+    """Injects faults into one pool. counts: injected faults by kind."""
 
     pool: LivePool
     proxy: FaultProxy
@@ -96,7 +96,7 @@ async def _stop_router(injector: FaultInjector, lasts_s: float) -> None:
 
 
 async def _drain(injector: FaultInjector, lasts_s: float) -> None:
-    """SIGTERM of a sidecar, and a new one once it has ended."""
+    """Send SIGTERM to a sidecar, and start a new one when it has ended."""
     name = injector.replica()
     process = injector.pool.ask_to_stop("sidecar", name)
     await asyncio.to_thread(process.exit_code)
@@ -104,7 +104,7 @@ async def _drain(injector: FaultInjector, lasts_s: float) -> None:
 
 
 def _network_fault(fault: Callable[[FaultProxy, str], AbstractContextManager[None]]) -> Fault:
-    """Return a fault of the way to a process: from routers to a sidecar, or from a sidecar to its engine."""
+    """Return a network fault between routers and a sidecar, or between a sidecar and its engine."""
 
     async def inject(injector: FaultInjector, lasts_s: float) -> None:
         what = " ".join(injector.process())
@@ -115,7 +115,7 @@ def _network_fault(fault: Callable[[FaultProxy, str], AbstractContextManager[Non
 
 
 async def _step_clock(injector: FaultInjector, lasts_s: float) -> None:
-    """The wall clock of a process is an hour ahead or behind for a while."""
+    """Set the wall clock of a process an hour ahead or behind for a while."""
     kind, name = injector.process()
     clock = _clock_of(f"{kind} {name}", injector.pool.folder)
     clock.write_text(injector.random.choice(("+3600", "-3600")))
@@ -124,7 +124,7 @@ async def _step_clock(injector: FaultInjector, lasts_s: float) -> None:
 
 
 async def _fill_disk(injector: FaultInjector, lasts_s: float) -> None:
-    """Nothing can be written where logs and sockets are."""
+    """Fill the disk that has logs and sockets."""
     filler = injector.pool.folder / "filler"
     with filler.open("wb") as file:
         try:
@@ -154,11 +154,11 @@ FAULTS: dict[str, Fault] = {
 }
 
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
-"""Debian's package `faketime`, where it is installed."""
+"""Library of Debian's package `faketime`; None if it is not installed."""
 
 
 def start(name: str, command: list[str], log: Path) -> Process:
-    """Start a process whose wall clock can be stepped, where that is possible_faults."""
+    """Start a process, with a wall clock that can be stepped if `faketime` is installed."""
     if FAKETIME is None:
         return Process(name, command, log)
     clock = _clock_of(name, log.parent)
@@ -178,13 +178,13 @@ def _clock_of(name: str, folder: Path) -> Path:
 
 
 def possible_faults(folder: Path) -> list[str]:
-    """Return the faults that this machine can do to a pool with its logs in a folder."""
+    """Return the faults that this machine can inject into a pool with its logs in a folder."""
     without = {"disk full": not folder.is_mount(), "clock step": FAKETIME is None}
     return [kind for kind in FAULTS if not without.get(kind)]
 
 
 def small_disk(folder: Path) -> AbstractContextManager[object]:
-    """Mount a disk of 32 MiB at a folder, where that is allowed; unmount it at the end."""
+    """Mount a disk of 32 MiB at a folder if that is allowed; unmount it at the end."""
     if os.geteuid() != 0:
         return nullcontext()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", folder], check=False)

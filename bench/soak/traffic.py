@@ -1,4 +1,4 @@
-"""Clients of a pool of real processes, each of whose answers is known beforehand."""
+"""Clients of a pool of real processes, whose answers are known in advance."""
 
 import asyncio
 import time
@@ -14,17 +14,18 @@ from known_answers import known_answer, known_request
 from live.pool import LivePool
 
 ANSWER_S = 180.0
-"""Longest time for one answer. Longer counts as none."""
+"""Timeout of one answer."""
 
 LENGTHS = (1, 20, 100, 300, 600)
 
 
 @dataclass(slots=True)
 class Seen:
-    """What clients have got.
+    """Results of the clients.
 
-    outcomes: of requests. wrong: answers that are not the engine's. cut: streams that ended in an error event
-    or without an end, while no router was lost. silences_s: the longest pause in each whole stream.
+    outcomes: requests by outcome. wrong: answers that differ from the engine's. cut: streams that ended in an
+    error event or without an end, while no router was lost. silences_s: longest pause of each complete
+    stream.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -36,7 +37,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Traffic:
-    """Sends requests at a rate to all routers of a pool. lost: when a router was last lost, by name."""
+    """Sends requests at a rate to all routers of a pool. lost: time of the last loss of each router."""
 
     pool: LivePool
     routers: Sequence[str]
@@ -46,7 +47,7 @@ class Traffic:
     lost: dict[str, float] = field(default_factory=dict)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Send until `stop` is set, then wait for all answers."""
+        """Send requests until `stop` is set, then wait for all answers."""
         number = 0
         async with asyncio.TaskGroup() as group:
             while not stop.is_set():
@@ -89,7 +90,7 @@ class Traffic:
             seen.wrong.append(f"request {number}, {outcome}: {why}")
 
     def _cut(self, number: int, router: str, begun_s: float, answer: "_Answer", error: Exception) -> str:
-        """Return how an answer ended that has no whole end."""
+        """Return the outcome of an incomplete answer."""
         if self.lost.get(router, 0.0) >= begun_s - 1.0 or isinstance(error, openai.APIConnectionError):
             return "lost with its router"
         self.seen.cut.append(f"request {number} after {len(answer.text) // 4} tokens: {error}")
@@ -98,7 +99,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class _Answer:
-    """One answer, as far as it has come. heads: id and time in each event."""
+    """The received part of an answer. heads: id and time in each event."""
 
     text: str = ""
     usage: tuple[int, int] | None = None
@@ -126,14 +127,14 @@ class _Answer:
     def _take(self, part: Any) -> None:
         self.heads.add((part.id, part.created))
         for choice in part.choices:
-            said = getattr(choice, "message", None) or getattr(choice, "delta", None)
-            self.text += (choice.text if said is None else said.content) or ""
+            message = getattr(choice, "message", None) or getattr(choice, "delta", None)
+            self.text += (choice.text if message is None else message.content) or ""
         if part.usage:
             self.usage = part.usage.prompt_tokens, part.usage.completion_tokens
 
 
 def _wrong(answer: _Answer, body: dict[str, Any], *, whole: bool) -> str | None:
-    """Return what is wrong with an answer; None where nothing is. One that is not whole is a beginning."""
+    """Return the error in an answer; None if it is correct. An incomplete answer must be a prefix."""
     expected = known_answer(body)
     if not expected.startswith(answer.text) or (whole and answer.text != expected):
         return f"{answer.text[-80:]!r} ({len(answer.text)} of {len(expected)} characters)"

@@ -1,11 +1,11 @@
-"""Cut the excerpt in `examples/` from Azure's public traces, and say what it holds.
+"""Cuts the excerpt in `examples/` from Azure's public traces, and prints its contents.
 
     python bench/traces/cut_azure.py --conv AzureLLMInferenceTrace_conv.csv \
         --code AzureLLMInferenceTrace_code.csv --start 1390 --seconds 60 --out examples/azure-excerpt.csv.gz
 
 The two traces were recorded over the same hour. Their clocks are kept: request times count from the earlier
 trace's first arrival, and the window is cut from both at once. Requests keep their order and lengths; those
-over `--max-tokens` (prompt and answer together) are left out: no replica of the demo could hold them.
+over `--max-tokens` (prompt and answer together) are left out, because no replica of the demo could hold them.
 """
 
 import argparse
@@ -23,14 +23,14 @@ from penstock_cli.traces.request import TraceRequest
 
 
 def read(path: Path, tier: str) -> list[TraceRequest]:
-    """The trace's requests under their tier, with arrivals in seconds since 1970."""
+    """Return the trace's requests with this tier; arrivals are Unix times."""
     lines = read_lines(path)
     header = next(lines).split(",")
     return [request._replace(tier=tier) for _, request in azure_csv.parse(read_rows(path, lines, header))]
 
 
 def cut(requests: list[TraceRequest], start_s: float, seconds: float, max_tokens: int) -> list[TraceRequest]:
-    """What arrives within the window, from 0 on."""
+    """Return the requests that arrive in the window, with times from its start."""
     return [
         request._replace(arrival_s=request.arrival_s - start_s)
         for request in sorted(requests, key=lambda request: request.arrival_s)
@@ -40,7 +40,7 @@ def cut(requests: list[TraceRequest], start_s: float, seconds: float, max_tokens
 
 
 def write(path: Path, requests: list[TraceRequest]) -> None:
-    """As our CSV. The same requests give the same bytes: gzip's clock is left at 0."""
+    """Write Penstock's CSV. Equal requests give equal bytes, because gzip's timestamp is 0."""
     text = io.StringIO()
     print("arrival_s,prompt_tokens,output_tokens,tier", file=text)
     for request in requests:

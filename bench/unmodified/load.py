@@ -1,7 +1,7 @@
-"""Requests to an OpenAI server, open loop or closed, and what became of each as its client saw it.
+"""Requests to an OpenAI server, open loop or closed loop, and their outcomes at the client.
 
-Prompts are text for a model whose tokens are bytes, so that every engine counts them alike; the fields are
-OpenAI's own. Answers are counted by their usage, since engines merge tokens into events.
+Prompts are text for a model whose tokens are bytes, so that all engines count the same tokens; only OpenAI's
+fields are used. Tokens of answers are counted by their usage, because engines merge tokens into events.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import orjson
 
 
 class Kind(NamedTuple):
-    """Of requests: tokens of prompt and answer, from and to, and how many of all are such."""
+    """A kind of request: ranges of prompt and answer tokens, and its share of all requests."""
 
     prompt_tokens: tuple[int, int]
     answer_tokens: tuple[int, int]
@@ -29,7 +29,7 @@ KINDS = {"chat": Kind((40, 160), (30, 60), 0.8), "summary": Kind((1400, 2200), (
 
 
 class Planned(NamedTuple):
-    """A request, and when it is sent, from the start."""
+    """A request, and its time from the start."""
 
     at_s: float
     tier: str
@@ -39,7 +39,7 @@ class Planned(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """What became of it. status: 0 where none came. times_s: of its events, from when it was due."""
+    """The outcome of a request. status: 0 for no response. times_s: of events, from its planned time."""
 
     tier: str
     status: int = 0
@@ -53,12 +53,12 @@ class Seen:
 
     @property
     def tpot_s(self) -> float:
-        """Mean gap."""
+        """Mean gap between tokens; None without gaps."""
         return (self.times_s[-1] - self.times_s[0]) / max(self.tokens - 1, 1)
 
 
 def arrivals(rate_rps: float, seconds: float, seed: int) -> list[Planned]:
-    """As many clients would send them: Poisson."""
+    """Return requests with Poisson arrivals, as from many clients."""
     random, at_s, planned = Random(seed), 0.0, []
     while (at_s := at_s + random.expovariate(rate_rps)) < seconds:
         tier = random.choices(list(KINDS), [kind.share for kind in KINDS.values()])[0]
@@ -80,7 +80,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def open_loop(url: str, model: str, planned: Sequence[Planned]) -> list[Seen]:
-    """Every request when it is due, whatever became of those before."""
+    """Send every request at its time, regardless of others, and return the outcomes."""
     async with session() as http:
         began_s = perf_counter()
 
@@ -92,7 +92,7 @@ async def open_loop(url: str, model: str, planned: Sequence[Planned]) -> list[Se
 
 
 async def closed_loop(url: str, model: str, clients: int, seconds: float) -> float:
-    """Requests a second that so many clients get answered, each with one at a time."""
+    """Return the requests per second that `clients` clients get answered, each sending one at a time."""
     done = 0
     async with session() as http:
         until_s = perf_counter() + seconds
@@ -119,7 +119,7 @@ async def ask(
     into: Seen | None = None,
     own: Mapping[str, str] | None = None,
 ) -> Seen:
-    """into: filled in as it goes, for who may cancel this. own: headers of its own."""
+    """Send a request and read its answer. into: updated during the answer. own: additional headers."""
     seen = into or Seen(request.tier)
     body = {
         "model": model,

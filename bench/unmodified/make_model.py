@@ -1,8 +1,7 @@
-"""Writes a model for the bench: the example's tokenizer, and random weights that keep a CPU busy.
+"""Writes a model for the bench: the example's tokenizer, and random weights of a larger model.
 
-`make_model.py FOLDER`, run with the Python of vLLM. A step of the example's own model takes less than
-carrying its tokens through Python does, so a bench with it would measure Penstock's processes and not its
-decisions.
+`make_model.py FOLDER`, run with the Python of vLLM. A step of the example's own model takes less
+time than forwarding its tokens in Python, so the bench would measure Penstock's processes, not its decisions.
 """
 
 import sys

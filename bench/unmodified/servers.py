@@ -1,7 +1,7 @@
-"""Real engines on this machine's CPU, none of them changed, each serving a small model while a block runs.
+"""Real, unmodified engines on this machine's CPU, each serving a small model while a block runs.
 
-Both run in the environment that `bench/vllm_environment serving` makes. `transformers serve` also wants
-`accelerate`, which goes into a folder beside that one.
+Both run in the environment of `bench/vllm_environment serving`. `transformers serve` also requires
+`accelerate`, which is installed in a folder beside it.
 """
 
 import os
@@ -23,11 +23,11 @@ PROJECT = Path(__file__).parents[2]
 ACCELERATE = "accelerate==1.15.0"
 
 START_S = 420.0
-"""Importing vLLM takes 15 s on a quiet machine, and minutes where others build."""
+"""Timeout of a start. Importing vLLM takes 15 s on an idle machine, and minutes on a busy one."""
 
 
 class Engine(NamedTuple):
-    """One to be started. version: of whose package. pool: what a pool file says of it, beyond the common."""
+    """An engine. version: package whose version is reported. pool: its part of the pool file."""
 
     title: str
     version: str
@@ -40,7 +40,7 @@ class Engine(NamedTuple):
 
 
 def python() -> Path:
-    """Of the environment in which they run. Ends the program with a line where there is none."""
+    """Return the Python of the engines' environment. Exits with a message if there is none."""
     found = Path(f"{folder()}-serving") / "bin" / "python"
     if not found.exists():
         sys.exit(f"there is no {found}: run 'bench/vllm_environment serving' once")
@@ -79,7 +79,7 @@ def transformers(_: Path, port: int) -> Sequence[str]:
 
 
 def transformers_environment(model: Path) -> Mapping[str, str]:
-    """It lists what is in the hub's cache, so the model is put there, as if it had been fetched."""
+    """Return variables for a hub cache that contains the model, because it serves only cached models."""
     home = model.parent / "hub-cache"
     there = home / "hub" / "models--penstock--tiny"
     if not there.exists():
@@ -90,7 +90,7 @@ def transformers_environment(model: Path) -> Mapping[str, str]:
 
 
 def accelerate() -> Path:
-    """Where it is; fetched the first time."""
+    """Return its folder; install it the first time."""
     there = Path(f"{folder()}-{ACCELERATE}")
     if not there.exists():
         fetch = ["uv", "pip", "install", "--quiet", "--no-deps", "--python", str(python())]
@@ -132,7 +132,7 @@ def make_model(into: Path) -> Path:
 def running(
     command: Sequence[str | Path], environment: Mapping[str, str], log: Path
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process and all that it starts; gone after the block, whatever happens in it."""
+    """Run a process; end it and its children after the block."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*map(str, command)],
@@ -154,7 +154,7 @@ def running(
 
 @contextmanager
 def serving(engine: Engine, model: Path, port: int) -> Iterator[str]:
-    """The engine's URL, once it is well."""
+    """Run an engine, and yield its URL when it answers."""
     environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **engine.environment(model)}
     log = model.parent / f"{engine.version}.log"
     with running([python(), *engine.command(model, port)], environment, log):
