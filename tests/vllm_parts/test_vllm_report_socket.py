@@ -358,7 +358,7 @@ def test_a_missing_receiver_and_its_return_are_logged_once(
     assert missing.startswith(
         f"penstock: no reader of step reports at {path} (No such file or directory); is a"
     )
-    assert back == f"penstock: step reports are taken again at {path}; 4 were lost"
+    assert back == f"penstock: step reports are read again at {path}; 4 were lost"
     ours.close()
 
 

@@ -3,11 +3,11 @@
 isort:skip_file
 Router to replica. One Session per router and replica carries every request between them.
 
-Replica frames are batched: what one engine iteration produced for all of this router's requests
-travels in one frame, so a token costs a slice of a message. A verdict is always a request's first
-event, unless there can be none: a body that cannot be served, or a fault in planning, is a `Failed` alone.
+Replica frames are batched: one frame carries the output of one engine iteration for all of this router's
+requests, so a token costs only a part of a message. The first event of a request is its verdict. The exception
+is a request without a verdict, because its body cannot be served or planning failed: its only event is `Failed`.
 A frame is closed once it holds about 1 MiB; an answer that is not streamed is one `Output` of any size.
-Budgets cross as durations, never as clock readings.
+Times are sent as durations, never as clock readings.
 """
 
 from collections import abc as _abc
@@ -51,33 +51,33 @@ class _AnswerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AnswerSta
     DESCRIPTOR: _descriptor.EnumDescriptor
     ANSWER_STATE_UNSPECIFIED: _AnswerState.ValueType  # 0
     ANSWER_STATE_BEGUN: _AnswerState.ValueType  # 1
-    """something of it has come; again when its thinking is over"""
+    """the first part has arrived; sent again when the thinking has ended"""
     ANSWER_STATE_WHOLE: _AnswerState.ValueType  # 2
-    """the router has all of it, and waits for `Finished`"""
+    """the router has the whole answer, and waits for `Finished`"""
     ANSWER_STATE_FULL: _AnswerState.ValueType  # 3
-    """the engine has no room: the request is over"""
+    """the engine has no capacity: the request has ended"""
     ANSWER_STATE_REFUSED: _AnswerState.ValueType  # 4
-    """the engine answered with an error status: the request is over"""
+    """the engine answered with an error status: the request has ended"""
     ANSWER_STATE_LOST: _AnswerState.ValueType  # 5
-    """the connection was lost: the request is over"""
+    """the connection was lost: the request has ended"""
     ANSWER_STATE_UNREACHABLE: _AnswerState.ValueType  # 6
-    """the engine does not let the router in: serve the request through the sidecar"""
+    """the router cannot connect to the engine: serve the request through the sidecar"""
 
 class AnswerState(_AnswerState, metaclass=_AnswerStateEnumTypeWrapper): ...
 
 ANSWER_STATE_UNSPECIFIED: AnswerState.ValueType  # 0
 ANSWER_STATE_BEGUN: AnswerState.ValueType  # 1
-"""something of it has come; again when its thinking is over"""
+"""the first part has arrived; sent again when the thinking has ended"""
 ANSWER_STATE_WHOLE: AnswerState.ValueType  # 2
-"""the router has all of it, and waits for `Finished`"""
+"""the router has the whole answer, and waits for `Finished`"""
 ANSWER_STATE_FULL: AnswerState.ValueType  # 3
-"""the engine has no room: the request is over"""
+"""the engine has no capacity: the request has ended"""
 ANSWER_STATE_REFUSED: AnswerState.ValueType  # 4
-"""the engine answered with an error status: the request is over"""
+"""the engine answered with an error status: the request has ended"""
 ANSWER_STATE_LOST: AnswerState.ValueType  # 5
-"""the connection was lost: the request is over"""
+"""the connection was lost: the request has ended"""
 ANSWER_STATE_UNREACHABLE: AnswerState.ValueType  # 6
-"""the engine does not let the router in: serve the request through the sidecar"""
+"""the router cannot connect to the engine: serve the request through the sidecar"""
 Global___AnswerState: _TypeAlias = AnswerState  # noqa: Y015
 
 class _Reason:
@@ -88,9 +88,9 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     DESCRIPTOR: _descriptor.EnumDescriptor
     REASON_UNSPECIFIED: _Reason.ValueType  # 0
     REASON_PREFILL_BUDGET: _Reason.ValueType  # 1
-    """the first token could not be in time"""
+    """the first token would be late"""
     REASON_DECODE_BUDGET: _Reason.ValueType  # 2
-    """tokens could not meet their TPOT target"""
+    """tokens would miss the TPOT target"""
     REASON_KV_MEMORY: _Reason.ValueType  # 3
     """KV blocks at the predicted peak do not fit"""
     REASON_NEVER: _Reason.ValueType  # 4
@@ -98,7 +98,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_QUEUE_FULL: _Reason.ValueType  # 5
     """a bounded queue of this replica is full"""
     REASON_DRAINING: _Reason.ValueType  # 6
-    """the replica takes no new work"""
+    """the replica takes no new requests"""
     REASON_ENGINE_DOWN: _Reason.ValueType  # 7
     """the engine does not answer"""
 
@@ -107,9 +107,9 @@ class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
 
 REASON_UNSPECIFIED: Reason.ValueType  # 0
 REASON_PREFILL_BUDGET: Reason.ValueType  # 1
-"""the first token could not be in time"""
+"""the first token would be late"""
 REASON_DECODE_BUDGET: Reason.ValueType  # 2
-"""tokens could not meet their TPOT target"""
+"""tokens would miss the TPOT target"""
 REASON_KV_MEMORY: Reason.ValueType  # 3
 """KV blocks at the predicted peak do not fit"""
 REASON_NEVER: Reason.ValueType  # 4
@@ -117,7 +117,7 @@ REASON_NEVER: Reason.ValueType  # 4
 REASON_QUEUE_FULL: Reason.ValueType  # 5
 """a bounded queue of this replica is full"""
 REASON_DRAINING: Reason.ValueType  # 6
-"""the replica takes no new work"""
+"""the replica takes no new requests"""
 REASON_ENGINE_DOWN: Reason.ValueType  # 7
 """the engine does not answer"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
@@ -132,13 +132,13 @@ class _FailureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure.Value
     FAILURE_ENGINE_REFUSED: _Failure.ValueType  # 1
     """the engine answered with an error status: body is its answer"""
     FAILURE_ENGINE_LOST: _Failure.ValueType  # 2
-    """connection lost or engine gone"""
+    """the connection to the engine was lost, or the engine has ended"""
     FAILURE_BAD_REQUEST: _Failure.ValueType  # 3
     """the body cannot be served: body is the answer"""
     FAILURE_INTERNAL: _Failure.ValueType  # 4
     FAILURE_RETURNED: _Failure.ValueType  # 5
-    """Not begun, and handed back: the replica drains or stops. The router asks the next one, and it counts as no
-    loss. Status (503) and body are set as for any failure: a router that does not know this value answers them.
+    """Returned before it began, because the replica drains or stops. The router tries the next replica, and it does not
+    count as a loss. Status (503) and body are set as for any failure, for a router that does not know this value.
     """
 
 class Failure(_Failure, metaclass=_FailureEnumTypeWrapper): ...
@@ -147,13 +147,13 @@ FAILURE_UNSPECIFIED: Failure.ValueType  # 0
 FAILURE_ENGINE_REFUSED: Failure.ValueType  # 1
 """the engine answered with an error status: body is its answer"""
 FAILURE_ENGINE_LOST: Failure.ValueType  # 2
-"""connection lost or engine gone"""
+"""the connection to the engine was lost, or the engine has ended"""
 FAILURE_BAD_REQUEST: Failure.ValueType  # 3
 """the body cannot be served: body is the answer"""
 FAILURE_INTERNAL: Failure.ValueType  # 4
 FAILURE_RETURNED: Failure.ValueType  # 5
-"""Not begun, and handed back: the replica drains or stops. The router asks the next one, and it counts as no
-loss. Status (503) and body are set as for any failure: a router that does not know this value answers them.
+"""Returned before it began, because the replica drains or stops. The router tries the next replica, and it does not
+count as a loss. Status (503) and body are set as for any failure, for a router that does not know this value.
 """
 Global___Failure: _TypeAlias = Failure  # noqa: Y015
 
@@ -168,7 +168,7 @@ class RouterFrame(_message.Message):
     def submits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Submit]: ...
     @_builtins.property
     def cancels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Submit.id of requests whose client went away"""
+        """Submit.id of requests whose client disconnected"""
 
     @_builtins.property
     def engine_answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineAnswer]: ...
@@ -208,19 +208,19 @@ class Submit(_message.Message):
     """the client's x-request-id, for logs and the engine"""
     endpoint: Global___Endpoint.ValueType
     body: _builtins.bytes
-    """the client's JSON, untouched"""
+    """the client's JSON, unchanged"""
     tier: _builtins.str
     spent_s: _builtins.float
-    """since the router had read the request: what its budgets have lost"""
+    """time since the router had read the request, which its targets have already lost"""
     ttft_s: _builtins.float
     """this request's own targets, in place of its tier's"""
     tpot_s: _builtins.float
     hop: _builtins.int
     """1 for the first replica tried"""
     backup: _builtins.bool
-    """rejected everywhere: serve it best effort or not at all"""
+    """all replicas rejected it: serve it best effort or reject it"""
     direct: _builtins.bool
-    """the router can send it to the engine itself; an older one cannot"""
+    """the router can send it to the engine itself; older routers cannot"""
     def __init__(
         self,
         *,
@@ -253,7 +253,7 @@ Global___Submit: _TypeAlias = Submit  # noqa: Y015
 
 @_typing.final
 class EngineAnswer(_message.Message):
-    """About a request that the router has sent to the engine itself, with the `engine_fields` of its verdict."""
+    """State of a request that the router has sent to the engine itself, with the `engine_fields` of its verdict."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -267,9 +267,9 @@ class EngineAnswer(_message.Message):
     id: _builtins.int
     state: Global___AnswerState.ValueType
     tokens: _builtins.int
-    """of the answer, that the router has counted"""
+    """tokens of the answer, counted by the router"""
     thinking_tokens: _builtins.int
-    """before the answer proper, once that has begun"""
+    """tokens before the answer proper; set once that has begun"""
     prompt_tokens: _builtins.int
     """The engine's own counts, at the end of an answer, if it reported them."""
     completion_tokens: _builtins.int
@@ -317,7 +317,7 @@ class ReplicaFrame(_message.Message):
     def snapshot(self) -> Global___Snapshot: ...
     @_builtins.property
     def cached_prefixes(self) -> Global___CachedPrefixes:
-        """unset: nothing has changed, or the replica does not know"""
+        """unset: no change, or unknown"""
 
     def __init__(
         self,
@@ -336,8 +336,8 @@ Global___ReplicaFrame: _TypeAlias = ReplicaFrame  # noqa: Y015
 
 @_typing.final
 class CachedPrefixes(_message.Message):
-    """Prefixes of prompts that the replica's prefix cache has, as keys of penstock_runtime.prompt_marks: what has
-    changed since the frame before, for routing.
+    """Changes, since the previous frame, of the prompt prefixes in the replica's prefix cache, as keys of
+    penstock_runtime.prompt_marks. Routing uses them.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -381,9 +381,9 @@ class Event(_message.Message):
     id: _builtins.int
     """Submit.id"""
     engine_fields: _builtins.bytes
-    """With `admitted` and `best_effort` of a `direct` submit: a JSON object. The router sends the body with it as
-    `vllm_xargs` to the engine's port, now, and reads the answer there. It contains a ticket, so it is a secret.
-    Empty: the sidecar sends the request, and passes the answer on.
+    """With `admitted` and `best_effort` of a `direct` submit: a JSON object. The router immediately sends the body, with
+    this object as `vllm_xargs`, to the engine's port and reads the answer there. It contains a ticket, so it is a
+    secret. Empty: the sidecar sends the request and forwards the answer.
     """
     @_builtins.property
     def admitted(self) -> Global___Admitted: ...
@@ -465,7 +465,7 @@ class Rejected(_message.Message):
     EARLIEST_S_FIELD_NUMBER: _builtins.int
     reason: Global___Reason.ValueType
     earliest_s: _builtins.float
-    """from now until it could start; unset: unknown"""
+    """from now until it could be admitted; unset: unknown"""
     def __init__(
         self,
         *,
@@ -520,18 +520,18 @@ class Finished(_message.Message):
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     ttft_s: _builtins.float
-    """as seen by the replica, from submit to the first token it knows the time of"""
+    """measured by the replica, from submit to the first token whose time is known"""
     tpot_s: _builtins.float
     """mean over the tokens after it"""
     thinking_tokens: _builtins.int
-    """of the completion's, before the answer proper; 0 where none is known of"""
+    """completion tokens before the answer proper; 0 if there are none, or unknown"""
     cached_tokens: _builtins.int
-    """of the prompt's, taken from the engine's prefix cache; 0 if it does not report them"""
+    """prompt tokens found in the engine's prefix cache; 0 if it does not report them"""
     @_builtins.property
     def token_gaps_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of an answer that is not streamed: when its tokens came out of the engine, in microseconds. The first is from
-        the router's reading of the request, every other from the token before. Empty where the engine does not report:
-        then only the time of the end is known.
+        """For an answer that is not streamed: times at which the engine generated its tokens, in microseconds. The first
+        counts from when the router had read the request, every other from the previous token. Empty if the engine does
+        not report them: then only the time of the end is known.
         """
 
     def __init__(
@@ -562,7 +562,7 @@ class Failed(_message.Message):
     BODY_FIELD_NUMBER: _builtins.int
     failure: Global___Failure.ValueType
     status: _builtins.int
-    """HTTP status to answer with, where nothing was written yet"""
+    """HTTP status of the answer, if no part of an answer was written yet"""
     body: _builtins.bytes
     """error in OpenAI's JSON"""
     def __init__(
@@ -610,21 +610,21 @@ class Snapshot(_message.Message):
     draining: _builtins.bool
     engine_ready: _builtins.bool
     work_s: _builtins.float
-    """What the planner expects, as penstock_core.forecast.snapshot.Snapshot says it. Durations count from the snapshot on.
-    all accepted work, in full batches
+    """The planner's forecast, as in penstock_core.forecast.snapshot.Snapshot. Durations count from the snapshot on.
+    time of all accepted work, in full batches
     """
     prefill_wait_s: _builtins.float
     """until a prefill behind all others would begin"""
     prefill_slack_s: _builtins.float
-    """that the prefills there can spare"""
+    """how much longer the prefills may take without being late"""
     prefill_tokens_s: _builtins.float
-    """prompt tokens a second, beside what decodes by then"""
+    """prompt tokens per second, beside the decodes that run then"""
     step_s: _builtins.float
-    """an iteration of its decodes alone"""
+    """duration of an iteration of its decodes alone"""
     tightest_tpot_s: _builtins.float
     """smallest TPOT target that limits its iterations; infinite: none"""
     kv_tokens_headroom: _builtins.int
-    """free at the future peak of what was accepted"""
+    """free tokens at the future peak of all accepted requests"""
     def __init__(
         self,
         *,
@@ -686,21 +686,21 @@ class DescribeReply(_message.Message):
     replica: _builtins.str
     model: _builtins.str
     max_model_len: _builtins.int
-    """0: not known"""
+    """0: unknown"""
     policy: _builtins.str
     time_model_json: _builtins.str
-    """penstock_core.timing.time_model.to_json: the model that slowdowns are of"""
+    """penstock_core.timing.time_model.to_json: the model by which slowdowns are resolved"""
     kv_tokens_total: _builtins.int
     version: _builtins.str
     engine_ready: _builtins.bool
     metrics_url: _builtins.str
-    """where Prometheus reads its metrics; empty: nowhere"""
+    """URL of its metrics for Prometheus; empty: none"""
     http_port: _builtins.int
-    """where gateways send requests, on the host of this service; 0: it takes none over HTTP"""
+    """port for gateways' requests, on the host of this service; 0: none"""
     engine_port: _builtins.int
-    """where routers send `direct` requests, on the host of this service; 0: nowhere"""
+    """port for routers' `direct` requests, on the host of this service; 0: none"""
     engine_tls_port: _builtins.int
-    """the same, where the engine serves TLS; at most one of both is set"""
+    """the same if the engine serves TLS; at most one of both is set"""
     def __init__(
         self,
         *,

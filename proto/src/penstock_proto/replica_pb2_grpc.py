@@ -65,36 +65,37 @@ class ReplicaServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Session(self, request_iterator, context):
-        """Every request between this router and this replica. Ending it cancels what it carries.
+        """All requests between this router and this replica. The end of the stream cancels them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """What this replica is: asked after connecting, and again now and then, since the engine may change.
+        """The replica's description. Routers request it after connecting, and periodically, since the engine may change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """The engine's text of some tokens. UNAVAILABLE if the engine does not answer.
+        """The engine's text for some tokens. UNAVAILABLE if the engine does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Admit nothing more and hand back what has not begun; answers when the rest has ended, the deadline has passed,
-        or Resume was called. Taken from the replica's own machine only.
+        """Admit no more requests and return those that have not begun. The reply follows when the others have ended, the
+        deadline has passed, or Resume was called. Accepted only from the replica's own machine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Take new work again after a Drain. Taken from the replica's own machine only, and not from a process that stops.
+        """Accept new requests again after a Drain. Accepted only from the replica's own machine, and not while the
+        sidecar stops.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,11 +3,11 @@
 isort:skip_file
 Router to replica. One Session per router and replica carries every request between them.
 
-Replica frames are batched: what one engine iteration produced for all of this router's requests
-travels in one frame, so a token costs a slice of a message. A verdict is always a request's first
-event, unless there can be none: a body that cannot be served, or a fault in planning, is a `Failed` alone.
+Replica frames are batched: one frame carries the output of one engine iteration for all of this router's
+requests, so a token costs only a part of a message. The first event of a request is its verdict. The exception
+is a request without a verdict, because its body cannot be served or planning failed: its only event is `Failed`.
 A frame is closed once it holds about 1 MiB; an answer that is not streamed is one `Output` of any size.
-Budgets cross as durations, never as clock readings.
+Times are sent as durations, never as clock readings.
 """
 
 from collections import abc as _abc
@@ -22,17 +22,19 @@ GRPC_VERSION: str
 class ReplicaStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     Session: _aio.StreamStreamMultiCallable[_replica_pb2.RouterFrame, _replica_pb2.ReplicaFrame]
-    """Every request between this router and this replica. Ending it cancels what it carries."""
+    """All requests between this router and this replica. The end of the stream cancels them."""
     Describe: _aio.UnaryUnaryMultiCallable[_replica_pb2.DescribeRequest, _replica_pb2.DescribeReply]
-    """What this replica is: asked after connecting, and again now and then, since the engine may change."""
+    """The replica's description. Routers request it after connecting, and periodically, since the engine may change."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_replica_pb2.DetokenizeRequest, _replica_pb2.DetokenizeReply]
-    """The engine's text of some tokens. UNAVAILABLE if the engine does not answer."""
+    """The engine's text for some tokens. UNAVAILABLE if the engine does not answer."""
     Drain: _aio.UnaryUnaryMultiCallable[_replica_pb2.DrainRequest, _replica_pb2.DrainReply]
-    """Admit nothing more and hand back what has not begun; answers when the rest has ended, the deadline has passed,
-    or Resume was called. Taken from the replica's own machine only.
+    """Admit no more requests and return those that have not begun. The reply follows when the others have ended, the
+    deadline has passed, or Resume was called. Accepted only from the replica's own machine.
     """
     Resume: _aio.UnaryUnaryMultiCallable[_replica_pb2.ResumeRequest, _replica_pb2.ResumeReply]
-    """Take new work again after a Drain. Taken from the replica's own machine only, and not from a process that stops."""
+    """Accept new requests again after a Drain. Accepted only from the replica's own machine, and not while the
+    sidecar stops.
+    """
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -41,7 +43,7 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_replica_pb2.RouterFrame],
         context: _aio.ServicerContext[_abc.AsyncIterator[_replica_pb2.RouterFrame], _abc.AsyncIterator[_replica_pb2.ReplicaFrame]],
     ) -> _abc.AsyncIterator[_replica_pb2.ReplicaFrame]:
-        """Every request between this router and this replica. Ending it cancels what it carries."""
+        """All requests between this router and this replica. The end of the stream cancels them."""
 
     @_abc_1.abstractmethod
     def Describe(
@@ -49,7 +51,7 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request: _replica_pb2.DescribeRequest,
         context: _aio.ServicerContext[_replica_pb2.DescribeRequest, _abc.Awaitable[_replica_pb2.DescribeReply]],
     ) -> _abc.Awaitable[_replica_pb2.DescribeReply]:
-        """What this replica is: asked after connecting, and again now and then, since the engine may change."""
+        """The replica's description. Routers request it after connecting, and periodically, since the engine may change."""
 
     @_abc_1.abstractmethod
     def Detokenize(
@@ -57,7 +59,7 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request: _replica_pb2.DetokenizeRequest,
         context: _aio.ServicerContext[_replica_pb2.DetokenizeRequest, _abc.Awaitable[_replica_pb2.DetokenizeReply]],
     ) -> _abc.Awaitable[_replica_pb2.DetokenizeReply]:
-        """The engine's text of some tokens. UNAVAILABLE if the engine does not answer."""
+        """The engine's text for some tokens. UNAVAILABLE if the engine does not answer."""
 
     @_abc_1.abstractmethod
     def Drain(
@@ -65,8 +67,8 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request: _replica_pb2.DrainRequest,
         context: _aio.ServicerContext[_replica_pb2.DrainRequest, _abc.Awaitable[_replica_pb2.DrainReply]],
     ) -> _abc.Awaitable[_replica_pb2.DrainReply]:
-        """Admit nothing more and hand back what has not begun; answers when the rest has ended, the deadline has passed,
-        or Resume was called. Taken from the replica's own machine only.
+        """Admit no more requests and return those that have not begun. The reply follows when the others have ended, the
+        deadline has passed, or Resume was called. Accepted only from the replica's own machine.
         """
 
     @_abc_1.abstractmethod
@@ -75,6 +77,8 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request: _replica_pb2.ResumeRequest,
         context: _aio.ServicerContext[_replica_pb2.ResumeRequest, _abc.Awaitable[_replica_pb2.ResumeReply]],
     ) -> _abc.Awaitable[_replica_pb2.ResumeReply]:
-        """Take new work again after a Drain. Taken from the replica's own machine only, and not from a process that stops."""
+        """Accept new requests again after a Drain. Accepted only from the replica's own machine, and not while the
+        sidecar stops.
+        """
 
 def add_ReplicaServicer_to_server(servicer: ReplicaServicer, server: _aio.Server) -> None: ...

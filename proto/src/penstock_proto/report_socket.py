@@ -41,9 +41,9 @@ class ReportSocket:
         self.lost = 0
 
     def send(self, report: StepReport) -> bool:
-        """Send a report, or drop it. Return whether it was sent.
+        """Send a report, or drop it. Returns whether it was sent.
 
-        Never blocks, and never raises because there is no reader.
+        Never blocks, and does not raise if there is no reader.
         """
         try:
             taken = self._deliver(report)
@@ -71,7 +71,7 @@ class ReportSocket:
             self._warned = True
             self._warn(
                 "penstock: no reader of step reports at %s (%s); is a sidecar running with --telemetry %s? "
-                "Until then steps go on as planned, and admission plans without reports",
+                "Until then the engine continues, and admission plans without reports",
                 self._path,
                 error.strerror or error,
                 self._path,
@@ -79,7 +79,7 @@ class ReportSocket:
 
     def _note_recovery(self) -> None:
         if self._warned:
-            self._warn("penstock: step reports are taken again at %s; %d were lost", self._path, self.lost)
+            self._warn("penstock: step reports are read again at %s; %d were lost", self._path, self.lost)
         self._failing_s, self._warned = None, False
 
     def _deliver(self, report: StepReport) -> bool:
@@ -89,10 +89,10 @@ class ReportSocket:
             try:
                 data = report.SerializeToString()
                 if len(data) > LONGEST_BYTES:
-                    raise OSError(errno.EMSGSIZE, "longer than readers take")
+                    raise OSError(errno.EMSGSIZE, "longer than readers accept")
                 self._socket.send(data)
                 return True
-            except BlockingIOError:  # the reader is behind: this one is lost, the socket is sound
+            except BlockingIOError:  # the reader is too slow: this report is lost, but the socket still works
                 return False
             except OSError as error:
                 if error.errno != errno.EMSGSIZE or len(report.request_ids) <= report.running:

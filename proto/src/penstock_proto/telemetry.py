@@ -1,9 +1,9 @@
 """The messages of telemetry.proto, for a process that cannot choose its version of protobuf.
 
 `telemetry_pb2` requires a protobuf at least as new as the one that generated it. vLLM's image has the version
-that its other packages need, which cannot be replaced. So here the messages are built from the schema, which
-`make proto` stores beside this file: any version of protobuf can do that, and they are as fast as generated
-ones.
+that its other packages need, which cannot be replaced. So this module builds the messages from the schema,
+which `make proto` stores beside this file. Any version of protobuf can do that, and the messages are as fast
+as generated ones.
 """
 
 from pathlib import Path

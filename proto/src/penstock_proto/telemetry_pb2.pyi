@@ -3,10 +3,10 @@
 isort:skip_file
 Engine to sidecar: one datagram per engine iteration over a local Unix socket.
 
-Each report is the whole state, so a lost one is healed by the next: the engine never blocks on,
-retries or queues a report. Per-request columns run parallel and are in the engine's own order. Where the
-requests are those of an earlier report, each running one so many tokens further, a report may say just
-that: it names the earlier one, which had its columns. An engine does so only after one that was taken.
+Each report has the whole state, so the next report replaces a lost one: the engine never blocks on, retries or
+queues a report. Columns with one element per request are parallel and in the engine's own order. If the requests
+are those of an earlier report and every running one has the same number of further tokens, a report may refer to
+the earlier report instead of repeating its columns. An engine does so only if the earlier report was received.
 """
 
 from collections import abc as _abc
@@ -86,39 +86,39 @@ class StepReport(_message.Message):
     kv_blocks_free: _builtins.int
     block_tokens: _builtins.int
     most_batch_tokens: _builtins.int
-    """Bounds of an iteration, if the engine reports them: a pool's own may be higher."""
+    """Bounds of an iteration, if the engine reports them; the pool's own may be higher."""
     most_running: _builtins.int
     running: _builtins.int
     """Requests, running first (those that hold KV), then waiting.
-    how many of the rows below are running
+    number of rows below that are running
     """
     preemptions: _builtins.int
     """since the engine started"""
     waiting: _builtins.int
-    """all that wait, also those whose rows did not fit the datagram"""
+    """all waiting requests, including those whose rows did not fit the datagram"""
     since: _builtins.int
-    """and where nothing was thought. Empty where every one is 0
-    sequence of the report whose columns these are; 0: its own
+    """that, and without thinking. Empty if all are 0
+    sequence of the report that has the columns; 0: this one
     """
     further_tokens: _builtins.int
-    """what each running row's tokens, computed and generated, are above those"""
+    """tokens that each running row has computed and generated since that report"""
     caches_prefixes: _builtins.bool
-    """The prefix cache. An older engine says none of it, and is planned as one without."""
+    """The prefix cache. An older engine does not report it, and is planned as one without a prefix cache."""
     cache_resets: _builtins.int
-    """since the engine started: nothing is left of prompts of before"""
+    """since the engine started; a reset removes all cached prompts"""
     checks_tickets: _builtins.bool
-    """SLO fields count in a ticket only (penstock_core.domain.ticket); an older engine: false"""
+    """Whether SLO fields count in a ticket only (penstock_core.domain.ticket); false for an older engine."""
     @_builtins.property
     def prefilling(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """rows below that it prefills"""
+        """indices of the rows below that it prefills"""
 
     @_builtins.property
     def chunk_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """how much of each"""
+        """tokens that it computes of each"""
 
     @_builtins.property
     def drafting(self) -> Global___Drafting:
-        """Its drafter; absent if it has none, or does not report it."""
+        """The engine's drafter; absent if it has none, or does not report it."""
 
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -132,40 +132,41 @@ class StepReport(_message.Message):
     def generated_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def best_effort(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """false also for best effort that was promoted"""
+        """false also for promoted requests"""
 
     @_builtins.property
     def thinking_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the generated ones, once the answer proper has begun; 0 before"""
+        """generated tokens before the answer proper, once that has begun; 0 before"""
 
     @_builtins.property
     def policy_faults(self) -> Global___PolicyFaults:
-        """absent where there was none"""
+        """absent if there were none"""
 
     @_builtins.property
     def cached_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of the first waiting rows, in their order. `computed_tokens` of these rows is 0, so that an older sidecar plans
-        them as computed whole.
-        of the prompt, that it would find now
+        """For the first waiting rows, in order. `computed_tokens` of these rows is 0, so that an older sidecar plans to
+        compute the whole prompt.
+        tokens of the prompt that are cached now
         """
 
     @_builtins.property
     def unheld_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the blocks of these, that no request holds"""
+        """blocks of these tokens that no request holds"""
 
     @_builtins.property
     def cached_prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedPrompt]:
-        """those that may have changed, not all"""
+        """prompts whose cached part may have changed"""
 
     @_builtins.property
     def sharing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Rows that hold leading KV blocks which others hold too. Neighbours have the most in common. Indices of rows that
-        did not fit the datagram may be among them. An older engine says none: every request is then counted whole.
+        """Rows that hold leading KV blocks which other rows hold too. Neighbours have the most in common. They may include
+        indices of rows that did not fit the datagram. An older engine does not report them: then the blocks are counted
+        for each request.
         """
 
     @_builtins.property
     def common_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """leading blocks that each holds together with the one before it"""
+        """leading blocks that each row has in common with the one before it"""
 
     def __init__(
         self,
@@ -216,7 +217,7 @@ Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
 
 @_typing.final
 class CachedPrompt(_message.Message):
-    """A prompt that the engine has computed, or computes."""
+    """A prompt that the engine has computed, or is computing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -227,9 +228,9 @@ class CachedPrompt(_message.Message):
     request_id: _builtins.str
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
-    """of its first ones, in the prefix cache now; 0: none any more"""
+    """leading tokens that are in the prefix cache now"""
     held_tokens: _builtins.int
-    """of these, in blocks that the request itself holds as long as it runs"""
+    """those of them in blocks that the request itself holds while it runs"""
     def __init__(
         self,
         *,
@@ -248,7 +249,7 @@ Global___CachedPrompt: _TypeAlias = CachedPrompt  # noqa: Y015
 
 @_typing.final
 class Drafting(_message.Message):
-    """Speculative decoding, as the engine has measured it."""
+    """Speculative decoding as measured by the engine."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -276,12 +277,12 @@ class Drafting(_message.Message):
     ACCEPTANCE_FIELD_NUMBER: _builtins.int
     BY_TIER_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """most drafts for one decode in one iteration"""
+    """most draft tokens of one decode in one iteration"""
     acceptance: _builtins.float
-    """chance that a draft is accepted"""
+    """probability that a draft token is accepted"""
     @_builtins.property
     def by_tier(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """the same where it was measured for a tier alone"""
+        """the same, for tiers with their own measurement"""
 
     def __init__(
         self,
@@ -300,7 +301,7 @@ Global___Drafting: _TypeAlias = Drafting  # noqa: Y015
 
 @_typing.final
 class PolicyFaults(_message.Message):
-    """Steps that were the engine's own because its policy failed, or what is around it; since the engine started."""
+    """Steps since the engine started that the engine planned itself, because the policy or the code around it failed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -309,13 +310,13 @@ class PolicyFaults(_message.Message):
     TOO_SLOW_FIELD_NUMBER: _builtins.int
     PLUGIN_FIELD_NUMBER: _builtins.int
     raised: _builtins.int
-    """it raised"""
+    """the policy raised an exception"""
     impossible: _builtins.int
-    """it asked for what no engine could do"""
+    """the policy's step was impossible for the engine"""
     too_slow: _builtins.int
-    """it took longer than it may"""
+    """the policy exceeded its time limit"""
     plugin: _builtins.int
-    """the code around it raised"""
+    """the code around the policy raised an exception"""
     def __init__(
         self,
         *,

@@ -1,7 +1,7 @@
 """The file with the key of tickets, which the sidecar writes and its engine reads.
 
 It is beside the telemetry socket, in a folder that only these two share, and readable by their user only. A
-sidecar writes a new key whenever it starts, so the tickets of the one before are worth nothing.
+sidecar writes a new key whenever it starts, so tickets of an earlier sidecar are invalid.
 """
 
 import os
@@ -28,11 +28,11 @@ class TicketKeyFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read: tuple[int, int] | None = None  # inode and time of change of what was read
+        self._read: tuple[int, int] | None = None  # inode and time of change of the file that was read
         self._key = b""
 
     def key(self) -> bytes:
-        """Return the key as of now; b"" where there is none."""
+        """Return the present key; b"" if there is none."""
         try:
             state = self._path.stat()
             now = state.st_ino, state.st_mtime_ns

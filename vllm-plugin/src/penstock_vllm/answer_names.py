@@ -4,7 +4,7 @@ The sidecar names a request and numbers its answers (`sequence_ids`): the name, 
 on. vLLM makes one request per answer and per prompt in a list, all with the same fields. They are numbered
 here in order of arrival, even if earlier ones have ended.
 
-A request that bypassed the sidecar may have any name, including another request's, or an id of any length.
+A request that bypassed the sidecar may have any name of any length, including another request's name.
 """
 
 from collections.abc import Container
@@ -13,7 +13,7 @@ from penstock_core.domain.engine_fields import LONGEST_STRING, sequence_id
 from penstock_core.domain.request import RequestId
 
 MOST_REMEMBERED = 4096
-"""Names whose answers are numbered. All answers to one request arrive within a moment."""
+"""Most names whose answers are numbered. All answers to one request arrive at almost the same time."""
 
 
 class AnswerNames:

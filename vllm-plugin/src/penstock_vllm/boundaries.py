@@ -1,7 +1,7 @@
-"""Reports of step boundaries, as far as the engine's own thread makes them: one small object each.
+"""Records step boundaries for reports on the engine's own thread: one small object each.
 
-`reports` describes what a report has, and `report_thread` who sends it. Without telemetry nothing is
-reported; the prefix cache's changes are then not asked for either.
+`reports` describes the contents of a report, and `report_thread` sends it. Without telemetry no boundary is
+recorded, and changes of the prefix cache are not looked up either.
 """
 
 import logging
@@ -52,7 +52,7 @@ class BoundaryReports:
         self._thread = ReportThread(reports, queue, self.recorder)
 
     def stop(self) -> None:
-        """Send what is still to be sent, and stop."""
+        """Send the remaining reports, and stop."""
         if self._thread is not None:
             self._thread.stop()
 
@@ -81,7 +81,7 @@ class BoundaryReports:
         now_s: float,
         cache: CacheReport | None = None,
     ) -> None:
-        """Report this boundary. cache: the report of it if it was taken already."""
+        """Report this boundary. cache: the prefix cache's report, if it was made already."""
         recorder = self.recorder
         if recorder is None:
             return

@@ -17,7 +17,8 @@ def cut_drafts(
 ) -> None:
     """Limit the draft tokens of each request to the planned number.
 
-    kept: if the worker keeps draft tokens to itself, the requests of the last step; those of others are lost.
+    kept: if the worker keeps draft tokens to itself, the requests of the last step; draft tokens of other
+        requests are lost.
     """
     for request in computing:
         drafts = request.spec_token_ids

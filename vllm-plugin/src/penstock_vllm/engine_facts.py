@@ -11,7 +11,7 @@ log = logging.getLogger("vllm.penstock")
 
 
 def bounds_of(scheduler: EngineScheduler, settings: PluginSettings) -> StepBounds:
-    """Return vLLM's own bounds, or lower ones that were set."""
+    """Return vLLM's own bounds, or the lower ones of the settings."""
     spec = scheduler.vllm_config.speculative_config
     slots = spec.max_num_new_slots_for_drafting * scheduler.max_num_running_reqs if spec is not None else 0
     most = scheduler.scheduler_config.max_num_batched_tokens - slots

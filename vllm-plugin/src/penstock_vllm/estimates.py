@@ -16,7 +16,7 @@ from penstock_core.timing.time_model import TimeModel
 from penstock_vllm.pipeline import MeasuredStep
 
 MOST_NOTED = 16
-"""Recorded steps after which the model is updated, needed or not."""
+"""Recorded steps after which the model is updated, even if it is not needed."""
 
 
 class EngineEstimates:

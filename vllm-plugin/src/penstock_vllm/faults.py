@@ -16,7 +16,7 @@ class Fault(StrEnum):
 
 
 class PolicyFaultLog:
-    """counted: number of errors by kind, since the engine started."""
+    """A log and count of faults. counted: number of errors by kind, since the engine started."""
 
     def __init__(self) -> None:
         self.counted: dict[str, int] = {}

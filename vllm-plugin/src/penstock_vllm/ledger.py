@@ -43,7 +43,7 @@ class HeldRequest:
     running: whether it holds KV.
     blocked: whether it waits and cannot be started yet.
     drafts_in_progress: draft tokens that steps in progress verify.
-    counts_on_cache: whether it was admitted because of what is cached of its prompt.
+    counts_on_cache: whether it was admitted because of its prompt's cached prefix.
     """
 
     request: EngineRequest
@@ -66,13 +66,13 @@ class EngineLedger:
     """All requests in the engine.
 
     read_fields: returns the SLO fields of a request.
-    by_id: by vLLM's own ids. by_name: by those of their jobs.
+    by_id: requests by vLLM's ids. by_name: requests by the ids of their jobs.
     blocked: waiting requests that cannot be started yet.
     unplanned: number of requests that the policy does not plan.
-    preemptions: since the engine started.
-    uniform_steps: counts steps that generated one token of every running request.
-    changes: counts all other changes, including other steps.
-    membership: of those, changes of the set of requests, of running ones, and of admitted ones.
+    preemptions: number since the engine started.
+    uniform_steps: number of steps that generated one token of every running request.
+    changes: number of all other changes, including other steps.
+    membership: number of those changes that concern the set of requests, of running or of admitted ones.
     """
 
     def __init__(self, read_fields: ReadFields = unchecked) -> None:
@@ -155,7 +155,7 @@ class EngineLedger:
         self._unwait(held)
 
     def start(self, held: HeldRequest) -> None:
-        """Record that a request holds KV; a part of it may have been cached already."""
+        """Record that a request holds KV, a part of which may have been cached already."""
         self._change()
         self._unwait(held)
         if not held.running:
@@ -261,7 +261,7 @@ class EngineLedger:
             fields, from_s, _ = self._read_fields(xargs, engine_id, now_s)
             job = from_fields(fields, now_s=from_s, **named)
             counts = counts_on_cache(fields) and not job.best_effort
-        except Exception:  # for any content that a client may have written
+        except Exception:  # a client may have written any content
             job, counts = from_fields({}, now_s=now_s, **named), False
         name = self._names.of(job.request.id, self.by_name)
         if name != job.request.id:

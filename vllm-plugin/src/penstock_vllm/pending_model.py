@@ -1,4 +1,4 @@
-"""A time model that is not known yet: with `auto`, the sidecar measures this engine and writes the model.
+"""A time model that is still unknown: with `auto`, the sidecar measures this engine and writes the model.
 
 The sidecar writes the file beside its telemetry socket, in the one folder that both processes see, and moves
 it into place when it is complete. Until then steps are vLLM's own, which is what the sidecar measures.

@@ -1,4 +1,4 @@
-"""Steps in progress: when they will end, and how long ended ones took.
+"""Steps in progress: their predicted ends, and the durations of ended steps.
 
 An engine computes one step at a time, so a step begins when the previous one ends. Its duration counts from
 the end of the previous one if the engine did not pause, otherwise from when it was requested.
@@ -43,7 +43,7 @@ class Pipeline:
         self.steps.append(step)
 
     def in_progress(self, membership: int) -> StepsInProgress:
-        """Return what is still being computed. membership: the ledger's count now."""
+        """Return the kind of work in progress. membership: the ledger's present count."""
         if not self.steps:
             return StepsInProgress.NONE
         one_each = len(self.steps) == 1 and self.steps[0].membership == membership
@@ -58,7 +58,7 @@ class Pipeline:
         return drafts
 
     def pause(self) -> None:
-        """Record that there was nothing to compute."""
+        """Record that the engine was idle."""
         self._busy = False
 
     def take(self, output: StepOutput) -> StepInProgress | None:

@@ -30,7 +30,7 @@ class StepInstructions(NamedTuple):
     preempt: running requests that lose their KV first.
     order: running requests that compute, in this order; None if all do in vLLM's own order.
     start: waiting requests that start, in this order.
-    caps: see above; running requests in vLLM's own order have none.
+    caps: see above; None if running requests compute in vLLM's own order.
     drafts: most draft tokens of each by job id; a job that is not in it verifies none.
     promote: jobs that are admitted from now on.
     repeatable_blocks: as in the policy's step.
@@ -141,7 +141,7 @@ def _check_batch(step: Step, view: ReplicaView) -> None:
 def within_loras(
     start: Sequence[HeldRequest], running: Sequence[HeldRequest], most: int
 ) -> tuple[HeldRequest, ...]:
-    """Return the requests up to the first with which more adapters would be in use than the engine allows.
+    """Return the requests before the first one with which more adapters are in use than the engine allows.
 
     All running requests count, including those outside this step, because they are computed later beside the
     new one.
@@ -159,9 +159,9 @@ def within_loras(
 def with_a_lora_in_use(
     waiting: Sequence[HeldRequest], running: Sequence[HeldRequest], most: int
 ) -> Sequence[HeldRequest]:
-    """Return the requests that could start by their adapters; all of them while another adapter fits.
+    """Return the requests whose adapters allow a start: all while another adapter fits, else those in use.
 
-    Policies do not see the others: a policy that insists on such a request would wait without end.
+    Policies do not see the others, because a policy that starts only such a request would wait forever.
     """
     used = {lora for held in running if (lora := _lora(held))}
     if len(used) < most:

@@ -1,15 +1,16 @@
-"""What vLLM's prefix cache has of requests, and blocks that requests hold before they start.
+"""Cached prefixes of requests in vLLM's prefix cache, and pins: blocks that requests hold before they start.
 
-vLLM finds the cached prefix of a prompt when it starts the request. A policy plans before that, so it is
-looked up here, without a side effect: a block is cached only if its predecessor is, so a binary search over
-the prompt's block hashes finds where the cached part ends, in 8 µs for 32,768 tokens. That holds for models
-whose layers all attend to everything, in one group, without a connector; for others nothing is looked up.
+vLLM finds the cached prefix of a prompt when it starts the request. A policy plans before that, so this
+module looks it up, without a side effect: a block is cached only if its predecessor is, so a binary search
+over the prompt's block hashes finds the end of the cached part, in 8 µs for 32,768 tokens. That holds for
+models in which all layers have full attention, in one group, without a connector. For other models no prefix
+is looked up.
 
-Cached blocks that no request holds are evicted when others need memory. A request that was admitted because
-of them holds them (`pin`) from its arrival until vLLM has started it and holds them itself; so does each
-request that a plan starts, for that step. A pin is a reference in vLLM's own count, as `BlockPool.touch`
-makes it for a running request. All pins are released where vLLM would otherwise preempt, or could start
-nothing.
+Cached blocks that no request holds are evicted when other requests need memory. A request that was admitted
+because of them holds them (`pin`) from its arrival until vLLM has started it and holds them itself. So does
+each request that a plan starts, for that step. A pin is a reference in vLLM's own count, as
+`BlockPool.touch` makes it for a running request. All pins are released if vLLM would otherwise preempt a
+request, or could start none.
 """
 
 from bisect import bisect_left
@@ -29,18 +30,18 @@ from penstock_vllm.reports import CacheReport
 from penstock_vllm.shared_blocks import SharedBlocks
 
 LOOKED_UP = 64
-"""Waiting requests that are looked up for a view, in order of arrival: half a millisecond of a step at most.
-Those beyond are planned as if nothing of them were cached."""
+"""Most waiting requests that are looked up for a view, in order of arrival: at most half a millisecond. The
+others are planned as if their prompts were not cached."""
 
 REPORTED = 16
-"""Waiting requests that are looked up for a report."""
+"""Most waiting requests that are looked up for a report."""
 
 GROUP = 0
 """The only group of layers."""
 
 
 class CacheLookup:
-    """The cache of one engine. resets: how often it was emptied."""
+    """The prefix cache of one engine. resets: number of times that it was emptied."""
 
     def __init__(self, scheduler: EngineScheduler) -> None:
         self._manager, self._pool = scheduler.kv_cache_manager, scheduler.kv_cache_manager.block_pool
@@ -53,12 +54,12 @@ class CacheLookup:
         self.resets = 0
 
     def with_cached_prefixes(self, waiting: Sequence[HeldRequest]) -> list[Job]:
-        """Return the jobs of waiting requests with what is cached of them, for the first of them."""
+        """Return the jobs of waiting requests, the first `LOOKED_UP` of them with their cached prefixes."""
         first = [with_cached_prefix(held.job, *self._look_up(held.request)) for held in waiting[:LOOKED_UP]]
         return [*first, *[held.job for held in waiting[LOOKED_UP:]]]
 
     def shared_prefixes(self, ledger: EngineLedger) -> SharedPrefixes:
-        """Return which requests of the ledger hold the same leading blocks, pinned ones among them."""
+        """Return the common prefixes of the ledger's requests, including pinned blocks."""
         as_of = ledger.membership, self._pin_changes
         if as_of != self._shared_as_of:
             self._shared_blocks.follow({**self._layers.req_to_blocks, **self._pins})
@@ -67,12 +68,12 @@ class CacheLookup:
         return self._shared
 
     def report(self, ledger: EngineLedger) -> CacheReport:
-        """Return what has changed, what is cached of waiting requests, and what is shared."""
+        """Return the changes, the cached prefixes of waiting requests, and the common prefixes."""
         found = [self._look_up(held.request) for held in ledger.waiting[:REPORTED]]
         return CacheReport(self.resets, self._served.changes(), found, self.shared_prefixes(ledger))
 
     def pin(self, waiting: Iterable[HeldRequest]) -> None:
-        """Let waiting requests hold what is cached of them."""
+        """Let waiting requests hold their cached blocks."""
         for held in waiting:
             request = held.request
             if request.request_id in self._pins:
@@ -85,7 +86,7 @@ class CacheLookup:
                 self._pin_changes += 1
 
     def unpin(self, engine_id: str) -> None:
-        """Let a request hold nothing beyond what vLLM gave it."""
+        """Release a request's pinned blocks. It keeps the blocks that vLLM gave it."""
         blocks = self._pins.pop(engine_id, None)
         if blocks is not None:
             self._pin_changes += 1
@@ -99,7 +100,7 @@ class CacheLookup:
     def release_if_short(self, running: Iterable[EngineRequest], batch_tokens: int, drafts: int) -> bool:
         """Release all pins if running requests might be preempted for them in the next step.
 
-        batch_tokens: most of a step. drafts: most draft tokens of a request. Returns whether it did.
+        batch_tokens: most tokens of a step. drafts: most draft tokens of a request. Returns whether it did.
         """
         if not self._pins:
             return False
@@ -110,9 +111,9 @@ class CacheLookup:
         return short
 
     def release_offered(self, offered: Iterable[HeldRequest], *, can_move: bool) -> None:
-        """Release what requests held for one step only, and everything if nothing can move.
+        """Release pins for one step, and all pins if no request can progress.
 
-        offered: those that were to be started in it.
+        offered: the requests that the step was to start.
         """
         if not self._pins:
             return
@@ -123,7 +124,7 @@ class CacheLookup:
             self.unpin_all()
 
     def started(self, held: HeldRequest) -> None:
-        """Note that vLLM has started a request, which now holds its own blocks."""
+        """Record that vLLM has started a request, which now holds its own blocks."""
         request = held.request
         self.unpin(request.request_id)
         full = request.num_prompt_tokens // self._block_tokens
@@ -136,29 +137,29 @@ class CacheLookup:
         )
 
     def ended(self, held: HeldRequest) -> None:
-        """Note that a request has ended or was preempted."""
+        """Record that a request has ended or was preempted."""
         self.unpin(held.request.request_id)
         self._served.ended(held.job.request.id)
 
     def emptied(self) -> None:
-        """Note that nothing is cached any more."""
+        """Record that the cache was emptied."""
         self.resets += 1
         self._served = ServedPrompts(self._cached_of, self._block_tokens)
 
     def _look_up(self, request: EngineRequest) -> tuple[int, int]:
         """Return a waiting request's cached tokens, and how many of their blocks no request holds.
 
-        A holder of a block holds all blocks before it, unless vLLM computed equal prompts at once.
+        A request that holds a block holds all blocks before it, unless vLLM computed equal prompts at once.
         """
         blocks, hashes = self._cached_blocks(request), request.block_hashes
         held = bisect_left(range(blocks), True, key=lambda at: self._block(hashes[at]).ref_cnt == 0)
         return blocks * self._block_tokens, blocks - held
 
     def _cached_blocks(self, request: EngineRequest) -> int:
-        """Return the blocks that vLLM would find of a request that it starts now.
+        """Return the cached blocks that vLLM would find if it started the request now.
 
-        It computes the last token always. A request that was preempted keeps two tokens to compute, as
-        policies require; vLLM may find one block more.
+        It always computes the last token. A request that was preempted keeps two tokens to compute, as
+        policies require, although vLLM may find one block more.
         """
         if not self._manager.prefix_cache_lookup_enabled(request):
             return 0
@@ -184,7 +185,7 @@ class CacheLookup:
 
 
 def needed_blocks(running: Iterable[EngineRequest], block_tokens: int, batch_tokens: int, drafts: int) -> int:
-    """Return how many blocks running requests take in a step at most. drafts: most of a request."""
+    """Return the most blocks that running requests take in a step. drafts: most draft tokens of one."""
     decoding = prefilling = prefills = 0
     for request in running:
         computed = request.num_computed_tokens
@@ -198,7 +199,7 @@ def needed_blocks(running: Iterable[EngineRequest], block_tokens: int, batch_tok
 
 
 def prefix_cache_of(scheduler: EngineScheduler) -> CacheLookup | None:
-    """Return the engine's cache; None where it has none, or one that a binary search cannot look up."""
+    """Return the engine's prefix cache; None if it has none, or one without lookup by binary search."""
     manager = scheduler.kv_cache_manager
     if not manager.enable_caching or scheduler.connector is not None:
         return None

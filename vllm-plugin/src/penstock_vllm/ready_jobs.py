@@ -1,4 +1,4 @@
-"""The waiting jobs that a policy may start: those that vLLM could start, with what is cached of them."""
+"""The waiting jobs that a policy may start: those that vLLM could start, with their cached prefixes."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from penstock_vllm.prefix_cache import CacheLookup
 def ready_jobs(
     ledger: EngineLedger, running: Sequence[HeldRequest], prefixes: CacheLookup | None, most_loras: int | None
 ) -> tuple[Job, ...]:
-    """Return them in order of arrival. most_loras: adapters in use at once; None for an engine without."""
+    """Return these jobs in order of arrival. most_loras: most adapters in use at once; None without any."""
     if not ledger.ready or (prefixes is None and most_loras is None):
         return ledger.ready
     waiting: Sequence[HeldRequest] = ledger.startable

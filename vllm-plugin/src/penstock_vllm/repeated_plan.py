@@ -20,10 +20,10 @@ NO_CHUNKS: Mapping[str, int] = {}
 
 @dataclass(slots=True)
 class RepeatedPlan:
-    """One token of every running request, without waiting ones.
+    """A plan that computes one token of every running request and starts none.
 
     membership: the ledger's count when it was made. least_blocks: blocks that must be free.
-    steps_left: until the first request reaches its planned end, which ends only after that step.
+    steps_left: steps until the first request reaches its planned end.
     running: number of requests. work: of the last step. seconds: its predicted duration.
     increase_s: increase of the duration per step, since all contexts grow.
     """
@@ -48,14 +48,14 @@ class RepeatedPlan:
         self.seconds += self.increase_s
 
     def last_step(self, output: StepOutput, requested_s: float) -> StepInProgress:
-        """Return the last step, which vLLM has made like this."""
+        """Return the last step, which vLLM made by this plan."""
         return StepInProgress(output, requested_s, self.work, self.seconds, NO_CHUNKS, self.membership)
 
 
 def repeated_from(
     step: StepInProgress, membership: int, least_blocks: int, steps_left: int, model: TimeModel
 ) -> RepeatedPlan:
-    """Return the plan that this step of one token of every running request began."""
+    """Return the plan that repeats this step, which computes one token of every running request."""
     running = len(step.output.num_scheduled_tokens)
     increase_s = model.seconds(next_work(step.work, running)) - step.predicted_s
     return RepeatedPlan(

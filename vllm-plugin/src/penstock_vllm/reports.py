@@ -1,8 +1,8 @@
 """Sends the engine's state as step reports, as steps begin.
 
-A report has what the sidecar's model of the engine needs: the measured step that has ended; the planned step
-that begins; memory; and the state of every request in between. With asynchronous scheduling, steps in
-progress count as begun: requests are reported as known, together with what those steps prefill.
+A report has the data for the sidecar's model of the engine: the measured step that has ended; the planned
+step that begins; memory; and the state of every request in between. With asynchronous scheduling, steps in
+progress count as begun: requests are reported in their last known state, with the prefills of those steps.
 
 Most steps generate one token of every running request. Then a report refers to an earlier one, which had the
 requests, with the number of tokens since. That needs an earlier report that was received, and lasts for at
@@ -37,10 +37,10 @@ immediately; this bound corrects undetected losses.
 """
 
 MOST_QUEUED = 64
-"""Boundaries that wait to be reported: two seconds of steps."""
+"""Most boundaries that wait to be reported: two seconds of steps."""
 
 NEVER = -1
-"""No count of changes."""
+"""A count of changes that differs from all others."""
 
 NO_STEP = MeasuredStep(BatchWork(0), 0.0)
 
@@ -49,7 +49,7 @@ class ReportRows(NamedTuple):
     """All requests at a boundary.
 
     jobs: running ones in the order they were started, then waiting ones.
-    chunks: what the steps in progress prefill, by index of the job.
+    chunks: tokens that the steps in progress prefill, by index of the job.
     """
 
     jobs: Sequence[Job]
@@ -59,9 +59,9 @@ class ReportRows(NamedTuple):
 class CacheReport(NamedTuple):
     """The prefix cache at a step boundary.
 
-    resets: since the engine started. prompts: those that may have changed.
+    resets: number since the engine started. prompts: those that may have changed.
     waiting: cached tokens of the first waiting requests, and how many of their blocks no request holds.
-    shared: which requests hold the same leading blocks.
+    shared: common prefixes of requests.
     """
 
     resets: int
@@ -74,12 +74,12 @@ class Boundary(NamedTuple):
     """The engine between two steps. Immutable.
 
     ended: the step that has ended since the last boundary, if any.
-    running, waiting: how many. preemptions: since the engine started.
+    running, waiting: numbers of requests. preemptions: number since the engine started.
     left_s: predicted time until the steps in progress have ended.
     faults: steps in which the policy failed, by kind, since the engine started.
     changes, uniform_steps: the ledger's counts. rows: None if only `uniform_steps` has grown since they were
         last reported.
-    cache: of prefixes; None where none is looked up.
+    cache: report of the prefix cache; None if it is not looked up.
     """
 
     ended: MeasuredStep | None
@@ -97,7 +97,7 @@ class Boundary(NamedTuple):
 
 
 class UniformBoundary(NamedTuple):
-    """A boundary that differs from the previous one only in these fields; the most frequent case."""
+    """A boundary that differs from the previous one only in these fields, which is the most frequent case."""
 
     ended: MeasuredStep | None
     memory: KvMemory
@@ -122,7 +122,7 @@ class Reports:
     """Makes, numbers and sends reports. A new instance name tells the sidecar that the engine is new.
 
     checks_tickets: whether SLO fields count in a ticket only.
-    broken: whether a report with all requests is needed before others can be interpreted.
+    broken: whether a report with all requests is needed before the next report that refers to one.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Reports:
         return boundary
 
     def record_loss(self) -> None:
-        """Count a report that could not be made or sent; the next one has all requests."""
+        """Count a report that could not be made or sent. The next one has all requests."""
         self._last.sequence += 1
         self._prompts.forget()
         self._base, self.broken = None, True
@@ -235,7 +235,7 @@ class BoundaryRecorder:
         return not any([step.chunks for step in steps])
 
     def repeat(self, changes: int, now: UniformBoundary, now_s: float) -> bool:
-        """Queue such a boundary. Returns False if a complete one is needed."""
+        """Queue a uniform boundary. Returns False if a complete one is needed."""
         due = changes != self._changes or now_s - self._reported_s >= WHOLE_EVERY_S or self._reports.broken
         if due or self._queue.qsize() >= MOST_QUEUED:
             return False
@@ -256,7 +256,7 @@ class BoundaryRecorder:
 def rows_of(
     running: Sequence[HeldRequest], ledger: EngineLedger, steps: Iterable[StepInProgress]
 ) -> ReportRows:
-    """Return all requests as known, and what the steps in progress prefill."""
+    """Return all requests in their last known state, and the prefills of the steps in progress."""
     ledger.settle()
     chunks: dict[str, int] = {}
     for step in steps:
@@ -310,7 +310,7 @@ def _add_prompts(report: StepReport, prompts: Iterable[CachedPrompt]) -> None:
 
 
 def _add_waiting(report: StepReport, now: Boundary) -> None:
-    """Add what is cached of the first waiting requests."""
+    """Add the cached tokens of the first waiting requests."""
     found = now.cache.waiting if now.cache is not None else ()
     if any([tokens for tokens, _ in found]):
         report.cached_tokens.extend([tokens for tokens, _ in found])
@@ -318,7 +318,7 @@ def _add_waiting(report: StepReport, now: Boundary) -> None:
 
 
 def _add_shared(report: StepReport, now: Boundary) -> None:
-    """Add which rows hold the same leading blocks."""
+    """Add the rows with common leading blocks."""
     shared = now.cache.shared if now.cache is not None else SharedPrefixes()
     if shared.ids:
         rows = {request_id: row for row, request_id in enumerate(report.request_ids)}

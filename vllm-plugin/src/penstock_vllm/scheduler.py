@@ -4,9 +4,8 @@ vLLM's `schedule` is 900 lines about KV blocks, prefix caches, adapters, images,
 draft tokens, and changes with every release. None of it is rewritten here. A step is planned first; then
 vLLM's own `schedule` runs over lists with the planned requests in the planned order (`plan_execution`), and
 asks for every request how many tokens it may have (`caps`). Before that, draft tokens are cut to the planned
-number (`drafts`), and requests to preempt are preempted. So vLLM arrives at the planned step, does everything
-else that belongs to one, and leaves out what it cannot do (an image that does not fit, a missing block) by
-its own rules.
+number (`drafts`), and requests to preempt are preempted. So vLLM makes the planned step with all its other
+parts, and omits by its own rules whatever is impossible (an image that does not fit, a missing block).
 
 If the previous plan can be repeated, vLLM continues by itself (`repeated_plan`). Without a plan, because the
 policy failed or the model needs something that policies do not support, the step is vLLM's own.
@@ -131,7 +130,7 @@ class Steering(StepPlanning):
         return finished
 
     def reset_prefix_cache(self, *how: Any, **more: Any) -> bool:
-        """Empty the prefix cache, unless a running request holds blocks. Waiting ones give theirs back."""
+        """Empty the prefix cache, unless a running request holds blocks. Releases all pins."""
         self._release_pins()
         emptied = super().reset_prefix_cache(*how, **more)
         if emptied and self._prefixes is not None:
@@ -199,7 +198,7 @@ class Steering(StepPlanning):
     def _release_pins_if_short(self) -> None:
         prefixes, most = self._prefixes, self._bounds.batch_tokens
         if prefixes is not None and prefixes.release_if_short(self.running, most, self.num_spec_tokens):
-            self.ledger.changes += 1  # reported rows say what is shared
+            self.ledger.changes += 1  # reports of rows include the common prefixes
 
     @contained
     def _release_pins(self) -> None:

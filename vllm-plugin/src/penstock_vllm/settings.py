@@ -12,7 +12,7 @@
 
 With `auto` the sidecar measures the engine, whose steps are vLLM's own until then, and writes the model
 beside its telemetry socket. The command line takes precedence. vLLM compiles again if `--additional-config`
-changes, so values that differ between replicas, like the socket's path, belong into the environment.
+changes, so set values that differ between replicas, like the socket's path, in the environment.
 """
 
 import json
@@ -32,7 +32,7 @@ REQUIRED = "required"
 
 
 class BadSetting(ValueError):
-    """An invalid setting: where it is, its value, valid values."""
+    """An invalid setting. The message names the setting, its value and valid values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Which requests hold the same leading blocks of vLLM's KV cache.
+"""Leading blocks of vLLM's KV cache that several requests hold.
 
-A request gets the blocks that it finds cached when it starts, and new ones after that. So what two requests
-have in common does not change while both run: lists of blocks are compared once, when a request starts. A
-binary search finds where two lists part, because who holds a block mostly holds all blocks before it; then
-that is checked.
+A request gets its cached blocks when it starts, and new blocks after that. So the common blocks of two
+requests do not change while both run: lists of blocks are compared once, when a request starts. A binary
+search finds where two lists differ, because a request that holds a block usually holds all blocks before it;
+then the result is verified.
 
 Requests are kept in lexicographic order of their blocks, in which neighbours have the most in common.
 """
@@ -41,7 +41,7 @@ class SharedBlocks:
         self._by_id: dict[str, _Holder] = {}
 
     def follow(self, held: Mapping[str, Sequence[Any]]) -> None:
-        """Take in what each request holds now: one list of blocks as long as it runs, which only grows."""
+        """Update the requests. held: the blocks of each, the same growing list while the request runs."""
         known = self._by_id
         gone = [engine_id for engine_id, one in known.items() if held.get(engine_id) is not one.blocks]
         for engine_id in gone:
@@ -84,5 +84,5 @@ def _leading_in_common(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def _parting(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return where two requests part. Blocks before it may be copies that were computed side by side."""
+    """Return where the blocks of two requests differ. Blocks before it may be copies of equal content."""
     return bisect_left(range(min(len(one), len(other))), True, key=lambda at: one[at] is not other[at])

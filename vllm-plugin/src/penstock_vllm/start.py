@@ -1,4 +1,4 @@
-"""What a scheduler is built from: settings, the reader of requests' SLO fields, and a policy that is warm."""
+"""Parts of a scheduler at its start: settings, the reader of requests' SLO fields, and a warm policy."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,7 +21,7 @@ WARM_UP_MODEL = "llama-3-8b-a100"
 
 
 def additional_config(vllm_config: Any) -> Mapping[str, Any]:
-    """Return what `--additional-config` sets; nothing where it is no object."""
+    """Return the settings in `--additional-config`; empty if it is not an object."""
     given = vllm_config.additional_config
     return given if isinstance(given, dict) else {}
 
@@ -34,20 +34,20 @@ def fields_reader(settings: PluginSettings, clock: Callable[[], float]) -> ReadF
 
 
 def pending_model(settings: PluginSettings) -> PendingModel | None:
-    """Return the time model that the sidecar is to measure; None where it is set."""
+    """Return the time model that the sidecar has to measure; None if the settings have one."""
     if settings.model is not None or settings.telemetry is None:
         return None
     return PendingModel(settings.telemetry)
 
 
 def first_estimates(settings: PluginSettings, draft_tokens: int) -> EngineEstimates:
-    """Return what is known of the engine before its first step. draft_tokens: most of a request."""
+    """Return the estimates before the first step. draft_tokens: most draft tokens of a request."""
     drafter = Speculation(draft_tokens, settings.acceptance) if draft_tokens else None
     return EngineEstimates(settings.model or time_model(WARM_UP_MODEL), drafter)
 
 
 def warm_policy(settings: PluginSettings, bounds: StepBounds, estimates: EngineEstimates) -> Policy[Any]:
-    """Return the policy, after a first plan: later ones must not wait for what is compiled at first use."""
+    """Return the policy after a first plan, so that later plans do not wait for compilation."""
     policy = build(settings.policy, settings.knobs)
     limits = Limits(bounds.batch_tokens, bounds.running)
     warm_up(policy, limits, estimates.model, estimates.speculation)

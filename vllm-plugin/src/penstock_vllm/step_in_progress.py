@@ -11,10 +11,10 @@ from penstock_vllm.ledger import HeldRequest
 
 
 class StepInProgress(NamedTuple):
-    """One step of vLLM's.
+    """One step of vLLM.
 
     output: vLLM's SchedulerOutput. requested_s: when it was planned.
-    work: its work. predicted_s: its duration predicted by the time model.
+    work: its work. predicted_s: its duration by the time model.
     chunks: tokens that it prefills of each request, by vLLM's ids.
     membership: the ledger's count if it computes one token of every running request; else None.
     """
@@ -36,7 +36,7 @@ def step_in_progress(
 ) -> StepInProgress:
     """Return the step that vLLM has just planned.
 
-    decodes: its requests, if it is known to have only decodes.
+    decodes: its requests, if it certainly has only decodes.
     """
     tokens, drafted = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
     spec_steps = max([len(ids) for ids in drafted.values()], default=0)

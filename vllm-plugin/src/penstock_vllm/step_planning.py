@@ -1,7 +1,7 @@
-"""Plans the next step: decides whether the policy is asked, and makes its view.
+"""Plans the next step: decides whether to call the policy, and makes its view.
 
-The policy is not asked where it does not support the model, while the time model is still to be measured,
-while vLLM is paused, and when there is nothing to plan. Then the step is vLLM's own.
+The policy is not called if it does not support the model, while the time model is not measured yet, while
+vLLM is paused, or if there is no request to plan. Then the step is vLLM's own.
 """
 
 import time
@@ -26,7 +26,7 @@ from penstock_vllm.view import view_of
 
 
 class StepPlanning(PlanExecution):
-    """A scheduler with a policy and what it plans by.
+    """A scheduler with a policy and the policy's inputs.
 
     estimates: of the engine. planning: calls the policy. faults: counts its failures.
     """
@@ -36,7 +36,7 @@ class StepPlanning(PlanExecution):
     _prefixes: CacheLookup | None
 
     def _start_planning(self, settings: PluginSettings) -> None:
-        """Make the policy ready for the first step."""
+        """Prepare the policy for the first step."""
         self._bounds, self._memory_now = bounds_of(self, settings), memory_of(self)
         self._steers, self._pending_model = can_be_steered(self), pending_model(settings)
         self.estimates = first_estimates(settings, self.num_spec_tokens)
@@ -57,7 +57,7 @@ class StepPlanning(PlanExecution):
         return None if instructions is None else PlannedStep(instructions, view)
 
     def _knows_model(self, now_s: float) -> bool:
-        """Return whether the time model is known; if not, look for it."""
+        """Return whether the time model is known. If not, check for its file."""
         if self._pending_model is not None:
             model = self._pending_model.check(now_s)
             if model is None:

@@ -1,7 +1,7 @@
-"""Writes why an engine ends, in one line, to a file that its supervisor reads.
+"""Writes the reason why an engine ends, in one line, to a file that its supervisor reads.
 
 vLLM consists of several processes. The one that fails logs the reason, followed by the tracebacks of those
-that waited for it, which exceeds a container's termination message, so Kubernetes would only show "see root
+that waited for it. These exceed a container's termination message, so Kubernetes would only show "see root
 cause above". vLLM calls `install` in each of its processes (entry point `vllm.general_plugins`). If
 PENSTOCK_TERMINATION_LOG names a file, such as a container's termination log, the exception that ended the
 engine is written there.

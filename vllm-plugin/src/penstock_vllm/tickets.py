@@ -1,8 +1,8 @@
-"""The SLO fields of a request to vLLM, and whether to believe them.
+"""The SLO fields of a request to vLLM, and the check of its ticket.
 
-Without required tickets they are the `penstock_…` fields of its `vllm_xargs`: only the sidecar sends
-requests, and overwrites what a client has written there. Where routers send requests too, fields count in a
-ticket of the sidecar only (`penstock_core.domain.ticket`). A request without a valid one is best effort.
+If tickets are not required, they are the `penstock_…` fields of its `vllm_xargs`: only the sidecar sends
+requests, and it overwrites fields that a client has written. If routers send requests too, only fields in a
+ticket of the sidecar count (`penstock_core.domain.ticket`). A request without a valid ticket is best effort.
 """
 
 import logging
@@ -18,11 +18,11 @@ from penstock_proto.ticket_key import TicketKeyFile
 log = logging.getLogger("vllm.penstock")
 
 ReadFields = Callable[[Mapping[str, Any], str, float], SloFields]
-"""Called with `vllm_xargs`, the engine's id of the request, and the time at which it has read that."""
+"""Called with `vllm_xargs`, the engine's id of the request, and the time at which the engine has read it."""
 
 
 def unchecked(xargs: Mapping[str, Any], engine_id: str, read_s: float) -> SloFields:
-    """Return the fields as they are."""
+    """Return the fields unchecked."""
     return SloFields(xargs, read_s)
 
 
@@ -35,7 +35,7 @@ class TicketFields:
         self.refused: Counter[TicketFault] = Counter()
 
     def __call__(self, xargs: Mapping[str, Any], engine_id: str, read_s: float) -> SloFields:
-        """Return the fields of a request's ticket; none without a valid one."""
+        """Return the fields of a request's ticket; empty without a valid ticket."""
         fields = self._check.fields(xargs, self._key_file.key(), engine_id, self._clock(), read_s)
         if fields.refused is not None:
             self.refused[fields.refused] += 1

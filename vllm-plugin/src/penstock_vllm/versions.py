@@ -1,4 +1,4 @@
-"""Supported versions of vLLM. Its scheduler is no public interface, so versions are listed and checked."""
+"""Supported versions of vLLM. Its scheduler is not a public interface, so versions are listed and checked."""
 
 import re
 from collections.abc import Iterable

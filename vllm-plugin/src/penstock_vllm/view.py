@@ -1,9 +1,9 @@
-"""The view for a policy, of vLLM's requests as they will be when the next step begins.
+"""The policy's view of vLLM's requests in their state when the next step begins.
 
 With asynchronous scheduling, vLLM plans a step while the previous one is being computed. Its counts are
 already those at that step's end, except for draft tokens, which it counts as accepted until the result is
-known. Policies see them as rejected, so no request appears further than is certain. The planned step begins
-when the one in progress ends, which is the view's moment.
+known. Policies see them as rejected, so every request has at least the progress that its job shows. The
+planned step begins when the one in progress ends, which is the time of the view.
 
 Some running requests are left out, because vLLM cannot compute them in this step: those whose last token is
 being computed, and those that wait for their turn in a pipeline. They still use memory and slots.
@@ -24,7 +24,7 @@ from penstock_vllm.ledger import HeldRequest
 
 
 class StepBounds(NamedTuple):
-    """Bounds of every step, of the engine or lower ones that were set.
+    """Bounds of every step: the engine's own, or the lower ones of the settings.
 
     longest_tokens: most tokens of one request whose KV is ever computed.
     """
@@ -74,7 +74,7 @@ def view_of(
 ) -> ReplicaView:
     """Return the view for step number `step`, which begins at `start_s`.
 
-    shared: which requests hold the same leading blocks; None if that is not known.
+    shared: common prefixes of requests; None if unknown.
     """
     jobs = _running_jobs(running, bounds, step, start_s, in_progress)
     hidden = len(running) - len(jobs)
@@ -110,7 +110,7 @@ def may_continue(request: EngineRequest, longest_tokens: int, step: int) -> bool
 
 
 def after_steps_in_progress(held: HeldRequest, end_s: float) -> Job:
-    """Return a running job as it will be after the steps in progress, with all draft tokens rejected."""
+    """Return a running job in its state after the steps in progress, if all draft tokens are rejected."""
     request, job, drafts = held.request, held.job, held.drafts_in_progress
     new_tokens = max(request.num_output_placeholders - drafts, 0)
     computed = request.num_computed_tokens - drafts - job.computed_tokens

@@ -16,11 +16,11 @@ from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
 
 REQUESTS = 8
-"""Requests of the small engine."""
+"""Number of requests."""
 PROMPT_TOKENS, ANSWER_TOKENS = 100, 20
-"""Size of a request."""
+"""Tokens of a request."""
 BLOCKS, BLOCK_TOKENS = 1024, 16
-"""Its memory: ample."""
+"""Size of the KV cache, which is more than enough."""
 
 
 def warm_up(policy: Policy[Any], limits: Limits, model: TimeModel, speculation: Speculation | None) -> None:
