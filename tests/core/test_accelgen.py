@@ -1,10 +1,11 @@
 """AccelGen's published rules on worked examples: budget, remaining time, both algorithms, long prompts."""
 
+from functools import partial
 from math import inf
 
 import pytest
 from penstock_core.domain.policy import Step
-from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job, preempted
 from penstock_core.domain.slo import Judge, Targets
 from penstock_core.policies.accelgen.batch import ResourceDemand, distance
@@ -20,6 +21,7 @@ from penstock_core.policies.accelgen.token_budget import Budget, budget, pivot_t
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
+from replica_views import replica_view
 
 MODEL = TimeModel("round", (Term(1e-4, 0.010),))
 """10 ms an iteration and a tenth of a millisecond a token: saturated with 400 tokens, in 50 ms."""
@@ -56,21 +58,7 @@ def decode(
     return job
 
 
-def replica(
-    running: list[Job],
-    waiting: list[Job],
-    *,
-    free_blocks: int = 1000,
-    limits: Limits | None = None,
-    model: TimeModel = MODEL,
-    now_s: float = NOW_S,
-    speculation: Speculation | None = None,
-) -> ReplicaView:
-    held = sum(-(-job.computed_tokens // 16) for job in running)
-    kv = KvCache(held + free_blocks, free_blocks, 16)
-    return ReplicaView(
-        now_s, now_s, tuple(running), tuple(waiting), kv, limits or Limits(), model, speculation
-    )
+replica = partial(replica_view, model=MODEL, now_s=NOW_S)
 
 
 def step_of(view: ReplicaView, policy: AccelGen | None = None) -> Step:

@@ -17,6 +17,7 @@ from penstock_core.policies.annealing.policy import Annealing
 from penstock_core.policies.annealing.state import AnnealingState, updated
 from penstock_core.policies.annealing.window import deadline_s, overdue, plan_input, window
 from penstock_core.timing.builtin_models import time_model
+from replica_views import kv_cache
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")  # a decode step takes 25 ms, 1000 prompt tokens some 95 ms
 LATENCY = latency_of(MODEL)
@@ -46,8 +47,7 @@ def replica(
     free_blocks: int = 500,
     limits: Limits | None = None,
 ) -> ReplicaView:
-    held = sum(-(-job.computed_tokens // 16) for job in running)
-    kv = KvCache(held + free_blocks, free_blocks, 16)
+    kv = kv_cache(running, free_blocks)
     return ReplicaView(now_s, now_s, tuple(running), tuple(waiting), kv, limits or Limits(), MODEL)
 
 

@@ -2,12 +2,13 @@
 
 import pytest
 from penstock_core.domain.policy import Step
-from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.policies.fastserve import FastServe
 from penstock_core.policies.feedback_queues import QueuePosition, QueuePositions, queues_of
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import BatchWork
+from replica_views import kv_cache
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 SHORTEST_S = MODEL.seconds(BatchWork(1))
@@ -25,8 +26,7 @@ def decode(name: str, context: int = 100) -> Job:
 def replica(
     running: list[Job], waiting: list[Job], free_blocks: int = 1000, tokens: int = 8192
 ) -> ReplicaView:
-    held = sum(-(-job.computed_tokens // 16) for job in running)
-    kv = KvCache(held + free_blocks, free_blocks, 16)
+    kv = kv_cache(running, free_blocks)
     return ReplicaView(NOW_S, NOW_S, tuple(running), tuple(waiting), kv, Limits(tokens, 16), MODEL)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from penstock_core.domain.policy import Knobs, Step
-from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Admitted, BestEffort
@@ -19,6 +19,7 @@ from penstock_core.policies.vllm import Vllm
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork
+from replica_views import kv_cache
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 NAMES = ("vllm", "vllm-legacy", "sarathi", "sjf", "fastserve", "orca", "fcfs", "qoserve", "fluidserve")
@@ -41,8 +42,7 @@ def replica(
     limits: Limits | None = None,
     drafts: int = 0,
 ) -> ReplicaView:
-    held = sum(-(-job.computed_tokens // 16) for job in running)
-    kv = KvCache(held + free_blocks, free_blocks, 16)
+    kv = kv_cache(running, free_blocks)
     speculation = Speculation(drafts, 0.7) if drafts else None
     return ReplicaView(0.0, 0.0, tuple(running), tuple(waiting), kv, limits or Limits(), MODEL, speculation)
 

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 from penstock_core.batch.relegation import Lost, decode_batch, divide
 from penstock_core.domain.policy import Policy, Step
-from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Anchor, Judge, Targets
 from penstock_core.policies.fluidserve import FluidServe
@@ -13,6 +13,7 @@ from penstock_core.policies.qoserve import QoServe
 from penstock_core.policies.start_check import MOST_CANDIDATES
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation, tokens_expected
+from replica_views import kv_cache
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 NOW_S = 10.0
@@ -51,8 +52,7 @@ def replica(
     limits: Limits | None = None,
     drafts: int = 0,
 ) -> ReplicaView:
-    held = sum(-(-job.computed_tokens // 16) for job in running)
-    kv = KvCache(held + free_blocks, free_blocks, 16)
+    kv = kv_cache(running, free_blocks)
     reported = Speculation(drafts, 0.7) if drafts else None
     return ReplicaView(NOW_S, NOW_S, tuple(running), tuple(waiting), kv, limits or Limits(), MODEL, reported)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.domain.policy import Step
-from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job, preempted
 from penstock_core.domain.slo import Judge, Targets
 from penstock_core.policies.slos_serve.batch_formation import form_batch
@@ -16,6 +16,7 @@ from penstock_core.policies.slos_serve.workload import Workload
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
+from replica_views import kv_cache
 
 from examples import examples
 
@@ -64,8 +65,7 @@ def replica(
     limits: Limits | None = None,
     model: object = MODEL,
 ) -> ReplicaView:
-    held = sum(-(-job.computed_tokens // 16) for job in running)
-    kv = KvCache(held + free_blocks, free_blocks, 16)
+    kv = kv_cache(running, free_blocks)
     return ReplicaView(NOW_S, NOW_S, tuple(running), tuple(waiting), kv, limits or Limits(), model)  # type: ignore[arg-type]
 
 

@@ -6,11 +6,12 @@ from math import inf, nextafter
 import pytest
 from penstock_core.batch.best_effort import fill_surplus, newest_first, oldest_waiting_too_long
 from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
+from replica_views import kv_cache
 
 MODEL = time_model("llama-3-8b-a100")
 EXACT = TimeModel("attending", (Term(2**-10, 2**-6),), 2**-12, 2**-20)
@@ -35,8 +36,7 @@ def opened(
     limits: Limits | None = None,
     model: TimeModel = MODEL,
 ) -> OpenBatch:
-    held = sum(-(-job.computed_tokens // 16) for job in running)
-    kv = KvCache(held + free_blocks, free_blocks, 16)
+    kv = kv_cache(running, free_blocks)
     return OpenBatch(ReplicaView(NOW_S, NOW_S, tuple(running), tuple(waiting), kv, limits or Limits(), model))
 
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.batch.open_batch import OpenBatch
-from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
+from replica_views import kv_cache
 
 MODEL = TimeModel("attending", (Term(1e-3, 0.010, 2e-3),), 1e-5, 1e-7)
 SIZE = 16
@@ -25,8 +26,7 @@ def decode(name: str, context: int = 100) -> Job:
 
 
 def opened(*running: Job, waiting: tuple[Job, ...] = (), free_blocks: int = 1000, **bounds: int) -> OpenBatch:
-    held = sum(-(-job.computed_tokens // SIZE) for job in running)
-    kv = KvCache(held + free_blocks, free_blocks, SIZE)
+    kv = kv_cache(running, free_blocks, SIZE)
     return OpenBatch(ReplicaView(0.0, 0.0, running, waiting, kv, Limits(**bounds), MODEL))
 
 

@@ -12,11 +12,12 @@ from penstock_core.batch.ordered_batch import (
     start,
     starting_tokens,
 )
-from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.policies.slos_serve.batch_formation import Victims
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import Term, TimeModel
+from replica_views import kv_cache
 
 MODEL = TimeModel("round", (Term(1e-4, 0.010),))
 
@@ -39,8 +40,7 @@ def replica(
     tokens: int = 8192,
     slots: int = 256,
 ) -> ReplicaView:
-    held = sum(-(-job.computed_tokens // 16) for job in running)
-    kv = KvCache(held + free_blocks, free_blocks, 16)
+    kv = kv_cache(running, free_blocks)
     reported = Speculation(drafts, 0.7) if drafts else None
     return ReplicaView(0.0, 0.0, tuple(running), tuple(waiting), kv, Limits(tokens, slots), MODEL, reported)
 

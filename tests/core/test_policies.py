@@ -2,7 +2,7 @@
 
 import pytest
 from penstock_core.domain.policy import Knobs, Step
-from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Admitted, BestEffort
@@ -10,6 +10,7 @@ from penstock_core.policies import POLICIES, UnknownPolicy, build
 from penstock_core.policies.slos_serve.policy import SlosServe
 from penstock_core.policies.vllm import Vllm
 from penstock_core.timing.builtin_models import time_model
+from replica_views import kv_cache
 
 MODEL = time_model("slos-serve-opt-6.7b-a100")
 
@@ -32,8 +33,7 @@ def replica(
     limits: Limits | None = None,
     now_s: float = 0.0,
 ) -> ReplicaView:
-    held = sum(-(-job.computed_tokens // 16) for job in running)
-    kv = KvCache(held + free_blocks, free_blocks, 16)
+    kv = kv_cache(running, free_blocks)
     return ReplicaView(now_s, now_s, tuple(running), tuple(waiting), kv, limits or Limits(), MODEL)
 
 

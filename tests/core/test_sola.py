@@ -1,13 +1,14 @@
 """SOLA's published rules on worked examples: monitor, choice of problem, order, workload, cost, memory."""
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 from random import Random
 
 import numpy as np
 import pytest
 from penstock_core.domain.policy import Step
-from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
+from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job, preempted
 from penstock_core.domain.slo import Judge, Targets
 from penstock_core.policies.sola.cost import Costs, Gammas, Sent, learned
@@ -19,6 +20,7 @@ from penstock_core.policies.sola.policy import Sola, SolaState
 from penstock_core.policies.sola.workload import fewest_prompts, in_order, most_tokens
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
+from replica_views import replica_view
 
 MODEL = TimeModel("round", (Term(1e-4, 0.010),))
 """10 ms an iteration, and a tenth of a millisecond a token."""
@@ -63,21 +65,7 @@ def decode(
     return job
 
 
-def replica(
-    running: list[Job],
-    waiting: list[Job],
-    *,
-    free_blocks: int = 1000,
-    limits: Limits | None = None,
-    now_s: float = NOW_S,
-    model: TimeModel = MODEL,
-    speculation: Speculation | None = None,
-) -> ReplicaView:
-    held = sum(-(-job.computed_tokens // 16) for job in running)
-    kv = KvCache(held + free_blocks, free_blocks, 16)
-    return ReplicaView(
-        now_s, now_s, tuple(running), tuple(waiting), kv, limits or Limits(), model, speculation
-    )
+replica = partial(replica_view, model=MODEL, now_s=NOW_S)
 
 
 def step_of(view: ReplicaView, policy: Sola | None = None) -> Step:

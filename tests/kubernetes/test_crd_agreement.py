@@ -12,9 +12,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kube.api import Pools
-from kube.good_pool import GOOD, REMOVED, with_change
 from penstock_pool import PoolError, parse_pool
 from penstock_pool.pod_spec import Resources
+from valid_pool import REMOVED, VALID_POOL, with_change
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
@@ -152,12 +152,12 @@ VALUES: dict[str, list[object]] = {
     ],
     "spec/gateway": ["router", "envoy", "inferencePool", "nginx", 1],
     "spec": [
-        {**GOOD["spec"], "gateway": gateway, "autoscaling": {"minReplicas": least, "maxReplicas": 2}}
+        {**VALID_POOL["spec"], "gateway": gateway, "autoscaling": {"minReplicas": least, "maxReplicas": 2}}
         for gateway in ("router", "envoy", "inferencePool")
         for least in (0, 1)
     ]
     + [
-        {**GOOD["spec"], "gateway": "envoy", "router": {"tracing": tracing}}
+        {**VALID_POOL["spec"], "gateway": "envoy", "router": {"tracing": tracing}}
         for tracing in (
             {"otlpUrl": "http://otel:4318/v1/traces", "sampling": 0.1},
             {"otlpUrl": "otel:4318"},
@@ -166,7 +166,7 @@ VALUES: dict[str, list[object]] = {
         )
     ]
     + [
-        {**GOOD["spec"], "gateway": "inferencePool", **more}
+        {**VALID_POOL["spec"], "gateway": "inferencePool", **more}
         for more in (
             {"router": {"tls": {"secret": "a"}}},
             {"ingress": {"host": "a.b"}},
@@ -248,7 +248,7 @@ CHANGES = st.sampled_from([(path, value) for path, values in VALUES.items() for 
 def test_schema_and_models_agree_after_several_changed_fields(
     pools: Pools, changes: list[tuple[str, object]]
 ) -> None:
-    document = GOOD
+    document = VALID_POOL
     for path, value in changes:
         try:
             document = with_change(path, value, document)
@@ -274,7 +274,7 @@ def test_an_example_is_stored_with_the_same_meaning(pools: Pools, file: Path) ->
 
 
 def test_the_api_server_stores_the_defaults_that_local_tools_assume(pools: Pools) -> None:
-    spec = parse_pool(pools.create(GOOD).raise_for_status().json(), "stored").spec
+    spec = parse_pool(pools.create(VALID_POOL).raise_for_status().json(), "stored").spec
     parts = [spec, spec.engine, spec.scheduling, spec.routing, spec.router, spec.monitoring, *spec.tiers]
     assumed = [
         (type(part).__name__, field, value)

@@ -5,8 +5,8 @@ import json
 import pytest
 import yaml
 from kube.api import Pools
-from kube.good_pool import GOOD
 from kube.kubectl import Kubectl
+from valid_pool import VALID_POOL, with_change
 
 pytestmark = pytest.mark.usefixtures("definition")
 
@@ -41,7 +41,7 @@ def test_explain_shows_the_documentation(kubectl: Kubectl, path: str, lines: lis
 
 
 def test_kubectl_get_shows_a_pools_state(kubectl: Kubectl, pools: Pools) -> None:
-    pools.create(GOOD).raise_for_status()
+    pools.create(VALID_POOL).raise_for_status()
     condition = {
         "type": "Ready",
         "status": "True",
@@ -60,12 +60,12 @@ def test_kubectl_get_shows_a_pools_state(kubectl: Kubectl, pools: Pools) -> None
 
 @pytest.mark.parametrize("name", ["pool", "pools", "servingpool", "servingpools.penstock.dev", "penstock"])
 def test_a_pool_has_short_names(kubectl: Kubectl, pools: Pools, name: str) -> None:
-    pools.create(GOOD).raise_for_status()
+    pools.create(VALID_POOL).raise_for_status()
     assert kubectl.out("get", name, "--output=name").split() == ["servingpool.penstock.dev/demo"]
 
 
 def test_scale_changes_only_the_replicas(kubectl: Kubectl, pools: Pools) -> None:
-    before = pools.create(GOOD).raise_for_status().json()["spec"]
+    before = pools.create(VALID_POOL).raise_for_status().json()["spec"]
     pools.change("demo", {"status": {"replicas": 2, "selector": "penstock.dev/pool=demo"}}, "status")
     scale = json.loads(kubectl.out("get", "--raw", pools.path_of("demo", "scale")))
     assert scale["spec"] == {"replicas": 2}
@@ -75,7 +75,7 @@ def test_scale_changes_only_the_replicas(kubectl: Kubectl, pools: Pools) -> None
 
 
 def test_scale_stays_within_the_autoscaling_bounds(kubectl: Kubectl, pools: Pools) -> None:
-    document = {**GOOD, "spec": {**GOOD["spec"], "autoscaling": {"minReplicas": 1, "maxReplicas": 4}}}
+    document = with_change("spec/autoscaling", {"minReplicas": 1, "maxReplicas": 4})
     pools.create(document).raise_for_status()
     kubectl.out("scale", "pool/demo", "--replicas=4")
     done = kubectl("scale", "pool/demo", "--replicas=5")
@@ -85,7 +85,7 @@ def test_scale_stays_within_the_autoscaling_bounds(kubectl: Kubectl, pools: Pool
 
 
 def test_a_status_is_written_separately_from_the_spec(kubectl: Kubectl, pools: Pools) -> None:
-    pools.create(GOOD).raise_for_status()
+    pools.create(VALID_POOL).raise_for_status()
     pools.change("demo", {"spec": {"replicas": 9}, "status": {"replicas": 2}}, "status").raise_for_status()
     pool = kubectl.get("pool", "demo")
     assert (pool["spec"]["replicas"], pool["status"], pool["metadata"]["generation"]) == (
@@ -96,16 +96,17 @@ def test_a_status_is_written_separately_from_the_spec(kubectl: Kubectl, pools: P
 
 
 def test_two_field_managers_may_each_own_a_tier(kubectl: Kubectl) -> None:
-    kubectl.out("apply", "--server-side", "--field-manager=one", "--filename=-", stdin=yaml.safe_dump(GOOD))
+    pool = yaml.safe_dump(VALID_POOL)
+    kubectl.out("apply", "--server-side", "--field-manager=one", "--filename=-", stdin=pool)
     other = {"name": "night", "bestEffort": True}
-    mine = {key: GOOD[key] for key in ("apiVersion", "kind", "metadata")} | {"spec": {"tiers": [other]}}
+    mine = {key: VALID_POOL[key] for key in ("apiVersion", "kind", "metadata")} | {"spec": {"tiers": [other]}}
     kubectl.out("apply", "--server-side", "--field-manager=two", "--filename=-", stdin=yaml.safe_dump(mine))
     tiers = kubectl.get("pool", "demo")["spec"]["tiers"]
     assert [tier["name"] for tier in tiers] == ["chat", "coder", "batch", "night"]
 
 
 def test_kubectl_apply_names_the_invalid_field_of_a_file(kubectl: Kubectl) -> None:
-    text = yaml.safe_dump(GOOD).replace("tpot: 50ms", "tpot: '50'")
+    text = yaml.safe_dump(VALID_POOL).replace("tpot: 50ms", "tpot: '50'")
     done = kubectl("apply", "--filename=-", stdin=text)
     assert done.code == 1
     assert 'spec.tiers[1].slo.tpot: Invalid value: "string": "50" has no unit; write 50ms or 50s' in done.err

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from kube.api import Pools, refusals_in
-from kube.good_pool import GOOD, REMOVED, with_change
 from penstock_pool.cel import VALIDATIONS
 from penstock_pool.crd import definition
+from valid_pool import REMOVED, VALID_POOL, with_change
 
 OBJECT, STRING = 'Invalid value: "object": ', 'Invalid value: "string": '
 NAME_RULE = "lower-case letters, digits and inner dashes, a letter first, at most 40"
@@ -255,7 +255,7 @@ TABLE: list[tuple[str, object, list[str]]] = [
     ),
     (
         "spec",
-        {**GOOD["spec"], "gateway": "envoy", "autoscaling": {"minReplicas": 0, "maxReplicas": 4}},
+        {**VALID_POOL["spec"], "gateway": "envoy", "autoscaling": {"minReplicas": 0, "maxReplicas": 4}},
         [
             f"spec.autoscaling.minReplicas: {OBJECT}only routers hold requests while there is no replica; "
             "write gateway: router, or 1"
@@ -263,7 +263,7 @@ TABLE: list[tuple[str, object, list[str]]] = [
     ),
     (
         "spec",
-        {**GOOD["spec"], "gateway": "inferencePool", "ingress": {"host": "a.example"}},
+        {**VALID_POOL["spec"], "gateway": "inferencePool", "ingress": {"host": "a.example"}},
         [
             f"spec.ingress.kind: {OBJECT}an Ingress cannot route to an InferencePool; write kind: HTTPRoute, "
             "or remove it"
@@ -271,7 +271,7 @@ TABLE: list[tuple[str, object, list[str]]] = [
     ),
     (
         "spec",
-        {**GOOD["spec"], "gateway": "inferencePool", "router": {"tls": {"secret": "a"}}},
+        {**VALID_POOL["spec"], "gateway": "inferencePool", "router": {"tls": {"secret": "a"}}},
         ["spec.router.tls: Forbidden: would not be used: the Gateway has its own certificate; remove it"],
     ),
     (
@@ -317,7 +317,7 @@ def test_an_invalid_pool_is_refused_with_a_message(
 
 
 def test_the_valid_pool_is_accepted(pools: Pools) -> None:
-    assert pools.accepts(GOOD)
+    assert pools.accepts(VALID_POOL)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_an_unknown_field_is_named(pools: Pools, path: str, field: str) -> None:
 
 
 def test_a_model_keeps_its_name(pools: Pools) -> None:
-    pools.create(GOOD).raise_for_status()
+    pools.create(VALID_POOL).raise_for_status()
     answer = pools.change("demo", {"spec": {"model": {"name": "other"}}})
     assert refusals_in(answer) == [
         'spec.model.name: Forbidden: cannot change from "m": replicas are replaced one by one, and meanwhile '

@@ -6,10 +6,11 @@ from copy import deepcopy
 from typing import Any
 
 from clusterless.memory_api import MemoryApi
+from clusterless.pool import KEY, REF, pool_document
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from penstock_operator.cluster.api_client import ApiStatusError, ApiUnreachable
-from penstock_operator.cluster.cache import Cache, PoolKey
+from penstock_operator.cluster.cache import Cache
 from penstock_operator.cluster.kinds import POOL, WATCHED
 from penstock_operator.manifests.manifest import Manifest, PoolOwner, Ref
 from penstock_operator.metrics import OperatorMetrics
@@ -22,28 +23,11 @@ from penstock_pool import parse_pool
 from prometheus_client import CollectorRegistry
 from virtual_time import now_s, run
 
-KEY = PoolKey("team", "chat")
-REF = Ref(POOL.api_version, POOL.kind, *KEY)
 SETTINGS = OperatorSettings(
     "router:1", "picker:1", "envoy:1", "sidecar:1", "simulator:1", "vllm:1", "plugin:1"
 )
 TROUBLE_S, CALM_S = 40.0, 40.0
 RESYNC_S = 20.0
-
-
-def pool_document(**spec: Any) -> Manifest:
-    return {
-        "apiVersion": POOL.api_version,
-        "kind": POOL.kind,
-        "metadata": {"name": KEY.name, "namespace": KEY.namespace},
-        "spec": {
-            "model": {"name": "llama"},
-            "engine": {"type": "simulated", "timeModel": "llama-3-8b-a100"},
-            "tiers": [{"name": "chat", "slo": {"ttft": "1s", "tpot": "100ms"}}],
-            "replicas": 2,
-        }
-        | spec,
-    }
 
 
 class NoRouters:

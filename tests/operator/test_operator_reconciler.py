@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from clusterless.memory_api import MemoryApi
+from clusterless.pool import KEY, REF, pool_document
 from penstock_operator.autoscaling.autoscaler import DECISION_PERIOD_S
 from penstock_operator.cluster.api_client import ApiStatusError
-from penstock_operator.cluster.cache import Cache, PoolKey
+from penstock_operator.cluster.cache import Cache
 from penstock_operator.cluster.kinds import POOL, WATCHED
 from penstock_operator.demand.demand_page import ATTAINMENT, COUNTERS, DemandReport
 from penstock_operator.manifests.manifest import Manifest, Ref
@@ -22,8 +23,6 @@ from penstock_operator.status.conditions import condition
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-KEY = PoolKey("team", "chat")
-REF = Ref(POOL.api_version, POOL.kind, *KEY)
 SCALING = {"minReplicas": 1, "maxReplicas": 8, "scaleUp": {"stabilizationWindow": "0s"}}
 NOW_S = 1_000_000_000.0
 NOW = "2001-09-09T01:46:40Z"
@@ -128,21 +127,6 @@ class World:
                     self.server.store(deepcopy(made) | {"status": status}, "controller")
 
 
-def document(**spec: Any) -> Manifest:
-    return {
-        "apiVersion": POOL.api_version,
-        "kind": POOL.kind,
-        "metadata": {"name": KEY.name, "namespace": KEY.namespace},
-        "spec": {
-            "model": {"name": "llama"},
-            "engine": {"type": "simulated", "timeModel": "llama-3-8b-a100"},
-            "tiers": [{"name": "chat", "slo": {"ttft": "1s", "tpot": "100ms"}}],
-            "replicas": 2,
-        }
-        | spec,
-    }
-
-
 def reading(pod: str = "router-0", *, since_s: float = 60.0, **counts: int) -> DemandReport:
     tier = dict.fromkeys((*COUNTERS, *ATTAINMENT), 0) | counts
     return DemandReport(f"uid-of-{pod}", since_s, 0, {"chat": tier})
@@ -165,7 +149,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_pool_gets_its_objects_and_its_status() -> None:
-    world = World(document())
+    world = World(pool_document())
     requeue_after_s = world.reconciled()
     assert world.replicas() == 2
     assert (world.of("Degraded"), world.of("Progressing")[0]) == (("False", "AsWanted"), "True")
@@ -174,7 +158,7 @@ def test_a_pool_gets_its_objects_and_its_status() -> None:
 
 
 def test_keys_are_created_once_and_kept() -> None:
-    world = World(document(), tls=True)
+    world = World(pool_document(), tls=True)
     world.reconciled()
     secrets = {ref: deepcopy(one) for ref, one in world.server.objects.items() if ref.kind == "Secret"}
     assert len(secrets) == 2
@@ -183,7 +167,7 @@ def test_keys_are_created_once_and_kept() -> None:
 
 
 def test_a_healthy_pool_is_reconciled_later_without_writes() -> None:
-    world = World(document())
+    world = World(pool_document())
     world.reconciled()
     world.settle()
     assert world.reconciled() == HEALTHY_PERIOD_S
@@ -194,7 +178,7 @@ def test_a_healthy_pool_is_reconciled_later_without_writes() -> None:
 
 
 def test_an_unchanged_pool_is_reconciled_less_often(clock: Clock) -> None:
-    world = World(document())
+    world = World(pool_document())
     waits_s = []
     for after_s in (0.0, 20.0, 60.0, 1000.0):
         clock.now_s = NOW_S + after_s
@@ -203,7 +187,7 @@ def test_an_unchanged_pool_is_reconciled_less_often(clock: Clock) -> None:
 
 
 def test_a_deleted_or_terminating_pool_is_forgotten() -> None:
-    world = World(document())
+    world = World(pool_document())
     world.reconciled()
     assert list(world.reconciler.pool_states) == [KEY]
     world.pool["metadata"]["deletionTimestamp"] = NOW
@@ -216,10 +200,10 @@ def test_a_deleted_or_terminating_pool_is_forgotten() -> None:
 
 
 def test_an_invalid_pool_is_reported_and_its_objects_stay() -> None:
-    world = World(document())
+    world = World(pool_document())
     world.reconciled()
     objects = {ref for ref in world.server.objects if ref.kind != "Event"}
-    world.server.store(document(replicas=-1, router={"replicas": 3}), "kubectl")
+    world.server.store(pool_document(replicas=-1, router={"replicas": 3}), "kubectl")
     assert world.reconciled() == HEALTHY_PERIOD_S
     assert {ref for ref in world.server.objects if ref.kind != "Event"} == objects
     assert world.of("Degraded") == ("True", "SpecInvalid")
@@ -233,7 +217,7 @@ def test_an_invalid_pool_is_reported_and_its_objects_stay() -> None:
 
 
 def test_an_invalid_pool_without_the_usual_fields_is_reported() -> None:
-    world = World(document(teleport=True))
+    world = World(pool_document(teleport=True))
     del world.pool["spec"]["replicas"]
     world.pool["status"] = {"autoscaling": {"replicas": 3, "reason": "settled", "message": "as it was"}}
     world.reconciled()
@@ -244,7 +228,7 @@ def test_an_invalid_pool_without_the_usual_fields_is_reported() -> None:
 
 
 def test_all_problems_of_an_invalid_pool_are_named() -> None:
-    world = World(document(replicas=-1, teleport=True))
+    world = World(pool_document(replicas=-1, teleport=True))
     world.reconciled()
     found = condition(world.pool["status"], "Degraded")
     assert found is not None
@@ -254,9 +238,9 @@ def test_all_problems_of_an_invalid_pool_are_named() -> None:
 
 
 def test_a_pool_that_is_corrected_is_read_again() -> None:
-    world = World(document(replicas=-1))
+    world = World(pool_document(replicas=-1))
     world.reconciled()
-    world.server.store(document(replicas=3), "kubectl")
+    world.server.store(pool_document(replicas=3), "kubectl")
     world.reconciled()
     assert world.replicas() == 3
     assert world.of("Degraded")[0] == "False"
@@ -264,19 +248,19 @@ def test_a_pool_that_is_corrected_is_read_again() -> None:
 
 
 def test_a_recreated_pool_starts_without_the_memory_of_the_old_one() -> None:
-    world = World(document())
+    world = World(pool_document())
     world.reconciled()
     known = world.reconciler.pool_states[KEY]
     world.reconciled()
     assert world.reconciler.pool_states[KEY] is known
     del world.server.objects[REF]
-    world.server.store(document(), "kubectl")
+    world.server.store(pool_document(), "kubectl")
     world.reconciled()
     assert world.reconciler.pool_states[KEY] is not known
 
 
 def test_a_missing_object_is_created_again_and_reported() -> None:
-    world = World(document())
+    world = World(pool_document())
     world.reconciled()
     ref = Ref("v1", "Service", "team", "chat")
     del world.server.objects[ref]
@@ -292,7 +276,7 @@ def test_an_object_of_another_owner_that_the_cache_lacks_is_left_alone() -> None
         "metadata": {"name": "chat", "namespace": "team"},
         "spec": {"mine": True},
     }
-    world = World(document())
+    world = World(pool_document())
     world.server.store(theirs, "kubectl")
     world.cache.replace = lambda *_: None  # type: ignore[method-assign]
     world.cache.update(deepcopy(world.pool))
@@ -302,7 +286,7 @@ def test_an_object_of_another_owner_that_the_cache_lacks_is_left_alone() -> None
 
 
 def test_a_pool_deleted_during_its_status_write_is_not_a_failure() -> None:
-    world = World(document())
+    world = World(pool_document())
     world.server.refusing["status"] = ApiStatusError(404, "NotFound", "servingpools chat not found")
     assert world.reconciled() is not None
     world.server.refusing["status"] = ApiStatusError(500, "", "etcd")
@@ -315,7 +299,7 @@ def test_a_pool_deleted_during_its_status_write_is_not_a_failure() -> None:
 def test_a_refused_event_is_logged_unless_its_namespace_is_deleted(
     causes: tuple[str, ...], logged: int
 ) -> None:
-    world = World(document(replicas=-1))
+    world = World(pool_document(replicas=-1))
     world.server.refusing["Event"] = ApiStatusError(403, "Forbidden", "no", causes)
     with capture_logs() as lines:
         world.reconciled()
@@ -326,7 +310,7 @@ def test_a_refused_event_is_logged_unless_its_namespace_is_deleted(
 
 
 def test_attainment_of_all_routers_is_in_the_status() -> None:
-    world = World(document())
+    world = World(pool_document())
     world.add_pod("router-0", "router")
     world.add_pod("chat-replica-0", "replica")
     world.routers.readings = [reading(all_judged=10, all_met=9)]
@@ -340,7 +324,7 @@ def test_attainment_of_all_routers_is_in_the_status() -> None:
 
 @pytest.mark.parametrize("gateway", ["envoy", "inferencePool"])
 def test_sidecars_report_demand_if_pickers_do_not_see_ends(gateway: str) -> None:
-    world = World(document(gateway=gateway))
+    world = World(pool_document(gateway=gateway))
     world.add_pod("router-0", "router")
     world.add_pod("chat-replica-0", "replica")
     world.reconciled()
@@ -348,7 +332,7 @@ def test_sidecars_report_demand_if_pickers_do_not_see_ends(gateway: str) -> None
 
 
 def test_replicas_are_added_behind_another_gateway(clock: Clock) -> None:
-    world = World(document(gateway="envoy", autoscaling=SCALING))
+    world = World(pool_document(gateway="envoy", autoscaling=SCALING))
     world.reconciled()
     world.add_pod("chat-replica-0", "replica")
     world.routers.readings = [reading("chat-replica-0")]
@@ -362,7 +346,7 @@ def test_replicas_are_added_behind_another_gateway(clock: Clock) -> None:
 
 
 def test_replicas_are_added_while_requests_find_no_replica(clock: Clock) -> None:
-    world = World(document(autoscaling=SCALING))
+    world = World(pool_document(autoscaling=SCALING))
     world.reconciled()
     for name in ("chat-replica-0", "chat-replica-1"):
         world.add_pod(name, "replica")
@@ -385,7 +369,7 @@ def test_replicas_are_added_while_requests_find_no_replica(clock: Clock) -> None
 def test_replicas_that_are_not_ready_are_not_counted_as_serving(clock: Clock) -> None:
     seen = []
     for ready in (True, False):
-        world = World(document(autoscaling=SCALING))
+        world = World(pool_document(autoscaling=SCALING))
         world.reconciled()
         world.add_pod("chat-replica-0", "replica", ready=ready)
         world.add_pod("router-0", "router")
@@ -399,7 +383,7 @@ def test_replicas_that_are_not_ready_are_not_counted_as_serving(clock: Clock) ->
 
 
 def test_a_restarted_router_counts_from_zero() -> None:
-    world = World(document(autoscaling=SCALING))
+    world = World(pool_document(autoscaling=SCALING))
     world.add_pod("router-0", "router")
     world.routers.readings = [reading(arrived=5)]
     world.reconciled()
@@ -412,7 +396,7 @@ def test_a_restarted_router_counts_from_zero() -> None:
 
 
 def test_a_learned_capacity_outlives_the_operator() -> None:
-    world = World(document(autoscaling=SCALING))
+    world = World(pool_document(autoscaling=SCALING))
     world.reconciled()
     memory = world.reconciler.pool_states[KEY].autoscaler
     assert memory.memory is not None
@@ -447,7 +431,7 @@ def test_a_learned_capacity_outlives_the_operator() -> None:
 )
 def test_the_status_of_an_externally_scaled_pool_has_that_reason(by: dict[str, str], starts: str) -> None:
     least = {"minReplicas": 1 if by["by"] == "hpa" else 0}
-    world = World(document(replicas=0, autoscaling={**SCALING, **least, **by}))
+    world = World(pool_document(replicas=0, autoscaling={**SCALING, **least, **by}))
     world.reconciled()
     world.settle()
     assert world.reconciled() == HEALTHY_PERIOD_S
@@ -458,13 +442,13 @@ def test_the_status_of_an_externally_scaled_pool_has_that_reason(by: dict[str, s
 
 
 def test_a_pool_without_replicas_is_available_only_if_it_scales_from_zero() -> None:
-    world = World(document(replicas=0))
+    world = World(pool_document(replicas=0))
     world.reconciled()
     world.settle()
     world.reconciled()
     assert world.of("Available") == ("False", "NoneWanted")
     assert condition(world.pool["status"], "Autoscaling") is None
-    asleep = World(document(replicas=0, autoscaling={**SCALING, "minReplicas": 0}))
+    asleep = World(pool_document(replicas=0, autoscaling={**SCALING, "minReplicas": 0}))
     asleep.reconciled()
     asleep.settle()
     asleep.reconciled()
@@ -472,9 +456,9 @@ def test_a_pool_without_replicas_is_available_only_if_it_scales_from_zero() -> N
 
 
 def test_the_younger_pool_with_a_host_has_no_ingress_and_names_the_older() -> None:
-    world = World(document(ingress={"host": "llama.example.com"}))
+    world = World(pool_document(ingress={"host": "llama.example.com"}))
     world.pool["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
-    older = document(ingress={"host": "llama.example.com"})
+    older = pool_document(ingress={"host": "llama.example.com"})
     older["metadata"] = {"name": "old", "namespace": "team", "creationTimestamp": "2026-01-01T00:00:00Z"}
     world.server.store(older, "kubectl")
     world.reconciled()
@@ -495,11 +479,11 @@ def test_the_objects_of_a_pool_that_cannot_run_are_unchanged(
     def refuse(*_: object) -> None:
         raise UnsupportedPool("spec.engine: there is no image for it")
 
-    world = World(document())
+    world = World(pool_document())
     world.reconciled()
     objects = set(world.server.objects)
     monkeypatch.setattr(desired_state, "desired", refuse)
-    world.server.store(document(replicas=5), "kubectl")
+    world.server.store(pool_document(replicas=5), "kubectl")
     world.reconciled()
     assert {ref for ref in world.server.objects if ref.kind != "Event"} == objects
     assert world.of("Degraded") == ("True", "CannotRun")

@@ -24,20 +24,11 @@ from penstock_routing.applications.api_keys import Keys
 from penstock_routing.discovery.endpoints import Endpoint, Endpoints, Fixed, Source
 from penstock_routing.front_process import Configuration
 from penstock_runtime.serving import StartError, listen
-from scripted.router import MODEL, until
+from scripted.router import POOL_FILE, until
 from self_signed import Identity
 from structlog.testing import capture_logs
 
-POOL = f"""
-apiVersion: penstock.dev/v1alpha1
-kind: ServingPool
-metadata: {{name: tests}}
-spec:
-  model: {{name: {MODEL}}}
-  engine: {{type: simulated, timeModel: llama-3-8b-a100}}
-  tiers: [{{name: chat, slo: {{ttft: 10s}}}}]
-"""
-LIMITED = POOL + (
+LIMITED = POOL_FILE + (
     "  applications:\n"
     "  - {name: ide, tier: chat, keys: {file: ide}, limits: {concurrentRequests: 3}}\n"
     "  - {name: web, tier: chat, keys: {file: web}, limits: {requestsPerMinute: 3}}\n"
@@ -54,7 +45,7 @@ def logs_of_the_test_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pool() -> str:
-    return POOL
+    return POOL_FILE
 
 
 @pytest.fixture
@@ -144,7 +135,7 @@ async def test_without_replicas_a_picker_is_not_ready(pool_file: Path) -> None:
         assert 'penstock_picker_refused_total{status="503"} 1.0' in page.text
 
 
-@pytest.mark.parametrize("pool", [POOL + "  router: {maxHeaderBytes: 4096}\n"])
+@pytest.mark.parametrize("pool", [POOL_FILE + "  router: {maxHeaderBytes: 4096}\n"])
 async def test_a_head_over_the_pools_bound_is_refused(pool_file: Path) -> None:
     r0 = HttpReplica("r0")
     async with (
@@ -168,7 +159,7 @@ async def test_with_a_certificate_front_ends_use_tls(pool_file: Path, tmp_path: 
             assert ssl.PEM_cert_to_DER_cert(pem) == identity.shown
 
 
-@pytest.mark.parametrize(("pool", "unkept"), [(LIMITED, [["ide"]]), (POOL, [])], ids=["limits", "none"])
+@pytest.mark.parametrize(("pool", "unkept"), [(LIMITED, [["ide"]]), (POOL_FILE, [])], ids=["limits", "none"])
 async def test_limits_that_a_picker_cannot_enforce_are_logged(
     pool_file: Path, unkept: list[list[str]]
 ) -> None:

@@ -1,48 +1,15 @@
 """Each wrong field of a pool file has one line: where, what was given, what is allowed."""
 
-import copy
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from penstock_core.policies import POLICIES
 from penstock_pool import PoolError, load_pool, parse_pool
+from valid_pool import REMOVED, with_change
 
-GOOD: dict[str, Any] = {
-    "apiVersion": "penstock.dev/v1alpha1",
-    "kind": "ServingPool",
-    "metadata": {"name": "demo"},
-    "spec": {
-        "model": {"name": "m"},
-        "engine": {"type": "simulated", "timeModel": "llama-3-8b-a100"},
-        "replicas": 2,
-        "tiers": [
-            {"name": "chat", "slo": {"ttft": {"slowdown": 5}, "tpot": "100ms"}},
-            {"name": "coder", "slo": {"ttft": "800ms", "tpot": "50ms"}},
-            {"name": "batch", "bestEffort": True},
-        ],
-        "defaultTier": "chat",
-        "applications": [{"name": "ide", "tier": "coder", "allow": ["batch"], "keys": {"file": "keys.txt"}}],
-    },
-}
-
-REMOVED = object()
-
-
-def with_change(path: str, value: object) -> dict[str, Any]:
-    """The good pool with one field changed, or removed."""
-    document = copy.deepcopy(GOOD)
-    *steps, last = [int(part) if part.isdigit() else part for part in path.split("/")]
-    place: Any = document
-    for step in steps:
-        place = place[step] if isinstance(step, int) else place.setdefault(step, {})
-    if value is REMOVED:
-        del place[last]
-    elif isinstance(last, int) and last == len(place):
-        place.append(value)
-    else:
-        place[last] = value
-    return document
+POOL = with_change("spec/applications/0/keys", {"file": "keys.txt"})
+change = partial(with_change, pool=POOL)
 
 
 def lines_of(document: object) -> list[str]:
@@ -52,7 +19,7 @@ def lines_of(document: object) -> list[str]:
 
 
 def test_the_valid_pool_is_valid() -> None:
-    assert parse_pool(GOOD, "pool.yaml").spec.default_tier == "chat"
+    assert parse_pool(POOL, "pool.yaml").spec.default_tier == "chat"
 
 
 TABLE: list[tuple[str, object, str]] = [
@@ -226,7 +193,7 @@ TABLE: list[tuple[str, object, str]] = [
     ),
     (
         "spec",
-        {**GOOD["spec"], "gateway": "inferencePool", "ingress": {"host": "a.example"}},
+        {**POOL["spec"], "gateway": "inferencePool", "ingress": {"host": "a.example"}},
         "spec.ingress.kind: an Ingress cannot route to an InferencePool; write kind: HTTPRoute, or remove it",
     ),
     (
@@ -236,12 +203,12 @@ TABLE: list[tuple[str, object, str]] = [
     ),
     (
         "spec",
-        {**GOOD["spec"], "gateway": "inferencePool", "router": {"tls": {"secret": "a"}}},
+        {**POOL["spec"], "gateway": "inferencePool", "router": {"tls": {"secret": "a"}}},
         "spec.router.tls: would not be used: the Gateway has its own certificate; remove it",
     ),
     (
         "spec",
-        {**GOOD["spec"], "gateway": "envoy", "autoscaling": {"minReplicas": 0, "maxReplicas": 4}},
+        {**POOL["spec"], "gateway": "envoy", "autoscaling": {"minReplicas": 0, "maxReplicas": 4}},
         "spec.autoscaling.minReplicas: only routers hold requests while there is no replica; "
         "write gateway: router, or 1",
     ),
@@ -396,11 +363,11 @@ TABLE: list[tuple[str, object, str]] = [
 
 @pytest.mark.parametrize(("path", "value", "line"), TABLE)
 def test_an_invalid_field_has_one_line(path: str, value: object, line: str) -> None:
-    assert lines_of(with_change(path, value)) == [f"pool.yaml: {line}"]
+    assert lines_of(change(path, value)) == [f"pool.yaml: {line}"]
 
 
 def test_every_invalid_field_is_reported_at_once() -> None:
-    document = with_change("spec/replicas", -1)
+    document = change("spec/replicas", -1)
     document["spec"]["tiers"][1]["slo"]["tpot"] = 50
     document["spec"]["defaultTier"] = "nobody"
     assert [line.split(": ")[1] for line in lines_of(document)] == [
@@ -411,7 +378,7 @@ def test_every_invalid_field_is_reported_at_once() -> None:
 
 
 def test_a_missing_field_is_reported_with_an_example() -> None:
-    (line,) = lines_of(with_change("spec/tiers/0/slo/ttft", {}))
+    (line,) = lines_of(change("spec/tiers/0/slo/ttft", {}))
     assert line.startswith("pool.yaml: spec.tiers[0].slo.ttft.slowdown: missing; ")
     assert line.endswith("for example 5")
 

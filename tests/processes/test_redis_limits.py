@@ -2,14 +2,13 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import cast
 
 import pytest
-from live.redis import PROGRAM, RedisServer
+from live.redis import PROGRAM, RedisServer, connected
 from patience import PATIENCE_S, eventually
 from penstock_pool import Application
 from penstock_pool.application_spec import ApplicationLimits
@@ -57,6 +56,9 @@ class Router:
         self.shared = SharedLimits(lambda: redis.url, "pool", {"ide": of}, Backoff(Random(1), 0.01, 0.1))
         self.rates = RateLimits({"ide": of}, LimitMetrics(self.registry), self.shared)
 
+    async def run(self) -> None:
+        await self.shared.run()
+
     async def enter(self, tokens: int = 1) -> RateLimitGrant | ApiError:
         try:
             return await self.rates.enter(self.application, tokens)
@@ -66,20 +68,6 @@ class Router:
     @property
     def alone(self) -> float | None:
         return self.registry.get_sample_value("penstock_router_limits_decided_locally_total")
-
-
-@asynccontextmanager
-async def routers(*ours: Router) -> AsyncIterator[None]:
-    """All of them running, and connected."""
-    tasks = [asyncio.create_task(one.shared.run()) for one in ours]
-    try:
-        await eventually(lambda: all(one.shared.connected for one in ours))
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-    assert all(task.cancelled() for task in tasks)
 
 
 def admitted(answers: list[RateLimitGrant | ApiError]) -> list[RateLimitGrant]:
@@ -100,7 +88,7 @@ async def test_three_routers_together_admit_as_many_as_one(
     redis: RedisServer, of: ApplicationLimits, tokens: int, wanted: int
 ) -> None:
     three = [Router(redis, of) for _ in range(3)]
-    async with routers(*three):
+    async with connected(*three):
         answers = await asyncio.gather(*(each.enter(tokens) for each in three for _ in range(120)))
     assert len(admitted(answers)) == wanted
     assert all(one.alone == 0 for one in three)
@@ -108,7 +96,7 @@ async def test_three_routers_together_admit_as_many_as_one(
 
 async def test_a_request_that_ends_on_one_router_frees_capacity_on_another(redis: RedisServer) -> None:
     a, b = (Router(redis, limits(concurrentRequests=1, tokensPerMinute=100)) for _ in range(2))
-    async with routers(a, b):
+    async with connected(a, b):
         (first,) = admitted([await a.enter(100)])
         refusal = await b.enter(1)
         assert isinstance(refusal, ApiError)
@@ -126,7 +114,7 @@ async def enters(router: Router, tokens: int) -> RateLimitGrant:
 
 async def test_answers_have_the_remaining_requests_over_all_routers(redis: RedisServer) -> None:
     a, b = (Router(redis, limits(requestsPerMinute=10)) for _ in range(2))
-    async with routers(a, b):
+    async with connected(a, b):
         await a.enter()
         (second,) = admitted([await b.enter()])
         assert (b"x-ratelimit-remaining-requests", b"8") in second.headers
@@ -134,7 +122,7 @@ async def test_answers_have_the_remaining_requests_over_all_routers(redis: Redis
 
 async def test_a_request_cancelled_during_the_check_is_removed(redis: RedisServer) -> None:
     a, b = (Router(redis, limits(concurrentRequests=1, tokensPerMinute=100)) for _ in range(2))
-    async with routers(a, b):
+    async with connected(a, b):
         redis.signal(signal.SIGSTOP)
         asking = asyncio.create_task(a.enter(100))
         await asyncio.sleep(0)
@@ -151,7 +139,7 @@ async def test_without_redis_limits_are_local_and_shared_again_with_it(
 ) -> None:
     a, b = (Router(redis, limits(concurrentRequests=4)) for _ in range(2))
     with capture_logs() as output:
-        async with routers(a, b):
+        async with connected(a, b):
             redis.kill()
             await until_away(a, b)
             alone = admitted([await each.enter() for each in (a, b) for _ in range(6)])
@@ -178,7 +166,7 @@ async def test_a_redis_that_hangs_delays_no_request(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = Router(redis, limits(requestsPerMinute=10))
-    async with routers(router):
+    async with connected(router):
         monkeypatch.setattr(shared_limits, "ANSWER_S", 0.05)
         monkeypatch.setattr(shared_limits, "CONNECT_S", 0.05)
         redis.signal(signal.SIGSTOP)
@@ -192,7 +180,7 @@ async def test_a_redis_that_hangs_delays_no_request(
 
 async def test_a_script_that_redis_has_lost_is_loaded_again(redis: RedisServer) -> None:
     router = Router(redis, limits(requestsPerMinute=10))
-    async with routers(router), Redis.from_url(redis.url) as administrator:
+    async with connected(router), Redis.from_url(redis.url) as administrator:
         await administrator.script_flush()
         await router.enter()
         await eventually(lambda: router.shared.connected)

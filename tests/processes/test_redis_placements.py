@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from live.redis import RedisServer
+from live.redis import RedisServer, connected
 from patience import PATIENCE_S, eventually
 from penstock_routing.connections.backoff import Backoff
 from penstock_routing.replicas import shared_placements
@@ -44,20 +44,6 @@ class Router:
         return sum(placed.requests for _, placed in self.received_loads)
 
 
-@asynccontextmanager
-async def routers(*ours: Router) -> AsyncIterator[None]:
-    """All of them running, and connected."""
-    tasks = [asyncio.create_task(one.run()) for one in ours]
-    try:
-        await eventually(lambda: all(one.shared.connected for one in ours))
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-    assert all(task.cancelled() for task in tasks)
-
-
 async def publish_until_received(sender: Router, listener: Router) -> None:
     """Messages may be lost around an outage; later ones are not."""
     before = listener.requests
@@ -71,7 +57,7 @@ async def test_a_routers_placements_are_received_by_the_others_only(
     redis: RedisServer,
 ) -> None:
     a, b, c = (Router(lambda: redis.url) for _ in range(3))
-    async with routers(a, b, c):
+    async with connected(a, b, c):
         a.shared.placed("r0", 100)
         a.shared.placed("r0", 50)
         a.shared.placed("r1", 7)
@@ -83,7 +69,7 @@ async def test_a_routers_placements_are_received_by_the_others_only(
 
 async def test_pools_do_not_receive_each_others_placements(redis: RedisServer) -> None:
     a, b, other = Router(lambda: redis.url), Router(lambda: redis.url), Router(lambda: redis.url, "another")
-    async with routers(a, b, other):
+    async with connected(a, b, other):
         await publish_until_received(a, b)
         assert other.received_loads == []
 
@@ -91,7 +77,7 @@ async def test_pools_do_not_receive_each_others_placements(redis: RedisServer) -
 async def test_a_killed_redis_is_logged_once_and_used_again(redis: RedisServer) -> None:
     a, b = Router(lambda: redis.url), Router(lambda: redis.url)
     with capture_logs() as output:
-        async with routers(a, b):
+        async with connected(a, b):
             await publish_until_received(a, b)
             redis.kill()
             await eventually(lambda: not a.shared.connected and not b.shared.connected)
@@ -110,7 +96,7 @@ async def test_a_redis_that_hangs_is_treated_as_unavailable(
     for name, seconds in {"HEARTBEAT_S": 0.05, "SILENCE_S": 0.3, "ANSWER_S": 0.3}.items():
         monkeypatch.setattr(shared_placements, name, seconds)
     a, b = Router(lambda: redis.url), Router(lambda: redis.url)
-    async with routers(a, b):
+    async with connected(a, b):
         redis.signal(signal.SIGSTOP)
         await eventually(lambda: not a.shared.connected and not b.shared.connected)
         redis.signal(signal.SIGCONT)
@@ -120,7 +106,7 @@ async def test_a_redis_that_hangs_is_treated_as_unavailable(
 
 async def test_foreign_messages_are_ignored(redis: RedisServer) -> None:
     a, b = Router(lambda: redis.url), Router(lambda: redis.url)
-    async with routers(a, b), Redis.from_url(redis.url) as stranger:
+    async with connected(a, b), Redis.from_url(redis.url) as stranger:
         for message in (
             b"",
             b"[]",
@@ -170,7 +156,7 @@ async def test_the_connection_to_redis_uses_tls(
     async with tls_in_front(redis.port, certificate) as port:
         url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={tmp_path / 'cert.pem'}"
         a, b = Router(lambda: url), Router(lambda: url)
-        async with routers(a, b):
+        async with connected(a, b):
             await publish_until_received(a, b)
 
 

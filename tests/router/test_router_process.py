@@ -10,24 +10,14 @@ from pathlib import Path
 import httpx2
 import pytest
 from penstock_runtime.serving import listen
-from scripted.replica import DONE, Part, ScriptedReplica, chat_chunk
-from scripted.router import MODEL
-
-POOL = f"""
-apiVersion: penstock.dev/v1alpha1
-kind: ServingPool
-metadata: {{name: tests}}
-spec:
-  model: {{name: {MODEL}}}
-  engine: {{type: simulated, timeModel: llama-3-8b-a100}}
-  tiers: [{{name: chat, slo: {{ttft: 10s}}}}]
-"""
+from scripted.replica import DONE, Part, Script, ScriptedReplica, chat_chunk
+from scripted.router import MODEL, POOL_FILE
 
 
 @pytest.fixture
 def pool_file(tmp_path: Path) -> Path:
     path = tmp_path / "pool.yaml"
-    path.write_text(POOL)
+    path.write_text(POOL_FILE)
     return path
 
 
@@ -73,17 +63,23 @@ async def ready_addresses(process: asyncio.subprocess.Process) -> tuple[str, str
     raise AssertionError("it ended before it was ready")
 
 
-async def test_the_router_serves_drains_on_sigterm_and_exits_0(pool_file: Path) -> None:
-    async def ends_after_signal(part: Part) -> None:
+def streams_until(event: asyncio.Event) -> Script:
+    """Return a replica's script: a stream of one token that ends after the event."""
+
+    async def script(part: Part) -> None:
         part.admit()
         part.output(chat_chunk("one"))
-        await reported.wait()
+        await event.wait()
         part.output(DONE, tokens=0)
         part.finish()
 
+    return script
+
+
+async def test_the_router_serves_drains_on_sigterm_and_exits_0(pool_file: Path) -> None:
     reported = asyncio.Event()
     async with (
-        running(ScriptedReplica("r0", ends_after_signal)) as replica,
+        running(ScriptedReplica("r0", streams_until(reported))) as replica,
         running_router("-f", str(pool_file), "--port", "0", "--replica", f"r0={replica.address}") as process,
         httpx2.AsyncClient(base_url=f"http://{await ready_address(process)}", timeout=20) as http,
     ):
@@ -127,16 +123,9 @@ async def test_a_stopping_router_serves_while_readiness_fails(pool_file: Path) -
 
 
 async def test_the_admin_port_serves_until_the_last_request_has_ended(pool_file: Path) -> None:
-    async def ends_after_signal(part: Part) -> None:
-        part.admit()
-        part.output(chat_chunk("one"))
-        await reported.wait()
-        part.output(DONE, tokens=0)
-        part.finish()
-
     reported = asyncio.Event()
     async with (
-        running(ScriptedReplica("r0", ends_after_signal)) as replica,
+        running(ScriptedReplica("r0", streams_until(reported))) as replica,
         running_router("-f", str(pool_file), "--port", "0", "--replica", f"r0={replica.address}") as process,
         httpx2.AsyncClient(timeout=20) as http,
     ):
@@ -166,9 +155,9 @@ async def refuses(*args: str) -> tuple[int | None, str]:
 @pytest.mark.parametrize(
     ("pool", "words"),
     [
-        (POOL.replace("10s", '"10"'), 'spec.tiers[0].slo.ttft: "10" has no unit'),
+        (POOL_FILE.replace("10s", '"10"'), 'spec.tiers[0].slo.ttft: "10" has no unit'),
         (
-            POOL + "  routing: {backup: offload, pool: other}\n",
+            POOL_FILE + "  routing: {backup: offload, pool: other}\n",
             "spec.routing.backup: ",
         ),
     ],
@@ -214,7 +203,7 @@ async def test_a_secret_of_an_unknown_application_exits_with_2(pool_file: Path) 
 async def test_a_running_router_refuses_a_key_that_left_its_file(pool_file: Path) -> None:
     keys = pool_file.parent / "keys.txt"
     await asyncio.to_thread(keys.write_text, "first\nsecond\n")
-    pool = POOL + "  applications: [{name: ide, tier: chat, keys: {file: keys.txt}}]\n"
+    pool = POOL_FILE + "  applications: [{name: ide, tier: chat, keys: {file: keys.txt}}]\n"
     await asyncio.to_thread(pool_file.write_text, pool)
     async with (
         running_router("-f", str(pool_file), "--port", "0", "--replica", "r0=127.0.0.1:1") as process,

@@ -19,7 +19,7 @@ from penstock_routing.applications.shared_limits import (
 )
 from penstock_routing.applications.usage_ledger import Limit, LimitDecision, LimitUsage, OverLimit, Ticket
 from penstock_routing.connections.backoff import Backoff
-from scripted.redis import ScriptCall, ScriptedRedis
+from scripted.redis import CountingBackoff, ScriptCall, ScriptedRedis
 from structlog.testing import capture_logs
 
 LIMITS = ApplicationLimits.model_validate({"concurrentRequests": 5, "tokensPerMinute": 900})
@@ -341,17 +341,7 @@ async def test_each_outage_is_logged_once_however_often_it_is_tried(redis: Scrip
 
 
 async def test_the_backoff_is_reset_by_a_good_connection(redis: ScriptedRedis) -> None:
-    class Counting(Backoff):
-        waits = resets = 0
-
-        def wait_s(self) -> float:
-            self.waits += 1
-            return 0.0
-
-        def reset(self) -> None:
-            self.resets += 1
-
-    backoff = Counting(Random(1))
+    backoff = CountingBackoff(Random(1))
     redis.down = ConnectionError("gone")
     async with running(part_of(backoff)) as shared:
         assert backoff.waits > 1

@@ -22,7 +22,7 @@ from penstock_routing.replicas.shared_placements import (
     SharedPlacements,
     read_placements,
 )
-from scripted.redis import ScriptedRedis
+from scripted.redis import CountingBackoff, ScriptedRedis
 from structlog.testing import capture_logs
 
 
@@ -180,17 +180,7 @@ async def test_placements_pending_at_a_disconnect_are_not_published_later(redis:
 
 
 async def test_the_backoff_is_reset_by_a_good_connection(redis: ScriptedRedis) -> None:
-    class Counting(Backoff):
-        waits = resets = 0
-
-        def wait_s(self) -> float:
-            self.waits += 1
-            return 0.0
-
-        def reset(self) -> None:
-            self.resets += 1
-
-    backoff = Counting(Random(1))
+    backoff = CountingBackoff(Random(1))
     redis.down = ConnectionError("gone")
     async with running(Router(backoff=backoff)):
         assert backoff.waits > 1

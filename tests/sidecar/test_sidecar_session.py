@@ -114,25 +114,13 @@ async def test_an_earlier_request_is_in_the_later_ones_view(rig: Rig, router: Ro
     assert [len(view.waiting) for view in rig.policy.views] == [0, 1]
 
 
-REASONS = {
-    Reason.PREFILL_BUDGET: wire.REASON_PREFILL_BUDGET,
-    Reason.DECODE_BUDGET: wire.REASON_DECODE_BUDGET,
-    Reason.KV_MEMORY: wire.REASON_KV_MEMORY,
-    Reason.NEVER: wire.REASON_NEVER,
-    Reason.QUEUE_FULL: wire.REASON_QUEUE_FULL,
-    Reason.DRAINING: wire.REASON_DRAINING,
-    Reason.ENGINE_DOWN: wire.REASON_ENGINE_DOWN,
-}
-
-
 async def test_every_reason_has_its_value_on_the_wire(rig: Rig, router: Router) -> None:
-    assert set(REASONS) == set(Reason)
-    for id, (reason, word) in enumerate(REASONS.items()):
+    for id, reason in enumerate(Reason):
         earliest_s = 1.5 if id % 2 else None
         rig.policy.answers = lambda _, r=reason, e=earliest_s: Rejected(r, e)  # type: ignore[misc]
         await router.submit(id)
         rejected = (await router.first(id)).rejected
-        assert rejected.reason == word
+        assert wire.Reason.Name(rejected.reason) == f"REASON_{reason.name}"
         assert rejected.HasField("earliest_s") == (earliest_s is not None)
         assert rig.metric("verdicts_total", tier="chat", verdict="rejected", reason=reason.value) == 1
     assert rig.engine.exchanges == []

@@ -5,14 +5,13 @@ import re
 import signal
 import subprocess
 import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from asyncio.subprocess import Process
 from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI
 from penstock_runtime.serving import listen
+from replica_processes import started
 
 POOL = """
 apiVersion: penstock.dev/v1alpha1
@@ -26,23 +25,14 @@ spec:
 """
 
 
+ENGINE = "penstock_simulator.main"
+
+
 @pytest.fixture
 def pool(tmp_path: Path) -> Path:
     file = tmp_path / "pool.yaml"
     file.write_text(POOL)
     return file
-
-
-@asynccontextmanager
-async def started(*flags: str | Path) -> AsyncIterator[Process]:
-    command = [sys.executable, "-m", "penstock_simulator.main", *map(str, flags)]
-    process = await asyncio.create_subprocess_exec(*command, stderr=PIPE, stdout=PIPE)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def ready_port(process: Process) -> int:
@@ -56,7 +46,7 @@ async def ready_port(process: Process) -> int:
 
 
 async def test_an_engine_serves_its_pool_and_drains_on_a_signal(pool: Path) -> None:
-    async with started("-f", pool, "--port", "0", "--seed", "3") as process:
+    async with started(ENGINE, "-f", pool, "--port", "0", "--seed", "3") as process:
         port = await ready_port(process)
         async with AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
             (model,) = (await client.models.list()).data
@@ -76,7 +66,7 @@ async def test_an_engine_serves_its_pool_and_drains_on_a_signal(pool: Path) -> N
 async def test_a_taken_port_exits_with_1_and_one_line(pool: Path) -> None:
     with listen("127.0.0.1", 0) as holder:
         port = holder.getsockname()[1]
-        async with started("-f", pool, "--port", str(port)) as process:
+        async with started(ENGINE, "-f", pool, "--port", str(port)) as process:
             _, output = await process.communicate()
     assert (process.returncode, output.decode()) == (1, f"cannot listen on 127.0.0.1:{port}: port taken\n")
 
@@ -106,7 +96,7 @@ def test_a_pool_that_it_cannot_run_exits_with_2(pool: Path, change: tuple[str, s
 async def test_an_unusable_certificate_exits_with_1_and_one_line(
     pool: Path, flags: list[str], words: str
 ) -> None:
-    async with started("-f", pool, "--port", "0", *flags) as process:
+    async with started(ENGINE, "-f", pool, "--port", "0", *flags) as process:
         _, stderr = await process.communicate()
     assert process.returncode == 1
     assert stderr.decode().startswith(words) and stderr.count(b"\n") == 1

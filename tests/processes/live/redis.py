@@ -1,13 +1,19 @@
 """A real Redis, which tests kill."""
 
+import asyncio
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 
-from patience import until
+from patience import eventually, until
+from penstock_routing.applications.shared_limits import SharedLimits
+from penstock_routing.replicas.shared_placements import SharedPlacements
 
 PROGRAM = shutil.which("redis-server", path=str(Path(sys.executable).parent)) or shutil.which("redis-server")
 """The environment's own, where it has one for this machine; else the machine's."""
@@ -62,3 +68,26 @@ class RedisServer:
     def _listens(self) -> bool:
         with socket.socket() as sock:
             return sock.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+class SharingRouter(Protocol):
+    """A router's part that shares state through Redis."""
+
+    @property
+    def shared(self) -> SharedLimits | SharedPlacements: ...
+
+    async def run(self) -> None: ...
+
+
+@asynccontextmanager
+async def connected(*routers: SharingRouter) -> AsyncIterator[None]:
+    """Run the routers until the end of the block, which begins when all are connected."""
+    tasks = [asyncio.create_task(router.run()) for router in routers]
+    try:
+        await eventually(lambda: all(router.shared.connected for router in routers))
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    assert all(task.cancelled() for task in tasks)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock_routing.applications.shared_limits import LEASE_S, SCRIPT
+from penstock_routing.connections.backoff import Backoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,19 @@ class ScriptCall:
     most: tuple[int, ...]
     corrections: dict[int, int]
     asks: list[int]
+
+
+class CountingBackoff(Backoff):
+    """A backoff without waits that counts its calls."""
+
+    waits = resets = 0
+
+    def wait_s(self) -> float:
+        self.waits += 1
+        return 0.0
+
+    def reset(self) -> None:
+        self.resets += 1
 
 
 class ScriptedRedis:

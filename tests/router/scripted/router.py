@@ -30,6 +30,17 @@ MODEL = "test/model"
 PATIENCE_S = 20.0
 """Longest wait for a condition. Reached only in a test that fails."""
 
+POOL_FILE = f"""
+apiVersion: penstock.dev/v1alpha1
+kind: ServingPool
+metadata: {{name: tests}}
+spec:
+  model: {{name: {MODEL}}}
+  engine: {{type: simulated, timeModel: llama-3-8b-a100}}
+  tiers: [{{name: chat, slo: {{ttft: 10s}}}}]
+"""
+"""A pool file for processes, with one tier."""
+
 TIERS: list[dict[str, Any]] = [
     {"name": "chat", "slo": {"ttft": "10s", "tpot": "5s"}},
     {"name": "coder", "slo": {"ttft": "800ms", "tpot": "50ms"}, "allowRequestTargets": True},

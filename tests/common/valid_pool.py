@@ -1,9 +1,9 @@
-"""A pool that is right, and how to make one thing wrong with it."""
+"""A valid pool, and copies of it with one field changed."""
 
 import copy
 from typing import Any
 
-GOOD: dict[str, Any] = {
+VALID_POOL: dict[str, Any] = {
     "apiVersion": "penstock.dev/v1alpha1",
     "kind": "ServingPool",
     "metadata": {"name": "demo"},
@@ -26,8 +26,8 @@ GOOD: dict[str, Any] = {
 REMOVED = object()
 
 
-def with_change(path: str, value: object, pool: dict[str, Any] = GOOD) -> dict[str, Any]:
-    """The pool with one field changed, added or REMOVED. path: its steps, as in `spec/tiers/0/slo`."""
+def with_change(path: str, value: object, pool: dict[str, Any] = VALID_POOL) -> dict[str, Any]:
+    """Return the pool with one field changed, added or REMOVED. path: its steps, as in `spec/tiers/0/slo`."""
     document = copy.deepcopy(pool)
     *steps, last = [int(part) if part.isdigit() else part for part in path.split("/")]
     place: Any = document
