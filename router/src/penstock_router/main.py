@@ -25,7 +25,7 @@ from penstock_router.http.app import RouterApp
 from penstock_router.options import Options, parse
 
 FIRST_TURNS = 2**16
-"""Routers begin at turns of their own, so that they do not go round in step."""
+"""Number of possible first turns. Routers start at random ones, so they do not choose the same replicas."""
 
 log = structlog.get_logger()
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set, then drain. Raises StartError where the address cannot be had."""
+    """Serve until `stop` is set, then drain. Raises StartError if an address cannot be bound."""
     pool, keys, source = found
     settings = settings_of(pool)
     random = Random()
@@ -83,7 +83,7 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
 
 
 def engine_tls(options: Options) -> Contexts | None:
-    """Return the TLS of connections to engines, as to their sidecars; None without. Raises StartError."""
+    """Return the TLS of connections to engines; None if replicas have no TLS. Raises StartError."""
     tls = options.replica_tls
     if tls is None:
         return None

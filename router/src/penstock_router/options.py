@@ -13,9 +13,10 @@ from penstock_runtime.flags import add_common, port, seconds
 class Options(FrontOptions):
     """One router's own settings.
 
-    host, port: of the API. admin_host, admin_port: of metrics and the state of the pool.
-    drain_s: None takes the pool's.
-    engine_server_name: in engines' certificates; None for the name in replicas'.
+    host, port: address of the API. admin_host, admin_port: address of metrics and the state of the pool.
+    drain_s: longest wait for open requests; None takes the pool's value.
+    lame_duck_s: how long the router serves while `/ready` fails, before it drains.
+    engine_server_name: name in engines' certificates; None for the name in replicas' certificates.
     """
 
     host: str

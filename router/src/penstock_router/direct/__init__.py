@@ -1,1 +1,1 @@
-"""Answers that the router reads at engines itself, with the tickets of their sidecars."""
+"""Answers that the router reads from engines directly, with the tickets of their sidecars."""

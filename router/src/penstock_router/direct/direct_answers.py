@@ -1,12 +1,12 @@
-"""Sends admitted requests to engines, and their answers to the requests' readers.
+"""Sends admitted requests to engines directly, and reads their answers.
 
     sidecar ─verdict, ticket─▶ router ─body, ticket─▶ engine ─answer─▶ router ─▶ client
             ◀─────how it ended─
 
 An answer fills the same `UpstreamRequest` that a session would fill, so its reader sees no difference. Each
-request has a task; what a read brings is passed on in the turn of the event loop that reads it, without
-waking the task. The sidecar follows progress by the engine's reports. From here it gets how an answer ends,
-and then sends the request's figures, which end it.
+request has a task. Output is passed on in the turn of the event loop that reads it, without waking the task.
+The sidecar follows progress by the engine's step reports. The router reports how an answer ended; the sidecar
+then sends the final counts and timings, which end the request.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ from penstock_router.direct.engine_access import EngineAccess
 PATHS = {endpoint: path for path, endpoint in GENERATES.items()}
 
 ANSWER_BYTES = 32 << 20
-"""Largest answer that is not streamed: it is held whole."""
+"""Largest answer that is not streamed: it is buffered completely."""
 
 FULL = frozenset({429, 503})
-"""Statuses by which an engine says that it has no room: the next replica may have."""
+"""Statuses of an engine without capacity. The next replica is tried."""
 
 CLOSED = frozenset({401, 403})
-"""Statuses by which an engine does not let this router in."""
+"""Statuses of an engine that denies this router access."""
 
 ENGINE_LOST = wire.Failed(
     failure=wire.FAILURE_ENGINE_LOST,
@@ -48,11 +48,11 @@ log = structlog.get_logger()
 
 
 class _BufferFull(Exception):
-    """The client no longer reads the answer."""
+    """The client reads too slowly, so the buffer of its answer is full."""
 
 
 class DirectAnswers:
-    """Answers that one router reads at engines."""
+    """Answers that one router reads from engines."""
 
     def __init__(self, access: EngineAccess) -> None:
         self._access = access
@@ -71,7 +71,7 @@ class DirectAnswers:
 
 
 class _EngineRequest:
-    """A request that the router sends to an engine itself."""
+    """A request that the router sends to an engine directly."""
 
     def __init__(
         self, access: EngineAccess, link: ReplicaLink, upstream: UpstreamRequest, request: GenerationRequest
@@ -138,7 +138,7 @@ class _EngineRequest:
         if not count.done:
             if not count.finished:
                 raise EngineGone(ConnectionError("the answer was cut short"))
-            upstream.put(DONE + b"\n\n", 0)  # clients wait for it
+            upstream.put(DONE + b"\n\n", 0)  # the engine omitted it, and clients wait for it
         self._report_whole(count.tokens, count.usage)
 
     async def _whole(self, answer: EngineResponse) -> None:
@@ -153,7 +153,7 @@ class _EngineRequest:
         self._report_whole(tokens, usage)
 
     def _report_whole(self, tokens: int, usage: EngineUsage | None) -> None:
-        """Report to the sidecar that the answer is whole. It answers with the request's figures."""
+        """Report to the sidecar that the answer is complete. It replies with final counts and timings."""
         if usage is None:
             self._report(wire.ANSWER_STATE_WHOLE, tokens=tokens)
             return
@@ -166,14 +166,14 @@ class _EngineRequest:
         )
 
     def _unreachable(self, cause: str) -> None:
-        """Leave the request to the sidecar. Nothing of its answer has come."""
+        """Leave the request to the sidecar. No output was received."""
         self._access.unreachable(self._link.description.engine_endpoint or "", cause)
         self._report(wire.ANSWER_STATE_UNREACHABLE)
 
     def _end(self, state: "wire.AnswerState.ValueType", end: End) -> None:
         """End the request here and at the sidecar."""
         self._report(state)
-        self._upstream.on_end = None  # this task ends by itself
+        self._upstream.on_end = None  # this task is about to end
         self._upstream.finish(end)
 
     def _report(self, state: "wire.AnswerState.ValueType", **counts: int) -> None:
@@ -181,5 +181,5 @@ class _EngineRequest:
 
 
 def body_with(body: bytes, engine_fields: bytes) -> bytes:
-    """Return a client's body with these `vllm_xargs`: the last of two equal names counts."""
+    """Return a client's body with these `vllm_xargs`. JSON parsers use the last of two equal names."""
     return body.rstrip()[:-1] + b',"vllm_xargs":' + engine_fields + b"}"

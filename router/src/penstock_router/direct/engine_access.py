@@ -1,8 +1,8 @@
-"""HTTP connections of a router to its replicas' engines, and which of them it can reach.
+"""HTTP connections of a router to its replicas' engines, and which engines it can reach.
 
-An engine may be closed to this router: by a network policy that is not there yet, by an engine that listens
-on its own machine only, by another API key, by a certificate that the router does not trust. Its requests
-then go through the sidecar, and the router tries again later.
+An engine may be unreachable for this router: because a network policy is missing, the engine listens on its
+own machine only, it requires another API key, or the router does not trust its certificate. The engine's
+requests then go through the sidecar, and the router tries again later.
 """
 
 from math import inf
@@ -17,8 +17,7 @@ from penstock_runtime.engine.http_client import EngineHttp
 AGENT = "penstock-router"
 
 CONNECT_S = 1.0
-"""Timeout for a connection to an engine, which is in the same network: beyond it, a first SYN and its retry
-are lost."""
+"""Timeout for a connection to an engine in the same network. It allows for one lost SYN."""
 
 RETRY_S = 30.0
 """Time until an engine that could not be reached is tried again. Each try may cost a request `CONNECT_S`."""
@@ -27,9 +26,10 @@ log = structlog.get_logger()
 
 
 class EngineAccess:
-    """How one router reaches engines.
+    """Connections of one router to engines.
 
-    api_key: the engines'; empty without one. tls: to engines that serve TLS; None reaches none of them.
+    api_key: API key of the engines; empty if they have none.
+    tls: for engines that serve TLS; None if the router cannot connect to those.
     """
 
     def __init__(self, replica_set: ReplicaSet, api_key: str, tls: Contexts | None = None) -> None:
@@ -56,7 +56,7 @@ class EngineAccess:
         return engine
 
     def unreachable(self, endpoint: str, cause: str) -> None:
-        """Note that an engine does not let this router in."""
+        """Record that this router cannot reach an engine."""
         log.warning("engine not reachable: its sidecar forwards answers", engine=endpoint, cause=cause)
         self._retry_at_s[endpoint] = monotonic() + RETRY_S
 
@@ -66,7 +66,7 @@ class EngineAccess:
             engine.close()
 
     def _forget_removed(self) -> None:
-        """Forget engines of replicas that are gone."""
+        """Forget engines of replicas that have left the pool."""
         current = {link.description.engine_endpoint for link in self._replica_set.links}
         for url in [url for url in self._engines if url.partition("://")[2] not in current]:
             self._engines.pop(url).close()

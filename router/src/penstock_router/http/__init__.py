@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP API, from a request's first byte to its answer's last, and the admin port."""
+"""The OpenAI-compatible HTTP API and the admin port."""

@@ -1,7 +1,7 @@
 """The router's admin port: metrics, and the state of the pool as this router sees it.
 
-It is for operators of the pool, Prometheus and probes, and is reached from this machine or from inside the
-cluster only. It stays up while the router drains.
+Operators of the pool, Prometheus and probes use it. Only this machine or the cluster can reach it. It stays
+up while the router drains.
 """
 
 from penstock_runtime.http_request import App
@@ -11,7 +11,7 @@ from penstock_router.http.app import RouterApp
 
 
 def admin_app(router: RouterApp, pool: str) -> App:
-    """Return the pages of a router. pool: its name."""
+    """Return the pages of a router. pool: the pool's name."""
     pages = {
         "/metrics": Page("metrics for Prometheus", router.metrics.page, PROMETHEUS),
         "/penstock/v1/pool": Page("tiers, targets, time model and replicas", router.pool_page),

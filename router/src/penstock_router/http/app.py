@@ -44,13 +44,15 @@ log = structlog.get_logger()
 
 
 class RouterApp:
-    """The application. draining: set when the process is to stop; `/ready` says so from then on.
+    """The HTTP application of one router.
 
-    first_turn: the turn of its first request; routers that begin at different ones do not go in step.
-    admin_url: of the admin port, where it is on this machine's loopback. Clients on this machine find it in
-        /v1/models.
-    shared_limits: applications' limits over all routers, where routers share them.
-    engine_key: the engines' API key, for requests that this router sends to them; empty without one.
+    draining: set when the process is stopping; `/ready` then answers 503.
+    first_turn: turn of the first request. Routers start at different turns, so they do not choose the same
+        replicas.
+    admin_url: URL of the admin port if it is on loopback. Clients on this machine find it in /v1/models.
+    shared_limits: applications' limits over all routers, if they share limits.
+    engine_key: API key for requests that this router sends to engines; empty if they have none.
+    engine_tls: for such requests to engines with TLS; None if the router cannot connect to those.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class RouterApp:
         }
 
     async def __call__(self, http: HttpRequest) -> None:
-        """Answer one request. Every error leaves as ApiError with the request's id, faults of ours too."""
+        """Answer one request. Raises ApiError with the request's id for every error, also internal ones."""
         head = request_head.head_of(http.headers)
         request_id = request_head.request_id(head)
         async with ErrorAnswers(http, request_id, lambda: self._fault(request_id, http.path)):
@@ -125,7 +127,7 @@ class RouterApp:
         log.exception("request failed", request=request_id, path=path)
 
     async def _page(self, http: HttpRequest, generates: bool) -> None:
-        """Answer what is no generating request."""
+        """Answer a request that does not generate text."""
         path, method = http.path, http.method
         page = self._pages.get(path) or (self._one_model if path.startswith(ONE_MODEL) else None)
         if page is None and not generates:
@@ -144,7 +146,7 @@ class RouterApp:
             await page(http)
 
     def _refused(self, status: int, message: str, **rest: Any) -> ApiError:
-        """Return the error, counted."""
+        """Count an error and return it."""
         self.metrics.refused(status)
         return ApiError(status, message, **rest)
 
@@ -185,11 +187,11 @@ class RouterApp:
         await http.answer(self.ready_page())
 
     def health_page(self) -> bytes:
-        """Answer that the process runs."""
+        """Return the page that shows that the process runs."""
         return b'{"status":"ok"}'
 
     def ready_page(self) -> bytes:
-        """Answer that it takes requests. Raises ApiError (503) where it does not."""
+        """Return the page of a router that takes requests. Raises ApiError (503) if it does not."""
         return pages.ready_page(self._replica_set, self.draining, self._room.open)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Reads a generating request: head, API key, body, model, tier, and its application's limits.
 
-Checks are ordered by cost: a wrong key is answered before the body is read. The result is the input of all
+Checks are ordered by cost: an invalid key is rejected before the body is read. The result is the input of all
 later stages.
 """
 
@@ -31,7 +31,7 @@ from penstock_router.moving.continued_body import asking_ids
 class IncomingRequest(NamedTuple):
     """One HTTP request to an endpoint that generates.
 
-    turn: one more than that of the one before it.
+    turn: number of the request, one more than the previous request's.
     """
 
     http: HttpRequest
@@ -42,7 +42,7 @@ class IncomingRequest(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """A request that may be placed. admission: by its application's limits; to be left when it has ended."""
+    """A valid request. admission: its application's grant, which must be left when the request has ended."""
 
     request: GenerationRequest
     application: Application | None
@@ -50,7 +50,7 @@ class Accepted(NamedTuple):
 
 
 class Intake:
-    """Reads the requests of one router. prefixes: what replicas have cached."""
+    """Reads the requests of one router. prefixes: prefixes that replicas have cached."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Intake:
         self._reader, self._limits, self._usage = reader, limits, usage
 
     async def read(self, call: IncomingRequest, body_bytes: BodyBytes) -> Accepted:
-        """Read one request. Raises ApiError if it is invalid or over its application's limits, ClientGone."""
+        """Read one request. Raises ClientGone, and ApiError if it is invalid or over a limit."""
         head = call.head
         application = application_of(self._keys, head)
         body = await bounded_body(call.http, head, self._settings, body_bytes)

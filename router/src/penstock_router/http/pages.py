@@ -28,7 +28,7 @@ def pool_page(pool: Pool, replica_set: ReplicaSet, model: TimeModel | None) -> b
 
 
 def model_entry(pool: Pool, replica_set: ReplicaSet, started_s: int) -> ModelEntry:
-    """Describe the pool's model in OpenAI's words and a few of ours. started_s: Unix time."""
+    """Return the pool's model in OpenAI's format with fields of Penstock. started_s: Unix time."""
     return {
         "id": pool.spec.model.name,
         "object": "model",
@@ -40,7 +40,7 @@ def model_entry(pool: Pool, replica_set: ReplicaSet, started_s: int) -> ModelEnt
 
 
 def models_page(entry: ModelEntry) -> bytes:
-    """Return OpenAI's list of models: the one that this pool serves."""
+    """Return OpenAI's list of models, which has the pool's only model."""
     return orjson.dumps({"object": "list", "data": [entry]})
 
 
@@ -52,10 +52,10 @@ def model_page(entry: ModelEntry, name: str) -> bytes:
 
 
 def ready_page(replica_set: ReplicaSet, draining: bool, may_hold: bool) -> bytes:
-    """Describe which replicas are in service. Raises ApiError (503) where another router should get requests.
+    """Return the state of each replica. Raises ApiError (503) if this router should not get requests.
 
-    A router that is stopping answers 503, and one without any replica, unless it may hold requests until
-    there is one: some router has to take the request that wakes a pool.
+    That is so while it is stopping, or while no replica takes requests. A router that may hold requests stays
+    ready without replicas, because a request has to arrive to start the first one.
     """
     if draining:
         raise ApiError(503, "the router is stopping", type="server_error", code="draining")
@@ -67,7 +67,7 @@ def ready_page(replica_set: ReplicaSet, draining: bool, may_hold: bool) -> bytes
 
 
 def max_model_len(replica_set: ReplicaSet, pool: Pool) -> int:
-    """Return the engines' own bound, else the pool's."""
+    """Return the smallest context length that engines report, else the pool's."""
     lengths = [link.description.max_model_len for link in replica_set.links]
     return min((length for length in lengths if length), default=pool.spec.engine.max_model_len)
 

@@ -4,7 +4,7 @@
     head, key, body,    replicas       a stream or     metrics, usage,
     tier, limits        in order       one piece       access log
 
-A request that fails at the intake is counted as refused; from placement on every request is accounted for.
+A request that fails at the intake is counted as refused. Every later request is counted when it ends.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class RequestPath:
     """The path of requests through one router.
 
     time_model: returns the model for slowdown targets; None before any replica has sent one.
-    budget: of the bytes held over all requests.
+    budget: bound on the bytes held over all requests.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RequestPath:
             await self._answer(call, accepted)
 
     async def _answer(self, call: IncomingRequest, accepted: Accepted) -> None:
-        """Place it, answer it and count it."""
+        """Place the request, answer it and count it."""
         request, http = accepted.request, call.http
         outcome = Outcome(request.tier, request.targets, request.arrival_s, request.stream)
         try:
@@ -77,7 +77,7 @@ class RequestPath:
             self._account(accepted, outcome)
 
     def _account(self, accepted: Accepted, outcome: Outcome) -> None:
-        """Count it. The answer is written, so a fault here must not reach the client, nor hold its place."""
+        """Count the request. A fault here is only logged, because the answer is already written."""
         request = accepted.request
         try:
             used_tokens = 0

@@ -12,7 +12,7 @@ from penstock_router.routing.placement import Placed
 async def respond(
     accepted: Accepted, placed: Placed, outcome: Outcome, client: ClientScope, mover: Mover
 ) -> None:
-    """Write the answer, and note in `outcome` how it went."""
+    """Write the answer, and record its times and its end in `outcome`."""
     request, replica = accepted.request, placed.link.name
     headers = [*answer_headers(request.id, outcome, replica), *accepted.admission.headers]
     if request.movable:

@@ -1,1 +1,1 @@
-"""Streams that are continued on another replica when their own is lost."""
+"""Streams that are continued on another replica after the loss of their replica."""

@@ -1,9 +1,9 @@
-"""The request that continues an answer: token ids in, text out.
+"""The request that continues an answer on another replica.
 
-The prompt is that of the first request as the engine tokenized it, followed by the tokens that the client has
-received. Both come from the engine (`return_token_ids`), because tokenizing the text again may result in
-other tokens. A chat is continued as a completion, whose prompt may be token ids; its events are translated
-back (`continued_events`). Bounds on the answer's length apply to the rest of it.
+Its prompt is the first request's prompt as token ids, followed by the tokens that the client has received.
+The engine has reported both (`return_token_ids`), because tokenizing the text again may produce other tokens.
+A chat is continued as a completion, whose prompt may be token ids; its events are translated back
+(`continued_events`). Bounds on the answer's length are reduced by the tokens received.
 """
 
 from collections.abc import Sequence
@@ -40,19 +40,19 @@ _OF_THE_FIRST_PROMPT = frozenset(
         "truncate_prompt_tokens",
     }
 )
-"""Fields that have done their part in the first prompt, or that only a chat has. `eligibility` lets none pass
-whose value matters for the rest of the answer."""
+"""Fields that affect only the first prompt, or that only a chat has. `eligibility` excludes requests in which
+such a field matters for the rest of the answer."""
 
 
 def asking_ids(body: bytes) -> bytes | None:
-    """Return a stream's body with a request for token ids; None where the client speaks of them itself."""
+    """Return a stream's body with a request for token ids; None if the client's body mentions them."""
     if ASKS_IDS in body:
         return None
     return body.rstrip()[:-1] + b',"' + ASKS_IDS + b'":true}'
 
 
 def tokens_left(endpoint: "wire.Endpoint.ValueType", body: Fields, kept_tokens: int) -> int | None:
-    """Return how many tokens the answer may still have; None where only the context bounds it."""
+    """Return how many more tokens the answer may have; None if only the context bounds it."""
     most = body.get("max_completion_tokens")
     if most is None:
         most = body.get("max_tokens")
@@ -64,7 +64,10 @@ def tokens_left(endpoint: "wire.Endpoint.ValueType", body: Fields, kept_tokens: 
 def continued_body(
     endpoint: "wire.Endpoint.ValueType", body: Fields, prompt_ids: Sequence[int], kept_ids: Sequence[int]
 ) -> bytes:
-    """Return the body of the completion that continues the answer. kept_ids: tokens that the client has."""
+    """Return the body of the completion that continues the answer.
+
+    kept_ids: tokens of the answer that the client has received.
+    """
     dropped = _REPLACED | _OF_THE_FIRST_PROMPT
     fields = {name: value for name, value in body.items() if name not in dropped}
     fields |= {

@@ -1,8 +1,8 @@
 """Rewrites a continuation's events as the rest of the first replica's stream.
 
-The client gets one answer: `id`, `created` and the kind of its events stay the same, a role is sent once, and
-usage counts the client's own prompt and every token of the answer. A chat that is continued as a completion
-is translated back.
+The client gets one answer: `id`, `created` and the kind of events stay the same, the role is sent once, and
+usage counts the client's prompt and every token of the answer. A chat that is continued as a completion is
+translated back.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ import orjson
 from penstock_proto import replica_pb2 as wire
 
 TOKEN_CHARACTERS = 128
-"""Most characters of one token. An engine that was asked to continue inside a character begins with the text
-of the whole prompt instead, and must not be believed."""
+"""Most characters of one token. An engine that is asked to continue inside a character repeats the text of
+the whole prompt; such a stream is not a continuation."""
 
 
 class NotAContinuation(Exception):
@@ -21,10 +21,10 @@ class NotAContinuation(Exception):
 
 
 class ContinuedEvents:
-    """The events of one continuation, made to look like those of its answer.
+    """Rewrites the events of one continuation.
 
-    head: the fields that the answer's events share. chat: whether its client reads a chat.
-    kept_tokens: of the answer, in the continuation's prompt.
+    head: fields that all events of the answer share. chat: whether the client reads a chat.
+    kept_tokens: tokens of the answer in the continuation's prompt.
     """
 
     def __init__(self, head: Mapping[str, Any], chat: bool, kept_tokens: int) -> None:
@@ -32,10 +32,7 @@ class ContinuedEvents:
         self._has_text = False
 
     def rewritten(self, events: bytes) -> bytes:
-        """Return whole events as their client is to get them, without those that it has.
-
-        Raises NotAContinuation.
-        """
+        """Return whole events as the client gets them, without repeated ones. Raises NotAContinuation."""
         return b"".join([self._event(event + b"\n\n") for event in events.split(b"\n\n")[:-1]])
 
     def _event(self, event: bytes) -> bytes:
@@ -52,7 +49,7 @@ class ContinuedEvents:
         return event_of(written)
 
     def finished(self, end: wire.Finished) -> wire.Finished:
-        """Return the replica's figures with those of the whole answer."""
+        """Return the replica's final counts, corrected to those of the whole answer."""
         whole = wire.Finished()
         whole.CopyFrom(end)
         whole.prompt_tokens = max(end.prompt_tokens - self._kept_tokens, 0)
@@ -61,8 +58,8 @@ class ContinuedEvents:
         return whole
 
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any] | None:
-        """Return a choice of an event; None where the client has all of it."""
-        if "delta" in choice:  # asked for anew: nothing but the role had been sent
+        """Return a choice of an event; None if the client has all of it."""
+        if "delta" in choice:  # the first request was sent again, after no more than the role was received
             delta = {name: value for name, value in choice["delta"].items() if name != "role"}
             repeats = "role" in choice["delta"] and not any(delta.values())
             return None if repeats and choice.get("finish_reason") is None else {**choice, "delta": delta}
@@ -73,7 +70,7 @@ class ContinuedEvents:
         return {"index": choice.get("index", 0), "delta": {"content": choice.get("text") or ""}, **rest}
 
     def _check(self, text: str) -> None:
-        """Raise NotAContinuation where the first text is more than the text of some tokens."""
+        """Raise NotAContinuation if the first text is longer than that of one token."""
         if text and not self._has_text:
             self._has_text = True
             if self._kept_tokens and len(text) > TOKEN_CHARACTERS:
@@ -81,7 +78,7 @@ class ContinuedEvents:
 
 
 def joined_usage(usage: Mapping[str, Any], kept_tokens: int) -> dict[str, Any]:
-    """Return the usage of the whole answer. usage: its continuation's, with the kept tokens in the prompt."""
+    """Return the usage of the whole answer. usage: the continuation's; its prompt has the kept tokens."""
     joined = dict(usage)
     joined["prompt_tokens"] = prompt = max(usage.get("prompt_tokens", 0) - kept_tokens, 0)
     joined["completion_tokens"] = usage.get("completion_tokens", 0) + kept_tokens
@@ -94,9 +91,9 @@ def joined_usage(usage: Mapping[str, Any], kept_tokens: int) -> dict[str, Any]:
 def closing_events(
     head: Mapping[str, Any], *, chat: bool, finished: bool, usage: tuple[int, int] | None
 ) -> bytes:
-    """Return the events that end an answer of which nothing but its end is missing.
+    """Return the last events of an answer whose tokens the client has all received.
 
-    finished: the client has the reason of its end; else it has as many tokens as it may.
+    finished: whether the client has the finish reason; if not, it is `length`.
     usage: tokens of the prompt and of the answer, if usage is requested.
     """
     closing = b""

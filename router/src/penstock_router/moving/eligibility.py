@@ -1,9 +1,9 @@
-"""Which streams can be continued faithfully on another replica, by the fields of their request.
+"""Eligibility of streams for a continuation on another replica, by the fields of their request.
 
 A continuation is a new request whose prompt ends with the tokens that the client has received. The engine
-continues it like the original, unless the request has a feature that depends on where the answer began: a
-grammar would restart, a penalty would count the answer's first part as prompt, a seeded sample would be drawn
-again. The table in docs/reliability.md has the same rows.
+continues it like the original unless a feature depends on where the answer began: a grammar would restart, a
+penalty would count the answer's first part as prompt, and seeded sampling would start again. The table in
+docs/reliability.md has the same rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +12,11 @@ from typing import Any
 from penstock_proto import replica_pb2 as wire
 
 Fields = Mapping[str, Any]
-"""A request's body, parsed."""
+"""The parsed body of a request."""
 
 
 def why_fixed(endpoint: "wire.Endpoint.ValueType", body: Fields) -> str | None:
-    """Return why a stream of this request cannot be continued on another replica; None where it can."""
+    """Return why a stream of this request cannot be continued on another replica; None if it can."""
     return next((why for applies, why in _RULES if applies(body)), None) or _why_by_prompt(endpoint, body)
 
 

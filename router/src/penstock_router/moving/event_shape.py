@@ -1,13 +1,13 @@
-"""What the token events of one stream have in common, so that most of them need no parsing.
+"""The common form of a stream's token events, by which most of them are forwarded without parsing.
 
-An engine writes a token's event like the one before it, except for the text and the ids of its tokens:
+Token events of a stream differ only in the text and the ids of their tokens:
 
     data: {"id":"x","choices":[{"delta":{"content":" a"},"finish_reason":null,"token_ids":[7]}]}\\n\\n
                                |before_text          |  |before_ids                        | |after_ids
 
-An event of another form (a reason of the end, usage) does not match, and is read as a whole. Streams of the
-same form share one function, so that the bytes that it compares stay in the processor's caches: on a busy
-machine that is half of its cost.
+An event of another form (finish reason, usage) does not match, and is parsed. Streams of the same form share
+one function, so that the bytes that it compares stay in the processor's caches. On a busy machine that halves
+its cost.
 """
 
 import re
@@ -28,10 +28,10 @@ _SHAPE = re.compile(
 """Quotes inside JSON strings are escaped, so these match fields and never text."""
 
 BEFORE_TEXT = 40
-"""Bytes that are compared before a text: its field's name and the enclosing ones."""
+"""Bytes before a text that are compared: the name of its field and of the enclosing ones."""
 
 SHAPES = 256
-"""Shapes that streams share."""
+"""Most shapes that are cached."""
 
 
 class EventRecord(Protocol):
@@ -41,20 +41,20 @@ class EventRecord(Protocol):
     ids: bytearray
 
     def record_textless(self, ids: bytes) -> None:
-        """Note the ids of an event without text."""
+        """Record the ids of an event without text."""
 
 
 EventShape = Callable[[EventRecord, bytes, int], bool]
-"""Passes on events of this shape, without ids, and notes them; returns False where they have not passed."""
+"""Forwards events of this shape without ids, and records them. Returns False if they were not forwarded."""
 
 
 def without_ids(event: bytes) -> bytes:
-    """Return an event as its client is to get it."""
+    """Return an event without its token ids."""
     return _ALL_IDS.sub(b"", event)
 
 
 def shape_of(event: bytes, passed: bytes) -> EventShape | None:
-    """Return the shape of an event that has text and goes on. passed: it without ids."""
+    """Return the shape of an event with text and without finish reason. passed: the event without ids."""
     found = _SHAPE.fullmatch(event)
     if found is None or FINISH.search(event) or not passed.startswith(event[: found.end(2)]):
         return None
@@ -66,16 +66,16 @@ def shape_of(event: bytes, passed: bytes) -> EventShape | None:
 def _shape(text_at: int, before_text: bytes, before_ids: bytes, after_ids: bytes, end: bytes) -> EventShape:
     """Return a shape.
 
-    text_at: where the text begins. before_text: some bytes before it.
-    before_ids: from the end of the text to the bracket of the ids.
-    after_ids: behind them, with neither digits nor another list.
-    end: all that follows the text in the event without ids.
+    text_at: index at which the text begins. before_text: the bytes before it.
+    before_ids: bytes from the end of the text to the bracket of the ids.
+    after_ids: bytes after the ids, with neither digits nor another list.
+    end: bytes after the text in the event without ids.
     """
     before = slice(text_at - len(before_text), text_at)
-    two_events = 2 * text_at  # the text of the second one is behind
+    two_events = 2 * text_at  # two events are at least this long before the text of the second
 
     def pass_on(record: EventRecord, data: bytes, tokens: int) -> bool:
-        # What is known is taken off from the end: `removesuffix` is the cheapest way to compare it.
+        # `removesuffix` is the cheapest way to compare the constant parts.
         to_ids, _, from_ids = data.rpartition(b"[")
         begin = to_ids.removesuffix(before_ids)
         length = len(begin)
@@ -93,7 +93,7 @@ def _shape(text_at: int, before_text: bytes, before_ids: bytes, after_ids: bytes
         return True
 
     def pass_several_on(record: EventRecord, data: bytes, tokens: int) -> bool:
-        """Pass on events that came at once, as they do on a busy machine."""
+        """Forward several events that were received together, as happens on a busy machine."""
         *events, rest = data.split(b"\n\n")
         parts = [event.rpartition(b"[") for event in events]
         begins = [to_ids.removesuffix(before_ids) for to_ids, _, _ in parts]

@@ -1,12 +1,12 @@
 """A stream that continues when its replica is lost.
 
-To the code that writes the answer this is one upstream request that is never lost. Internally, the replica's
-stream is recorded (`transcript`). When the replica is lost, a continuation (`continued_body`) is placed like
-any request: replicas in order, then best effort. Its events are written as the rest of the answer
+To the code that writes the answer, this is one upstream request that is never lost. The replica's stream is
+recorded (`transcript`). When the replica is lost, a continuation (`continued_body`) is placed like any
+request: replicas in order, then best effort. Its events are written as the rest of the answer
 (`continued_events`).
 
-The request's deadlines do not change: token k is still due at its arrival + TTFT + k·TPOT, so that is the
-deadline of the first token of a continuation behind k tokens. Each move of a request counts against its
+The request's deadlines do not change: token k is due at arrival + TTFT + k·TPOT, which is therefore the
+deadline of the first token of a continuation after k tokens. Each move of a request counts against
 `maxMoves`, and a replica that is lost with a continuation is not tried again within the same move.
 """
 
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 
 class ReplicaLoss(NamedTuple):
-    """Why a stream ended before its answer. message: for its client."""
+    """The cause of the end of an incomplete stream. message: text for the client."""
 
     cause: MoveCause
     message: str
@@ -49,17 +49,17 @@ ENGINE_LOST = ReplicaLoss(MoveCause.ENGINE_LOST, "the engine was lost while it a
 
 
 UNFINISHED = "\ufffd"
-"""Ends a text whose last character is not complete."""
+"""Last character of a text that ends inside a character."""
 
 TAIL_TOKENS = 24
-"""Tokens whose text shows whether it ends with a whole character."""
+"""Tokens that are converted to text, to see whether it ends with a whole character."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mover:
     """Moves streams of one router to other replicas.
 
-    max_moves: of one request.
+    max_moves: most moves of one request.
     time_model: returns the model for slowdown targets; None before any replica has sent one.
     """
 
@@ -76,7 +76,7 @@ class Mover:
 
 
 class MovableAnswer:
-    """An answer that may be continued on other replicas. It is read as an `UpstreamRequest` is."""
+    """An answer that may be continued on other replicas, with the interface of an `UpstreamRequest`."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class MovableAnswer:
 
     @property
     def end(self) -> End | None:
-        """How it ended, with the figures of the whole answer; None before."""
+        """The end of the answer, with final counts of all of it; None until then."""
         if self._end is not None or self._loss is not None:
             return self._end
         end = self._placed.upstream.end
@@ -105,7 +105,7 @@ class MovableAnswer:
         return end
 
     def take(self) -> Received:
-        """Return all output since the last `take`, and the end where it has come."""
+        """Return all output since the last `take`, and the end if the answer has ended."""
         if self._end is not None:
             closing, self._closing = self._closing, b""
             return Received(closing, 0, self._end)
@@ -121,7 +121,7 @@ class MovableAnswer:
         return Received(data, received.tokens, self.end)
 
     async def changed(self, relay: Relay | None = None) -> None:
-        """Wait until something has come since the last `take` or `changed` that `relay` has not written."""
+        """Wait for output, since the last `take` or `changed` that `relay` has not written, or an end."""
         if self._loss is not None:
             await self._move(self._loss)
             self._loss = None
@@ -131,12 +131,12 @@ class MovableAnswer:
             await self._placed.upstream.changed(self._relay_through(relay))
 
     def close(self) -> None:
-        """Give up what the replica has not sent, and forget what is held."""
+        """Cancel the request at the replica, and release buffered output."""
         self._placed.link.abandon(self._placed.upstream)
         self._placed.upstream.release()
 
     def _relay_through(self, relay: Relay) -> Relay | None:
-        """Return a function that passes ordinary events on, and leaves all others to `take`."""
+        """Return a function that forwards ordinary events, and leaves all others to `take`."""
         events = self._events
         if self._transcript.opaque:
             return relay
@@ -145,7 +145,7 @@ class MovableAnswer:
         return self._transcript.relay_through(lambda data, tokens: relay(events.rewritten(data), tokens))
 
     def _read(self, data: bytes) -> bytes:
-        """Note what has come, and return what the client is to get of it."""
+        """Record output, and return what the client gets of it."""
         events = self._transcript.read(data) if data else []
         if self._events is None:
             return b"".join(events)
@@ -171,7 +171,10 @@ class MovableAnswer:
             await self._place(loss, body, kept_ids)
 
     async def _kept_ids(self) -> list[int]:
-        """Return the answer's tokens whose text the client has. Some in its last event may be without."""
+        """Return the answer's tokens whose text the client has.
+
+        The last tokens may have no text yet, because their character is incomplete.
+        """
         transcript, kept_ids = self._transcript, self._transcript.kept_ids()
         unsure = transcript.uncertain_tokens()
         for end in range(len(kept_ids), len(kept_ids) - unsure - 1, -1) if unsure else ():
@@ -184,7 +187,7 @@ class MovableAnswer:
         return kept_ids
 
     async def _place(self, loss: ReplicaLoss, body: Fields, kept_ids: list[int]) -> None:
-        """Ask replicas for the continuation, as often as the request may be moved."""
+        """Place the continuation, as often as the request may be moved."""
         continued = self._continued(body, kept_ids)
         while self._outcome.moves < self._mover.max_moves:
             self._outcome.moves += 1
@@ -206,7 +209,7 @@ class MovableAnswer:
         self._give_up(loss, MoveOutcome.SPENT, f"it has been moved {self._outcome.moves} times")
 
     def _adopt(self, placed: Placed, kept_ids: list[int]) -> None:
-        """Read the answer from another replica from now on."""
+        """Read the rest of the answer from another replica."""
         self.close()
         self._placed = placed
         chat = self._request.endpoint == wire.ENDPOINT_CHAT_COMPLETIONS
@@ -216,10 +219,10 @@ class MovableAnswer:
         times_s = self._outcome.token_times_s
         if times_s:
             self._mover.metrics.silence.observe(monotonic() - times_s[-1])
-        del times_s[max(len(kept_ids), 1) :]  # a token without text comes again
+        del times_s[max(len(kept_ids), 1) :]  # the continuation repeats tokens without text
 
     def _continued(self, body: Fields, kept_ids: list[int]) -> GenerationRequest:
-        """Return the request for the rest of the answer: the first one again where there is nothing of it."""
+        """Return the request for the rest of the answer; without any tokens, the original request."""
         request = self._request
         if not kept_ids:
             return request
@@ -230,7 +233,7 @@ class MovableAnswer:
         )
 
     def _targets(self, kept_tokens: int) -> Targets:
-        """Return the request's targets; its next token is due when it was before."""
+        """Return targets with which the next token's deadline does not change."""
         request, model = self._request, self._mover.time_model()
         slo = slo_with(request.tier.slo, request.targets)
         ttft_s = slo.ttft_s
@@ -243,7 +246,7 @@ class MovableAnswer:
         return replace(request.targets, ttft_s=due_s)
 
     async def _parsed(self) -> Fields:
-        """Return the client's body. It has been checked before."""
+        """Return the client's parsed body, which is valid JSON."""
         body = self._request.body
         parsed: Fields = (
             orjson.loads(body) if len(body) <= INLINE_BYTES else await asyncio.to_thread(orjson.loads, body)
@@ -251,7 +254,7 @@ class MovableAnswer:
         return parsed
 
     def _why_fixed(self, body: Fields) -> str | None:
-        """Return why the answer cannot be continued; None where it can."""
+        """Return why the answer cannot be continued; None if it can."""
         transcript = self._transcript
         if transcript.opaque:
             return "its engine does not report token ids"
@@ -260,12 +263,12 @@ class MovableAnswer:
         return why_fixed(self._request.endpoint, body)
 
     def _is_whole(self, body: Fields, kept_tokens: int) -> bool:
-        """Return whether nothing but the answer's end is missing."""
+        """Return whether the client has all tokens of the answer, so that only its end is missing."""
         left = tokens_left(self._request.endpoint, body, kept_tokens)
         return self._transcript.finished or (left is not None and left <= 0)
 
     def _close_answer(self, body: Fields) -> None:
-        """End an answer that is whole."""
+        """End an answer whose tokens the client has all received."""
         transcript = self._transcript
         prompt_tokens, tokens = len(transcript.prompt_ids), transcript.tokens()
         options = body.get("stream_options") or {}
@@ -295,7 +298,7 @@ class MovableAnswer:
 
 
 def _loss(transcript: Transcript, end: End | None, replica: str) -> ReplicaLoss | None:
-    """Return the loss that ended a stream; None where it goes on, or ended in another way."""
+    """Return the loss that ended a stream; None if it has not ended, or ended in another way."""
     if isinstance(end, Lost):
         cause = MoveCause.DRAINED if end.drained else MoveCause.REPLICA_LOST
         return ReplicaLoss(cause, f"replica {replica} was lost while it answered")

@@ -1,10 +1,10 @@
-"""A record of what a stream has sent to its client, as far as a continuation needs it.
+"""A record of the tokens that a stream has sent to its client, for a continuation.
 
-The engine is asked for token ids (`return_token_ids`), which are removed from each event before the client
-gets it, and kept here as they came: they are parsed only if the stream is continued.
+The engine is asked for token ids (`return_token_ids`). They are removed from each event before the client
+gets it, and kept here as bytes, which are parsed only if the stream is continued.
 
-A continuation begins behind the last event that had text. Tokens after it have produced no text, because a
-character is incomplete; a prompt that ends inside a character would be continued with different text.
+A continuation begins after the last event with text. Later tokens have produced no text, because their
+character is incomplete, and a prompt that ends inside a character would be continued with different text.
 """
 
 import re
@@ -17,7 +17,7 @@ from penstock_routing.replicas.upstream_request import Relay
 from penstock_router.moving.event_shape import FINISH, IDS, TEXT, EventShape, shape_of, without_ids
 
 EVENT_BYTES = 1 << 20
-"""Longest event that is looked at. A stream with a longer one is passed on as it is."""
+"""Longest event that is read. A stream with a longer one is forwarded unchanged."""
 
 LAST_EVENT = b"data: [DONE]"
 
@@ -29,15 +29,15 @@ _CONTENT = re.compile(rb'"(?:text|content)": ?"[^"]')
 
 
 class Transcript:
-    """What the client has received of one answer, over all replicas that have written it.
+    """The tokens of one answer that the client has received, from all replicas that generated it.
 
-    opaque: the stream does not tell what a continuation needs, and is passed on untouched.
-    first_event: the first one, without ids; empty before it.
+    opaque: the stream has no token ids, so it is forwarded unchanged and cannot be continued.
+    first_event: the first event, without ids; empty before it.
     done: `[DONE]` was received. usage_sent: the final usage was received.
-    finished: the client has the reason why the answer ended.
-    thinks: the last text was of the model's thinking.
-    relay, ids: as `event_shape.Notes` says.
-    failure: the event by which the engine has reported a failure; it and what follows are not for the client.
+    finished: the client has the finish reason.
+    thinks: the last text was part of the model's thinking.
+    relay, ids: as in `event_shape.EventRecord`.
+    failure: the event with which the engine has reported a failure. It is not sent to the client.
     """
 
     __slots__ = (
@@ -62,15 +62,15 @@ class Transcript:
         self.opaque = self.done = self.usage_sent = self.finished = self.thinks = False
         self.first_event = self.failure = b""
         self.relay: Relay = _discard
-        self.ids = bytearray()  # of each event, up to a bracket
-        self._textless_begin = self._textless_end = 0  # the last events without text, in `ids`
+        self.ids = bytearray()  # each event's ids end with a bracket
+        self._textless_begin = self._textless_end = 0  # range in `ids` of the last events without text
         self._shape: EventShape | None = None
         self._prompt_ids = self._rest = b""
         self._kept: list[int] = []
 
     @property
     def begun(self) -> bool:
-        """Whether the client has an event."""
+        """Whether the client has received an event."""
         return bool(self.first_event)
 
     @property
@@ -80,9 +80,9 @@ class Transcript:
         return ids
 
     def relay_through(self, relay: Relay) -> Relay | None:
-        """Return a function that passes ordinary events on until the next `read`; None if there is none.
+        """Return a function that forwards ordinary events until the next `read`; None if there is none.
 
-        An ordinary event differs from the last one that was read by the text and ids of its tokens only.
+        An ordinary event differs from the last one that was read only by the text and ids of its tokens.
         """
         if self._shape is None or self._rest:
             return None
@@ -90,14 +90,14 @@ class Transcript:
         return MethodType(self._shape, self)
 
     def record_textless(self, ids: bytes) -> None:
-        """Note the ids of an event without text."""
-        if self._textless_end != len(self.ids):  # there was text in between
+        """Record the ids of an event without text."""
+        if self._textless_end != len(self.ids):  # the event before it had text
             self._textless_begin = len(self.ids)
         self.ids += ids
         self._textless_end = len(self.ids)
 
     def read(self, data: bytes) -> list[bytes]:
-        """Return the events that are whole with `data`, without ids, noted."""
+        """Record the events that `data` completes, and return them without ids."""
         if self.opaque:
             return [data]
         data = self._rest + data
@@ -113,16 +113,16 @@ class Transcript:
         return passed
 
     def rest(self) -> bytes:
-        """Return what is held back of an event that is not whole, at a stream's end."""
+        """Return the bytes of an incomplete event at a stream's end."""
         rest, self._rest = self._rest, b""
         return rest
 
     def kept_ids(self) -> list[int]:
-        """Return the answer's tokens up to the last one with text: a continuation begins behind it."""
+        """Return the answer's tokens up to the last one with text. A continuation begins after it."""
         return [*self._kept, *map(int, _NUMBER.findall(self._ids_with_text()))]
 
     def tokens(self) -> int:
-        """Return how many tokens the answer has so far, with those that have no text."""
+        """Return how many tokens the answer has so far, including those without text."""
         return len(self._kept) + len(_NUMBER.findall(self.ids))
 
     def uncertain_tokens(self) -> int:
@@ -131,7 +131,7 @@ class Transcript:
         return events[-1].count(b",") if events else 0
 
     def continue_after(self, kept_ids: list[int]) -> None:
-        """Go on with another replica's stream, which begins behind these tokens."""
+        """Continue with another replica's stream, which begins after these tokens."""
         self._kept, self.ids = kept_ids, bytearray()
         self._textless_begin = self._textless_end = 0
         self._rest = self.failure = b""
@@ -147,7 +147,7 @@ class Transcript:
         return self.ids[: self._textless_begin] if self._textless_end == len(self.ids) else self.ids
 
     def _read(self, event: bytes) -> bytes:
-        """Note one whole event, and return it without ids."""
+        """Record a whole event, and return it without ids."""
         if event.startswith(LAST_EVENT):
             self.done = True
             return event
@@ -162,7 +162,7 @@ class Transcript:
         return passed
 
     def _record_tokens(self, event: bytes, passed: bytes) -> None:
-        """Note an event's tokens."""
+        """Record an event's tokens."""
         ids, text = IDS.search(event), TEXT.search(event)
         if ids is None:
             self.opaque = self.opaque or text is not None

@@ -1,1 +1,1 @@
-"""Metrics of requests, demand for the autoscaler, and the access log."""
+"""Metrics of requests and moves, and the access log."""

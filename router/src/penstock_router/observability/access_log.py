@@ -1,7 +1,7 @@
-"""One line for every request that has ended, at `--log-level debug`.
+"""The access log: one line for every request that has ended, at `--log-level debug`.
 
-Metrics aggregate requests; this has the same figures for one. It never contains prompts, keys or headers,
-except for the request's id.
+It has the values of the metrics for single requests. It never contains prompts, keys or headers, except for
+the request's id.
 """
 
 import logging
@@ -11,14 +11,14 @@ from penstock_routing.request.outcome import Ending, Outcome, measured
 
 
 class AccessLog:
-    """The log of one router, at the level that logs have when it is made."""
+    """The access log of one router. The log level is read when it is created."""
 
     def __init__(self) -> None:
         self._log = structlog.get_logger().bind()
         self._enabled = self._log.is_enabled_for(logging.DEBUG)
 
     def ended(self, request_id: str, outcome: Outcome) -> None:
-        """Log one request. Durations in seconds, `None` where there were too few tokens or no answer."""
+        """Log one request. Durations are None without an answer or with too few tokens."""
         if not self._enabled:
             return
         durations = measured(outcome) if outcome.ending is Ending.ANSWERED else None

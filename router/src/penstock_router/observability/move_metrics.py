@@ -5,29 +5,29 @@ from enum import StrEnum
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 SILENCE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
-"""Buckets of the histogram."""
+"""Buckets of the silence of a moved stream."""
 
 
 class MoveCause(StrEnum):
     """Why a stream is moved to another replica."""
 
-    REPLICA_LOST = "replica_lost"  # its sidecar, its machine, or the way there
+    REPLICA_LOST = "replica_lost"  # its sidecar, its machine, or the network
     ENGINE_LOST = "engine_lost"
-    DRAINED = "drained"  # its drain ran out of time
+    DRAINED = "drained"  # its drain reached the deadline
 
 
 class MoveOutcome(StrEnum):
     """How a move ended."""
 
     MOVED = "moved"
-    FIXED = "fixed"  # it cannot be continued faithfully
-    REFUSED = "refused"  # no other replica took it
-    LOST = "lost"  # the replica that took it over was lost before its first token
-    SPENT = "spent"  # it had been moved as often as the pool allows
+    FIXED = "fixed"  # the stream cannot be continued faithfully
+    REFUSED = "refused"  # no other replica accepted it
+    LOST = "lost"  # the next replica was lost before its first token
+    SPENT = "spent"  # the stream was already moved as often as the pool allows
 
 
 class MoveMetrics:
-    """The metrics of one router. All series of `moves` begin at 0, so that a rate sees the first one."""
+    """The metrics of one router. All series of `moves` begin at 0, so that a rate includes the first move."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.moves = Counter(

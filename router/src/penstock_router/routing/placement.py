@@ -1,8 +1,9 @@
 """Finds the replica that serves a request: attempts, hops after rejections, failover after losses.
 
 Core decides which replica is tried next; this module sends the request there. Nothing is written to the
-client before it ends, so a failure leads to the next replica or to an error status. A request that was lost
-with a replica is sent to one other, within the retry budget, and answered with an error if that is lost too.
+client before placement ends, so a failure leads to the next replica or to an error status. A request that was
+lost with a replica is sent to one other replica, within the retry budget. If that is lost too, the answer is
+an error.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,14 +48,14 @@ log = structlog.get_logger()
 
 
 class Placed(NamedTuple):
-    """The replica that serves a request, and the attempt there. It has brought something of the answer."""
+    """The replica that serves a request, and the attempt there, which has output or has ended."""
 
     link: ReplicaLink
     upstream: UpstreamRequest
 
 
 class NotPlaced(NamedTuple):
-    """No replica serves the rest of a request. lost: one was lost with it."""
+    """No replica serves the rest of a request. lost: whether one was lost with it."""
 
     lost: bool
 
@@ -62,10 +63,10 @@ class NotPlaced(NamedTuple):
 class Placement:
     """Places the requests of one router on replicas.
 
-    demand: counts verdicts. room: where requests wait while there is no replica.
+    demand: counts verdicts. room: requests that wait while there is no replica.
     time_model: returns the model for slowdown targets; None before any replica has sent one.
-    budget: of the bytes held over all requests.
-    direct: reads answers at engines; None where they pass the sidecars.
+    budget: bound on the bytes held over all requests.
+    direct: reads answers from engines; None if sidecars forward them.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Placement:
     ) -> Placed:
         """Try replicas until one serves the request.
 
-        Raises ApiError if none does, and UpstreamError for an error of the replica's own.
+        Raises ApiError if none does, and UpstreamError if the replica or its engine answers with an error.
         on_overflow: called when the client reads its stream too slowly.
         """
         self._replica_set.arrived()
@@ -106,8 +107,8 @@ class Placement:
     ) -> "Placed | NotPlaced":
         """Try replicas until one serves the rest of a request whose stream has begun.
 
-        lost: the replica that it was lost with, which is not asked. The loss of another one ends it. Raises
-        UpstreamError for an error of a replica's own.
+        lost: the lost replica, which is not tried. The loss of another replica ends the placement. Raises
+        UpstreamError if a replica or its engine answers with an error.
         """
         outcome = Outcome(
             request.tier, request.targets, request.arrival_s, stream=True, decided=True, failovers=REPLAYS
@@ -116,7 +117,7 @@ class Placement:
         return found if isinstance(found, Placed) else NotPlaced(isinstance(found, ReplicaLost))
 
     async def detokenize(self, tokens: Sequence[int], lost: str) -> str | None:
-        """Return the text of tokens; None where no engine reports it. lost: the replica that is not asked."""
+        """Return the text of tokens; None if no engine returns it. lost: the replica that is not asked."""
         for load in self._replica_set.loads():
             if load.name != lost:
                 text = await self._replica_set[load.name].detokenize(tokens)
@@ -132,7 +133,7 @@ class Placement:
         backup: Backup,
         gone: frozenset[str] = frozenset(),
     ) -> Placed | Unattainable | NoReplicas | ReplicaLost:
-        """Try the replicas that take requests now. gone: those that are excluded."""
+        """Try the replicas that take requests now. gone: replicas that are excluded."""
         loads = self._replica_set.loads()
         routed = routing_request(request, self._time_model, self._settings, self._replica_set.prefixes)
         order = tuple(name for name in self._settings.order(loads, routed) if name not in gone)
@@ -155,7 +156,7 @@ class Placement:
     async def _attempt(
         self, attempt: Attempt, outcome: Outcome, on_overflow: Callable[[], None], link: ReplicaLink
     ) -> Placed | Rejected | Lost:
-        """Ask one replica, and wait for something to write: a stream's first bytes, or the whole answer."""
+        """Send the request to one replica, and wait for a stream's first bytes or the whole answer."""
         request = attempt.request
         bound_bytes = self._settings.stream_buffer_bytes if request.stream else None
         upstream = link.submit(attempt, bound_bytes, on_overflow, self._settings.verdict_timeout_s)
@@ -218,7 +219,7 @@ class Placement:
 
 
 def _loss(end: wire.Failed, replica: str) -> Lost:
-    """Return the loss that a failure means. Raises UpstreamError where it is an answer to the client."""
+    """Convert a failure to a loss. Raises UpstreamError if the failure is an answer to the client."""
     if end.failure == wire.FAILURE_ENGINE_LOST:
         return Lost(replica, "its engine was lost")
     if end.failure == wire.FAILURE_RETURNED:
@@ -253,9 +254,9 @@ def _answer(action: Unattainable | NoReplicas | ReplicaLost, tier: str, draw: fl
 
 
 def _lost_answer(losses: int, retry_s: int) -> ApiError:
-    """Return the answer to a request that was lost with its replica.
+    """Return the error of a request that was lost with its replica.
 
-    One that two replicas were lost with must not be retried automatically.
+    After the loss of two replicas the client must not retry, because the request may have caused it.
     """
     if losses > REPLAYS:
         message = f"{losses} replicas were lost while they served this request; it is not sent to another one"

@@ -1,10 +1,10 @@
 """Requests that wait because no replica is in service, in a pool that may scale to zero.
 
-The autoscaler sees that requests wait and starts a replica; when it takes requests, all are sent at once, and
-its admission decides on them together. A request's clock runs meanwhile.
+The autoscaler sees the number of waiting requests and starts a replica. When it takes requests, all are sent
+at once, and its admission decides about them together. The wait counts against a request's deadlines.
 
 Waiting requests are bounded in number and in time, and the router's byte budget bounds their bytes. A request
-beyond a bound is answered as if there were no waiting. A request whose client disconnects is dropped.
+beyond a bound is rejected as in other pools. A request whose client disconnects is dropped.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from penstock_runtime.clock import monotonic
 MOST_REQUESTS = 1024
 """Most requests that wait; further ones are rejected."""
 RETRY_S = 0.05
-"""Pause of a request that no replica took although one seems to take work: its snapshot is on the way."""
+"""Pause before a retry if a replica was ready but accepted nothing: its new snapshot may not have arrived."""
 
 
 class WaitingRoom:
     """The requests of one router that wait for a first replica.
 
-    longest_s: how long after its arrival a request may wait; 0: none waits. held: requests that wait now.
+    longest_s: how long after its arrival a request may wait; 0 if none may. held: requests that wait now.
     """
 
     def __init__(self, replica_set: ReplicaSet, longest_s: float) -> None:
@@ -34,7 +34,7 @@ class WaitingRoom:
         return self._longest_s > 0
 
     async def wait(self, arrival_s: float) -> bool:
-        """Wait until a replica takes work. Return False where none came in time, or there is no room."""
+        """Wait until a replica takes work. Return False after a timeout, or if too many requests wait."""
         left_s = arrival_s + self._longest_s - monotonic()
         if self.held >= MOST_REQUESTS or left_s <= 0:
             return False
