@@ -1,1 +1,1 @@
-"""What router and picker share: keys, tiers, limits, replicas, and the order in which replicas are tried."""
+"""Code that router and picker share: keys, tiers, limits, replicas, and the inputs of routing orders."""

@@ -1,4 +1,4 @@
-"""Assembles what depends on the pool: links to replicas, keys, limits, and sharing through Redis."""
+"""Assembly of the parts that depend on the pool: links to replicas, keys, limits, sharing through Redis."""
 
 from collections.abc import Callable, Coroutine, Iterator
 from random import Random
@@ -21,13 +21,13 @@ from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import MakeLink, ReplicaSet
 
-if TYPE_CHECKING:  # the Redis client is imported only where there is a Redis
+if TYPE_CHECKING:  # the Redis client is imported only for pools with a Redis
     from penstock_routing.applications.shared_limits import SharedLimits
     from penstock_routing.replicas.shared_placements import SharedPlacements
 
 
 def link_maker(options: PoolAccess, random: Random, placements: "SharedPlacements | None") -> MakeLink:
-    """Return a function that makes a replica's link."""
+    """Return a function that creates a replica's link."""
     connect = connect_by(options.replica_tls)
     placed = (lambda replica, tokens: None) if placements is None else placements.placed
 
@@ -40,7 +40,7 @@ def link_maker(options: PoolAccess, random: Random, placements: "SharedPlacement
 
 
 def shared_placements(options: PoolAccess, pool: Pool) -> "SharedPlacements | None":
-    """Return this router's part in shared placements, where there is a Redis."""
+    """Return the placements that this router shares with others; None without a Redis."""
     if options.redis_url is None:
         return None
     from penstock_routing.replicas.shared_placements import SharedPlacements
@@ -50,7 +50,7 @@ def shared_placements(options: PoolAccess, pool: Pool) -> "SharedPlacements | No
 
 
 def shared_limits(options: PoolAccess, pool: Pool) -> "SharedLimits | None":
-    """Return this router's part in shared limits, where there are limits and a Redis."""
+    """Return the limits that this router shares with others; None without limits or without a Redis."""
     limits = limits_of(pool.spec.applications)
     if options.redis_url is None or not limits:
         return None
@@ -97,14 +97,14 @@ def refreshing(
 
 
 def check_key_secrets(options: PoolAccess, pool: Pool) -> None:
-    """Raise PoolError where a flag names an application that the pool does not have."""
+    """Raise PoolError if a flag names an application that the pool does not have."""
     unknown = options.key_secrets.keys() - {each.name for each in pool.spec.applications}
     if unknown:
         raise PoolError([f"--key-secret: {pool.metadata.name} has no application {min(unknown)}"])
 
 
 def source(options: PoolAccess) -> Source:
-    """Return where the set of replicas comes from. Raises AccessError where the cluster cannot be reached."""
+    """Return the source of the replica set. Raises AccessError if the cluster cannot be reached."""
     if options.service is None:
         return Fixed(options.replicas)
     access = Access(options.kubeconfig)

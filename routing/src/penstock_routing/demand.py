@@ -1,8 +1,8 @@
 """Demand on the pool, for the autoscaler.
 
-Routers count it, and where a gateway takes a router's place, sidecars: each request where it is first tried,
-where its first verdict is given, and where it ends. Counters are by tier, since the process started; readers
-compute differences and add up processes. A verdict is counted before the answer is complete.
+Routers count it, and behind a gateway sidecars do: each request where it is first tried, where its first
+verdict is given, and where it ends. Counters are by tier, since the start of the process; readers compute
+differences and add up processes. A verdict is counted before the answer is complete.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,12 +28,12 @@ ADMITTED, BEST_EFFORT = "admitted", "best-effort"
 class TierCounters:
     """One tier's requests.
 
-    arrived: all that were sent on their way to a replica.
-    admitted, best_effort, rejected: by the first verdict. never: rejected since no replica could serve them
-        even when idle; they are not among `rejected`, for more replicas would not help.
-    hops: replicas that had answered them by then.
-    judged, met: admitted ones that ended, and those that kept every target. all_judged, all_met: of all
-        requests, a rejected one being missed: this is attainment.
+    arrived: valid requests.
+    admitted, best_effort, rejected: requests by their first verdict. never: requests that no replica could
+        serve even when idle; they are not in `rejected`, because more replicas would not help.
+    hops: replicas that had answered, summed at the first verdicts.
+    judged, met: admitted requests that ended, and those of them that met every target.
+    all_judged, all_met: the same of all requests, where a rejected one counts as missed, as in attainment.
     """
 
     arrived: int = 0
@@ -49,14 +49,14 @@ class TierCounters:
 
 
 class Demand:
-    """The demand that one process has seen, by tier."""
+    """The demand at one process, by tier."""
 
     def __init__(self, tiers: Iterable[str]) -> None:
         self._tiers = {name: TierCounters() for name in tiers}
         self._started_s = monotonic()
 
     def verdicts(self) -> Iterator[tuple[str, str, int]]:
-        """Tier, first verdict, and the number of requests that had it, for every tier and verdict."""
+        """Yield tier, first verdict and number of requests, for every tier and verdict."""
         for name, tier in self._tiers.items():
             yield name, ADMITTED, tier.admitted
             yield name, BEST_EFFORT, tier.best_effort
@@ -68,7 +68,7 @@ class Demand:
         self._tiers[tier].arrived += 1
 
     def decided(self, outcome: Outcome, never: bool = False) -> None:
-        """Count a verdict. Only a request's first counts: a second one follows the loss of a replica."""
+        """Count a verdict, if it is the request's first. A second one follows the loss of a replica."""
         if outcome.decided:
             return
         outcome.decided = True
@@ -84,7 +84,7 @@ class Demand:
             tier.rejected += 1
 
     def judged(self, outcome: Outcome, met: bool) -> None:
-        """Count a request that has ended. met: it kept every target."""
+        """Count a request that has ended. met: whether it met every target."""
         tier = self._tiers[outcome.tier.name]
         tier.all_judged += 1
         tier.all_met += met
@@ -105,16 +105,16 @@ class Demand:
 
 
 class VerdictCounters(Collector):
-    """Exports first verdicts. All series begin at 0, so that a rate sees the first one.
+    """Exports first verdicts. All series begin at 0, so that a rate includes the first one.
 
-    prefix: of the metric's name.
+    prefix: prefix of the metric's name.
     """
 
     def __init__(self, prefix: str, demand: Demand) -> None:
         self._prefix, self._demand = prefix, demand
 
     def collect(self) -> Iterable[Metric]:
-        """Return them now."""
+        """Return the current counts."""
         verdicts = CounterMetricFamily(
             f"{self._prefix}_verdicts",
             "Requests by their first verdict, when it was given: admitted, best-effort, rejected, never.",
@@ -126,12 +126,12 @@ class VerdictCounters(Collector):
 
 
 def linked_replicas(links: Iterable[ReplicaLink]) -> Iterator[ReplicaRow]:
-    """Yield a row for each replica that this process has a session with."""
+    """Yield a row for each replica of this process."""
     for link in links:
         age_s = monotonic() - link.load.snapshot_s
         yield replica_row(link.name, link.state, link.load.snapshot, age_s)
 
 
 def replica_row(name: str, state: LinkState, load: Snapshot, age_s: float) -> ReplicaRow:
-    """Return one replica's row. age_s: of its load."""
+    """Return one replica's row. age_s: age of the load."""
     return {"name": name, "state": state.value, "age_s": age_s, **asdict(load)}

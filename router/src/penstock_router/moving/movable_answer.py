@@ -121,7 +121,7 @@ class MovableAnswer:
         return Received(data, received.tokens, self.end)
 
     async def changed(self, relay: Relay | None = None) -> None:
-        """Wait for output, since the last `take` or `changed` that `relay` has not written, or an end."""
+        """Wait for output since the last `take` or `changed` that `relay` has not written, or for the end."""
         if self._loss is not None:
             await self._move(self._loss)
             self._loss = None

@@ -1,1 +1,1 @@
-"""Clients of a pool and what they may use: API keys, tiers, limits, token usage."""
+"""Applications of a pool: their API keys, tiers, limits and token usage."""

@@ -1,9 +1,8 @@
 """Finds the application that an API key belongs to.
 
-Only SHA-256 digests of keys are stored, and a key is looked up by its digest, so the time of a lookup reveals
-nothing about the keys, and no log or memory dump contains one.
-
-The table is replaced as a whole, so a request sees either the old keys or the new ones.
+Only SHA-256 digests of keys are stored, and a key is looked up by its digest. So the time of a lookup reveals
+nothing about the keys, and no log or memory dump contains one. The table is replaced as a whole, so a request
+sees either the old keys or the new ones.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,7 @@ from penstock_pool import Application
 class Keys:
     """The keys of one pool's applications.
 
-    applications: all applications of the pool, in its order. keys: the first keys, with their applications.
+    applications: all applications, in the pool's order. keys: the initial keys, with their applications.
     """
 
     def __init__(self, applications: Iterable[Application], keys: Mapping[str, Application]) -> None:
@@ -28,7 +27,7 @@ class Keys:
 
     @property
     def required(self) -> bool:
-        """Whether requests need a key: where the pool names applications, whether or not these have keys."""
+        """Whether requests need a key, as they do in a pool with applications."""
         return bool(self._applications)
 
     def application(self, key: str | None) -> Application | None:
@@ -45,7 +44,7 @@ class Keys:
         return True
 
     def _table(self) -> dict[bytes, Application]:
-        """Applications by digest. A key that two of them have belongs to the first in the pool's order."""
+        """Return applications by digest. A key of two of them belongs to the first in the pool."""
         return {digest: each for each in reversed(self._applications) for digest in self._digests[each.name]}
 
 

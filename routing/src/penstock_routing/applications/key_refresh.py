@@ -1,8 +1,8 @@
 """Reads API keys periodically, so that a revoked key stops working within seconds and without a restart.
 
-A revoked key is rejected at most `every_s` of its source, plus the duration of one read, after the change:
+A revoked key is rejected at most `every_s` of its source plus the duration of one read after the change:
 within 5 seconds while the source can be read. While it cannot, the last keys stay valid, one log line reports
-it, and `penstock_router_keys_unreadable` counts the application. Keys are never logged.
+it, and `penstock_router_keys_unreadable` is 1 for the application. Keys are never logged.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 class KeyMetrics:
-    """What is counted about keys."""
+    """Metrics of API keys."""
 
     def __init__(self, registry: CollectorRegistry, process: str = "router") -> None:
         self.unreadable = Gauge(
@@ -36,20 +36,20 @@ class KeyMetrics:
 
 
 class KeyRefresh:
-    """Keeps `keys` as the source has them."""
+    """Keeps `keys` up to date with their source."""
 
     def __init__(self, keys: Keys, source: KeyStore, metrics: KeyMetrics) -> None:
         self._keys, self._source, self._metrics = keys, source, metrics
         self._unreadable: set[str] = set()  # applications
 
     async def run(self) -> None:
-        """Read at once, then periodically, until cancelled."""
+        """Read immediately, then periodically, until cancelled."""
         while True:
             await self.refresh()
             await asyncio.sleep(self._source.every_s)
 
     async def refresh(self) -> None:
-        """Read everything and take over what can be read."""
+        """Read all keys once, and replace those that can be read."""
         for application, read in (await self._source.read()).items():
             if isinstance(read, Unreadable):
                 self._note_unreadable(application, str(read))

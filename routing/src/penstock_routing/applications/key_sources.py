@@ -3,8 +3,8 @@
 The content of a source replaces all keys known before; an empty source revokes them all. If a source cannot
 be read, the known keys stay valid.
 
-Secrets are read by name, which needs only the right to `get` exactly these. The kubelet's mounts of Secrets
-are too slow to revoke a key: they are updated a minute or more after the Secret.
+Secrets are read by name, which requires only the right to `get` these Secrets. Mounted Secrets are too slow
+to revoke a key, because the kubelet updates them a minute or more after the change.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ NOT_FOUND = 404
 
 
 class Unreadable(Exception):
-    """The keys cannot be read now; the message says why, without any content."""
+    """Keys that cannot be read now. The message is the reason, without any content."""
 
 
 class KeyStore(Protocol):
-    """A source of applications' keys. every_s: how often they are read."""
+    """A source of applications' keys. every_s: seconds between reads."""
 
     every_s: float
 
     async def read(self) -> Mapping[str, str | Unreadable]:
-        """Return the text with the keys of each application, one a line."""
+        """Return the keys of each application as text, one key a line."""
 
 
 class KeyFiles:
-    """Files, by application."""
+    """Keys in files, by application."""
 
     every_s = 1.0
 
@@ -49,7 +49,7 @@ class KeyFiles:
         self._paths = dict(paths)
 
     async def read(self) -> Mapping[str, str | Unreadable]:
-        """Read all files, off the event loop."""
+        """Read all files in a thread."""
         return await asyncio.to_thread(lambda: {name: _text(path) for name, path in self._paths.items()})
 
 
@@ -61,7 +61,7 @@ class SecretName(NamedTuple):
 
 
 class KeySecrets:
-    """Secrets, by application. One connection is kept until it fails; the next one reads credentials anew."""
+    """Keys in Secrets, by application. One connection is used until it fails; a new one reads credentials."""
 
     every_s = 2.0
 
@@ -70,7 +70,7 @@ class KeySecrets:
         self._http: httpx2.AsyncClient | None = None
 
     async def read(self) -> Mapping[str, str | Unreadable]:
-        """Ask for all Secrets, one after the other. A server that does not answer once is not asked again."""
+        """Read all Secrets in turn. After a request without an answer, no other is sent."""
         found: dict[str, str | Unreadable] = {}
         try:
             for application, secret in self._secrets.items():

@@ -1,11 +1,10 @@
 """Limits of applications: concurrent requests, requests and tokens per minute.
 
-Each router counts every application's usage and rejects what exceeds a limit by its own count. For all
-other requests it also checks the usage of the other routers through Redis, if the pool has one
-(`shared_limits`). So limits apply to all routers together while Redis answers, and to each router separately
-while it does not.
+Each router counts every application's usage and rejects requests that exceed a limit by its own count. If the
+pool has a Redis, the other requests are also checked against the usage of all routers (`shared_limits`). So
+limits apply to all routers together while Redis answers, and to each router separately while it does not.
 
-Rejections and their headers are in OpenAI's format, which its clients use to retry.
+Rejections and their headers are in OpenAI's format, which OpenAI's clients use to retry.
 """
 
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ ERROR_WORDS = {
     Limit.REQUESTS_PER_MINUTE: ("requests", "requests per min"),
     Limit.TOKENS_PER_MINUTE: ("tokens", "tokens per min"),
 }
-"""The type of the error, as OpenAI has it, and what is limited."""
+"""OpenAI's type of the error, and the text of its message."""
 
 
 class PoolLimits(Protocol):
@@ -44,11 +43,11 @@ class PoolLimits(Protocol):
         """Return the decision over all routers; None if Redis does not answer."""
 
     def ended(self, application: str, ticket: Ticket | None, tokens: int) -> None:
-        """Note that an admitted request has ended."""
+        """Record that an admitted request has ended."""
 
 
 class LimitMetrics:
-    """What is counted about limits."""
+    """Metrics of limits."""
 
     def __init__(self, registry: CollectorRegistry, process: str = "router") -> None:
         self.limited = Counter(
@@ -71,7 +70,7 @@ class LimitMetrics:
 
 @dataclass(slots=True)
 class RateLimitGrant:
-    """A request that is within its application's limits. headers: for its response."""
+    """Admission of a request within its application's limits. headers: headers of its response."""
 
     headers: list[Header]
 
@@ -81,7 +80,7 @@ class RateLimitGrant:
 
 @dataclass(slots=True)
 class _LimitedGrant(RateLimitGrant):
-    """A request that counts against a limit."""
+    """Admission of a request that counts against a limit."""
 
     application: str
     ledger: Ledger
@@ -90,7 +89,7 @@ class _LimitedGrant(RateLimitGrant):
     shared_ticket: Ticket | None
 
     def leave(self, tokens: int) -> None:
-        """Correct what was expected to what was used."""
+        """Replace the estimated tokens by those that were used."""
         self.ledger.leave(monotonic(), self.ticket, tokens)
         if self.shared is not None:
             self.shared.ended(self.application, self.shared_ticket, tokens)
@@ -99,7 +98,7 @@ class _LimitedGrant(RateLimitGrant):
 class RateLimits:
     """The limits of applications, as one router applies them.
 
-    shared: limits over all routers, where routers share them.
+    shared: limits over all routers; None if they are not shared.
     """
 
     def __init__(
@@ -115,11 +114,11 @@ class RateLimits:
 
     @property
     def shared(self) -> bool:
-        """Whether limits are meant to hold over all routers."""
+        """Whether limits apply to all routers together."""
         return self._shared is not None
 
     def enter_locally(self, application: Application | None, tokens: int) -> RateLimitGrant:
-        """Admit a request by this process' own account. Raises ApiError (429)."""
+        """Admit a request by the count of this process. Raises ApiError (429)."""
         counted = self._count_locally(application, tokens)
         if counted is None:
             return RateLimitGrant([])
@@ -128,7 +127,7 @@ class RateLimits:
         return _LimitedGrant(headers, name, ledger, ticket, None, None)
 
     async def enter(self, application: Application | None, tokens: int) -> RateLimitGrant:
-        """Admit a request that will use about so many tokens. Raises ApiError (429)."""
+        """Admit a request. tokens: estimate of those that it will use. Raises ApiError (429)."""
         if self._shared is None:
             return self.enter_locally(application, tokens)
         counted = self._count_locally(application, tokens)
@@ -148,7 +147,7 @@ class RateLimits:
     def _count_locally(
         self, application: Application | None, tokens: int
     ) -> tuple[str, Ledger, Ticket] | None:
-        """Count a request in its application's account; None if that has no limits."""
+        """Count a request of an application; return None if that has no limits. Raises ApiError (429)."""
         ledger = None if application is None else self._ledgers.get(application.name)
         if application is None or ledger is None:
             return None
@@ -161,7 +160,7 @@ class RateLimits:
     async def _decide_shared(
         self, application: str, ledger: Ledger, ticket: Ticket, shared: PoolLimits
     ) -> LimitDecision | None:
-        """Return the decision over all routers; None where they share nothing now."""
+        """Return the decision over all routers; None if limits are not shared now."""
         try:
             decision = await shared.ask(application, ticket.tokens)
         except BaseException:
@@ -184,7 +183,7 @@ def limits_of(applications: tuple[Application, ...]) -> dict[str, ApplicationLim
 def refusal(
     application: str, limits: ApplicationLimits, refused: OverLimit, usage: LimitUsage, tokens: int
 ) -> ApiError:
-    """Return the answer to a request that is over a limit."""
+    """Return the error of a request that exceeds a limit."""
     kind, words = ERROR_WORDS[refused.limit]
     message = (
         f"Rate limit reached for {application} on {words}. Limit: {getattr(limits, refused.limit.value)}."
@@ -201,7 +200,7 @@ def refusal(
 
 
 def headers_of(limits: ApplicationLimits, usage: LimitUsage) -> list[Header]:
-    """Return OpenAI's headers about the minute's limits."""
+    """Return OpenAI's headers for the limits per minute."""
     rows = (
         ("requests", limits.requests_per_minute, usage.requests, usage.requests_reset_s),
         ("tokens", limits.tokens_per_minute, usage.tokens, usage.tokens_reset_s),
@@ -219,7 +218,7 @@ def headers_of(limits: ApplicationLimits, usage: LimitUsage) -> list[Header]:
 
 
 def duration(seconds: float) -> str:
-    """Return the text of a duration as OpenAI's headers have it: `120ms`, `7.5s`, `1m0s`."""
+    """Return a duration in the format of OpenAI's headers: `120ms`, `7.5s`, `1m0s`."""
     ms = ceil(seconds * 1000)
     if ms < 1000:
         return f"{ms}ms"

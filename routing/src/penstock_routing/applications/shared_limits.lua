@@ -1,14 +1,14 @@
--- One application's limits over all routers, in one step: what `rate_window.py` and `usage_ledger.py`
--- decide on one router.
+-- One application's limits over all routers, decided atomically. `rate_window.py` and `usage_ledger.py` decide
+-- the same within one router.
 --
--- KEYS[1]: a hash. Fields: `r:SLOT` requests and `t:SLOT` tokens admitted in that second, of the last minute;
---   `o:ROUTER` = COUNT:EXPIRY, requests under way in a router, and until when (ms) it is believed.
--- ARGV: this router; its requests under way, without those asked about here; milliseconds that this is
---   believed; most requests at once; per minute; most tokens per minute (-1: no limit); now in milliseconds
---   (empty: Redis' own clock); number of corrections; then SLOT, CHANGE of each; then the tokens of each
---   request that is asked about.
--- Returns: slot; requests used; ms until they are free again; tokens used; ms until they are;
---   then for each request: 0 admitted, else the limit that has no room (1, 2, 3 in the order of ARGV); wait, ms.
+-- KEYS[1]: a hash. Fields: `r:SLOT` requests and `t:SLOT` tokens admitted in a second of the last minute;
+--   `o:ROUTER` = COUNT:EXPIRY, requests in progress in a router, and until when (ms) this count is valid.
+-- ARGV: this router; its requests in progress, without those decided here; milliseconds for which this count
+--   is valid; most concurrent requests; most requests per minute; most tokens per minute (-1: no limit); now in
+--   milliseconds (empty: Redis' own clock); number of corrections; then SLOT, CHANGE of each; then the tokens
+--   of each request to decide.
+-- Returns: slot; requests used; ms until none of them counts; tokens used; ms until none of them counts;
+--   then for each request: 0 admitted, else the limit that is reached (1, 2, 3 in the order of ARGV); wait, ms.
 local SLOTS = 60
 local router, open, lease_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local most_open, most_requests, most_tokens = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -21,7 +21,7 @@ local slot = math.floor(now_ms / 1000)
 
 local used = {r = {}, t = {}}
 local sum = {r = 0, t = 0}
-local elsewhere = 0
+local open_in_others = 0
 local stale, changed = {}, {}
 
 local state = redis.call('HGETALL', KEYS[1])
@@ -32,7 +32,7 @@ for i = 1, #state, 2 do
     if tonumber(expiry) <= now_ms then
       stale[#stale + 1] = state[i]
     elseif name ~= router then
-      elsewhere = elsewhere + tonumber(count)
+      open_in_others = open_in_others + tonumber(count)
     end
   elseif tonumber(name) < slot - SLOTS then
     stale[#stale + 1] = state[i]
@@ -48,18 +48,18 @@ local function take(kind, at, amount)
   changed[kind .. ':' .. string.format('%d', at)] = used[kind][at]
 end
 
--- Milliseconds until `too_much` of what is used does not count any more.
-local function wait(kind, too_much)
+-- Returns the milliseconds until `excess` of the usage no longer counts.
+local function wait(kind, excess)
   for at = slot - SLOTS, slot do
-    too_much = too_much - (used[kind][at] or 0)
-    if too_much <= 0 then
+    excess = excess - (used[kind][at] or 0)
+    if excess <= 0 then
       return (at + SLOTS + 1) * 1000 - now_ms
     end
   end
   return -1
 end
 
--- Milliseconds until nothing of what is used counts any more.
+-- Returns the milliseconds until none of the usage counts any more.
 local function reset(kind)
   for at = slot, slot - SLOTS, -1 do
     if (used[kind][at] or 0) > 0 then
@@ -72,7 +72,7 @@ end
 local function refusal(tokens)
   if most_tokens >= 0 and tokens > most_tokens then
     return 3, -1
-  elseif most_open >= 0 and elsewhere + open >= most_open then
+  elseif most_open >= 0 and open_in_others + open >= most_open then
     return 1, 1000
   elseif most_requests >= 0 and sum.r >= most_requests then
     return 2, wait('r', sum.r + 1 - most_requests)

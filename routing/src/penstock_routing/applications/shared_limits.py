@@ -3,15 +3,15 @@
     enter ──▶ queued while a call is in progress ──▶ one call ──▶ decisions
     leave ──▶ corrections, requests in progress ────────────┘
 
-A router has at most one call in progress, so Redis sees its numbers in order, and a request waits for at most
-two round trips, however many arrive at once. Each application's part of a call is one script
+A router has at most one call in progress, so Redis receives its numbers in order, and a request waits for at
+most two round trips, however many arrive at once. A call runs one script for each application
 (`shared_limits.lua`), which decides atomically, by the clock of Redis.
 
 A router reports its requests in progress as a number, not as changes, so errors do not accumulate. The number
 is valid for `LEASE_S`, so a crashed router occupies nothing for longer. Keys without usage expire.
 
 While Redis is unavailable or slow, `ask` returns None, and each router's own limits apply. A call that timed
-out may still have been counted: then a request counts that was decided without Redis, never the reverse.
+out may still have been counted, so limits may be too strict for a minute, but never too loose.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from penstock_routing.connections.backoff import Backoff
 from penstock_routing.connections.cancellation import raise_if_cancelled
 
 ANSWER_S = 0.25
-"""Longest time of a call. A request waits for two at most; then its router decides by its own account."""
+"""Longest time of a call. A request waits for two at most; then its router decides by its own count."""
 
 CONNECT_S = 2.0
 """Longest time to connect. No request waits for it."""
 
 LEASE_S = 15.0
-"""How long a router's requests under way count after its last call."""
+"""How long a router's requests in progress count after its last call."""
 
 RENEW_S = LEASE_S / 3
 
@@ -61,7 +61,8 @@ class _Query:
 class _Use:
     """One application's requests through this router, to be reported to Redis.
 
-    reported: requests in progress as last sent to Redis, at `reported_s`. corrections: of tokens, by slot.
+    open: requests in progress. reported: the last value sent to Redis, at `reported_s`.
+    queries: requests that wait for a decision. corrections: changes of tokens, by slot.
     """
 
     limits: ApplicationLimits
@@ -79,9 +80,9 @@ class _Use:
 class SharedLimits:
     """Applies limits over all routers through Redis, on behalf of one router.
 
-    url: reads where Redis is; called for each connection, for passwords are renewed. Raises OSError.
-    prefix: of the keys of this pool. limits: of the applications that have any.
-    connected: whether limits hold over all routers now.
+    url: returns the URL of Redis; called for each connection, as passwords are renewed. Raises OSError.
+    prefix: prefix of this pool's keys. limits: limits of the applications that have any.
+    connected: whether limits apply to all routers together now.
     """
 
     def __init__(
@@ -95,9 +96,9 @@ class SharedLimits:
         self._unavailable = False
 
     async def ask(self, application: str, tokens: int) -> LimitDecision | None:
-        """Ask whether there is room for a request of about so many tokens. None if Redis is unavailable.
+        """Return the decision about a request; None if Redis is unavailable.
 
-        Unless it is refused, `ended` has to follow.
+        tokens: estimate of those that it will use. Unless it is rejected, `ended` must be called later.
         """
         use = self._uses[application]
         if not self.connected:
@@ -109,12 +110,12 @@ class SharedLimits:
         try:
             return await ask.answer
         except asyncio.CancelledError:
-            if not ask.answer.cancelled():  # it was answered, and the answer is lost
+            if not ask.answer.cancelled():  # Redis has decided, but nobody reads the decision
                 self._return_admission(application, ask.answer.result())
             raise
 
     def ended(self, application: str, ticket: Ticket | None, tokens: int) -> None:
-        """Record that a request has ended and used so many tokens. ticket: None if Redis did not decide."""
+        """Record the end of a request and the tokens that it used. ticket: None if Redis did not decide."""
         use = self._uses[application]
         use.open -= 1
         if ticket is not None and tokens != ticket.tokens:
@@ -131,10 +132,10 @@ class SharedLimits:
         while True:
             try:
                 await self._connection()
-            except Exception as error:  # whatever it is: each router's own limits hold, and requests go on
+            except Exception as error:  # any error: each router's own limits apply
                 raise_if_cancelled()
                 why = f"{type(error).__name__}: {error}"
-            if not self._unavailable:  # once for each time that it goes, not for each attempt
+            if not self._unavailable:  # log once for each outage, not for each attempt
                 log.warning("limits are not shared", why=why, meanwhile="each router's own limits hold")
                 self._unavailable = True
             await asyncio.sleep(self._backoff.wait_s())
@@ -144,7 +145,7 @@ class SharedLimits:
             self._url(),
             socket_connect_timeout=CONNECT_S,
             socket_timeout=CONNECT_S,
-            retry=Retry(NoBackoff(), 0),  # a call that is made twice counts twice
+            retry=Retry(NoBackoff(), 0),  # a repeated call would count twice
         )
         async with redis:
             async with asyncio.timeout(CONNECT_S):
@@ -236,12 +237,12 @@ def usage_of(reply: Sequence[int]) -> LimitUsage:
 
 
 def over_limit_of(code: int, wait_ms: int) -> OverLimit:
-    """Return the refusal that the script means."""
+    """Return the rejection in the script's reply."""
     return OverLimit(LIMITS[code - 1], None if wait_ms < 0 else wait_ms / 1000)
 
 
 def _decide_locally(use: _Use, queries: Sequence[_Query]) -> None:
-    """Resolve queries without an answer: the router decides by its own limits."""
+    """End queries without a decision of Redis: the router decides by its own limits."""
     for ask in queries:
         if not ask.answer.done():
             use.open += 1

@@ -2,8 +2,8 @@
 
 The tier header takes precedence, and an unknown tier there is an error. Next is the application that the API
 key belongs to. If a pool has no applications, the header of an inference objective or the body's
-`service_tier` may name a tier; clients use other values there too (`auto`, `flex`), so unknown ones are no
-error and select the default.
+`service_tier` may name a tier. Clients also use other values there (`auto`, `flex`), so unknown ones select
+the default tier.
 """
 
 from penstock_core.domain.slo import Targets, Tier
@@ -36,13 +36,13 @@ def application_of(keys: Keys, head: request_head.Head) -> Application | None:
 
 
 def check_model(settings: Settings, requested: str) -> None:
-    """Raise the 404 that OpenAI's clients know where the pool does not serve the model."""
+    """Raise ApiError (404) in OpenAI's format if the pool does not serve the model."""
     if requested != settings.model:
         raise unknown_model(requested, settings.model)
 
 
 def unknown_model(requested: str, served: str) -> ApiError:
-    """Return that error."""
+    """Return the error (404) of a request for another model."""
     return ApiError(
         404,
         f"the model '{requested[:128]}' does not exist; this pool serves '{served}'",
@@ -62,7 +62,7 @@ def tier_for(
 def tier_of(
     settings: Settings, application: Application | None, header: str | None, service_tier: str | None
 ) -> Tier:
-    """Return the tier. Raises ApiError: 400 if the header names none, 403 if the key may not use it."""
+    """Return the tier. Raises ApiError: 400 if the header names an unknown one, 403 if it is not allowed."""
     if header is not None:
         return _by_header(settings, application, header)
     if application is not None:
@@ -92,9 +92,9 @@ def _by_header(settings: Settings, application: Application | None, header: str)
 
 
 def own_targets(tier: Tier, head: request_head.Head) -> Targets:
-    """Return the request's own targets. Raises ApiError (400) if they are invalid or the tier takes none.
+    """Return the request's own targets. Raises ApiError (400) if they are invalid or not allowed.
 
-    A tier without such targets rejects the request instead of ignoring them: the client relies on them.
+    A tier that does not allow them rejects the request instead of ignoring them: clients rely on them.
     """
     targets = request_head.targets(head)
     if (name := request_head.targets_header(head)) is not None and not tier.allow_request_targets:

@@ -1,7 +1,7 @@
 """Token usage of applications: estimated when a request arrives, counted when it has ended.
 
-Routers do not count tokens: a replica reports a request's usage at its end. Until then, prompt tokens are
-estimated from bytes, and answer tokens are `max_tokens`, or without it the mean of the application's answers.
+Replicas report a request's usage at its end. Until then, prompt tokens are estimated from bytes, and answer
+tokens are `max_tokens`, or without it the mean of the application's answers.
 """
 
 from collections.abc import Iterable
@@ -14,14 +14,14 @@ from penstock_routing.request.outcome import Outcome
 from penstock_routing.request.request_body import BodyFields
 
 FIRST_ANSWER_TOKENS = 256
-"""Assumed tokens of an answer before any has been seen."""
+"""Assumed tokens of an answer before an application's first answer."""
 
 WEIGHT = 0.1
 """Weight of the newest answer in the average."""
 
 
 class UsageMetrics:
-    """What is counted about usage."""
+    """Metrics of token usage."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.tokens = Counter(
@@ -35,7 +35,7 @@ class UsageMetrics:
 class Usage:
     """Token usage of applications through one router.
 
-    context_tokens: most tokens that a prompt and its answer can have together.
+    context_tokens: most tokens of a prompt and its answer together.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Usage:
         self._tokens = metrics.tokens
 
     def expected(self, application: Application | None, body_bytes: int, fields: BodyFields) -> int:
-        """Return the tokens that a request will use, about."""
+        """Return an estimate of the tokens that a request will use."""
         if application is None:
             return 0
         answer = self._answer_tokens[application.name] if fields.max_tokens is None else fields.max_tokens
@@ -54,7 +54,7 @@ class Usage:
         return estimated_tokens(body_bytes) + fields.sequences * answer_tokens
 
     def ended(self, application: Application | None, outcome: Outcome, body_bytes: int) -> int:
-        """Count what a request used, and return it. One that was cut off used what it had brought."""
+        """Count the tokens that a request used, and return them. A cancelled one used those received."""
         if application is None:
             return 0
         name, finished = application.name, outcome.finished

@@ -1,8 +1,8 @@
 """One application's limits and its usage through this router. Pure.
 
 A request counts from its admission: as one concurrent request until it ends, as one request of this minute,
-and with the tokens that it is expected to use. At its end the tokens are corrected to its actual usage, in
-the second of its admission if that still counts; tokens beyond the estimate always count.
+and with its estimated tokens. At its end the tokens are corrected to its actual usage, in the second of its
+admission if that still counts. Tokens beyond the estimate always count.
 """
 
 from enum import StrEnum
@@ -14,11 +14,11 @@ from penstock_pool.application_spec import ApplicationLimits
 from penstock_routing.applications.rate_window import Window
 
 RETRY_S = 1.0
-"""Retry-After of a request that is one too many at once: it is not known when another one ends."""
+"""Retry-After of a request beyond the concurrent ones, as it is unknown when another one ends."""
 
 
 class Limit(StrEnum):
-    """Which limit refused a request, in the words of metrics."""
+    """The limit that a request exceeds, as metrics name it."""
 
     CONCURRENT_REQUESTS = "concurrent_requests"
     REQUESTS_PER_MINUTE = "requests_per_minute"
@@ -26,14 +26,14 @@ class Limit(StrEnum):
 
 
 class OverLimit(NamedTuple):
-    """There is no room. wait_s: until there may be; None: the request alone is over the limit."""
+    """Rejection by a limit. wait_s: until a retry may succeed; None if the request alone is too large."""
 
     limit: Limit
     wait_s: float | None
 
 
 class LimitUsage(NamedTuple):
-    """Usage of the minute's limits. requests_reset_s, tokens_reset_s: until none of it counts any more."""
+    """Usage under the limits per minute. requests_reset_s, tokens_reset_s: time until none of it counts."""
 
     requests: int
     requests_reset_s: float
@@ -42,14 +42,14 @@ class LimitUsage(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """An admission: the slot in which its tokens count, and how many."""
+    """An admission. slot: second in which its tokens count."""
 
     slot: int
     tokens: int
 
 
 class LimitDecision(NamedTuple):
-    """What all routers together decided."""
+    """A decision by the usage of all routers."""
 
     verdict: Ticket | OverLimit
     usage: LimitUsage
@@ -65,7 +65,7 @@ class Ledger:
         self._open = 0
 
     def enter(self, now_s: float, tokens: int) -> Ticket | OverLimit:
-        """Admit a request that will use about so many tokens, if every limit has room for it."""
+        """Admit a request if it is within every limit. tokens: estimate of those that it will use."""
         refused = self._refused(now_s, tokens)
         if refused is not None:
             return refused
@@ -84,7 +84,7 @@ class Ledger:
         self._requests.correct(now_s, ticket.slot, -1)
 
     def usage(self, now_s: float) -> LimitUsage:
-        """Return what is used."""
+        """Return the usage of the last minute."""
         return LimitUsage(
             self._requests.used(now_s),
             self._requests.reset_s(now_s),

@@ -1,1 +1,1 @@
-"""How a router connects to its peers: backoff, gRPC channels to replicas, access to the API server."""
+"""Connections of a router: backoff, gRPC channels to replicas, access to the API server."""

@@ -1,8 +1,8 @@
 """Access to a cluster's API server: with the pod's service account, or by a kubeconfig.
 
 All credentials are read again for each connection, because they are renewed in place: the account's token
-every hour, the cluster's authorities and a kubeconfig occasionally. lightkube parses their formats; it also
-reads a token again when the server rejects it.
+every hour, the cluster's CA certificates and a kubeconfig occasionally. lightkube parses their formats; it
+also reads a token again when the server rejects it.
 
 A server that disappears without closing its connections is detected by TCP keepalive, not by silence, because
 a watch may be silent for minutes.
@@ -30,18 +30,21 @@ KEEP_ALIVE = (
 
 
 class AccessError(Exception):
-    """The cluster cannot be reached with what was given; the message says why."""
+    """The cluster cannot be reached with the given credentials. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """kubeconfig: None for the pod's own account, which is in the folder `account`."""
+    """Access to one cluster.
+
+    kubeconfig: None for the pod's service account, whose files are in the folder `account`.
+    """
 
     kubeconfig: Path | None
     account: Path = Path(SERVICE_ACCOUNT)
 
     def check(self) -> None:
-        """Raise AccessError where the cluster cannot be reached as things are."""
+        """Raise AccessError if the credentials are unusable."""
         self.client()
 
     def client(self) -> httpx2.AsyncClient:
@@ -50,7 +53,7 @@ class Access:
             config = self._config()
             verify = verify_cluster(config.cluster, config.user or User(), config.abs_file)
             auth = user_auth(config.user)
-        except Exception as error:  # readers of YAML, types, keys and certificates raise of many kinds
+        except Exception as error:  # parsers of YAML, keys and certificates raise many types
             raise AccessError(f"{self.kubeconfig or self.account}: {_message(error)}") from None
         transport = httpx2.AsyncHTTPTransport(verify=verify, socket_options=KEEP_ALIVE)
         return httpx2.AsyncClient(

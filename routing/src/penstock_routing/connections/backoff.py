@@ -4,9 +4,9 @@ from random import Random
 
 
 class Backoff:
-    """Doubling waits up to a cap, each drawn from its upper half, so that routers do not come back in step.
+    """Delays that double up to a maximum, each drawn from its upper half so that routers do not synchronize.
 
-    first_s, longest_s: of the waits.
+    first_s, longest_s: first and longest delay.
     """
 
     def __init__(self, random: Random, first_s: float = 0.05, longest_s: float = 2.0) -> None:
@@ -20,5 +20,5 @@ class Backoff:
         return ceiling_s * self._random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Begin anew: the last connection was good."""
+        """Start again with the first delay, after a successful connection."""
         self._next_s = self._first_s

@@ -1,7 +1,7 @@
 """gRPC channels to replicas, in plain text or with TLS.
 
-Certificates are renewed in place, so they are read again for every connection; open connections keep theirs.
-If a read finds a half-renewed pair, the connection fails, and the next one reads again.
+Certificates are renewed in place, so they are read again for each connection; open connections keep theirs.
+If only one file of a pair is renewed when they are read, the connection fails, and the next one reads again.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,15 @@ import grpc
 from penstock_runtime.grpc_options import CLIENT_OPTIONS
 
 Connect = Callable[[str], grpc.aio.Channel]
-"""Opens a channel to an address. Raises OSError where a certificate cannot be read."""
+"""Opens a channel to an address. Raises OSError if a certificate cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """ca: the authority of replicas' certificates. cert, key: this router's own, for mutual TLS.
+    """Files for TLS to replicas.
 
-    server_name: the name in replicas' certificates; None for the address that is connected to.
+    ca: CA of replicas' certificates. cert, key: this router's own, for mutual TLS.
+    server_name: name in replicas' certificates; None for the address that is connected to.
     """
 
     ca: Path
