@@ -17,7 +17,7 @@ REDIS_URL = "PENSTOCK_REDIS_URL"
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Files of the API's identity."""
+    """Files of the certificate that a process serves with."""
 
     cert: Path
     key: Path
@@ -27,12 +27,12 @@ class Certificate:
 class PoolAccess:
     """How a process reaches its pool.
 
-    pool: the pool file. replicas: their addresses by name, where given.
-    service: whose endpoints they are, where they are to be discovered. kubeconfig: how to reach its cluster;
-        None for the pod's own account.
-    replica_tls: of connections to replicas; None: in the clear.
-    key_secrets: where applications' keys are, by application; of others they are in the pool's files.
-    redis_url: reads where the Redis is that routers share through; None: they share nothing.
+    pool: the pool file. replicas: addresses by name, if given.
+    service: the Service whose endpoints are the replicas, if they are discovered.
+    kubeconfig: access to its cluster; None for the pod's service account.
+    replica_tls: for connections to replicas; None without TLS.
+    key_secrets: Secrets with keys, by application. Other applications' keys are in the pool's files.
+    redis_url: returns the URL of the Redis through which routers share state; None if there is none.
     """
 
     pool: Path
@@ -46,7 +46,7 @@ class PoolAccess:
 
 @dataclass(frozen=True, slots=True)
 class FrontOptions(PoolAccess):
-    """Settings of a process in front of the replicas. certificate: of what it serves; None: in the clear."""
+    """Settings of a process in front of the replicas. certificate: its own; None to serve without TLS."""
 
     certificate: Certificate | None
     log_level: str
@@ -54,7 +54,7 @@ class FrontOptions(PoolAccess):
 
 
 def add_sharing(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of what routers share, and of applications' keys."""
+    """Add the flags of Redis and of applications' keys."""
     add = parser.add_argument
     add(
         "--redis-url-file",
@@ -75,7 +75,7 @@ def add_sharing(parser: argparse.ArgumentParser) -> None:
 
 
 def add_replicas(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say where the replicas are."""
+    """Add the flags of the replicas' addresses."""
     add = parser.add_argument_group("where the replicas are").add_argument
     add(
         "--replica",
@@ -123,12 +123,12 @@ def add_tls(parser: argparse.ArgumentParser, served: str) -> None:
 
 
 def certificate(given: argparse.Namespace) -> Certificate | None:
-    """Return the certificate to serve with; None to serve in the clear."""
+    """Return the certificate to serve with; None to serve without TLS."""
     return Certificate(given.tls_cert, given.tls_key) if given.tls_cert else None
 
 
 def replica_tls(given: argparse.Namespace) -> Tls | None:
-    """Return how to reach replicas over TLS; None to reach them in the clear."""
+    """Return the TLS of connections to replicas; None without TLS."""
     if not given.replica_tls_ca:
         return None
     return Tls(
@@ -137,7 +137,7 @@ def replica_tls(given: argparse.Namespace) -> Tls | None:
 
 
 def problem(given: argparse.Namespace, redis_url: Callable[[], str] | None) -> str | None:
-    """Return the first contradiction between flags."""
+    """Return the first contradiction between flags; None if there is none."""
     return _inconsistency(given) or (redis_url and _redis_problem(redis_url)) or None
 
 
@@ -160,7 +160,7 @@ def _replica_tls_problem(given: argparse.Namespace) -> str | None:
 
 
 def redis_url(file: Path | None) -> Callable[[], str] | None:
-    """Return a function that reads the URL from the file, or has the environment's; None without either."""
+    """Return a function that returns the URL of Redis, from the file or the environment; None without one."""
     if file is not None:
         return lambda: file.read_text(encoding="utf-8").strip()
     given = os.environ.get(REDIS_URL)
@@ -168,7 +168,7 @@ def redis_url(file: Path | None) -> Callable[[], str] | None:
 
 
 def _redis_problem(redis_url: Callable[[], str]) -> str | None:
-    """Return what is wrong with the URL, without repeating it; None if nothing is."""
+    """Return why the URL is invalid, without repeating it; None if it is valid."""
     try:
         parts = urlsplit(redis_url())
         valid = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0

@@ -1,4 +1,4 @@
-"""Metrics that router and picker share, each under its own name."""
+"""Metrics that router and picker have in common, with the process in their names."""
 
 from collections.abc import Iterable
 
@@ -10,9 +10,9 @@ from penstock_routing.demand import Demand
 
 
 class FrontMetrics:
-    """Metrics that routers and pickers share.
+    """Metrics that routers and pickers have in common.
 
-    process: `router` or `picker`, in the names of metrics. tiers: their names.
+    process: `router` or `picker`, in the names of metrics. tiers: names of the tiers.
     """
 
     def __init__(self, process: str, tiers: Iterable[str]) -> None:

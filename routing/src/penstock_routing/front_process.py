@@ -23,7 +23,7 @@ from penstock_routing.flags import FrontOptions
 
 
 class Configuration(NamedTuple):
-    """The inputs of serving. source: where the set of replicas comes from."""
+    """The configuration of a process. source: source of the replica set."""
 
     pool: Pool
     keys: Keys
@@ -54,7 +54,7 @@ def run_front(process: str, options: FrontOptions, serve: Serve) -> int:
 async def running(
     parts: Iterable[Coroutine[None, None, None]], stop: asyncio.Event
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Run the parts of a process beside a block, and cancel them after it.
+    """Run the parts of a process during a block, and cancel them after it.
 
     Yields a function that waits until `stop` is set or a part has ended, and raises the part's error.
     """
@@ -76,13 +76,13 @@ async def running(
 
 
 def served_tls(options: FrontOptions) -> ssl.SSLContext | None:
-    """Return the TLS context of what the process serves; None in the clear. Raises OSError."""
+    """Return the TLS context to serve with; None without TLS. Raises OSError."""
     given = options.certificate
     return None if given is None else server_context(given.cert, given.key)
 
 
 def _read(options: FrontOptions) -> Configuration:
-    """Read what the flags name. Raises PoolError, AccessError or OSError where it cannot be used."""
+    """Read the files that the flags name. Raises PoolError, AccessError or OSError."""
     pool = load_pool(options.pool)
     keys = Keys(pool.spec.applications, load_keys(pool, options.pool.parent))
     assembly.check_key_secrets(options, pool)

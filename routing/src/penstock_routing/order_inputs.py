@@ -21,7 +21,7 @@ def routing_request(
     settings: Settings,
     prefixes: CachedPrefixes,
 ) -> RoutingRequest:
-    """Return the request as orders see it now. A slowdown of an unknown time model is no bound."""
+    """Return the input of a routing order. Without a time model, a slowdown target sets no bound."""
     slo, body_bytes = slo_with(request.tier.slo, request.targets), len(request.body)
     ttft_s = slo.ttft_s
     if slo.ttft_slowdown is not None and (model := time_model()) is not None:
@@ -39,15 +39,15 @@ def routing_request(
 
 
 def wants_marks(settings: Settings, prefixes: CachedPrefixes) -> bool:
-    """Return whether the order uses a prompt's marks."""
+    """Return whether the routing order uses a prompt's marks."""
     return settings.prefix_affinity or (settings.compares_caches and prefixes.known)
 
 
 def _affinity(request: GenerationRequest, prefixes: CachedPrefixes) -> bytes | None:
-    """Return what requests that share a prefix have in common.
+    """Return a key that requests with a common prefix share.
 
-    It is the session where the client names one. Else, where no replica reports what it has cached, it is the
-    prefix of the prompt, up to the first message's end or its first kilobyte.
+    It is the session if the client names one. Else, if no replica reports cached prefixes, it is the key of
+    the prompt's beginning: the first message, or its first kilobyte.
     """
     if request.session is not None:
         return request.session
@@ -57,7 +57,7 @@ def _affinity(request: GenerationRequest, prefixes: CachedPrefixes) -> bytes | N
 
 
 def no_replicas(draw: float) -> ApiError:
-    """Return the answer where no replica takes requests. draw: in [0, 1), spreads retries."""
+    """Return the error if no replica takes requests. draw: random number in [0, 1), to spread retries."""
     retry_s = spread_retry_s(1, draw)
     return ApiError(
         503,

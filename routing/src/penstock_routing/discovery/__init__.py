@@ -1,1 +1,1 @@
-"""Discovery of replicas: given by flags, or watched in a cluster."""
+"""Discovery of replicas, by flags or by a watch of the cluster."""

@@ -2,8 +2,8 @@
 
 A Service's endpoints are distributed over several slices that change independently: while an endpoint moves
 from one slice to another, both may contain it, with different conditions. So slices are merged, and of two
-entries of one pod the better one counts. A Service with two address families has each pod in slices of both;
-one family is used for the whole life of a pod, so that its address stays the same.
+entries for one pod the better one counts. A Service with two address families has each pod in slices of both.
+One family is used for the whole life of a pod, so that its address does not change.
 
 Absent conditions have the API's defaults: `ready` true, `terminating` false.
 """
@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 from penstock_routing.discovery.endpoints import Condition, Endpoint, Endpoints
 
 PORT = "replica"
-"""The name of the port on which sidecars take routers."""
+"""The name of the port on which sidecars serve routers."""
 
 FAMILIES = ("IPv4", "IPv6")
-"""Kinds of addresses that can be connected to, the preferred one first."""
+"""Supported address families, the preferred one first."""
 
 CONDITIONS = tuple(Condition)
-"""The best first."""
+"""Conditions, the best first."""
 
 Slice = Mapping[str, Any]
-"""An EndpointSlice of `discovery.k8s.io/v1`, as JSON has it."""
+"""An EndpointSlice of `discovery.k8s.io/v1`, parsed from JSON."""
 
 
 class _Candidate(NamedTuple):
-    """One entry for a pod; the least is the best."""
+    """One entry for a pod. The smallest is the best."""
 
     family: int
     condition: int
@@ -35,7 +35,7 @@ class _Candidate(NamedTuple):
 
 
 def endpoints_of(slices: Iterable[Slice], port_name: str = PORT) -> Endpoints:
-    """Return the replicas in these slices, by pod name. Slices without the port hold none."""
+    """Return the replicas in these slices, by pod name. Slices without the port are ignored."""
     best: dict[str, _Candidate] = {}
     for endpoint_slice in slices:
         port, family = _port(endpoint_slice, port_name), endpoint_slice["addressType"]

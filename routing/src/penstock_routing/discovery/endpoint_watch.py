@@ -4,14 +4,14 @@
       ▲                                              │
       └──────────── version expired (410) ───────────┘
 
-A watch that ends or fails is continued from the last version seen, so no change is missed; slices are only
-listed again if the server no longer has that version. Bookmarks keep the version recent if nothing changes.
-While the API server is unavailable the last set remains in use, because replicas do not stop with it.
+A watch that ends or fails is continued from the last version received, so no change is missed. Slices are
+listed again only if the server no longer has that version. Bookmarks keep the version recent while nothing
+changes. While the API server is unavailable the last set remains in use, because replicas do not depend on
+it.
 
-An object that is no EndpointSlice, or is malformed, is skipped: the last valid one of its name remains in
-use.
+A malformed EndpointSlice is ignored: the last valid one of its name remains in use.
 
-All slices of a Service carry its name in a label. A Service of a thousand endpoints has ten slices, so they
+All slices of a Service have its name in a label. A Service of a thousand endpoints has ten slices, so they
 are listed in one response.
 """
 
@@ -29,22 +29,22 @@ from penstock_routing.discovery.endpoint_slices import Slice, endpoints_of
 from penstock_routing.discovery.endpoints import Endpoints, Service
 
 WATCH_S = 60
-"""How long one watch lasts, so that a server which has stopped answering is left soon. A watch ends with a
-bookmark, and the next one continues from there."""
+"""Duration of one watch. It is short, so that a server that no longer responds is noticed soon. A watch ends
+with a bookmark, and the next one continues from there."""
 
 LINE_BYTES = 16 * 2**20
-"""Longest event. etcd keeps nothing above 1.5 MB."""
+"""Longest event. Objects in etcd have at most 1.5 MB."""
 
 GONE = 410
 
 Client = Callable[[], httpx2.AsyncClient]
-"""Makes a client of the API server. Blocks. Raises AccessError."""
+"""Creates a client of the API server. Blocks. Raises AccessError."""
 
 log = structlog.get_logger()
 
 
 class ApiServerError(Exception):
-    """The API server answered with an error. status: as in HTTP."""
+    """An error response of the API server. status: its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -54,7 +54,7 @@ class ApiServerError(Exception):
 class EndpointWatch:
     """A source of replica sets.
 
-    connected: whether the API server is being watched. malformed: objects and answers that were unusable.
+    connected: whether a watch is open. malformed: number of objects and responses that were unusable.
     """
 
     def __init__(self, service: Service, client: Client, backoff: Backoff) -> None:
@@ -64,11 +64,11 @@ class EndpointWatch:
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{service.namespace}/endpointslices"
         self._label = {"labelSelector": f"kubernetes.io/service-name={service.name}"}
         self._slices: dict[str, Slice] = {}
-        self._version: str | None = None  # of the slices; None: they have to be listed
+        self._version: str | None = None  # of the slices; None if they must be listed
         self._last_why = ""
 
     async def sets(self) -> AsyncIterator[Endpoints]:
-        """Yield every set that differs from the one before, for as long as the caller iterates."""
+        """Yield every set that differs from the previous one, for as long as the caller iterates."""
         last: Endpoints | None = None
         async for _ in self._changes():
             now = endpoints_of(self._slices.values())
@@ -83,7 +83,7 @@ class EndpointWatch:
                 last = now
 
     async def _changes(self) -> AsyncIterator[None]:
-        """Whenever the slices are known anew or may have changed."""
+        """Yield after each list of the slices, and after each event of the watch."""
         while True:
             try:
                 async with await asyncio.to_thread(self._client) as http:
@@ -92,14 +92,14 @@ class EndpointWatch:
                         yield
                     async for _ in self._watch(http, self._version):
                         yield
-                why = ""  # its time was over
+                why = ""  # the watch reached its duration
             except ApiServerError as refusal:
                 why = str(refusal)
                 if refusal.status == GONE:
                     self._version = None
             except (httpx2.HTTPError, httpx2.InvalidURL, AccessError) as error:
                 why = f"{type(error).__name__}: {error}"
-            except Exception as error:  # an answer that is not as the API says: it must not end the router
+            except Exception as error:  # an invalid response must not end the router
                 why = f"malformed answer: {type(error).__name__}: {error}"
                 self._version, self.malformed = None, self.malformed + 1
             finally:
@@ -107,13 +107,13 @@ class EndpointWatch:
             await self._wait_to_retry(why)
 
     async def _wait_to_retry(self, why: str) -> None:
-        if why and why != self._last_why:  # once for each cause, not for each attempt
+        if why and why != self._last_why:  # log once for each cause, not for each attempt
             log.warning("cluster not watched", service=str(self._service), why=why)
             self._last_why = why
         await asyncio.sleep(self._backoff.wait_s())
 
     async def _list(self, http: httpx2.AsyncClient) -> str:
-        """Learn all slices. The version that they are of."""
+        """List all slices. Return their version."""
         answer = await http.get(self._path, params=self._label, timeout=ANSWER_S)
         if answer.status_code != 200:
             raise ApiServerError(answer.status_code, _message(answer.content))
@@ -129,7 +129,7 @@ class EndpointWatch:
         return version
 
     def _store(self, endpoint_slice: Slice) -> None:
-        """Remember the slice, unless it cannot be read."""
+        """Store a slice, unless it is malformed."""
         try:
             name = endpoint_slice["metadata"]["name"]
             endpoints_of((endpoint_slice,))
@@ -143,7 +143,7 @@ class EndpointWatch:
             self._slices[name] = endpoint_slice
 
     async def _watch(self, http: httpx2.AsyncClient, version: str) -> AsyncIterator[None]:
-        """Apply every change from a version on, and yield after each."""
+        """Apply every change since a version, and yield after each."""
         params = {
             **self._label,
             "watch": "true",
@@ -176,13 +176,13 @@ class EndpointWatch:
 
 
 def _name_of(endpoint_slice: Any) -> str:
-    """Return the object's name; empty where it is no object with one."""
+    """Return an object's name; empty if it has none."""
     metadata = endpoint_slice.get("metadata") if isinstance(endpoint_slice, dict) else None
     return str(metadata.get("name")) if isinstance(metadata, dict) else ""
 
 
 async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
-    """Lines of a stream. Raises Refused past the bound."""
+    """Yield the lines of a stream. Raises ApiServerError for a line that is too long."""
     held = bytearray()
     async for chunk in answer.aiter_bytes():
         *whole, rest = chunk.split(b"\n")
@@ -203,6 +203,6 @@ def _message(body: bytes) -> str:
 
 
 def _changed(last: Endpoints, now: Endpoints) -> str:
-    """Return what has changed: `p-0=10.0.0.1:7000/in_service p-1=gone`."""
+    """Return the changes as text: `p-0=10.0.0.1:7000/in_service p-1=gone`."""
     current = [f"{name}={at.address}/{at.condition}" for name, at in now.items() if last.get(name) != at]
     return " ".join([*current, *(f"{name}=gone" for name in last if name not in now)])

@@ -1,11 +1,11 @@
 """Endpoints of replicas, and their sources.
 
-A source yields complete sets of endpoints by name; each replaces the previous one. If a source ends or falls
-silent, its last set remains in use. `Fixed` is a set from the command line; `endpoint_watch` follows a
+A source yields complete sets of endpoints by name; each replaces the previous one. If a source ends or yields
+no more, its last set remains in use. `Fixed` is a set from the command line; `endpoint_watch` follows a
 Service in a cluster.
 
-An endpoint has a condition. New requests are only sent to replicas in service. A replica that is not ready,
-or terminating, keeps its link, so that its requests are finished.
+New requests are only sent to replicas in service. A replica that is not ready or terminating keeps its link,
+so that its requests are finished.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -24,26 +24,26 @@ class Service(NamedTuple):
 
 
 class Condition(StrEnum):
-    """Whether the cluster wants requests sent to a replica."""
+    """The condition of an endpoint in the cluster."""
 
     IN_SERVICE = "in_service"
-    NOT_READY = "not_ready"  # it may be again
-    TERMINATING = "terminating"  # it finishes what it has, and goes
+    NOT_READY = "not_ready"  # it may become ready again
+    TERMINATING = "terminating"  # it finishes its requests, and ends
 
 
 class Endpoint(NamedTuple):
-    """A replica's name and address. address: `host:port`."""
+    """A replica's address and condition. address: `host:port`."""
 
     address: str
     condition: Condition = Condition.IN_SERVICE
 
 
 Endpoints = Mapping[str, Endpoint]
-"""Places by replica name."""
+"""Endpoints by replica name."""
 
 
 class Source(Protocol):
-    """Yields replica sets: the present one, then each that differs."""
+    """A source of replica sets: the current one, then every changed one."""
 
     @property
     def connected(self) -> bool:
@@ -67,5 +67,5 @@ class Fixed:
         self._set = {name: Endpoint(address) for name, address in addresses.items()}
 
     async def sets(self) -> AsyncIterator[Endpoints]:
-        """The one set."""
+        """Yield the only set."""
         yield self._set

@@ -1,1 +1,1 @@
-"""The pool's replicas as a router knows them: a link and a session each, their health and load."""
+"""The replicas of a pool as a router knows them: their links and sessions, health and load."""

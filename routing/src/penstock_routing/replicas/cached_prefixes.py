@@ -1,11 +1,11 @@
-"""Which replicas have which prefixes of prompts in their prefix caches, as they report it.
+"""Prefixes of prompts in the replicas' prefix caches, as replicas report them.
 
-Every replica reports to every router the keys of prefixes that its engine has cached (`CachedPrefixes`), all
-at the start of a session and then the changes. So routers need not share anything, and know as much after a
-restart; a replica that is lost, or starts again, holds nothing until it reports it again.
+Every replica reports to every router the keys of the prefixes that its engine has cached (`CachedPrefixes`):
+all at the start of a session, then the changes. So routers share nothing about caches, and lose nothing by a
+restart. A replica that is lost or restarted counts as empty until it reports again.
 
-A replica's prefixes are bounded: `MOST_PREFIXES` take half a megabyte. A replica decides itself by
-what it has when a request reaches it, so a prefix that is gone meanwhile costs a hop at worst.
+A replica's prefixes are bounded: `MOST_PREFIXES` take half a megabyte. A replica decides by its own cache when
+a request reaches it, so a prefix that was evicted meanwhile costs at most a hop.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,14 +19,14 @@ MOST_PREFIXES = 8192
 
 
 class PrefixHolder:
-    """The prefixes that one replica has."""
+    """The cached prefixes of one replica."""
 
     def __init__(self, name: str, prefixes: "CachedPrefixes") -> None:
         self.name, self._prefixes = name, prefixes
         self._keys: set[int] = set()
 
     def update(self, message: wire.CachedPrefixes) -> None:
-        """Take in a report of the replica. Prefixes beyond the bound are ignored."""
+        """Apply a report of the replica. Prefixes beyond the bound are ignored."""
         self._prefixes.known = True
         if message.complete:
             self.forget()
@@ -37,7 +37,7 @@ class PrefixHolder:
                 self._prefixes.add(key, self)
 
     def forget(self) -> None:
-        """Count nothing as cached there: the replica is gone, or reports all again."""
+        """Forget all prefixes: the replica is lost, or reports all of them again."""
         self._remove(self._keys.copy())
 
     def _remove(self, keys: Iterable[int]) -> None:
@@ -48,7 +48,7 @@ class PrefixHolder:
 
 
 class CachedPrefixes:
-    """Those of all replicas of a pool.
+    """The cached prefixes of all replicas of a pool.
 
     known: whether any replica has ever reported its cache.
     """
@@ -61,15 +61,15 @@ class CachedPrefixes:
         return len(self._holders)
 
     def holder(self, name: str) -> PrefixHolder:
-        """Return a new replica's part, which holds nothing yet."""
+        """Return the prefixes of a new replica, which has none yet."""
         return PrefixHolder(name, self)
 
     def add(self, key: int, holder: PrefixHolder) -> None:
-        """Note that a replica has a prefix."""
+        """Record that a replica has a prefix."""
         self._holders[key] = (*self._holders.get(key, ()), holder)
 
     def remove(self, key: int, holder: PrefixHolder) -> None:
-        """Note that it has it no more."""
+        """Record that a replica no longer has a prefix."""
         left = tuple([other for other in self._holders[key] if other is not holder])
         if left:
             self._holders[key] = left
@@ -77,9 +77,9 @@ class CachedPrefixes:
             del self._holders[key]
 
     def cached_tokens(self, marks: PromptMarks) -> Mapping[str, int]:
-        """Return the estimated tokens of a prompt that replicas have cached, by name, of those that have any.
+        """Return the estimated tokens of a prompt that each replica has cached, by name, if it has any.
 
-        Replicas with the same prefix have the same number, so that their load decides between them.
+        Replicas with the same prefix get the same number, so that their load decides between them.
         """
         if not self._holders:
             return NOTHING_CACHED

@@ -12,7 +12,7 @@ log = structlog.get_logger()
 class Ejection:
     """One replica's health, and the request that probes it while it is half open.
 
-    draw: returns a number in [0, 1) for each ejection, to spread them. total: ejections so far.
+    draw: returns a random number in [0, 1), to spread the ends of ejections. total: ejections so far.
     ejected: whether it is ejected or half open.
     """
 
@@ -23,11 +23,11 @@ class Ejection:
         self._probe: int | None = None
 
     def takes(self, now_s: float) -> bool:
-        """Return whether a request may be sent there."""
+        """Return whether a request may be sent to the replica."""
         return self._health.takes(now_s)
 
     def sent(self, id: int) -> None:
-        """Note that a request was sent there."""
+        """Record that a request was sent."""
         if not self.ejected:  # no request probes it
             return
         health = sent(self._health, monotonic())
@@ -35,7 +35,7 @@ class Ejection:
             self._health, self._probe = health, id
 
     def answered(self, now_s: float) -> None:
-        """Note a verdict."""
+        """Record a verdict."""
         health = answered(self._health, now_s)
         if health is not self._health:
             if self.ejected:
@@ -43,7 +43,7 @@ class Ejection:
             self._health, self._probe, self.ejected = health, None, False
 
     def failed(self) -> None:
-        """Note that a verdict did not come in time, or that the connection was lost before it."""
+        """Record that a verdict was late, or that the connection was lost before it."""
         now_s, before = monotonic(), self._health
         self._health = failed(before, now_s, self._draw())
         until_s = self._health.until_s

@@ -1,4 +1,4 @@
-"""Whether a replica takes work, as far as a router or picker knows."""
+"""The state of a replica, as far as a router or picker knows it."""
 
 from enum import StrEnum
 
@@ -8,23 +8,23 @@ from penstock_routing.discovery.endpoints import Condition
 
 
 class LinkState(StrEnum):
-    """State of the session with a replica, or what keeps requests away from it."""
+    """State of the session with a replica, or the reason why it gets no requests."""
 
     CONNECTING = "connecting"  # no session yet
     READY = "ready"
-    ENGINE_DOWN = "engine_down"  # there is a session, and no engine behind it
+    ENGINE_DOWN = "engine_down"  # the session is open, but the engine does not serve
     MALFORMED = "malformed"  # its snapshot is invalid
-    DRAINING = "draining"  # it finishes what it has
-    NOT_READY = "not_ready"  # it would take work, and its endpoint is not ready
-    TERMINATING = "terminating"  # it would take work, and its endpoint is terminating
-    LOST = "lost"  # there was a session
+    DRAINING = "draining"  # it finishes its requests
+    NOT_READY = "not_ready"  # its session is ready, but its endpoint is not
+    TERMINATING = "terminating"  # its session is ready, but its endpoint is terminating
+    LOST = "lost"  # the session has ended
 
 
 CONDITION_STATES = {
     Condition.NOT_READY: LinkState.NOT_READY,
     Condition.TERMINATING: LinkState.TERMINATING,
 }
-"""States of replicas that would take work and get none."""
+"""States by the condition of the endpoint, for replicas whose session is ready."""
 
 
 def reported_state(snapshot: wire.Snapshot) -> LinkState:

@@ -1,44 +1,43 @@
 """Requests that other routers have just sent to one replica and that its snapshot does not include yet.
 
-A routing decision is visible in the replica's snapshot only after the verdict and the transfer of the
-snapshot. Meanwhile a burst through several routers would follow the same numbers to the same replica. A
-placement counts until a snapshot has arrived that must include it, and at most for a bounded time, because no
-snapshot shows a rejected one.
+A replica's snapshot shows a request only after its verdict and the transfer of the snapshot. Without this
+module, several routers would meanwhile send a burst to the same replica. A placement counts until a snapshot
+has arrived that must include it, and for at most `LONGEST_S`, because no snapshot shows a rejected request.
 """
 
 from collections import deque
 from typing import NamedTuple
 
 SETTLED_S = 0.01
-"""A snapshot that comes this long after the placement's message includes it: verdicts take a few
+"""A snapshot that arrives this long after a placement's message includes it, as verdicts take a few
 milliseconds."""
 
 LONGEST_S = 0.1
-"""No placement counts for longer."""
+"""Longest time for which a placement counts."""
 
 MOST = 256
-"""Placements remembered, each of up to some milliseconds of one router's requests."""
+"""Most placements kept. Each has one router's requests of a few milliseconds."""
 
 
 class PeerLoad(NamedTuple):
-    """Requests, and their prompts together."""
+    """Requests, and the sum of their prompt tokens."""
 
     requests: int
     prompt_tokens: int
 
 
 class PeerPlacements:
-    """Placements of other routers at one replica, each with the time at which its message came."""
+    """Placements of other routers at one replica, each with the time at which its message was received."""
 
     def __init__(self) -> None:
         self.placements: deque[tuple[float, PeerLoad]] = deque(maxlen=MOST)
 
     def add(self, placed: PeerLoad, now_s: float) -> None:
-        """Add requests that another router has sent there."""
+        """Add requests that another router has sent to the replica."""
         self.placements.append((now_s, placed))
 
     def not_in_snapshot(self, snapshot_s: float, now_s: float) -> PeerLoad:
-        """Return the placements that the snapshot which came at `snapshot_s` does not include."""
+        """Return the sum of placements that are not in the snapshot received at `snapshot_s`."""
         placements = self.placements
         settled_s = max(snapshot_s - SETTLED_S, now_s - LONGEST_S)
         while placements and placements[0][0] <= settled_s:

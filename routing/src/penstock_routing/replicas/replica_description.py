@@ -1,4 +1,4 @@
-"""What a replica says of itself: where its engine and HTTP API are, how fast and how long it generates."""
+"""The description that a replica sends of itself: its endpoints, time model and context length."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ from penstock_routing.replicas import wire_conversion
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDescription:
-    """A description; by default of a replica that has sent none.
+    """A description. The defaults are those of a replica that has sent none.
 
-    max_model_len: its longest sequence in tokens, 0 where unknown.
-    metrics_url: where its own metrics are; empty where unknown.
-    time_model: its engine's; None where unknown.
-    http_endpoint: where gateways reach it over HTTP; None where they cannot.
-    engine_endpoint: where routers reach its engine with a ticket; None where they cannot.
+    max_model_len: longest sequence in tokens; 0 if unknown.
+    metrics_url: URL of the replica's metrics; empty if unknown.
+    time_model: time model of its engine; None if unknown.
+    http_endpoint: `host:port` at which gateways reach it over HTTP; None if they cannot.
+    engine_endpoint: `host:port` at which routers reach its engine with a ticket; None if they cannot.
     engine_tls: whether the engine serves TLS there.
     """
 
@@ -29,7 +29,7 @@ class ReplicaDescription:
 
 
 def description_of(address: str, reply: wire.DescribeReply) -> ReplicaDescription:
-    """Return what the replica at this address has said. Raises MalformedMessage."""
+    """Convert the description of the replica at this address. Raises MalformedMessage."""
     return ReplicaDescription(
         reply.max_model_len,
         reply.metrics_url,
