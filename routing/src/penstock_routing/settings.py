@@ -13,24 +13,24 @@ from penstock_pool.engine_spec import EngineSpec
 from penstock_runtime.grpc_options import MESSAGE_BYTES
 
 MOST_BODY_BYTES = MESSAGE_BYTES - 4 * 2**20
-"""Longest body that a session carries beside the other fields and requests of its frame. A longer frame would
-end the session, and with it every request on it."""
+"""Longest body. It leaves room in a frame for other fields and requests: a frame over gRPC's bound would end
+the session with all its requests."""
 
 
 CONTINUING_ENGINES = frozenset({"vllm", "simulated"})
-"""Types of engines that report token ids (`return_token_ids`) and continue a prompt of them."""
+"""Types of engines that report token ids (`return_token_ids`) and accept them as a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of one router, which never change. The bounds are described at `spec.router` of the pool file.
+    """Settings of one router, which never change. `spec.router` of the pool file describes the bounds.
 
-    compares_caches: whether `order` asks which replicas have cached a prompt's prefix.
-    prefix_affinity: whether it sends requests that are likely to share a prefix to the same replicas.
-    isolates: whether each application has cached prefixes of its own.
-    direct: whether admitted requests are sent to engines by this router.
-    max_moves: most times that a stream is continued on another replica; 0 where engines cannot continue one.
-    hold_s: longest wait for a replica where the pool may have none; 0 where it always has one.
+    compares_caches: whether `order` uses which replicas have cached a prompt's prefix.
+    prefix_affinity: whether `order` sends requests that probably share a prefix to the same replicas.
+    isolates: whether each application has separate cached prefixes.
+    direct: whether this router sends admitted requests to engines.
+    max_moves: most times that a stream is continued on another replica; 0 if engines cannot continue one.
+    hold_s: longest wait for a replica in a pool that may have none; 0 in other pools.
     """
 
     pool: str
@@ -85,7 +85,7 @@ def settings_of(pool: Pool) -> Settings:
 
 
 def _may_cache(engine: EngineSpec) -> bool:
-    """Return whether the engine may have a prefix cache; the pool need not say so of a foreign one."""
+    """Return whether the engine may have a prefix cache. Pools need not say so for engines of type openai."""
     return engine.caches_prefixes or (engine.type == "openai" and engine.prefix_caching is None)
 
 

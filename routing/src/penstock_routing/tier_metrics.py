@@ -1,8 +1,8 @@
 """Metrics of each tier's requests: verdicts, durations, and whether targets were met.
 
-The router counts them, and so does a sidecar that serves HTTP itself, each under its own name, from the same
-`Outcome`, so the same traffic gives the same figures. Labels are tiers and fixed words, never a client's.
-Everything is counted when a request ends; nothing is counted per token.
+Routers and sidecars that serve HTTP count them with their own prefix from the same `Outcome`, so the same
+traffic gives the same values. Labels are tiers and fixed words, never chosen by clients. Everything is
+counted when a request ends, nothing per token.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,14 +19,14 @@ TPOT_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0
 """Buckets of TPOT."""
 
 HOPS = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Buckets of the replicas that a request asked."""
+"""Buckets of hops."""
 
 NOT_COUNTED = frozenset({Ending.CLIENT_GONE, Ending.INVALID})
-"""Endings that the service is not judged by: attainment leaves them out."""
+"""Endings that attainment leaves out, because the client caused them."""
 
 
 class TierMetrics:
-    """Metrics of tiers. prefix: of the metrics' names. tiers: names, whose series begin at 0."""
+    """Metrics of tiers. prefix: prefix of the metrics' names. tiers: names of tiers; series begin at 0."""
 
     def __init__(self, prefix: str, tiers: Iterable[str], registry: CollectorRegistry) -> None:
         self._prefix, self._registry = prefix, registry
@@ -75,10 +75,7 @@ class TierMetrics:
         self._refused(str(status)).inc()
 
     def ended(self, outcome: Outcome, model: TimeModel | None) -> bool | None:
-        """Count a request that was decided on and has ended. Returns whether it met its targets.
-
-        None: it is not judged.
-        """
+        """Count a placed request that has ended. Return whether it met its targets; None if not judged."""
         tier = outcome.tier.name
         self._requests(tier, outcome.verdict, outcome.reason, outcome.ending.value).inc()
         if outcome.failovers:
@@ -112,12 +109,12 @@ class TierMetrics:
     def _histogram(
         self, name: str, documentation: str, buckets: tuple[float, ...]
     ) -> Callable[..., Histogram]:
-        """Return a histogram by tier, as a function from the tier; a series is looked up once."""
+        """Return a histogram as a function from the tier, which caches each series."""
         metric = f"{self._prefix}_{name}"
         return cache(
             Histogram(metric, documentation, ["tier"], buckets=buckets, registry=self._registry).labels
         )
 
     def _count(self, name: str, documentation: str, *labels: str) -> Callable[..., Counter]:
-        """Return a counter, as a function from its labels' values; a series is looked up once."""
+        """Return a counter as a function from the labels' values, which caches each series."""
         return cache(Counter(f"{self._prefix}_{name}", documentation, labels, registry=self._registry).labels)

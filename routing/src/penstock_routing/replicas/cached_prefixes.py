@@ -4,8 +4,8 @@ Every replica reports to every router the keys of the prefixes that its engine h
 all at the start of a session, then the changes. So routers share nothing about caches, and lose nothing by a
 restart. A replica that is lost or restarted counts as empty until it reports again.
 
-A replica's prefixes are bounded: `MOST_PREFIXES` take half a megabyte. A replica decides by its own cache when
-a request reaches it, so a prefix that was evicted meanwhile costs at most a hop.
+A replica's prefixes are bounded: `MOST_PREFIXES` take half a megabyte. A replica decides by its own cache
+when a request reaches it, so a prefix that was evicted meanwhile costs at most a hop.
 """
 
 from collections.abc import Iterable, Mapping

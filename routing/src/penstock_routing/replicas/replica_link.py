@@ -1,16 +1,16 @@
 """The router's end of the session with one replica, maintained while the replica is in the set.
 
-A link connects, asks the replica to describe itself, and opens the session. Events of a frame are delivered
+A link connects, asks the replica for its description, and opens the session. Events of a frame are delivered
 to their requests in one pass. When the connection breaks, every request on it ends as `Lost`, and the link
 reconnects with exponential backoff until it is cancelled.
 
-Nothing that a replica sends ends a link or the process. Fields of a later version are ignored. An invalid
-description prevents the session, an invalid snapshot keeps new requests away until the next valid one, and an
-invalid event fails its own request only.
+No message of a replica ends a link or the process. Fields of a later version are ignored. An invalid
+description prevents the session, an invalid snapshot stops new requests until the next valid one, and an
+invalid event fails only its own request.
 
 A replica may also stop responding while its connection is open. HTTP/2 pings detect an unreachable host, an
-unanswered description detects a hung process, and `Ejection` keeps requests away from it meanwhile. A request
-without any message for far longer than forecast is ended, even if the replica sends others.
+unanswered query for its description detects a hung process, and meanwhile `Ejection` stops new requests. A
+request without any message for far longer than forecast is ended, even if the replica sends other messages.
 """
 
 import asyncio
@@ -48,36 +48,36 @@ CONNECT_S = 5.0
 """Longest wait for a replica to describe itself."""
 
 DESCRIBE_INTERVAL_S = 15.0
-"""The engine behind a replica may be another one by now; this often the router asks again what it is."""
+"""Interval between queries for the description, which changes when the engine is replaced."""
 
 MOST_UNANSWERED = 2
-"""Descriptions in a row that a replica may leave unanswered, while it sends nothing else, before it counts as
-lost."""
+"""Queries in a row without a description or any other message, after which the replica counts as lost."""
 
 SWEEP_S = 5.0
-"""How often requests are checked for those without progress."""
+"""Interval between checks for requests without progress."""
 
 LONGEST_ANSWER_TOKENS = 2**17
-"""Longest answer assumed of a replica that has not sent its longest sequence."""
+"""Assumed longest answer of a replica that has not sent its longest sequence."""
 
 Session = grpc.aio.StreamStreamCall[wire.RouterFrame, wire.ReplicaFrame]
 log = structlog.get_logger()
 
 
 class Unresponsive(Exception):
-    """The connection is open, and nothing comes."""
+    """A replica that sends nothing although the connection is open."""
 
 
 class ReplicaLink:
-    """The session with one replica, and what this process knows of it.
+    """The session with one replica, and the replica's state as this process knows it.
 
-    changed: called when its state changes. placed: called with each request's estimated prompt tokens.
-    draw: returns a number in [0, 1), to spread ejections.
-    cached: the prefixes that it reports as cached.
-    description: the last one that it sent.
-    last_received_s: when the last frame came.
-    malformed: how many of its messages could not be used.
-    ejection: whether it gets no requests for a while. stalled: requests ended for lack of progress.
+    changed: called when the state changes.
+    placed: called with the replica's name and each request's estimated prompt tokens.
+    draw: returns a random number in [0, 1), to spread ejections.
+    cached: prefixes that the replica reports as cached.
+    description: the last description received.
+    last_received_s: when the last frame was received.
+    malformed: number of unusable messages.
+    ejection: whether the replica is ejected. stalled: requests ended for lack of progress.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ReplicaLink:
 
     @property
     def state(self) -> LinkState:
-        """Whether it takes work."""
+        """The state, which is `READY` if the replica takes requests."""
         condition_state = self._condition_state
         return (
             self._state if condition_state is None or self._state is not LinkState.READY else condition_state
@@ -124,13 +124,13 @@ class ReplicaLink:
 
     @property
     def load(self) -> ReplicaLoad:
-        """Its last snapshot, and the requests sent since, as far as this router knows."""
+        """The last snapshot, and the requests sent since then, as far as this router knows."""
         known = self._known_load
         return known.with_peers(monotonic()) if known.peers.placements else known.own
 
     @property
     def peers(self) -> PeerPlacements:
-        """What other routers have just sent there."""
+        """Requests that other routers have just sent to the replica."""
         return self._known_load.peers
 
     def submit(
@@ -140,7 +140,7 @@ class ReplicaLink:
         on_overflow: Callable[[], None],
         verdict_within_s: float = inf,
     ) -> UpstreamRequest:
-        """Ask the replica. Without a session, or without a verdict in time, the request is lost."""
+        """Send a request. Without a session, or without a verdict in time, it ends as `Lost`."""
         upstream = UpstreamRequest(next(self._ids), bound_bytes, on_overflow)
         if self._state in (LinkState.CONNECTING, LinkState.LOST):
             upstream.finish(Lost(self.name, "no connection", reached=False))
@@ -159,7 +159,7 @@ class ReplicaLink:
         return upstream
 
     def abandon(self, upstream: UpstreamRequest) -> None:
-        """Give up a request: unless it has ended, the replica is asked to cancel it."""
+        """Give up a request. If it has not ended, cancel it at the replica."""
         upstream.stop_verdict_timer()
         if self._upstreams.get(upstream.id) is upstream:
             self._forget(upstream.id)
@@ -167,20 +167,20 @@ class ReplicaLink:
             self.ejection.probe_cancelled(upstream.id)
 
     def answered(self, upstream: UpstreamRequest, answer: wire.EngineAnswer) -> None:
-        """Tell the replica about a request's answer, which is read at its engine."""
+        """Report to the replica the state of an answer that this router reads from the engine."""
         if self._upstreams.get(upstream.id) is upstream:
             answer.id = upstream.id
             self._writer.answered(answer)
 
     def _end_unanswered(self, upstream: UpstreamRequest, sent_s: float) -> None:
-        """End a request without a verdict. A replica that still talks is overloaded; a silent one is lost."""
+        """End a request without a verdict: as rejected if the replica has sent other frames, else as lost."""
         self.ejection.failed()
         self.abandon(upstream)
         responds = self.last_received_s > sent_s
         upstream.finish(Rejected(Reason.QUEUE_FULL) if responds else Lost(self.name, "it does not respond"))
 
     async def detokenize(self, tokens: Sequence[int]) -> str | None:
-        """Return the text of tokens by its engine; None where it does not report it."""
+        """Return the engine's text of tokens; None if it does not return it."""
         if self._stub is None:
             return None
         try:
@@ -191,11 +191,11 @@ class ReplicaLink:
         return reply.text
 
     async def idle(self) -> None:
-        """Wait until it carries no request."""
+        """Wait until no request is in progress."""
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Keep the session up until cancelled."""
+        """Maintain the session until cancelled."""
         while True:
             try:
                 async with self._connect(self.address) as channel:
@@ -207,7 +207,7 @@ class ReplicaLink:
                 why = "the session broke while a frame was written"
             except (Unresponsive, TimeoutError):
                 why = "it is connected but does not respond"
-            except OSError as error:  # a certificate; the file will be there again
+            except OSError as error:  # an unreadable certificate, which is read again for the next connection
                 why = f"{error.filename}: {error.strerror}"
             except wire_conversion.MalformedMessage as error:
                 self.malformed += 1
@@ -220,7 +220,7 @@ class ReplicaLink:
             await self._wait_to_retry(why)
 
     async def _wait_to_retry(self, why: str) -> None:
-        if why != self._last_why:  # once for each cause, not for each attempt
+        if why != self._last_why:  # log once for each cause, not for each attempt
             log.warning("replica not connected", replica=self.name, address=self.address, why=why)
             self._last_why = why
         await asyncio.sleep(self._backoff.wait_s())
@@ -240,7 +240,7 @@ class ReplicaLink:
                 self._deliver(frame)
         except asyncio.CancelledError:
             if (current := asyncio.current_task()) is not None and current.cancelling():
-                raise  # else the call was cancelled, by one of the tasks beside it
+                raise  # otherwise one of the session's tasks has ended and cancelled the call
         finally:
             self._stub = None
             for task in tasks:
@@ -251,9 +251,9 @@ class ReplicaLink:
                 task.result()
 
     async def _keep_described(self, stub: ReplicaStub) -> None:
-        """Keep the description fresh. Raises Silent where nothing at all comes any more.
+        """Refresh the description periodically. Raises Unresponsive if the replica sends nothing any more.
 
-        A replica that is too busy to describe itself, but sends frames, keeps its session.
+        A replica that is too busy to send its description, but sends frames, keeps its session.
         """
         unanswered = 0
         while True:
@@ -263,13 +263,13 @@ class ReplicaLink:
                 raise Unresponsive
 
     async def _responds(self, stub: ReplicaStub) -> bool:
-        """Ask the replica what it is. Return whether that, or anything else, came from it in time."""
+        """Query the description. Return whether it, or another message, was received in time."""
         sent_s = monotonic()
         try:
             await self._describe(stub)
-        except wire_conversion.MalformedMessage as error:  # the one before still holds
+        except wire_conversion.MalformedMessage as error:  # the previous one stays
             self._count_malformed(str(error))
-        except grpc.aio.AioRpcError:  # an answer too, or the session ends by itself
+        except grpc.aio.AioRpcError:  # an error is a response, and a broken connection also ends the session
             pass
         except TimeoutError:
             return self.last_received_s >= sent_s
@@ -293,7 +293,7 @@ class ReplicaLink:
         self.description = description_of(self.address, reply)
 
     def _count_malformed(self, why: str) -> None:
-        """Count it, and log it unless the last line was the same."""
+        """Count a malformed message, and log it unless the last line was the same."""
         self.malformed += 1
         if why != self._last_why:
             log.warning("malformed message", replica=self.name, why=why)
@@ -304,7 +304,7 @@ class ReplicaLink:
         upstreams = self._upstreams
         for event in frame.events:
             upstream = upstreams.get(event.id)
-            if upstream is None:  # it was cancelled, and this crossed that
+            if upstream is None:  # it was cancelled after the event was sent
                 continue
             upstream.last_received_s = self.last_received_s
             try:
@@ -324,14 +324,14 @@ class ReplicaLink:
             self.cached.update(frame.cached_prefixes)
 
     def _progress(self, event: wire.Event, upstream: UpstreamRequest) -> None:
-        """Note a verdict or an end."""
+        """Apply a verdict or an end."""
         kind = event.WhichOneof("kind")
         if kind in ("admitted", "best_effort"):
             self._known_load.answered(event.id)
             self.ejection.answered(self.last_received_s)
             upstream.engine_fields = event.engine_fields
             self._note_accepted(upstream, wire_conversion.accepted(event))
-        elif kind is not None:  # else it is an event of a later version
+        elif kind is not None:  # None: an event of a later version
             self._forget(event.id)
             self.ejection.answered(self.last_received_s)
             upstream.finish(wire_conversion.end(event, kind))

@@ -1,8 +1,8 @@
 """The replicas of the pool, each with its link, following a source of replica sets.
 
 A replica that leaves the set gets no more requests and finishes those that it has; then its link is closed. A
-replica with a new address is a new replica under an old name. A replica that is not ready or terminating
-keeps its link and gets no new requests; no new link is made to a terminating one.
+replica whose address changes gets a new link. A replica that is not ready or terminating keeps its link and
+gets no new requests. No new link is created to a terminating replica.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.replica_link import ReplicaLink
 
 MakeLink = Callable[[str, str, Callable[[], None]], ReplicaLink]
-"""Makes a link from a replica's name, its address, and what to call when its state changes."""
+"""Creates a link from a replica's name, its address, and a callback for changes of its state."""
 
 
 class ReplicaSet:
     """Links by replica name.
 
-    known: whether the source has yielded any set, even an empty one.
-    random: spreads retries. prefixes: what the replicas have cached.
+    known: whether the source has yielded a set, even an empty one.
+    random: spreads retries. prefixes: prefixes that the replicas have cached.
     """
 
     def __init__(self, make_link: MakeLink, random: Random | None = None) -> None:
@@ -38,7 +38,7 @@ class ReplicaSet:
         self.prefixes = CachedPrefixes()
         self._budget = RetryBudget()
         self._links: dict[str, ReplicaLink] = {}
-        self._ready: list[ReplicaLink] = []  # those that take work
+        self._ready: list[ReplicaLink] = []  # those that take requests
         self._tasks: dict[ReplicaLink, asyncio.Task[None]] = {}
         self._source: Source | None = None
         self._ready_event = asyncio.Event()
@@ -49,7 +49,7 @@ class ReplicaSet:
 
     @property
     def links(self) -> list[ReplicaLink]:
-        """All of the set, in the order of their names."""
+        """All links, in the order of their names."""
         return list(self._links.values())
 
     @property
@@ -61,12 +61,12 @@ class ReplicaSet:
         return None
 
     def placed_by_peer(self, name: str, placed: PeerLoad) -> None:
-        """Note what another router has sent to a replica."""
+        """Add requests that another router has sent to a replica."""
         if (link := self._links.get(name)) is not None:
             link.peers.add(placed, monotonic())
 
     def loads(self) -> list[ReplicaLoad]:
-        """Return the replicas that take work, without those ejected unless too many are."""
+        """Return the loads of replicas that take requests. Ejected ones are included if too many are."""
         in_service = ready = self._ready
         if any([link.ejection.ejected for link in ready]):
             now_s = monotonic()
@@ -74,16 +74,16 @@ class ReplicaSet:
         return [link.load for link in (ready if panics(len(in_service), len(ready)) else in_service)]
 
     def http_endpoints(self) -> dict[str, str]:
-        """Return where gateways reach replicas over HTTP, by name, of those that they can reach."""
+        """Return the `host:port` at which gateways reach replicas over HTTP, by name, if they can."""
         endpoints = {name: link.description.http_endpoint for name, link in self._links.items()}
         return {name: endpoint for name, endpoint in endpoints.items() if endpoint is not None}
 
     def arrived(self) -> None:
-        """Note a new request."""
+        """Count a new request for the retry budget."""
         self._budget = self._budget.arrived()
 
     def take_replay(self) -> bool:
-        """Take a replay out of the retry budget. Return False where none is left."""
+        """Take a replay out of the retry budget. Return False if none is left."""
         budget = self._budget.replayed()
         self._budget = self._budget if budget is None else budget
         return budget is not None
@@ -95,11 +95,11 @@ class ReplicaSet:
 
     @property
     def ready(self) -> bool:
-        """Whether any replica takes work."""
+        """Whether any replica takes requests."""
         return bool(self._ready)
 
     async def wait_until_ready(self) -> None:
-        """Wait until any replica takes work."""
+        """Wait until any replica takes requests."""
         await self._ready_event.wait()
 
     @property
@@ -139,7 +139,7 @@ class ReplicaSet:
         self._links = dict(sorted(links.items()))
 
     def _changed(self) -> None:
-        """Note which replicas take work. Wake requests that wait for one."""
+        """Update the replicas that take requests. Wake requests that wait for one."""
         self._ready = [link for link in self._links.values() if link.state is LinkState.READY]
         if self.ready:
             self._ready_event.set()

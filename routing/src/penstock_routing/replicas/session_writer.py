@@ -2,8 +2,8 @@
 
 All requests that are submitted within two turns of the event loop, or while the previous frame is being
 written, are sent in one frame. Two turns take no time on an idle loop; under load they reduce the number of
-frames, and of plans that replicas compute. A request's elapsed time is measured when its frame is made, so
-this wait is included.
+frames, and of plans that replicas compute. A request's elapsed time is measured when its frame is created,
+so it includes this wait.
 """
 
 import asyncio
@@ -15,14 +15,15 @@ from penstock_proto import replica_pb2 as wire
 from penstock_routing.request.generation_request import GenerationRequest
 
 FRAME_BYTES = 2**20
-"""A frame takes no more requests once their bodies are this long, so that a message has a bound."""
+"""Total length of bodies from which a frame gets no more requests, to bound the size of messages."""
 
 
 class Attempt(NamedTuple):
     """A request to one replica.
 
-    backup: the replicas tried have rejected it; serve it best effort. cached_tokens: of its prompt, that the
-    replica is expected to have cached. direct: whether this router can send it to the engine itself.
+    backup: whether to serve it best effort, because the replicas that were tried have rejected it.
+    cached_tokens: prompt tokens that the replica has probably cached.
+    direct: whether this router can send it to the engine directly.
     """
 
     request: GenerationRequest
@@ -33,7 +34,7 @@ class Attempt(NamedTuple):
 
 
 class SessionWriter:
-    """Messages to send, in order. A request that is cancelled before its frame is never sent."""
+    """Writes messages in order. A request that is cancelled before its frame is created is never sent."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -48,16 +49,16 @@ class SessionWriter:
         self._due.set()
 
     def answered(self, answer: wire.EngineAnswer) -> None:
-        """Tell the replica about an answer that is read at its engine."""
+        """Report the state of an answer that is read from the engine with the next frame."""
         self._engine_answers.append(answer)
         self._due.set()
 
     def holds(self, id: int) -> bool:
-        """Return whether this request has not been sent yet."""
+        """Return whether this request is waiting to be sent."""
         return id in self._attempts
 
     def cancel(self, id: int) -> None:
-        """Take the request back."""
+        """Cancel the request at the replica, or drop it if it was not sent yet."""
         if self._attempts.pop(id, None) is None:
             self._cancels.append(id)
             self._due.set()
@@ -66,7 +67,7 @@ class SessionWriter:
         """Write frames until cancelled."""
         while True:
             await self._due.wait()
-            await asyncio.sleep(0)  # one turn of the loop: what else is ready travels along
+            await asyncio.sleep(0)  # one turn of the event loop, to collect other messages
             self._due.clear()
             while self._attempts or self._cancels or self._engine_answers:
                 await write(self._frame())

@@ -1,16 +1,15 @@
-"""Routers inform one another about requests that they have just sent, through Redis.
+"""Placements that routers share through Redis: the requests that they have just sent.
 
     submit ──▶ batched for some milliseconds ──▶ PUBLISH
                                                     │
     loads of links ◀── counted for some milliseconds ◀── SUBSCRIBE
 
-This is not on the path of a request: a submit adds two numbers, and a separate task does the rest. Redis
-stores nothing, so there is nothing to clean up or to expire. A lost message makes one routing decision
-slightly worse. While Redis is unavailable routers use the replicas' snapshots and their own placements, as
-without Redis, and reconnect by themselves.
+This is not on the request path: a submit adds two numbers, and a separate task sends them. Redis stores
+nothing, so nothing has to expire. A lost message makes one routing decision slightly worse. While Redis is
+unavailable, routers use the replicas' snapshots and their own placements, as without Redis, and reconnect.
 
-Every router receives its own messages too. One that receives nothing for a while, not even its own heartbeat,
-has a broken connection and reconnects.
+Every router receives its own messages too. A router that does not receive even its own heartbeat has a broken
+connection and reconnects.
 """
 
 import asyncio
@@ -27,21 +26,21 @@ from penstock_routing.connections.cancellation import raise_if_cancelled
 from penstock_routing.replicas.peer_placements import PeerLoad
 
 BATCH_S = 0.003
-"""How long submits wait for others to share a message: about as long as a verdict takes."""
+"""How long placements are collected for one message: about as long as a verdict takes."""
 
 HEARTBEAT_S = 2.0
-"""Seconds between messages of a router that has nothing to say."""
+"""Seconds between messages of a router without requests."""
 SILENCE_S = 3 * HEARTBEAT_S
-"""A connection that brings nothing for so long is dead."""
+"""Silence after which a connection counts as broken."""
 
 ANSWER_S = 2.0
 """Longest wait for Redis to connect, and to take a message."""
 
 MESSAGE_BYTES = 2**20
-"""A longer message is not from a router and is ignored."""
+"""Longest message that is read. Routers send shorter ones."""
 
 MOST_COUNTED = 2**40
-"""More requests or tokens than any message holds; loads are computed with floats."""
+"""Largest valid number of requests or tokens in a message. Loads are computed with floats."""
 
 OnPlacement = Callable[[str, PeerLoad], None]
 log = structlog.get_logger()
@@ -50,9 +49,9 @@ log = structlog.get_logger()
 class SharedPlacements:
     """Sends this router's placements to the others through Redis, and receives theirs.
 
-    url: reads where Redis is; called for each connection, for passwords are renewed. Raises OSError.
-    channel: of the routers of one pool.
-    connected: whether messages go out and come in.
+    url: returns the URL of Redis; called for each connection, as passwords are renewed. Raises OSError.
+    channel: Redis channel of the pool's routers.
+    connected: whether messages are sent and received.
     """
 
     def __init__(self, url: Callable[[], str], channel: str, backoff: Backoff) -> None:
@@ -64,7 +63,7 @@ class SharedPlacements:
         self._unavailable = False
 
     def placed(self, replica: str, prompt_tokens: int) -> None:
-        """Note a request that was sent to a replica."""
+        """Add a request that was sent to a replica."""
         if not self.connected:
             return
         counts = self._batch.setdefault(replica, [0, 0])
@@ -73,22 +72,22 @@ class SharedPlacements:
         self._due.set()
 
     async def run(self, on_placement: OnPlacement, malformed: Callable[[], None]) -> None:
-        """Share until cancelled.
+        """Send and receive placements until cancelled.
 
-        on_placement: called with each replica and what another router has sent there. malformed: called for
-        each message that cannot be read, because it is of another version or not from a router.
+        on_placement: called with each replica and the requests that another router has sent to it.
+        malformed: called for each invalid message.
         """
         while True:
             try:
                 await self._connection(on_placement, malformed)
                 why = "the connection ended"
-            except* Exception as errors:  # whatever it is: sharing is a help, and never stops a router
+            except* Exception as errors:  # no error of sharing may stop a router
                 why = _messages(errors)
             finally:
                 self.connected = False
                 self._batch.clear()
             raise_if_cancelled()
-            if not self._unavailable:  # once for each time that it goes, not for each attempt
+            if not self._unavailable:  # log once for each outage, not for each attempt
                 log.warning("redis unavailable", why=why, meanwhile="each router uses its own placements")
                 self._unavailable = True
             await asyncio.sleep(self._backoff.wait_s())
@@ -147,7 +146,7 @@ class SharedPlacements:
         return orjson.dumps({"router": self._router_id, "placed": counts})
 
     def _receive(self, data: bytes, on_placement: OnPlacement, malformed: Callable[[], None]) -> None:
-        """Read a message. One that is malformed, or this router's own, is ignored."""
+        """Apply a message. Invalid ones and this router's own are ignored."""
         try:
             router, placements = read_placements(data)
         except (ValueError, TypeError, LookupError, AttributeError):
@@ -160,10 +159,10 @@ class SharedPlacements:
 
 
 def read_placements(data: bytes) -> tuple[str, list[tuple[str, PeerLoad]]]:
-    """Return the router that a message is of, and what it placed where.
+    """Return the router that sent a message, and its placements by replica.
 
-    Fields of a later version are ignored. Raises ValueError, TypeError, LookupError or AttributeError where
-    it is no such message.
+    Fields of a later version are ignored. Raises ValueError, TypeError, LookupError or AttributeError if the
+    message is invalid.
     """
     if len(data) > MESSAGE_BYTES:
         raise ValueError(f"longer than {MESSAGE_BYTES} bytes")
@@ -175,14 +174,14 @@ def read_placements(data: bytes) -> tuple[str, list[tuple[str, PeerLoad]]]:
 
 
 def _count(value: object) -> int:
-    """Return a count that loads can be computed with. Raises ValueError."""
+    """Return a valid count. Raises ValueError."""
     if not isinstance(value, int) or not 0 <= value <= MOST_COUNTED:
         raise ValueError(f"not an integer from 0 to {MOST_COUNTED}")
     return value
 
 
 def _messages(errors: BaseExceptionGroup[BaseException]) -> str:
-    """Return the first cause as Redis or the system reports it. It may have an address, never a password."""
+    """Return the first error as text. It may contain an address, never a password."""
     first: BaseException = errors
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]

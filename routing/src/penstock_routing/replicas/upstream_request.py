@@ -1,15 +1,14 @@
-"""One request at one replica: filled by the session's reader, emptied by the request's task.
+"""One request at one replica. The session's reader adds its output, and the request's task takes it.
 
-The reader adds what a frame brings; the task takes all of it at once. However many tokens a frame has, the
-task is woken once. While it waits and nothing is buffered, output bypasses it: `relay` writes to the client
-directly from the session's reader, and no task is woken for a token. If the client is slower, output is
-buffered.
+However many tokens a frame has, the task is woken once. While the task waits and nothing is buffered, output
+bypasses it: `relay` writes to the client directly from the session's reader, and no task is woken for a
+token. If the client is slower, output is buffered.
 
 The buffer is bounded for each request and, by a budget, over all requests. Beyond either bound the request
 ends as `Overflowed`, and `on_overflow` is called, because the task may be blocked in a write. While the task
-waits for output it is not behind, so its own bound does not apply: after a stall of the network, or of this
-process, much output may come before the task's turn. Output that was taken counts as buffered until the next
-`take`, because it may not have been written before.
+waits for output it is not behind, so the request's own bound does not apply: after a stall of the network or
+of this process, much output may arrive before the task runs. Output that was taken counts as buffered until
+the next `take`, because it may not be written yet.
 """
 
 import asyncio
@@ -26,10 +25,10 @@ from penstock_routing.request.byte_budget import ByteBudget
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The replica went away, or did not answer in time.
+    """The replica was lost, or did not answer in time.
 
-    reached: whether the request may have been begun there. If not, asking another replica costs nothing.
-    drained: the replica was draining.
+    reached: whether the replica may have begun the request. If not, trying another replica costs nothing.
+    drained: whether the replica was draining.
     """
 
     replica: str
@@ -44,13 +43,13 @@ class Overflowed:
 
 
 Relay = Callable[[bytes, int], bool]
-"""Writes output and its number of tokens to the client; returns False where it has to be held."""
+"""Writes output with a number of tokens to the client; returns False if it must be buffered."""
 
 End = wire.Finished | wire.Failed | Rejected | Lost | Overflowed
 
 
 class Received(NamedTuple):
-    """Output since the last `take`. tokens: how many are in `data`, as the replica counts them."""
+    """Output since the last `take`. tokens: how many are in `data`, by the replica's count."""
 
     data: bytes
     tokens: int
@@ -61,12 +60,13 @@ class UpstreamRequest:
     """One request at one replica.
 
     id: unique within the session.
-    verdict: None until the replica has accepted; a rejection is an `end`.
-    verdict_timer: ends it where no verdict comes in time.
-    bound_bytes: most bytes held, where there is a bound.
-    last_received_s: when the replica's last message about it came. longest_silence_s: how long none may come.
-    engine_fields: with which the request is sent to the engine itself; empty where the replica sends it.
-    on_end: called once, when it has ended or is given up.
+    verdict: None until the replica has accepted the request; a rejection is an `end`.
+    verdict_timer: ends the request if no verdict arrives in time.
+    bound_bytes: most bytes buffered; None without a bound.
+    last_received_s: when the replica's last message about it was received.
+    longest_silence_s: longest time without a message.
+    engine_fields: fields for a router that sends the request to the engine; empty if the replica sends it.
+    on_end: called once, when the request has ended or is given up.
     """
 
     __slots__ = (
@@ -112,18 +112,18 @@ class UpstreamRequest:
         self._waiter: asyncio.Future[None] | None = None
 
     def use_budget(self, budget: ByteBudget) -> None:
-        """Count output in this budget, until `release`."""
+        """Count buffered output in this budget, until `release`."""
         self._budget = budget
         budget.enter(self)
 
     @property
     def held_bytes(self) -> int:
-        """Output that has come and may not have been written."""
+        """Bytes of output that may not have been written yet."""
         return self._held_bytes + self._taken_bytes
 
     @property
     def streamed(self) -> bool:
-        """Whether its output comes token by token."""
+        """Whether its output arrives token by token."""
         return self._bound_bytes is not None
 
     @property
@@ -132,19 +132,19 @@ class UpstreamRequest:
         return self._held_bytes > 0
 
     def accepted(self, verdict: Admitted | BestEffort) -> None:
-        """Note the replica's verdict."""
+        """Set the replica's verdict."""
         self.verdict = verdict
         self.stop_verdict_timer()
         self._wake()
 
     def stop_verdict_timer(self) -> None:
-        """Wait for no verdict any more."""
+        """Stop the timer of the verdict."""
         if self.verdict_timer is not None:
             self.verdict_timer.cancel()
             self.verdict_timer = None
 
     def put(self, data: bytes, tokens: int) -> bool:
-        """Take output. Returns False where it was too much: the request has ended then."""
+        """Add output. Return False if the buffer is full and the request has ended."""
         relay = self._relay
         if relay is not None and relay(data, tokens):
             return True
@@ -162,17 +162,17 @@ class UpstreamRequest:
             budget.held_bytes += len(data)
             if budget.held_bytes > budget.bound_bytes:
                 budget.drop_largest()
-                return self._budget is not None  # else it was this one that held most
+                return self._budget is not None  # False: this request held most, and was dropped
         return True
 
     def drop(self) -> None:
-        """End it because of what it holds, and forget that."""
+        """End the request as `Overflowed`, and release its output."""
         self.release()
         self.finish(Overflowed())
         self._on_overflow()
 
     def release(self) -> None:
-        """Forget what is held, and count nothing more."""
+        """Release buffered output, and leave the budget."""
         if self._budget is not None:
             self._budget.leave(self)
             self._budget = None
@@ -180,7 +180,7 @@ class UpstreamRequest:
         self._stop_source()
 
     def finish(self, end: End) -> None:
-        """End it. A second end changes nothing."""
+        """End the request. A second end has no effect."""
         if self.end is None:
             self.end = end
             self.stop_verdict_timer()
@@ -188,7 +188,7 @@ class UpstreamRequest:
             self._wake()
 
     def take(self) -> Received:
-        """Return all output since the last `take`, and the end where it has come."""
+        """Return all output since the last `take`, and the end if the request has ended."""
         chunks, tokens = self._chunks, self._tokens
         if self._budget is not None:
             self._budget.held_bytes -= self._taken_bytes
@@ -198,7 +198,7 @@ class UpstreamRequest:
         return Received(chunks[0] if len(chunks) == 1 else b"".join(chunks), tokens, self.end)
 
     async def changed(self, relay: Relay | None = None) -> None:
-        """Wait until something has come since the last `take` or `changed` that `relay` has not written."""
+        """Wait for output since the last `take` or `changed` that `relay` has not written, or for the end."""
         if not self._changed_since:
             self._relay = relay
             self._waiter = asyncio.get_running_loop().create_future()
@@ -210,11 +210,11 @@ class UpstreamRequest:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether output is held that the task does not wait for."""
+        """Whether output is buffered while the task is busy."""
         return self._held_bytes > 0 and self._waiter is None
 
     def _stop_source(self) -> None:
-        """Stop what brings it, if it is not the replica's session."""
+        """Stop the source of output, if it is not the replica's session."""
         on_end, self.on_end = self.on_end, None
         if on_end is not None:
             on_end()

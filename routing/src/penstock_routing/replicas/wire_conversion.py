@@ -20,7 +20,7 @@ REASONS: dict[int, Reason] = {
 
 
 class MalformedMessage(Exception):
-    """A replica's message is unusable; the text says why."""
+    """An unusable message of a replica. The text is the reason."""
 
 
 INTERNAL = wire.Failed(failure=wire.FAILURE_INTERNAL, status=502)
@@ -28,20 +28,20 @@ INTERNAL = wire.Failed(failure=wire.FAILURE_INTERNAL, status=502)
 
 
 def rejected(message: wire.Rejected) -> Rejected:
-    """Return the rejection. An unknown reason, of a later version, means a full replica."""
+    """Convert a rejection. An unknown reason of a later version becomes `QUEUE_FULL`."""
     earliest_s = message.earliest_s if message.HasField("earliest_s") else None
     return Rejected(REASONS.get(message.reason, Reason.QUEUE_FULL), earliest_s)
 
 
 def accepted(event: wire.Event) -> Admitted | BestEffort:
-    """Return the acceptance that an `admitted` or `best_effort` event holds."""
+    """Convert an `admitted` or `best_effort` event."""
     if event.HasField("best_effort"):
         return BestEffort()
     return Admitted(event.admitted.ttft_predicted_s, event.admitted.tpot_predicted_s)
 
 
 def snapshot(message: wire.Snapshot) -> Snapshot:
-    """Return the snapshot in a message."""
+    """Convert a snapshot."""
     return Snapshot(
         running=message.running,
         waiting=message.waiting,
@@ -60,14 +60,14 @@ def snapshot(message: wire.Snapshot) -> Snapshot:
 
 
 def end(event: wire.Event, kind: str) -> wire.Finished | wire.Failed | Rejected:
-    """Return the end of a request that an event of this kind holds."""
+    """Convert an event of this kind that ends a request."""
     if kind == "rejected":
         return rejected(event.rejected)
     return _finished(event.finished) if kind == "finished" else event.failed
 
 
 def _finished(message: wire.Finished) -> wire.Finished:
-    """Return the end with durations only: what is none becomes 0, since one NaN spoils a histogram's sum."""
+    """Replace invalid durations by 0, because one NaN makes the sum of a histogram unusable."""
     if not 0 <= message.ttft_s < inf:
         message.ttft_s = 0.0
     if not 0 <= message.tpot_s < inf:
@@ -76,7 +76,7 @@ def _finished(message: wire.Finished) -> wire.Finished:
 
 
 def time_model(description: wire.DescribeReply) -> TimeModel | None:
-    """Return the replica's time model; None where it has sent none. Raises MalformedMessage."""
+    """Return the replica's time model; None if it has sent none. Raises MalformedMessage."""
     model_json = description.time_model_json
     try:
         return from_json(orjson.loads(model_json)) if model_json else None
@@ -85,12 +85,12 @@ def time_model(description: wire.DescribeReply) -> TimeModel | None:
 
 
 def http_endpoint(address: str, description: wire.DescribeReply) -> str | None:
-    """Return where gateways reach the replica over HTTP: on the host of its gRPC service, at its own port."""
+    """Return `host:port` of the replica's HTTP interface, on the host of its gRPC service; None if closed."""
     return _on_same_host(address, description.http_port)
 
 
 def engine_endpoint(address: str, description: wire.DescribeReply) -> str | None:
-    """Return where routers send requests with a ticket: at its engine's port, on the same host."""
+    """Return `host:port` of the engine, on the host of the gRPC service; None if it is closed to routers."""
     return _on_same_host(address, description.engine_tls_port or description.engine_port)
 
 

@@ -1,1 +1,1 @@
-"""One request as a router reads it: headers, body, the bytes it holds, and its outcome."""
+"""One request as a router reads it: headers, body, buffered bytes, and its outcome."""

@@ -1,8 +1,8 @@
-"""Bytes that a process holds over all of its requests: bodies, and output that clients have not read.
+"""The budget of bytes that a process buffers for all requests: bodies, and output that clients have not read.
 
-Bounds for each request do not bound the process: 4,096 clients that stop reading may each stay within theirs.
-Beyond the budget a new body is answered 429, because its client can retry. Output of admitted requests cannot
-be rejected, so the request that holds most of it is dropped: its client does not read, or its answer is by
+Bounds of single requests do not bound the process: 4,096 clients may stop reading, each within its bound.
+Beyond the budget a new body is rejected with 429, because its client can retry. Output of admitted requests
+cannot be rejected, so the request with most of it is dropped: its client does not read, or its answer is by
 far the longest. Others are not affected.
 """
 
@@ -13,38 +13,39 @@ from penstock_runtime.openai_errors import ApiError
 
 
 class Holder(Protocol):
-    """Something that holds output. drop: gives up its request, and calls `ByteBudget.leave`."""
+    """A buffer of output. drop: gives up its request, and calls `ByteBudget.leave`."""
 
     @property
     def held_bytes(self) -> int:
-        """Output that it holds now."""
+        """Bytes of output that it holds now."""
 
     def drop(self) -> None:
         """Give up the request."""
 
 
 class ByteBudget:
-    """The budget of one router, or of one replica behind a gateway. owner: its name in errors.
+    """The budget of one router, or of one replica behind a gateway.
 
-    held_bytes: bytes held now; each holder of output adds to it and subtracts from it.
+    owner: name of the process in errors.
+    held_bytes: bytes buffered now; each holder of output adds to it and subtracts from it.
     """
 
     def __init__(self, bound_bytes: int, owner: str = "this router") -> None:
         self.bound_bytes, self.owner = bound_bytes, owner
         self.held_bytes = 0
-        self._holders: dict[Holder, None] = {}  # in the order in which they came
+        self._holders: dict[Holder, None] = {}  # in the order of their arrival
 
     def enter(self, holder: Holder) -> None:
-        """Add a holder: it may be dropped."""
+        """Add a holder, which may be dropped later."""
         self._holders[holder] = None
 
     def leave(self, holder: Holder) -> None:
-        """Remove a holder, with all that it holds."""
+        """Remove a holder and its bytes."""
         self._holders.pop(holder, None)
         self.held_bytes -= holder.held_bytes
 
     def drop_largest(self) -> None:
-        """Drop the holders of most output, until the rest is within the budget."""
+        """Drop the holders with most output, until the rest is within the budget."""
         while self.held_bytes > self.bound_bytes:
             most = max(self._holders, key=lambda holder: holder.held_bytes, default=None)
             if most is None or most.held_bytes == 0:
@@ -53,7 +54,7 @@ class ByteBudget:
 
 
 class BodyBytes:
-    """A request's body in the budget, as it arrives and until its request ends. Use as `with`."""
+    """A request's body in the budget, from its arrival to the end of its request. Use as `with`."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget, self._bytes = budget, 0
@@ -67,7 +68,7 @@ class BodyBytes:
         self._budget.held_bytes -= self._bytes
 
     def add(self, more_bytes: int) -> None:
-        """Hold more bytes. Raises ApiError (429) where the budget has no room for them."""
+        """Count more bytes of the body. Raises ApiError (429) if they exceed the budget."""
         budget = self._budget
         if budget.held_bytes + more_bytes > budget.bound_bytes:
             raise ApiError(

@@ -1,9 +1,9 @@
-"""Separates applications in engines' prefix caches, so that none learns from its TTFT what another has sent.
+"""Separates applications in engines' prefix caches, so that TTFT reveals nothing about others' prompts.
 
-An engine shares cached blocks between requests with the same `cache_salt` only. A pool that isolates its
-applications gets one for each: a hash of the application's name and of the salt that its client has given, so
-that clients of one application can still separate their users. It is appended to the body; the last of two
-equal names counts.
+An engine shares cached blocks only between requests with the same `cache_salt`. In a pool that isolates its
+applications, the salt is a hash of the application's name and of the salt that the client has given, so that
+clients of one application can still separate their users. It is appended to the body, because JSON parsers
+use the last of two equal names.
 """
 
 from hashlib import blake2b

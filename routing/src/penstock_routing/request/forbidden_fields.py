@@ -1,11 +1,11 @@
-"""Fields that clients may not put into a body, because the engine would act on them.
+"""Fields and URLs that clients may not send in a body, because the engine would act on them.
 
 An engine trusts its callers. Some fields are meant for a proxy: they set a request's id, give it priority, or
-make the engine connect to another one. And a chat may contain URLs of images, audio and video, which the
+make the engine connect to another engine. And a chat may contain URLs of images, audio and video, which the
 engine fetches from its own network.
 
-Both are rejected unless the pool allows them. URLs are searched in every string of a message's parts except
-texts, so an unknown kind of part cannot bypass the check. URLs are matched strictly instead of parsed: an
+Both are rejected unless the pool allows them. Every string of a message's parts except texts is checked for
+URLs, so an unknown kind of part cannot bypass the check. URLs are matched strictly instead of parsed, so an
 ambiguous one is rejected.
 """
 
@@ -21,7 +21,7 @@ TEXTS = frozenset({"type", "text", "thinking", "refusal", "uuid", "filename"})
 """Strings of a part that are never fetched."""
 
 _HAS_SCHEME = re.compile(r"[\x00-\x20]*+(?:[A-Za-z0-9+.\-][\x00-\x20]*+)++:")
-"""The scheme of a URL as lenient parsers read it, which drop white space anywhere in it."""
+"""The scheme of a URL, as lenient parsers accept it with white space anywhere in it."""
 
 _DATA = re.compile(r"data:", re.IGNORECASE)
 _WEB = re.compile(r"https?://([A-Za-z0-9.\-]+)(?::[0-9]{1,5})?(?:[/?#][\x21-\x5b\x5d-\x7e]*)?", re.IGNORECASE)
@@ -35,7 +35,7 @@ _messages = msgspec.json.Decoder(list[_Message])
 
 
 class ClientFields:
-    """What one pool allows."""
+    """The fields and URLs that one pool allows."""
 
     def __init__(self, allowed: Requests) -> None:
         self._refused = tuple(name for name in PROXY_FIELDS if name not in allowed.allow_fields)
@@ -48,7 +48,7 @@ class ClientFields:
         return self._refused
 
     def check_media(self, messages: Raw) -> None:
-        """Raise ApiError (400) for a chat that names media at a place from which they may not be fetched."""
+        """Raise ApiError (400) for a chat with a URL that the engine may not fetch."""
         for index, message in enumerate(_decoded(messages)):
             if type(message.content) is list:
                 self._check_parts(index, message.content)
@@ -77,7 +77,7 @@ class ClientFields:
 
 
 def proxy_field(name: str) -> ApiError:
-    """Return the refusal of a field that only a proxy may set."""
+    """Return the error (400) of a field that only a proxy may set."""
     return ApiError(
         400,
         f"'{name}' may only be set by a proxy; this pool does not accept it from clients",
@@ -87,7 +87,7 @@ def proxy_field(name: str) -> ApiError:
 
 
 def _collect(value: Any, strings: list[str]) -> None:
-    """Add every string in a part that may be a place; a part that is a string is text."""
+    """Add every string in a part that may be a URL. A part that is a string itself is text."""
     if type(value) is dict:
         for name, inner in value.items():
             if type(inner) is not str:
@@ -103,7 +103,7 @@ def _collect(value: Any, strings: list[str]) -> None:
 
 
 def _decoded(messages: Raw) -> list[_Message]:
-    """Return the messages; none where they are no messages, which replicas refuse. Raises ApiError (400)."""
+    """Return the messages; none if they are invalid, as replicas reject them. Raises ApiError (400)."""
     try:
         return _messages.decode(messages)
     except msgspec.ValidationError:

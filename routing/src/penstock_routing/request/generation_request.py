@@ -1,4 +1,4 @@
-"""One generating request, as read from the client."""
+"""One request for generated text, as read from the client."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,20 +13,20 @@ GENERATES = {
     "/v1/chat/completions": wire.ENDPOINT_CHAT_COMPLETIONS,
     "/v1/completions": wire.ENDPOINT_COMPLETIONS,
 }
-"""Paths of generating requests."""
+"""Paths of requests for generated text."""
 
 
 class GenerationRequest(NamedTuple):
     """The input of routing decisions, and of every replica that the request is sent to.
 
     id: the client's x-request-id, or a new one.
-    body: the client's JSON; unchanged except for what `movable` says.
-    arrival_s: when it had been read, on the event loop's clock.
-    targets: its own TTFT and TPOT, in place of its tier's; None where it brought none.
-    turn: one more than that of the request before it.
-    movable: whether its body asks for what a continuation on another replica needs.
-    marks: of its prompt; none where no replica can be compared by them.
-    session: that the client says it is a turn of.
+    body: the client's JSON. If `movable`, it also requests token ids.
+    arrival_s: when it was read completely, on the event loop's clock.
+    targets: its own TTFT and TPOT targets, which replace its tier's; None for each that it does not set.
+    turn: number of the request, one more than the previous request's.
+    movable: whether its stream can be continued on another replica.
+    marks: marks of its prompt; none if the routing order does not use them.
+    session: session named by the client, of which the request is a turn.
     """
 
     id: str
@@ -43,7 +43,7 @@ class GenerationRequest(NamedTuple):
 
 
 def slo_with(slo: Slo, own: Targets) -> Slo:
-    """Return a tier's SLO with the request's own targets in place."""
+    """Return a tier's SLO with the request's own targets."""
     if own.ttft_s is not None:
         slo = replace(slo, ttft_s=own.ttft_s, ttft_slowdown=None)
     if own.tpot_s is not None:

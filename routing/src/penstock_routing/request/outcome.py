@@ -1,11 +1,11 @@
 """The outcome of one request, and whether it met its tier's targets.
 
-Times are measured by the router when bytes are written to the client. An answer that is not streamed is
-written at once: its token times are those at which the engine generated them, as reported by the replica. If
-the engine sends no reports, they are unknown, and the answer is judged by its end-to-end latency alone.
+The router measures times when it writes bytes to the client. An answer that is not streamed is written at
+once, so its token times are those at which the engine generated them, as reported by the replica. If the
+engine sends no reports, they are unknown, and the answer is judged by its end-to-end latency alone.
 
-One event may contain several tokens. Replicas report the number if they know it; tokens that only the final
-count reveals are distributed over the events. A thinking model's first token is its first thinking token.
+One event may contain several tokens. Replicas report the number if they know it; tokens that are only in the
+final count are distributed over the events. A thinking model's first token is its first thinking token.
 """
 
 from dataclasses import dataclass, field
@@ -23,22 +23,22 @@ from penstock_routing.request.generation_request import slo_with
 class Ending(StrEnum):
     """How a request ended."""
 
-    ANSWERED = "answered"  # whole
-    REJECTED = "rejected"  # no replica could meet its SLO, or there was none
-    INVALID = "invalid"  # the engine or the replica found it invalid
-    FAILED = "failed"  # a fault behind the router
+    ANSWERED = "answered"  # completely
+    REJECTED = "rejected"  # no replica could meet its SLO, or no replica was in service
+    INVALID = "invalid"  # the engine or the replica rejected it as invalid
+    FAILED = "failed"  # a replica or engine failed
     CLIENT_GONE = "client_gone"
     CLIENT_SLOW = "client_slow"
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Filled in while the request is served.
+    """The outcome of a request, filled in while it is served.
 
-    verdict: admitted, best-effort or rejected; `none` until there is one. reason: of a rejection.
-    decided: whether there has been a verdict.
-    hops: replicas that answered, with the one that took it.
-    moves: times that its stream was continued on another replica, or was to be.
+    verdict: admitted, best-effort or rejected; `none` until there is one. reason: reason of a rejection.
+    decided: whether the first verdict was counted.
+    hops: replicas that answered, including the one that accepted it.
+    moves: attempts to continue its stream on another replica.
     token_times_s: when each token was written, on the event loop's clock.
     """
 
@@ -60,10 +60,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Durations as the client saw them; None where there were too few tokens.
+    """Durations as the client observes them; None with too few tokens.
 
-    tpot_s: of the thinking or of the answer, where each has a target of its own: the worse of the two.
-    tpot_met: whether that is within its target.
+    tpot_s: TPOT; if thinking and answer have separate targets, the worse of the two.
+    tpot_met: whether it is within its target.
     """
 
     ttft_s: float | None
@@ -73,7 +73,7 @@ class Measured:
 
 
 def measured(outcome: Outcome) -> Measured:
-    """Return the durations of an answered request, its TPOT as its tier judges it."""
+    """Return the durations of an answered request, with TPOT as its tier judges it."""
     e2e_s = outcome.ended_s - outcome.arrival_s
     finished, targets = outcome.finished or wire.Finished(), slo_of(outcome).targets(0.0)
     times_s = (
@@ -88,13 +88,13 @@ def measured(outcome: Outcome) -> Measured:
 
 
 def _reported_times(outcome: Outcome) -> list[float]:
-    """Return when the engine produced an answer's tokens; empty where it does not report."""
+    """Return when the engine generated an answer's tokens; empty if it does not report."""
     gaps_us = outcome.finished.token_gaps_us if outcome.finished else ()
     return list(accumulate((gap_us / 1e6 for gap_us in gaps_us), initial=outcome.arrival_s))[1:]
 
 
 def _per_token(times_s: list[float], tokens: int) -> list[float]:
-    """Return a time for each token, where there were more of them than events."""
+    """Return a time for each token, also if there were more tokens than events."""
     events = len(times_s)
     return [times_s[at * events // tokens] for at in range(tokens)] if 0 < events < tokens else times_s
 
@@ -110,7 +110,7 @@ def missed_targets(targets: Targets, durations: Measured) -> list[str]:
 
 
 def targets_of(outcome: Outcome, model: TimeModel | None) -> Targets | None:
-    """Return the request's targets; None where a slowdown cannot be converted to seconds."""
+    """Return the request's targets; None if a slowdown cannot be converted to seconds."""
     slo = slo_of(outcome)
     if slo.ttft_slowdown is None:
         return slo.targets(0.0)
@@ -120,5 +120,5 @@ def targets_of(outcome: Outcome, model: TimeModel | None) -> Targets | None:
 
 
 def slo_of(outcome: Outcome) -> Slo:
-    """Return the tier's SLO with the request's own targets in place."""
+    """Return the tier's SLO with the request's own targets."""
     return slo_with(outcome.tier.slo, outcome.own_targets)

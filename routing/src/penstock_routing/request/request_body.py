@@ -1,10 +1,9 @@
-"""The few fields of a body that routing needs. The body itself is forwarded unchanged.
+"""The fields of a body that routing needs. The body itself is forwarded unchanged.
 
-Fields that routing does not need are skipped without building their values, so the cost is one pass over the
-bytes whatever they contain: 17 ms for 8 MiB of `[]`, where building the values takes 610 ms; 62 ms more to
-measure the nesting depth. Bodies longer than `INLINE_BYTES` are parsed in a thread. Each step holds Python's
-lock, so other requests wait for the longest step: 29 ms for this body, 92 ms for the worst of six shapes of 8
-MiB.
+Other fields are skipped without building their values, so the cost is one pass over the bytes whatever they
+contain: 17 ms for 8 MiB of `[]`, where building the values takes 610 ms; 62 ms more to measure the nesting
+depth. Bodies longer than `INLINE_BYTES` are parsed in a thread. Each step holds Python's global lock, so
+other requests wait for the longest step: 29 ms for this body, 92 ms for the worst of six shapes of 8 MiB.
 """
 
 import asyncio
@@ -27,13 +26,13 @@ from penstock_routing.request.request_head import LONGEST_SESSION
 NULL = Raw(b"null")
 
 INLINE_BYTES = 2**18
-"""Longest body that is read on the event loop: 2.5 ms at the worst, and a thread costs a tenth of one."""
+"""Longest body that is parsed on the event loop. It takes at most 2.5 ms; a thread costs 0.1 ms."""
 
 T = TypeVar("T")
 
 
 class _Routed(msgspec.Struct):
-    """The fields as written in the body, each still JSON."""
+    """The fields as written in the body, each as JSON."""
 
     model: Raw = NULL
     stream: Raw = NULL
@@ -55,10 +54,10 @@ _Fields = msgspec.defstruct("_Fields", [(name, Raw, NULL) for name in PROXY_FIEL
 class BodyFields:
     """The fields of a body that the router reads.
 
-    sequences: answers that the engine generates for it: its prompts, times the larger of `n` and `best_of`.
-    max_tokens: most tokens of each answer, where the client says so; replicas refuse a wrong value.
-    prompt_cache_key: OpenAI's name for requests that share a prefix; None where it is no text.
-    cache_salt: the client's own, as written in the body.
+    sequences: answers that the engine generates: its prompts times the larger of `n` and `best_of`.
+    max_tokens: most tokens of each answer, if the client sets it; replicas reject an invalid value.
+    prompt_cache_key: OpenAI's key for requests that share a prefix; None if it is not text.
+    cache_salt: the client's own, as JSON.
     """
 
     model: str
@@ -79,16 +78,16 @@ _whole = msgspec.json.Decoder(int)
 
 
 class BodyReader:
-    """Reads bodies for a pool whose requests may ask for at most `max_sequences` each, and hold `allowed`."""
+    """Reads bodies. max_sequences: most sequences of a request. allowed: fields and URLs that are allowed."""
 
     def __init__(self, max_sequences: int, allowed: Requests) -> None:
         self._max_sequences, self._client_fields = max_sequences, ClientFields(allowed)
         items = [(f"item_{at}", Raw, NULL) for at in range(max_sequences)]
         bounded = msgspec.defstruct("Bounded", items, array_like=True, forbid_unknown_fields=True)
-        self._list = msgspec.json.Decoder(bounded)  # stops at the first item too many
+        self._list = msgspec.json.Decoder(bounded)  # stops at the first item beyond the bound
 
     async def read(self, endpoint: "wire.Endpoint.ValueType", raw: bytes) -> BodyFields:
-        """Return the fields, checked. Raises ApiError (400) that names the one that is wrong."""
+        """Return the checked fields. Raises ApiError (400) that names an invalid one."""
         if len(raw) <= INLINE_BYTES:
             return self.parse(endpoint, raw)
         return await asyncio.to_thread(self.parse, endpoint, raw)
@@ -98,7 +97,7 @@ class BodyReader:
         return prompt_marks(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(prompt_marks, raw)
 
     def parse(self, endpoint: "wire.Endpoint.ValueType", raw: bytes) -> BodyFields:
-        """Do the same, at once."""
+        """Return the checked fields, parsed in this thread. Raises ApiError (400)."""
         fields = _split(raw)
         model = _typed("model", fields.model, _text.decode, "text")
         if model is None:
@@ -144,7 +143,7 @@ class BodyReader:
         return count
 
     def _prompts(self, given: Raw) -> int:
-        """Prompts in a list of texts or of lists of token ids; anything else is one, right or wrong."""
+        """Return the number of prompts in a list of texts or of lists of token ids; 1 for anything else."""
         if _LIST_OF_PROMPTS.match(given) is None:
             return 1
         try:
@@ -161,13 +160,13 @@ class BodyReader:
 
 
 def _key_text(given: Raw) -> bytes | None:
-    """Return a text as written in the body, cut at its bound; None for anything else. It is a hint."""
+    """Return a text as JSON, cut at the bound of a session; None for another type. It is only a hint."""
     text = bytes(memoryview(given)[:LONGEST_SESSION])
     return text if text.startswith(b'"') else None
 
 
 def _max_tokens(fields: _Routed) -> int | None:
-    """Return the bound on an answer, the newer of its two names first; None if it is no whole number."""
+    """Return the bound on an answer, by the newer of its two names first; None if it is not an integer."""
     for given in (fields.max_completion_tokens, fields.max_tokens):
         if not _absent(given):
             try:
@@ -193,7 +192,7 @@ def _split(raw: bytes) -> _Routed:
 
 
 def _absent(given: Raw) -> bool:
-    """Return whether a field is not in the body, or null."""
+    """Return whether a field is missing or null."""
     return given is NULL or given == NULL
 
 
@@ -210,7 +209,7 @@ def _typed(name: str, given: Raw, decode: Callable[[Any], T], expected: str) -> 
 
 
 def _kind(given: bytes) -> str:
-    """Return the kind of a JSON value, by how it begins."""
+    """Return the kind of a JSON value by its first byte."""
     names = {b'"': "text", b"[": "a list", b"{": "an object", b"t": "true", b"f": "false", b"n": "null"}
     return names.get(given[:1], "a number")
 

@@ -1,4 +1,4 @@
-"""Reads a request's headers. Each function reads one thing, and its errors name the header."""
+"""Reads a request's headers. Errors name the header."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,10 +16,10 @@ TIER = "x-penstock-tier"
 TTFT_TARGETS = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
 TPOT_TARGETS = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
 OBJECTIVES = (b"x-gateway-inference-objective", b"x-llm-d-inference-objective")
-"""Hints of the Gateway API Inference Extension's clients at a tier."""
+"""Headers in which clients of the Gateway API Inference Extension may name a tier."""
 
 SESSION = b"x-session-id"
-"""Names the session that a request is a turn of."""
+"""Header with the session of which the request is a turn."""
 
 LONGEST_SESSION = 512
 
@@ -32,12 +32,12 @@ Head = Mapping[bytes, bytes]
 
 
 def head_of(headers: Iterable[Header]) -> Head:
-    """Return the headers by lower-case name; of repeated ones, the last."""
+    """Return the headers by lower-case name. Of repeated headers the last one counts."""
     return dict(headers)
 
 
 def request_id(head: Head) -> str:
-    """Return the client's own id if it is short and printable, else a new one."""
+    """Return the client's request id if it is short and printable, else a new one."""
     given = head.get(_REQUEST_ID)
     if given is not None and _VALID_ID.fullmatch(given):
         return given.decode("ascii")
@@ -57,12 +57,12 @@ def tier_name(head: Head) -> str | None:
 
 
 def session(head: Head) -> bytes | None:
-    """Return the session that a header names. It is a hint: what exceeds the bound is cut off."""
+    """Return the session that a header names, cut at its bound. It is only a hint."""
     return head.get(SESSION, b"").strip()[:LONGEST_SESSION] or None
 
 
 def objective(head: Head) -> str | None:
-    """Return the inference objective that a header names. It is a hint: it need not be a tier."""
+    """Return the inference objective that a header names. It need not be a tier."""
     return next((head[name].decode("latin-1").strip() for name in OBJECTIVES if name in head), None)
 
 
@@ -74,12 +74,12 @@ def targets(head: Head) -> Targets:
 
 
 def targets_header(head: Head) -> str | None:
-    """Return the first header with a target of the request's own."""
+    """Return the name of the first header that sets a target."""
     return next((name.decode() for name in TTFT_TARGETS + TPOT_TARGETS if name in head), None)
 
 
 def reject_encoding(head: Head) -> None:
-    """Raise ApiError (415) for a compressed body: neither the router nor engines unpack one."""
+    """Raise ApiError (415) for a compressed body, which neither routers nor engines decompress."""
     given = head.get(b"content-encoding")
     if given is None:
         return
@@ -93,7 +93,7 @@ def reject_encoding(head: Head) -> None:
 
 
 def content_length(head: Head) -> int | None:
-    """Return the body's length where the client sent it; a lower bound where the number is absurd."""
+    """Return the body's length if the client has sent it; a lower bound if it has too many digits."""
     given = head.get(b"content-length", b"")
     return int(given[:18]) if given.isdigit() else None
 

@@ -1,1 +1,1 @@
-"""Writes a request's answer to the client, for the router and for a sidecar that serves HTTP itself."""
+"""Answers to clients, for the router and for sidecars that serve HTTP."""

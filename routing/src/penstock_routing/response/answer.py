@@ -1,8 +1,8 @@
 """Writes an accepted request's answer, as a stream of tokens or in one piece.
 
-Nothing is written to the client before a replica has sent something for it. After that, a stream can only
-report a failure by an event. Tokens that the client can take are written by the session's reader, without
-waking the request's task (`UpstreamRequest.changed`).
+Nothing is written to the client before a replica has sent output. After that, a stream can only report a
+failure by an event. While the client keeps up, the session's reader writes tokens without waking the
+request's task (`UpstreamRequest.changed`).
 """
 
 import asyncio
@@ -20,32 +20,32 @@ from penstock_routing.response.client_scope import ClientScope
 from penstock_routing.response.upstream_error import error_body
 
 LAST_EVENT = b"data: [DONE]\n\n"
-"""Ends a stream in OpenAI's protocol. Clients close on it, so the response must end with it."""
+"""Last event of a stream in OpenAI's protocol. Clients close the connection when they read it."""
 
 FINISH_S = 5.0
-"""Longest wait for the replica's figures once the answer is complete."""
+"""Longest wait for the replica's final counts and timings after a complete answer."""
 
 STREAM_HEADERS = ((b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"))
 
 
 class AnswerSource(Protocol):
-    """What brings an answer: an `UpstreamRequest`, or several one after another."""
+    """The source of an answer: an `UpstreamRequest`, or several in turn."""
 
     @property
     def end(self) -> End | None:
-        """How it ended; None before."""
+        """The end of the answer; None until then."""
 
     def take(self) -> Received:
-        """Return all output since the last `take`, and the end where it has come."""
+        """Return all output since the last `take`, and the end if the answer has ended."""
 
     async def changed(self, relay: Relay | None = None) -> None:
-        """Wait until something has come since the last `take` or `changed` that `relay` has not written."""
+        """Wait for output since the last `take` or `changed` that `relay` has not written, or for the end."""
 
 
 async def write_answer(
     upstream: AnswerSource, replica: str, outcome: Outcome, client: ClientScope, headers: Iterable[Header]
 ) -> None:
-    """Write what a replica brings, and note in `outcome` how it went."""
+    """Write a replica's output, and record its times and its end in `outcome`."""
     if outcome.stream:
         await _stream(outcome, upstream, replica, client, headers)
     else:
@@ -99,10 +99,10 @@ async def _stream(
 
 
 def _relay(write: Callable[[bytes], bool], times_s: list[float]) -> Callable[[bytes, int], bool]:
-    """Return a function that writes output as it comes, unless it ends the stream or the client is slow."""
+    """Return a function that writes output immediately, unless it ends the stream or the client is slow."""
 
     def relay(data: bytes, tokens: int) -> bool:
-        if data.removesuffix(LAST_EVENT) is not data or not write(data):  # a third of the time of endswith
+        if data.removesuffix(LAST_EVENT) is not data or not write(data):  # three times as fast as endswith
             return False
         if tokens == 1:
             times_s.append(monotonic())
@@ -114,7 +114,7 @@ def _relay(write: Callable[[bytes], bool], times_s: list[float]) -> Callable[[by
 
 
 async def _finished(upstream: AnswerSource) -> wire.Finished | None:
-    """Return the replica's figures of a complete answer. They may come a frame later than the last byte."""
+    """Return the replica's final counts and timings, which may arrive a frame after the last byte."""
     if upstream.end is None:
         try:
             async with asyncio.timeout(FINISH_S):
@@ -126,7 +126,7 @@ async def _finished(upstream: AnswerSource) -> wire.Finished | None:
 
 
 def _error_event(end: object, replica: str) -> bytes:
-    """Return the event that ends a stream which cannot go on."""
+    """Return the event that ends an incomplete stream."""
     if isinstance(end, wire.Failed):
         return b"data: " + error_body(end) + b"\n\n"
     if isinstance(end, Lost):

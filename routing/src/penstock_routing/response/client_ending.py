@@ -1,4 +1,4 @@
-"""How a request ended for its client, as it is counted."""
+"""Records how a request ended for its client."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from penstock_routing.response.upstream_error import UpstreamError
 
 @contextmanager
 def client_ending(http: HttpRequest, outcome: Outcome) -> Iterator[None]:
-    """Note in the outcome what ends the block: a client that goes or is slow, or the replica's error."""
+    """Record why the block ended, if the client disconnected or was slow, or the replica failed."""
     try:
         yield
     except ClientGone:

@@ -12,7 +12,7 @@ from penstock_runtime.http_request import ClientGone, HttpRequest
 
 
 class ClientScope:
-    """Use as `async with`: raises ClientGone out of the block if the client goes before it is answered."""
+    """Use as `async with`: raises ClientGone from the block if the client disconnects before the answer."""
 
     def __init__(self, http: HttpRequest) -> None:
         self.http = http
@@ -35,7 +35,7 @@ class ClientScope:
             raise ClientGone from None
 
     def answered(self) -> None:
-        """Note that the answer is complete with what is written next: then the client may close."""
+        """Allow the client to disconnect from now on: the next write completes the answer."""
         self.http.on_gone = None
 
     def _cancel(self) -> None:

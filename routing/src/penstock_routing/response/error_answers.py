@@ -1,4 +1,4 @@
-"""Turns every error of one request into an answer with the request's id."""
+"""Converts every error of one request to an answer with the request's id."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -12,9 +12,9 @@ from penstock_routing.response.upstream_error import UpstreamError
 
 
 class ErrorAnswers:
-    """Use as `async with` around the serving of one request: ApiError and ClientGone leave the block.
+    """Use as `async with` around the serving of one request. It raises only ApiError and ClientGone.
 
-    fault: counts and logs a fault of this process, whose client gets a 500.
+    fault: counts and logs an internal error, for which the client gets a 500.
     """
 
     __slots__ = ("_fault", "_http", "_request_id")

@@ -1,4 +1,4 @@
-"""Errors of a replica or its engine that are answers to the client."""
+"""Error responses of a replica or its engine, which are passed to the client."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class UpstreamError(Exception):
 
 
 def upstream_error(end: wire.Failed) -> UpstreamError:
-    """Return the error that a failed replica answers with, in OpenAI's shape whatever it sent."""
+    """Return a failure as a response in OpenAI's format, whatever the replica has sent."""
     status = end.status if 400 <= end.status <= 599 else 502
     return UpstreamError(status, error_body(end))
 
@@ -27,6 +27,6 @@ def error_body(end: wire.Failed) -> bytes:
         answer = orjson.loads(end.body)
         if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
             return orjson.dumps(answer)
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # reads deeper nesting than it writes
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # orjson reads deeper nesting than it writes
         pass
     return ApiError(end.status, "the engine failed to serve this request", type="server_error").body()
