@@ -98,48 +98,48 @@ test-vllm-serving: setup ## real vLLM servers on the CPU with the plug-in inside
 	@UV="$(call uv)" bench/vllm_environment serving
 	@$(BIN)/pytest tests/vllm_serving
 
-bench-vllm-real: vllm-env ## vllm beside vLLM itself in every scenario, by rate and token budget
+bench-vllm-real: vllm-env ## the policy vllm compared with vLLM's scheduler in every scenario, by rate and token budget
 	@$(BIN)/python bench/vllm_real.py
 
-bench-vllm-plugin: vllm-env ## what a policy costs inside vLLM: CPU time a step beside vLLM's own scheduler
+bench-vllm-plugin: vllm-env ## CPU time of a policy's steps inside vLLM, compared with vLLM's own scheduler
 	@$(BIN)/python bench/vllm_plugin.py
 
-bench-router: setup ## every data path beside Envoy alone, vllm-router, smg and LiteLLM: latency, requests/s, CPU, memory
+bench-router: setup ## every data path compared with Envoy alone, vllm-router, smg and LiteLLM: latency, requests/s, CPU, memory
 	@$(BIN)/python bench/router_overhead.py --out bench/results/router-overhead.txt
 
 bench-planner: setup ## admission and one step: p50, p99, max
 	@$(BIN)/python bench/planner.py
 
-bench-engine: setup ## what the simulated engine carries, and what that costs
+bench-engine: setup ## the simulated engine: largest load and its cost
 	@$(BIN)/python bench/engine_load.py
 
-bench-routing: setup ## routing orders side by side in virtual time, and how capacity scales (an hour)
+bench-routing: setup ## routing orders in virtual time, and how capacity scales (an hour)
 	@$(BIN)/python bench/routing_orders.py orders --hops 4 --seeds 5
 	@$(BIN)/python bench/routing_orders.py orders --replicas 16
 	@$(BIN)/python bench/routing_orders.py orders --replicas 16 --scenario coder --age-ms 0,20,100,500
 	@$(BIN)/python bench/routing_orders.py scaling
 
-bench-ablations: setup ## what each part of slos-serve is worth: one removed at a time, same requests
+bench-ablations: setup ## benefit of each part of slos-serve: one removed at a time, same requests
 	@$(BIN)/python bench/ablations.py
 
-bench-disturbances: setup ## admitted requests that keep their SLO on a machine that slows down or has slow steps, in every scenario
+bench-disturbances: setup ## admitted requests that meet their SLO on a machine that slows down or has slow steps, in every scenario
 	@$(BIN)/python bench/disturbances.py
 
-bench-capacity: setup ## how much every policy carries in every scenario, rivals at their best (hours; resumes where it was stopped)
+bench-capacity: setup ## capacity of every policy in every scenario, all tuned (hours; can be resumed)
 	@$(BIN)/python bench/capacity.py && $(BIN)/python bench/capacity_docs.py
 
-bench-prefix: setup ## capacity with prefix caches under each system's routing, all tuned (days; resumes where it was stopped): CELL=NAME:REPLICAS, JOBS
+bench-prefix: setup ## capacity with prefix caches under each system's routing, all tuned (days; can be resumed): CELL=NAME:REPLICAS, JOBS
 	@$(BIN)/python bench/prefix.py $(if $(CELL),--cell $(CELL)) $(if $(JOBS),--jobs $(JOBS))
 
-bench-gpu: setup ## vLLM's own scheduler beside Penstock's on a real GPU, two hours; says so where there is none
+bench-gpu: setup ## vLLM's own scheduler and Penstock's on a real GPU (two hours)
 	@PYTHONPATH=bench $(BIN)/python -m gpu $(GPU)
 
-bench-mutants: setup ## small changes of the sources that tests do not notice: SINCE=REV, SAMPLE=N SEED=S, PACKAGES, EXCLUDE, JOBS
+bench-mutants: setup ## small changes of the sources that tests do not detect: SINCE=REV, SAMPLE=N SEED=S, PACKAGES, EXCLUDE, JOBS
 	@PYTHONPATH=bench $(BIN)/python -m mutants $(PACKAGES) $(if $(SINCE),--since $(SINCE)) \
 	  $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(KEEP),--keep) \
 	  $(if $(EXCLUDE),--exclude $(EXCLUDE))
 
-bench-faults: setup ## the whole system in virtual time under seeded faults: SEEDS=10000 FIRST=0 JOBS; exits 1 when an invariant broke
+bench-faults: setup ## the whole system in virtual time under seeded faults: SEEDS=10000 FIRST=0 JOBS; exits 1 if an invariant is broken
 	@PYTHONPATH=tests/common:tests/faults $(BIN)/python bench/faults.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST)) \
 	  $(if $(JOBS),--jobs $(JOBS))
 
@@ -151,14 +151,14 @@ bench-soak: setup ## real processes under random faults, each answer checked tok
 	@PYTHONPATH=bench:tests/common:tests/processes $(BIN)/python -m soak $(if $(MINUTES),--minutes $(MINUTES)) \
 	  $(if $(RATE),--rate $(RATE)) $(if $(SEED),--seed $(SEED))
 
-bench-containment: setup ## hostile bodies, overload, revoked keys, limits; BASELINE=FOLDER: what containment costs; MINUTES, ONLY
+bench-containment: setup ## hostile bodies, overload, revoked keys, limits; BASELINE=FOLDER: cost of containment; MINUTES, ONLY
 	@PYTHONPATH=bench:tests/common:tests/processes $(BIN)/python -m containment $(if $(MINUTES),--minutes $(MINUTES)) \
 	  $(if $(BASELINE),--baseline $(BASELINE)) $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-operator: setup cluster-api ## a hundred pools in one operator: reconciliations, CPU, memory
 	@$(BIN)/python bench/operator_load.py
 
-bench-autoscaling: setup ## autoscaling on admission beside queue lengths: attainment and GPU hours
+bench-autoscaling: setup ## autoscaling on admission compared with queue lengths: attainment and GPU hours
 	@$(BIN)/python bench/autoscaling.py
 
 chart: crds ## what the chart has from elsewhere: the definition of ServingPool, its README's table of values

@@ -86,7 +86,7 @@ def cells(options: argparse.Namespace) -> list[Cell]:
 
 
 def questions(options: argparse.Namespace, rows: Rows) -> list[tuple[Cell, Question]]:
-    """What is to be searched: first what has no row, then what has one of other code."""
+    """Return the questions to search: first those without a row, then those with a row of other code."""
     wanted = [
         (cell, question)
         for cell in cells(options)

@@ -127,7 +127,7 @@ def _words(random: Random, count: int) -> str:
 
 def main() -> None:
     """Serve the requests with and without shared-block reports."""
-    parser = argparse.ArgumentParser(description="Prompts that begin alike, served.")
+    parser = argparse.ArgumentParser(description="Serve prompts with a common prefix.")
     add = parser.add_argument
     add("--requests", type=int, default=400, help="number of requests (default: %(default)s)")
     add("--rate", type=float, default=8.0, help="requests per second (default: %(default)s)")

@@ -106,7 +106,7 @@ class Server:
         self._stack.close()
 
     def url(self) -> str:
-        """Base URL of the server. Exits with the server's log if it does not start."""
+        """Return the server's base URL. Exits with the server's log if it does not start."""
         if not self._url:
             print(f"  starting {self._way.name}", flush=True)
             serving = _penstock if self._way.policy else _plain

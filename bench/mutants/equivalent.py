@@ -16,8 +16,9 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """line: without its indentation. change: `was -> text`. why: what makes the change unobservable.
+    """A mark of mutants.
 
+    line: text of the line without indentation. change: `was -> text`. why: why the change is unobservable.
     times: number of mutants with this line and this change.
     """
 

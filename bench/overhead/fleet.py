@@ -26,7 +26,7 @@ HOPS = "  routing: {order: round-robin, maxHops: 2}\n"
 class FleetMeasurements:
     """Measurements of one way in front of several replicas.
 
-    hop_ms: of each round, the median latency of answers after one rejection less that after none.
+    hop_ms: for each round, the median latency of answers after one rejection less that without rejection.
     decisions_s: from a request's planned time to the end of its one-token answer.
     """
 

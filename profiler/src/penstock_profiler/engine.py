@@ -153,7 +153,7 @@ async def connected(
     """Connect to the engine at this URL while the block runs. Raises EngineError if none answers.
 
     headers: sent with every request, such as an API key.
-    tls: of a URL with https; None for the authorities that this machine trusts.
+    tls: returns the TLS context of https URLs; None for the authorities that this machine trusts.
     """
     base = url.rstrip("/").removesuffix("/v1")
     if urlsplit(base).scheme not in {"http", "https"} or not urlsplit(base).netloc:

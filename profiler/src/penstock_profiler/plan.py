@@ -19,7 +19,7 @@ ANSWER_TOKENS = 512
 """Requested length of answers; they are cancelled when enough tokens have arrived."""
 
 CONCURRENT_ANSWER_TOKENS = 128
-"""Requested length of the answer beside a prefill. An engine that does not mix batches ends it first."""
+"""Length of the answer that decodes during a prefill. An engine that does not mix batches ends it first."""
 
 Item = TypeVar("Item")
 

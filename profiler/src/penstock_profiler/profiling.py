@@ -111,7 +111,7 @@ async def profile(
 
 
 class Readings:
-    """All readings so far, which determine the next probe. points: by probe."""
+    """All readings so far, which determine the next probe. points: points by probe."""
 
     def __init__(self) -> None:
         self.points: dict[Probe, list[Point]] = {}

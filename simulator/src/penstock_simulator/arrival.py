@@ -7,7 +7,7 @@ from typing import NamedTuple
 class Arrival(NamedTuple):
     """A request with its arrival time and true lengths.
 
-    arrival_s: its arrival; that of its session, if there is a think time.
+    arrival_s: its arrival time; that of its session, if it has a think time.
     output_tokens: true length of its output, including `thinking_tokens`.
     session: name of the sequence of requests that it belongs to, each sent when the previous one has ended;
         "" for a single request. stage: its index in the session.

@@ -1,4 +1,4 @@
-"""Policies by name, with `vllm-real` beside those of core. Only simulations can use `vllm-real`."""
+"""Policies by name: those of core and `vllm-real`. Only simulations can use `vllm-real`."""
 
 from typing import Any
 

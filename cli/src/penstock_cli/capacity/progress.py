@@ -16,7 +16,7 @@ from penstock_cli.capacity.run import SearchProgress
 TRIALS_GUESSED = 30
 """Estimated trials of a search before any search has ended."""
 LINE_EVERY_S = 15.0
-"""Seconds between lines of progress where there is no terminal."""
+"""Seconds between lines of progress without a terminal."""
 REFRESHES_PER_SECOND = 2
 """Rate at which the bar is drawn."""
 

@@ -71,7 +71,7 @@ class CapacityResult:
     """A capacity.
 
     low_rps: highest rate that attains; 0 if none does. high_rps: lowest rate that does not.
-    requests, missed, promoted: at `low_rps`, in all samples together. promoted: None if it was not counted.
+    requests, missed, promoted: counts at `low_rps`, over all samples. promoted: None if it was not counted.
     cached_share: share of the prompt tokens of served requests that was found in prefix caches; None without
         prefix caches.
     admitted_attainment: share of admitted requests that met every target. imbalance: tokens that the busiest

@@ -17,7 +17,7 @@ from penstock_pool.time_models import SUFFIX
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """Values of the command line that override the file; None overrides nothing."""
+    """Values of the command line that override the file; None keeps the file's value."""
 
     policy: str | None = None
     engine_type: str | None = None
@@ -26,7 +26,7 @@ class Overrides:
 
 
 def effective_pool(source: Path, overrides: Overrides, folder: Path) -> tuple[Path, Pool]:
-    """Return the file to run and its pool. folder: where a changed file is written. Raises PoolError."""
+    """Return the file to run and its pool. folder: for the file with overrides. Raises PoolError."""
     pool = overridden_pool(source, overrides)
     if overrides == Overrides():
         return source, pool

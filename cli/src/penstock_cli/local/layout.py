@@ -67,7 +67,7 @@ class LocalPoolOptions:
     pool_file: the file that every process reads.
     engines: URLs of external engines; empty to start simulated ones or `vllm`.
     gateway: the process that clients connect to.
-    port: its port; 0 for any free one.
+    port: port of the gateway; 0 for any free one.
     admin_port: admin port of the router or the picker, on loopback; 0 for any free one. None: `ADMIN_STEP`
         above `port`, or any free one if that is taken.
     certificate: certificate of the API; None for plain HTTP.
@@ -251,5 +251,7 @@ def _picker(options: LocalPoolOptions, settings: EnvoySettings, common_flags: Se
 def _process(options: LocalPoolOptions, name: str, role: Role, flags: tuple[str, ...]) -> ProcessSpec:
     program = Path(sys.executable).parent / f"penstock-{role}"
     if not program.exists():
-        raise Failure(f"{program}: not installed; a pool needs penstock-{role} beside {sys.executable}")
+        raise Failure(
+            f"{program}: not installed; a pool needs penstock-{role} in the folder of {sys.executable}"
+        )
     return ProcessSpec(name, role, (str(program), "-f", str(options.pool_file), *flags))

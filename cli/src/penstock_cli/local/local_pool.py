@@ -82,7 +82,7 @@ def _check_exits(children: Sequence[ChildProcess]) -> None:
 
 
 def _parts(layout: Layout) -> list[str]:
-    """Return the URLs that answer when a part is ready: engines, sidecars, what is in front of them."""
+    """Return the URLs that answer when a component is ready: engines, sidecars, router or gateway."""
     return [*(f"{url}/health" for url in layout.engines), *layout.metrics, *layout.ready]
 
 

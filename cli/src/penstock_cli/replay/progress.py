@@ -14,7 +14,7 @@ from penstock_cli.replay.generator import ReplayProgress
 REFRESH_S = 0.5
 """Seconds between updates of the bar."""
 LINE_EVERY_S = 10.0
-"""Seconds between lines of progress where there is no terminal."""
+"""Seconds between lines of progress without a terminal."""
 RATE_PERIODS = 10
 """Updates over which the shown rate is averaged."""
 

@@ -27,7 +27,7 @@ class PlannerTimes:
 class Report:
     """A finished replay.
 
-    span_s: from its first arrival to its last.
+    span_s: seconds from the first arrival to the last.
     more: further fields of the JSON.
     """
 

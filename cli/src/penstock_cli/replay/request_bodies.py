@@ -14,7 +14,7 @@ from penstock_cli.replay.prompts import PromptGenerator
 from penstock_cli.traces import TraceRequest
 
 GENEROUS_MAX_TOKENS = 4096
-"""`max_tokens` where the answer's length is hidden from the planner."""
+"""`max_tokens` if the answer's length is hidden from the planner."""
 CHAT_FRAME_TOKENS = 4
 """Approximate tokens that a chat template adds to a message."""
 

@@ -24,7 +24,7 @@ class ReplayServer:
     """A server to replay against.
 
     max_model_len: longest prompt and answer together, if the server reports it.
-    policy, replicas, tier_slos: of a Penstock pool; otherwise None and no SLOs.
+    policy, replicas, tier_slos: values of a Penstock pool; otherwise None and no SLOs.
     metrics: URLs of its sidecars' metrics, as far as they have any.
     """
 

@@ -93,8 +93,8 @@ class ReplayTally:
     """A replay's tiers, its failures by reason, and the client's own delays.
 
     without_targets: tiers that set no target. Their requests are counted by tier and not in `all`.
-    time_model: of the engines, for the prefill time that cached prefixes save; None if unknown.
-    requests: of all tiers.
+    time_model: time model of the engines, which determines `saved_prefill_s`; None if unknown.
+    requests: number of requests of all tiers.
     first_turns, later_turns: requests of all tiers; a request without a session is a first turn.
     saved_prefill_s: prefill time on idle engines that cached prefixes saved.
     """
@@ -111,7 +111,7 @@ class ReplayTally:
     late_s: "array[float]" = field(default_factory=_doubles)
 
     def add(self, outcome: RequestOutcome, late_s: float) -> None:
-        """Count one request. late_s: from its planned arrival until it was sent."""
+        """Count one request. late_s: seconds from its planned arrival until it was sent."""
         self.requests += 1
         if outcome.tier not in self.without_targets:
             self.all.add(outcome)

@@ -20,7 +20,7 @@ from penstock_cli.replay.tally import percentile
 class PlannerClock:
     """Planning times in seconds.
 
-    admissions_s: of every admission. steps_s: total of all steps. planned_s: total duration of their
+    admissions_s: time of every admission. steps_s: total of all steps. planned_s: total duration of their
         iterations.
     """
 

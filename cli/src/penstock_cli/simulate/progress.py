@@ -12,7 +12,7 @@ from rich.progress import TimeRemainingColumn as TimeLeftColumn
 REFRESH_S = 0.2
 """Seconds between updates of the bar."""
 LINE_EVERY_S = 10.0
-"""Seconds between lines of progress where there is no terminal."""
+"""Seconds between lines of progress without a terminal."""
 
 Item = TypeVar("Item")
 

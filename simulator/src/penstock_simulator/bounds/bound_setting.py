@@ -16,7 +16,7 @@ from penstock_simulator.scenarios import Scenario
 class BoundSetting:
     """Identical replicas whose iterations take exactly as long as `model` says.
 
-    tiers: by name.
+    tiers: tiers by name.
     kv_tokens: KV cache tokens of one replica, in blocks of `block_tokens`.
     speculation: draft tokens of engines with their true acceptance rate; None without a drafter.
     """

@@ -1,4 +1,4 @@
-"""The KV blocks of an engine's requests where the engine has a prefix cache.
+"""The KV blocks of the requests of an engine with a prefix cache.
 
 What policies see of it: a waiting request's cached tokens count as computed, and how many of their blocks
 no request holds (`Job.unheld_blocks`). It is looked up for every view, as vLLM does in every step, but only

@@ -165,7 +165,7 @@ class EngineState:
     def candidate(self, job: Job, keys: Sequence[BlockKey]) -> Job:
         """Return a new request as a policy should see it: with the part of its prompt that is cached.
 
-        keys: of its first full blocks.
+        keys: keys of its first full blocks.
         """
         return job if self.cached is None else self.cached.candidate(job, keys)
 
@@ -180,7 +180,7 @@ class EngineState:
     ) -> None:
         """Queue a request whose true answer length is `answer_tokens`. Raises NeverFits, ValueError.
 
-        thinking_tokens: how many of them are thinking tokens, which come first. keys: of its first full
+        thinking_tokens: how many of them are thinking tokens, which come first. keys: keys of its first full
             blocks. pinned: whether the cached part of its prompt may not be evicted until its prefill begins.
         """
         if job.request.id in self:

@@ -1,4 +1,4 @@
-"""What the model generates: tokens, accepted draft tokens, the end of thinking and the end of an answer."""
+"""The model's output: tokens, accepted draft tokens, the end of thinking and the end of an answer."""
 
 from collections.abc import Callable
 

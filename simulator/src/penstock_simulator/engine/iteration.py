@@ -1,4 +1,4 @@
-"""One iteration of an engine as values: what it computes, and what it has generated at its end."""
+"""One iteration of an engine as values: its batch, and its results."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ class ActiveRequest:
 
 
 class Grant(NamedTuple):
-    """What an iteration computes of a request, other than a decode without draft tokens.
+    """The part of a request that an iteration computes, except decodes without draft tokens.
 
     tokens: pending tokens that it computes; computing the last one generates a token.
     drafts: draft tokens verified with it, for a decode.
@@ -120,7 +120,7 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """What an iteration has generated.
+    """The results of an iteration.
 
     tokens: generated tokens by job id, without zeros.
     finished: jobs whose answer ended, and why.

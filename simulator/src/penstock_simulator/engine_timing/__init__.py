@@ -1,1 +1,1 @@
-"""How long an iteration takes on the simulated GPU: measured kernel tables, noise and drift."""
+"""Durations of iterations on the simulated GPU: measured kernel tables, noise and drift."""

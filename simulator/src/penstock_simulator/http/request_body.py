@@ -58,7 +58,7 @@ class CompletionRequest:
     answer: beginning of the answer, which determines its words.
     prompt_ids: the prompt's token ids if the response is to have token ids (`return_token_ids`), else None.
     include_usage: whether the stream ends with a usage chunk.
-    block_keys: of the prompt's full blocks; empty without a prefix cache.
+    block_keys: keys of the prompt's full blocks; empty without a prefix cache.
     xargs: the fields of `vllm_xargs` that are not null.
     """
 

@@ -3,7 +3,7 @@
 The parts that all chunks of a stream share are encoded once, so a chunk costs joining three byte strings. The
 first chunk of a chat is preceded by an event with the role, in the same write.
 
-In chats, thinking is separate, as with vLLM's reasoning parsers: `reasoning_content` beside `content`, both
+In chats, thinking is separate, as with vLLM's reasoning parsers: `reasoning_content` and `content`, both
 in one delta if an iteration generated tokens of both. A completion is the model's raw text, including
 thinking.
 
@@ -50,7 +50,7 @@ class ResponseHead:
     """The fields that all chunks of a response repeat.
 
     created_s: Unix time, whole seconds.
-    answer: where the answer begins.
+    answer: beginning of the answer.
     prompt_ids: token ids of the prompt, if the response has token ids; else None.
     """
 
@@ -170,7 +170,7 @@ def _split_thinking(positions: range, thinking_tokens: int) -> tuple[range, rang
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None) -> Usage:
-    """Return OpenAI's `usage` object. cached_tokens: of the prompt's; None without a prefix cache."""
+    """Return OpenAI's `usage` object. cached_tokens: cached prompt tokens; None without a prefix cache."""
     usage: Usage = {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,

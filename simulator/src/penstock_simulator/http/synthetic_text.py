@@ -42,7 +42,7 @@ class AnswerStart(NamedTuple):
     """The beginning of an answer.
 
     text_seed: selects its words.
-    position: of its first token; the prompt ends with as many generated ones.
+    position: position of its first token, which is the number of generated tokens at the prompt's end.
     """
 
     text_seed: int
@@ -65,7 +65,7 @@ def _words(positions: Sequence[int], text_seed: int) -> Iterable[int]:
 
 
 def answer_start(prompt: Sequence[int]) -> AnswerStart:
-    """Return where the answer to a prompt begins. prompt: its token ids, or its last ones."""
+    """Return the beginning of the answer to a prompt. prompt: its token ids, or the last of them."""
     end = len(prompt)
     while end and FIRST_ANSWER_ID <= prompt[end - 1] < VOCABULARY:
         end -= 1

@@ -19,8 +19,8 @@ class RequestBlocks:
     """The KV blocks of one request.
 
     name: unique among requests; names the content of blocks beyond `keys`, which no other request can hit.
-    keys: of its first full blocks.
-    blocks: that it holds, in the order of its tokens. stored: how many of them have been stored.
+    keys: keys of its first full blocks.
+    blocks: blocks that it holds, in the order of its tokens. stored: number of them that have been stored.
     """
 
     name: Hashable

@@ -209,7 +209,7 @@ class UnknownScenario(KeyError):
 def scenario(name: str) -> Scenario:
     """Return the scenario of this name, with `NAME@ENGINE` on another built-in engine.
 
-    The other engine has its own speed and KV memory, and the scenario's drafter where there is one. Raises
+    The other engine has its own speed and KV memory, and the scenario's drafter, if any. Raises
     UnknownScenario, UnknownTimeModel.
     """
     workload, _, engine = name.partition(ON_ENGINE)

@@ -25,7 +25,7 @@ class Scenario:
     """A workload with its SLOs and its engine.
 
     about: a description in one line.
-    tiers: by name.
+    tiers: tiers by name.
     streams: its parts, with equal shares of its requests.
     time_model: name of the engine's built-in time model.
     kv_tokens: KV cache tokens of one replica.

@@ -67,7 +67,7 @@ class StepLoop:
     ) -> TokenStream:
         """Queue a request and return its token stream. Raises NeverFits, ValueError.
 
-        block_keys: of its prompt's full blocks. pinned: whether it was admitted because of its cached prefix.
+        block_keys: keys of its prompt's full blocks. pinned: whether its admission relies on cached blocks.
         """
         self.state.add(job, answer_tokens, thinking_tokens, block_keys, pinned=pinned)
         stream = self._streams[job.request.id] = TokenStream(job.request.id, self.now_s())

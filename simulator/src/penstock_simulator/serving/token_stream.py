@@ -21,7 +21,7 @@ class TokenStream:
     arrived_s, first_s, last_s: arrival, first and latest token, on the engine's clock.
     tokens: tokens generated.
     finish: why the answer ended; None before its end.
-    cached_tokens: of the prompt, found in the prefix cache when the request was first started; None before,
+    cached_tokens: prompt tokens found in the prefix cache when the request was first started; None before,
         and without a prefix cache.
     """
 

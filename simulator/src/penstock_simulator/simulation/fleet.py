@@ -36,9 +36,9 @@ class Fleet:
     model: the time model that planning starts from. Under an exact ground truth it stays unchanged; under a
         measured one every replica corrects it online.
     kv_tokens: KV cache tokens of one replica.
-    tiers: by name. default_tier: tier of requests that have none.
+    tiers: tiers by name. default_tier: tier of requests that have none.
     truth: kind of ground truth. truth_model: the built-in time model whose kernel tables are used; "" for
-        that of `model`. disturbance: of every replica's ground truth.
+        that of `model`. disturbance: disturbance of every replica's ground truth.
     max_waiting: most best-effort requests of a replica, and most requests that wait at one.
     max_model_len: longest prompt and answer together that an engine serves; None for its KV memory.
     max_output_tokens: `max_tokens` of requests whose true answer is not longer.

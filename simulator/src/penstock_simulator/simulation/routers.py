@@ -44,7 +44,7 @@ class Routers:
     ) -> tuple[int, Attempts]:
         """Assign a new request to a router. Returns the router's index and the order of replicas.
 
-        keys: of its prompt's blocks, as far as they are known.
+        keys: keys of its prompt's blocks, as far as they are known.
         """
         turn, router = divmod(self._received, self._fleet.routers)
         self._received += 1

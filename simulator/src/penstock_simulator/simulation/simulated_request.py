@@ -21,10 +21,10 @@ class SimulatedRequest:
     request: as replicas receive it; its arrival is when it was sent.
     best_effort: whether its tier has no SLO, or an earlier request of its session was not admitted.
     router: index of its router.
-    keys: of its prompt's blocks, for prefix caches; empty if unknown.
+    keys: keys of its prompt's blocks, for prefix caches; empty if unknown.
     tried: the last replica that it was sent to.
     verdict: the verdict on it; None until it is served.
-    cached_tokens: of its prompt, found in the prefix cache when it was first started; None before.
+    cached_tokens: prompt tokens found in the prefix cache when it was first started; None before.
     """
 
     arrival: Arrival
