@@ -1,8 +1,8 @@
 """Handlers for kopf: `kopf run -m penstock_operator.handlers`, or `penstock-operator`.
 
 kopf logs in and maintains the watches of pools and their objects. Its own state in objects (annotations,
-finalizers, progress) is not used: each handler only updates the cache. So nothing is left on pools, and
-nothing is lost if the operator ends.
+finalizers, progress) is not used: each handler only updates the cache. So kopf does not write to pools, and
+no state is lost if the operator ends.
 
 Pools need no finalizer. All objects of a pool are in its namespace and have an ownerReference, so Kubernetes
 deletes them, also while no operator runs.
@@ -22,9 +22,9 @@ from penstock_operator.settings import read_settings
 WATCH_TIMEOUT_S = 290
 """Seconds after which a watch is renewed. A dead connection is detected earlier, by missing bookmarks."""
 CONNECT_TIMEOUT_S = 10
-"""Seconds in which the API server has to accept a watch's connection."""
+"""Seconds in which the API server must accept a watch's connection."""
 REQUEST_TIMEOUT_S = 30
-"""Seconds in which the API server has to answer kopf's other requests."""
+"""Seconds in which the API server must answer kopf's other requests."""
 EXIT_TIMEOUT_S = 25
 """Seconds after which kopf ends an operator that does not stop; pods get 30."""
 

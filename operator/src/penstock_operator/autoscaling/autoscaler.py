@@ -78,7 +78,7 @@ class Autoscaler:
         now_s: float,
         stored_rps: float | None = None,
     ) -> Mapping[str, Any]:
-        """Decide, and return `status.autoscaling`. now_s: Unix time. written_rps: the stored capacity."""
+        """Decide, and return `status.autoscaling`. now_s: Unix time. stored_rps: the stored capacity."""
         old = status.get("autoscaling", {})
         restarts = old.get("startedFrom") != pool.spec.replicas
         memory = AutoscalerState() if restarts else self.memory or AutoscalerState(capacity_rps=stored_rps)

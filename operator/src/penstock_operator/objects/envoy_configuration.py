@@ -37,7 +37,7 @@ ANY, LOOPBACK = "0.0.0.0", "127.0.0.1"
 def envoy_settings(context: RenderContext) -> EnvoySettings:
     """Return the settings of a pool's Envoys.
 
-    Requests pass while the picker is restarted, unless it has to check API keys.
+    Requests pass while the picker is restarted, unless it must check API keys.
     """
     pool = context.pool.spec
     return EnvoySettings(

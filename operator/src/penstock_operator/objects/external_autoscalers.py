@@ -64,7 +64,7 @@ class _RequestMetrics(NamedTuple):
 
 
 def autoscalers(context: RenderContext) -> tuple[Manifest, ...]:
-    """Return the autoscaler of the pool; empty if the operator scales it or nothing does."""
+    """Return the autoscaler of the pool; empty if the operator scales it, or no autoscaler."""
     autoscaling = context.pool.spec.autoscaling
     if autoscaling is None or autoscaling.by == "penstock":
         return ()

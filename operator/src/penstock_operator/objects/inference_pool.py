@@ -21,7 +21,7 @@ KIND = "InferencePool"
 def inference_pool(context: RenderContext) -> tuple[Manifest, ...]:
     """Return the InferencePool, if it is the pool's gateway.
 
-    Requests pass while no picker answers, unless it has to check API keys.
+    Requests pass while no picker answers, unless it must check API keys.
     """
     if context.gateway.front != "inferencePool":
         return ()

@@ -42,7 +42,7 @@ def pod_template(
 
 
 def _spread(pool: str, component: Component, key: str) -> Json:
-    """Return a soft constraint that spreads pods evenly: scheduling a pod comes before spreading it."""
+    """Return a soft constraint that spreads pods evenly: a pod that cannot be spread is still scheduled."""
     return {
         "maxSkew": 1,
         "topologyKey": key,

@@ -81,7 +81,7 @@ class Reconciler:
     pool_states: dict[PoolKey, PoolState] = field(default_factory=dict)
 
     async def reconcile(self, key: PoolKey) -> float | None:
-        """Reconcile a pool; return the seconds until the next time, None if the pool is gone.
+        """Reconcile a pool. Returns the seconds until its next reconciliation, None if it is deleted.
 
         Raises ApiUnreachable, ApiStatusError.
         """

@@ -92,7 +92,7 @@ class ComponentPods:
 
 
 def status_of(inputs: StatusInput, old_status: Mapping[str, Any], now: str) -> Status:
-    """Return the new status. before: the present one. now: RFC 3339."""
+    """Return the new status. old_status: the present one. now: RFC 3339."""
     replicas = _pods(
         inputs,
         Component.REPLICA,

@@ -122,7 +122,7 @@ def diagnose(
 ) -> tuple[PoolProblem, ...]:
     """Return all problems, root causes first, one per cause and component.
 
-    events: Warnings about the pool's StatefulSet and pods. absent: problems of references.
+    events: Warnings about the pool's StatefulSet and pods. reference_problems: of missing objects.
     now_s: Unix time, from which slow starts are recognized.
     """
     found = [*reference_problems, *_workload_problems(children), *_event_problems(children, events)]
@@ -267,13 +267,13 @@ def _is_about(event: Manifest, pod: Manifest | None) -> bool:
 
 
 def event_time(event: Manifest) -> str:
-    """Return the last time of an event, from whichever of its fields has it."""
+    """Return the last time of an event, from the first of its fields that has one."""
     time = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"]
     return str(time)
 
 
 def _missing_object_in(where: str, message: str, component: Component | None) -> PoolProblem | None:
-    """Return the problem in a message like the kubelet's `secret "x" not found`; None in any other."""
+    """Return the problem in a message like the kubelet's `secret "x" not found`; None for other messages."""
     if "not found" not in message:
         return None
     for word, cause in (
