@@ -1,4 +1,4 @@
-"""Every script in bench/ can be imported: what it takes from the packages is still there under that name."""
+"""Every script in bench/ can be imported: the names that it imports still exist."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ON_PATH = ["bench", "tests/common", "tests/faults", "tests/processes"]
 
 NOT_INSTALLED = {"torch", "transformers"}
-"""Packages of which a script says itself where it needs them."""
+"""Packages whose absence a script reports itself."""
 
 IMPORT_ALL = """
 import importlib.util, json, sys

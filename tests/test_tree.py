@@ -1,4 +1,4 @@
-"""What is tested is this checkout, in the tests' process and in those that they start."""
+"""Tests run this checkout's code, in their own process and in those that they start."""
 
 import shutil
 import subprocess

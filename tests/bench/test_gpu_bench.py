@@ -1,4 +1,4 @@
-"""What of the bench on a GPU needs none: which rates it tries, what it sends, remembers and writes."""
+"""The parts of the GPU benchmark that need no GPU: tried rates, requests, journal and pages."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ TARGET = Target(VllmEngine(Path("python"), "m"), "served", ("--enforce-eager",),
 
 
 def tried(capacity_rps: float, guess_rps: float, bar_rps: float = 0.0) -> dict[float, bool]:
-    """What a search tries where every rate up to the capacity attains."""
+    """Return the rates of a search for which every rate up to the capacity attains."""
     requested, seen = rates(guess_rps, bar_rps), dict[float, bool]()
     rate_rps = next(requested)
     try:

@@ -1,4 +1,4 @@
-"""The mutation probe finds what tests miss, and changes nothing of the tree that it is asked about."""
+"""The mutation probe finds behaviour that no test asserts, and does not change the tree."""
 
 import subprocess
 from contextlib import closing

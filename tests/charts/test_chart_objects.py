@@ -1,4 +1,4 @@
-"""What the chart installs, for each of its value sets."""
+"""The objects that the chart installs, for each of its value sets."""
 
 import pytest
 from chart.rendered import VALUE_SETS, Manifest, is_test, of_kind, pod_spec, rendered, the

@@ -1,4 +1,4 @@
-"""Pages for operators name every condition and reason that there is, and no other."""
+"""Pages for operators list exactly the conditions and reasons that exist."""
 
 import re
 from collections.abc import Iterable

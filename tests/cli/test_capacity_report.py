@@ -1,4 +1,4 @@
-"""What a search found, in a table for people and in JSON for programs."""
+"""The result of a search, as a table and as JSON."""
 
 from dataclasses import replace
 from typing import Any

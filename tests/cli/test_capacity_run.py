@@ -34,7 +34,7 @@ def trial(rate_rps: float) -> Trial:
 
 
 def at_once(name: str, *rates_rps: float) -> Trials[str]:
-    """A search of so many trials that may run together."""
+    """A search whose trials may run together."""
     tallies = yield [trial(rate_rps) for rate_rps in rates_rps]
     return f"{name}: {[tally.missed for tally in tallies]}"
 
@@ -44,7 +44,7 @@ def missing_its_rate(one: Trial) -> TrialResult:
 
 
 class Waiting(Executor):
-    """Runs nothing until it is waited for; then the call that came last."""
+    """An executor that runs nothing until it is awaited, and then the latest call."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Future[Any], Callable[[], Any]]] = []

@@ -1,4 +1,4 @@
-"""The search for a capacity, in worlds whose capacities are known beforehand."""
+"""The search for a capacity, with outcomes whose capacity is known."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -121,7 +121,7 @@ def outcome(number: int, **changed: object) -> SimulatedOutcome:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
-    """Run a trial whose simulation has these outcomes."""
+    """Return the result of a trial whose simulation has these outcomes."""
 
     def run(outcomes: Sequence[SimulatedOutcome], most_misses: int = 10_000) -> TrialResult:
         monkeypatch.setattr("penstock_cli.capacity.trial.simulate", lambda *_: iter(outcomes))

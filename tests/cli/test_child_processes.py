@@ -359,7 +359,7 @@ def test_vllm_is_started_with_the_plug_in_and_the_pools_policy() -> None:
 
 
 async def why(code: str) -> str:
-    """What is said of a process that ends by itself."""
+    """Return the log's message about a process that ends."""
     received = RecordedLog()
     one = child(code, received)
     output = await received.next_note()

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: exit codes, and one clear line for what is wrong."""
+"""The command line: exit codes, and one clear line per error."""
 
 import socket
 import subprocess

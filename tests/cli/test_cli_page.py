@@ -1,4 +1,4 @@
-"""The page of the command line is what `--help` says."""
+"""The page of the command line equals the output of `--help`."""
 
 from pathlib import Path
 

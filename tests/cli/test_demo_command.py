@@ -41,7 +41,7 @@ def report(requests: Requests, reason: str = "", late_s: float = 0.001) -> Repor
 
 @dataclass
 class Pools:
-    """What was started and sent."""
+    """The pools that were started and the requests that were sent."""
 
     reports: dict[str, Report]
     started: list[tuple[str, str, LocalPoolOptions, float]] = field(default_factory=list)

@@ -45,7 +45,7 @@ def taken_port() -> Iterator[int]:
 
 
 def free_port(steps: int = 0) -> int:
-    """A port that is free, and the one so many above it too."""
+    """Return a free port such that the one `steps` above it is free too."""
     return next(port for port in free_ports(20, HERE) if is_free(HERE, port + steps))
 
 

@@ -10,7 +10,7 @@ ANY = resource.RLIM_INFINITY
 
 
 def limits_after(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, wanted: int) -> tuple[int, int]:
-    """The soft and the hard limit of open files once so many requests may be in flight."""
+    """Return the soft and hard limits of open files for this many requests in flight."""
     limits = (soft, hard)
 
     def changed(which: int, to: tuple[int, int]) -> None:

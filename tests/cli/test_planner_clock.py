@@ -1,4 +1,4 @@
-"""What a simulation's policies took to plan, by a clock that a test moves."""
+"""Planning times of a simulation's policies, by a clock that the test advances."""
 
 from collections.abc import Sequence
 

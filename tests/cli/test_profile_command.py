@@ -1,4 +1,4 @@
-"""`penstock profile` as a user meets it, with an engine whose measurements are known."""
+"""The command `penstock profile`, with an engine whose measurements are known."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -39,7 +39,7 @@ FOUND = measured(reading(400, 0.040), reading(100, 0.025, context_tokens=500))
 
 @dataclass
 class Engine:
-    """An engine, and what it was asked."""
+    """An engine that records its requests."""
 
     context_tokens: int = 0
     model: str = "tiny"

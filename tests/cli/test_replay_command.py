@@ -1,4 +1,4 @@
-"""`penstock replay` as a user meets it: what its flags ask for, and what it prints of a report."""
+"""The command `penstock replay`: its flags, and how it prints a report."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ Settings = list[tuple[ReplaySettings, Console]]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
-    """What the replay was asked for, which finds the report."""
+    """Replace the replay by one that returns a report; return the settings and console of each call."""
     asked: Settings = []
 
     async def replay(settings: ReplaySettings, console: Console) -> Report:

@@ -90,7 +90,7 @@ def test_a_slowdown_without_a_time_model_cannot_be_judged() -> None:
 
 
 def test_a_tier_without_targets_is_not_in_the_total() -> None:
-    """Whatever happens to its requests, they miss nothing: they would raise the attainment of all."""
+    """Its requests never miss a target, so counting them would raise the total attainment."""
     tier_slos = TierSlos({"chat": Slo(tpot_s=0.1), "batch": Slo()}, "chat")
     tally = ReplayTally(tier_slos.tiers_without_targets)
     tally.add(outcome("chat", RequestEnding.ADMITTED, kept=False), late_s=0.0)

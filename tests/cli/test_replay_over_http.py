@@ -1,4 +1,4 @@
-"""A replay against a small server on a real socket: what is sent, what is counted, what goes wrong."""
+"""A replay against a small server on a real socket: requests, counts and errors."""
 
 import asyncio
 import json
@@ -144,7 +144,7 @@ async def test_a_tiers_targets_decide_attainment(serve: Any, tmp_path: Path) -> 
 
 
 def all_at_once(count: int) -> Callable[[Server, web.Request, dict[str, Any]], Any]:
-    """No request is answered before that many have arrived, however long it takes."""
+    """No request is answered before this many have arrived."""
 
     async def answer(server: Server, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         server.waiting += 1

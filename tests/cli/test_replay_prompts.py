@@ -1,4 +1,4 @@
-"""Prompts have the trace's token counts, and share what the trace says they share."""
+"""Prompts have the trace's token counts and shared prefixes."""
 
 import json
 from typing import Any

@@ -60,7 +60,7 @@ class Client:
 
 
 class Replayed(NamedTuple):
-    """What was sent, and what became of it."""
+    """The requests that were sent, and their outcomes."""
 
     sent: list[tuple[int, float]]
     ended: list[RequestOutcome]
@@ -129,7 +129,7 @@ async def test_a_request_that_is_not_sent_is_not_late_and_has_no_replica(clock: 
 
 
 def turns(*thoughts_s: float) -> list[TraceRequest]:
-    """A session that begins at once."""
+    """Return a session that starts immediately."""
     later = [
         TraceRequest(0.0, 1, 1, session="a", stage=stage, think_s=think_s)
         for stage, think_s in enumerate(thoughts_s, start=1)

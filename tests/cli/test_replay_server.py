@@ -1,4 +1,4 @@
-"""What a replay reads of a server before it starts, and its errors where there is none."""
+"""What a replay reads from a server before it starts, and its errors without one."""
 
 import socket
 from collections.abc import AsyncIterator

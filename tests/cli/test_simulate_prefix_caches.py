@@ -79,7 +79,7 @@ def test_a_pool_without_an_order_is_routed_by_its_engines_prefix_cache(
 
 
 def session(*lines: tuple[int, dict[str, object]]) -> str:
-    """Turns of one session, each of whose prompts goes on where the one before ended."""
+    """Turns of one session. Each prompt continues the previous one."""
     return "\n".join(
         json.dumps(
             {"timestamp": at_ms, "input_length": 64 * blocks, "output_length": 5, "session_id": "a"}

@@ -1,4 +1,4 @@
-"""Sessions of a trace: how they are read, and what they are as closed loops."""
+"""Sessions of a trace: how they are read, and their conversion to closed loops."""
 
 import json
 from collections.abc import Sequence

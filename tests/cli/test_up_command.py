@@ -1,4 +1,4 @@
-"""`penstock up` as a user meets it: which pool its flags ask for, and what is shown of it."""
+"""The command `penstock up`: the pool that its flags configure, and its output."""
 
 import asyncio
 import os

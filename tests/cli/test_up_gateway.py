@@ -52,7 +52,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 @pytest.fixture
 def up(shared: Up) -> Up:
-    """The pool, whole again after whatever the test before did to it."""
+    """The pool with all its processes running, whatever the previous test did."""
     wait_whole(shared)
     return shared
 

@@ -1,4 +1,4 @@
-"""`penstock up` with its real processes: it serves, heals, and leaves nothing behind."""
+"""`penstock up` with its real processes: it serves, recovers, and leaves no process behind."""
 
 import re
 import signal

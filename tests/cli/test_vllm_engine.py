@@ -25,7 +25,7 @@ def pool_with(source: object = None, **engine: object) -> Pool:
 
 
 def python_that_prints(folder: Path, text: str) -> Path:
-    """A Python that finds, or misses, what the text says."""
+    """Create a Python interpreter that prints `text`."""
     folder.mkdir(parents=True)
     python = folder / "python"
     python.write_text(f"#!/bin/sh\necho '{text}'\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def make_certificates(folder: Path, name: str = "IP:127.0.0.1") -> None:
-    """A CA, and one identity that it has signed for a name; in place of what was there, in one move."""
+    """Write a CA and one identity that it has signed for a name, replacing earlier files at once."""
     new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
     with tempfile.TemporaryDirectory(dir=folder) as made:
         for command in (

@@ -1,4 +1,4 @@
-"""A test fails by what goes wrong behind its back.
+"""Errors in the background fail the test that caused them.
 
 Three things happen out of a test's sight, and asyncio at most logs them: a task ends by an exception that
 is never awaited, a callback raises, a task is still running when its test is over. Here each fails the test.
@@ -17,11 +17,11 @@ LOGGERS = ("asyncio", "grpc._cython.cygrpc")
 """They report exceptions at level ERROR: of tasks and callbacks, of methods that a gRPC server runs."""
 
 ENDING_S = 2.0
-"""How long a task that is about to end may take to do so. Only tests that leave one running wait so long."""
+"""Time in which a task that is about to end has to end. Only tests that leave one running wait so long."""
 
 
 class Reports(logging.Handler):
-    """What has been reported and not yet failed a test."""
+    """Errors that were reported and have not failed a test yet."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -32,7 +32,7 @@ class Reports(logging.Handler):
         self._reported.append(self.format(record))
 
     def fail(self) -> None:
-        """Fail for what was reported, once."""
+        """Fail once for the reported errors."""
         reported, self._reported = self._reported, []
         if reported:
             pytest.fail("in the background:\n" + "\n".join(reported), pytrace=False)

@@ -14,5 +14,5 @@ USUAL = 100
 
 
 def examples(count: int, **others: Any) -> Callable[[Any], Any]:
-    """A decorator: so many examples under the fixed profile, as many times more as another profile has."""
+    """Return a decorator that sets the number of examples, scaled by the profile."""
     return settings(max_examples=count * settings().max_examples // USUAL, **others)

@@ -1,4 +1,4 @@
-"""HTTP connections without sockets: a test is the client, and sees what is done to the transport."""
+"""HTTP connections without sockets: the test is the client and observes the transport."""
 
 import asyncio
 import re
@@ -89,7 +89,7 @@ async def asked(app: App, head: bytes, body: bytes = b"", client: str = "127.0.0
 
 
 def read(written: bytes) -> Response:
-    """The response that is the first of what was written. Its body is not decoded."""
+    """Return the first response that was written. Its body is not decoded."""
     head, _, body = written.partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
     headers = {name: value for name, _, value in (line.partition(b": ") for line in lines)}

@@ -1,4 +1,4 @@
-"""What a simulated engine answers: it follows from the prompt alone, so clients know it beforehand."""
+"""The answers of a simulated engine, which depend only on the prompt, so clients can check them."""
 
 from typing import Any
 

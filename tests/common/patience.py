@@ -1,7 +1,7 @@
-"""Waiting for a condition: tests never sleep and hope.
+"""Waiting for a condition, in place of sleeping.
 
-A condition may be anything that is true once it holds; what it returned is what a wait returns. The bound is
-far longer than anything takes, even on a busy machine: only a broken build waits so long.
+A condition is a function whose result is true once it holds; a wait returns that result. The timeout is
+far longer than any normal duration, even on a busy machine: only a failing test waits so long.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 PATIENCE_S = float(os.environ.get("PENSTOCK_PATIENCE_S", "120"))
 POLL_INTERVAL_S = 0.005
-"""Between two looks."""
+"""Seconds between two polls of a condition."""
 
 Found = TypeVar("Found")
 
@@ -23,7 +23,7 @@ def until(
     within_s: float = PATIENCE_S,
     interval_s: float = POLL_INTERVAL_S,
 ) -> Found:
-    """Return the first true value of `look`; fail, naming what never came true. again_s: between looks."""
+    """Return the condition's first true value; fail, naming it, after `within_s`. interval_s: of polls."""
     deadline_s = time.monotonic() + within_s
     while not (found := condition()):
         _check(deadline_s, within_s, what or _name(condition))
@@ -34,7 +34,7 @@ def until(
 async def eventually(
     condition: Callable[[], Found | None], what: str = "", within_s: float = PATIENCE_S
 ) -> Found:
-    """The same in a coroutine, while the loop runs."""
+    """Return the condition's first true value while the event loop runs; fail like `until`."""
     deadline_s = time.monotonic() + within_s
     while not (found := condition()):
         _check(deadline_s, within_s, what or _name(condition))
@@ -45,7 +45,7 @@ async def eventually(
 async def answered(
     condition: Callable[[], Awaitable[Found | None]], what: str = "", within_s: float = PATIENCE_S
 ) -> Found:
-    """The same of something that is asked for, and answers."""
+    """Return the first true result of a coroutine function, called again until then; fail like `until`."""
     deadline_s = time.monotonic() + within_s
     while not (found := await condition()):
         _check(deadline_s, within_s, what or _name(condition))

@@ -1,4 +1,4 @@
-"""The processes of a replica, `penstock-engine` and `penstock-sidecar`, and what they log."""
+"""The processes of a replica, `penstock-engine` and `penstock-sidecar`, and their logs."""
 
 import asyncio
 import re
@@ -24,7 +24,7 @@ async def started(module: str, *flags: str | Path) -> AsyncIterator[Process]:
 
 
 async def logged(process: Process, event: str) -> str:
-    """The first line of this event; lines before it are passed over."""
+    """Return the first line of this event; earlier lines are skipped."""
     assert process.stderr is not None
     async with asyncio.timeout(PATIENCE_S):
         while line := (await process.stderr.readline()).decode():

@@ -1,4 +1,4 @@
-"""What goes wrong behind a test's back fails it: each of these tests would be green by its own assertions."""
+"""Errors in the background fail the test: each of these tests passes by its own assertions."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ async def fails():
 
 
 def outcome(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, test: str) -> pytest.RunResult:
-    """What becomes of one test module, in a pytest of its own."""
+    """Run one test module in its own pytest."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     pytester.makeini(INI)
     pytester.makepyfile(BEFORE + test)

@@ -1,4 +1,4 @@
-"""Waiting gives what was waited for, and says what never came."""
+"""Waits return the condition's value, and name the condition that was never true."""
 
 import asyncio
 

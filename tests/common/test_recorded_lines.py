@@ -1,4 +1,4 @@
-"""What is recorded, and how a difference is shown."""
+"""Recording of lines, and how a difference is shown."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The annealer's search, against every plan there is; its moves, its start, its end."""
+"""The annealer's search, compared with all plans; its moves, its start and its end."""
 
 from collections.abc import Callable, Iterator
 from itertools import permutations

@@ -1,4 +1,4 @@
-"""Decisions on one observation, as in the docs, and what is remembered of each."""
+"""Decisions on one observation, as documented, and the state that each leaves."""
 
 from dataclasses import replace
 from math import inf
@@ -56,7 +56,7 @@ def seen(
 
 
 def remembering(ready: int, *, desired: int | None = None, **more: object) -> AutoscalerState:
-    """A pool that has long had so many replicas and was busy at the last look."""
+    """Return the state of a pool that has had this many replicas for long and was busy when last observed."""
     last = (ScalingDecision(NOW_S - 1000, ready if desired is None else desired),)
     state = AutoscalerState(up=last, down=last, ready=ready, busy_s=NOW_S - PERIOD_S)
     return replace(state, **more)  # type: ignore[arg-type]

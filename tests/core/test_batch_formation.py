@@ -51,7 +51,7 @@ def decode(
     best_effort: bool = False,
     at_s: float = NOW_S - 1,
 ) -> Job:
-    """One whose first token came out when its next one is due then."""
+    """Return a decode whose first token was returned so that its next one is due in `due_in_s`."""
     targets = Targets(1.0, tpot_s, None, Judge.MAX)
     job = new_job(Request(name, "tier", at_s, context, 4096, targets), 100, best_effort)
     return advance(job, context, 1, NOW_S + due_in_s - (tpot_s or 0.0))

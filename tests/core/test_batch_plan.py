@@ -434,7 +434,7 @@ def test_batches_are_extended_for_contexts_grown_by_a_window() -> None:
 
 
 def test_plans_of_drawn_states_equal_the_recorded_ones() -> None:
-    """A change that is meant is recorded anew, with `PENSTOCK_RECORD=1` in the environment."""
+    """Record an intended change with `PENSTOCK_RECORD=1` in the environment."""
     lines = []
     for seed in range(160):
         state, rule = InitialState.of(*any_replica(Random(seed))), RULES[seed % len(RULES)]

@@ -1,4 +1,4 @@
-"""What a cached prefix changes in decisions: prefills are shorter, and blocks are counted where they are."""
+"""Decisions with a cached prefix: prefills are shorter, and shared blocks are counted once."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""How far a reader of slos-serve goes to follow one admission and one step through the calls.
+"""The number of calls that one admission and one step of slos-serve take.
 
 A *stop* is a function of core that is entered; a *return* is the way back from a function to its caller in
 another file. Each is counted once for each function, and for each pair of caller and callee, however often

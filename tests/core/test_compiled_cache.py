@@ -1,4 +1,4 @@
-"""What an image's build compiled is read where nothing may be written, and never for another source."""
+"""Compiled code in an image is used from a read-only folder, and never for a changed source."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ print(loops.twice(4.0), sum(loops.twice.stats.cache_hits.values()))
 
 
 def run(folder: Path, cache: Path) -> tuple[float, int]:
-    """What the compiled function says in a new process, and how often the cache had it."""
+    """Return the compiled function's result in a new process, and its number of cache hits."""
     environment = os.environ | {
         "NUMBA_DISABLE_JIT": "0",
         "NUMBA_CACHE_DIR": str(cache),

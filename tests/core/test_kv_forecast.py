@@ -1,4 +1,4 @@
-"""The future peak is what a step-by-step count of blocks comes to."""
+"""The future peak equals a step-by-step count of blocks."""
 
 from functools import partial
 from random import Random

@@ -1,4 +1,4 @@
-"""Answer lengths: sane at first, learned from answers, conditional on what is there."""
+"""Answer lengths: a prior, learned from answers, conditional on the tokens generated so far."""
 
 from random import Random
 

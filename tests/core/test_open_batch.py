@@ -1,4 +1,4 @@
-"""A batch under construction keeps its accounts: what it says of blocks, slots, tokens and time is so."""
+"""A batch under construction counts its blocks, slots, tokens and time exactly."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Replicas that do not answer are left alone for a while, and come back."""
+"""Replicas that do not answer are ejected for a while, and return."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A request is lost by what was forecast for it, never by a long queue."""
+"""A request counts as lost by its own forecast, never because of a long queue."""
 
 import pytest
 from hypothesis import given

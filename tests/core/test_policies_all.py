@@ -1,5 +1,5 @@
-"""What every policy owes its engine, whatever its idea: possible steps, nobody forgotten, no unit of time of
-its own. A new name in `POLICIES` is tested here without a line more."""
+"""Requirements of every policy: possible steps, no forgotten request, decisions independent of the unit
+of time. Each new name in `POLICIES` is tested here automatically."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -126,7 +126,7 @@ def free_blocks(step: Step, engine: EngineState) -> int:
 
 
 def work_of(step: Step, engine: EngineState) -> BatchWork:
-    """What a step computes."""
+    """Return the work of a step."""
     context, attention = 0, 0.0
     for job in (*engine.running, *engine.waiting):
         tokens = step.tokens.get(job.request.id, 0)

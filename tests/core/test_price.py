@@ -1,4 +1,4 @@
-"""What a candidate costs, and what it may cost while a replica fills up."""
+"""The cost of a candidate, and the highest allowed cost as a replica fills."""
 
 from math import exp, inf, nextafter
 

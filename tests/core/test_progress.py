@@ -1,4 +1,4 @@
-"""How long a replica may say nothing about a request that it has accepted."""
+"""How long a replica may send no message about a request that it has accepted."""
 
 from math import inf, isfinite, nan
 

@@ -1,4 +1,4 @@
-"""Every decision of every policy on drawn scenes is the one that was recorded.
+"""Every decision of every policy on drawn scenes equals the recorded one.
 
 No test of one rule sees all of a policy. This one notices any change of what is decided, and says where it
 begins. Where the change is meant, read it, and record anew:

@@ -1,4 +1,4 @@
-"""A repeatable step is the one that the policy would decide, however often it is not asked."""
+"""A repeatable step equals the step that the policy would return at each repetition."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What an engine says of the prompts that it served: growth, eviction, bounds."""
+"""An engine's reports on served prompts: growth, eviction, bounds."""
 
 from collections.abc import Hashable, Sequence
 from random import Random

@@ -1,4 +1,4 @@
-"""What a replica says of itself is what its planner would say."""
+"""A replica's snapshot agrees with its planner."""
 
 from dataclasses import astuple, replace
 from math import inf, nan

@@ -1,4 +1,4 @@
-"""What speculation brings, and what it costs a batch."""
+"""The tokens that speculation returns, and its cost in a batch."""
 
 import pytest
 from penstock_core.batch.open_batch import OpenBatch

@@ -1,4 +1,4 @@
-"""How much is drafted: what brings out most tokens a second."""
+"""Speculation lengths: those that return the most tokens per second."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Only what a sidecar has decided, once and soon, counts at its engine."""
+"""An engine accepts only its sidecar's tickets, once and before they expire."""
 
 from collections.abc import Mapping
 

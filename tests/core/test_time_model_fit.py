@@ -1,4 +1,4 @@
-"""A fit finds the model that made the times, says what it is worth, and never finds that work saves time."""
+"""A fit recovers the model that made the times, states its accuracy, and never finds that work saves time."""
 
 from math import exp, sin
 

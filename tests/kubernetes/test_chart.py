@@ -57,7 +57,7 @@ def namespace(kubectl: Kubectl) -> str:
 
 @pytest.fixture
 def helm(kubeconfig: Path, namespace: str) -> Callable[..., str]:
-    """Helm in the test's namespace: runs, has to succeed, gives what it said."""
+    """Run Helm in the test's namespace, require success, and return its output."""
 
     def run(*arguments: object) -> str:
         command = [tool("helm"), "--kubeconfig", kubeconfig, "--namespace", namespace, *arguments]

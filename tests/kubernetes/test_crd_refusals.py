@@ -1,4 +1,4 @@
-"""What a real API server says of a pool that is wrong: the field, and what would be right."""
+"""A real API server's message about an invalid pool names the field and a valid value."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -88,7 +88,7 @@ class Namespace:
         return content
 
     async def write_slice(self, name: str, *endpoints: dict[str, Any], service: str = SERVICE) -> None:
-        """A slice with these endpoints, in place of what was there under its name."""
+        """Write a slice with these endpoints, replacing one of its name."""
         body = {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
@@ -125,13 +125,13 @@ def endpoint(pod: str, host: int, **conditions: bool) -> dict[str, Any]:
 
 
 def watch_of(namespace: Namespace, kubeconfig: Path | None) -> EndpointWatch:
-    """Reconnects at once."""
+    """Return a watch that reconnects immediately."""
     service = Service(namespace.name, SERVICE)
     return EndpointWatch(service, Access(kubeconfig).client, Backoff(Random(1), 0.01, 0.1))
 
 
 class Followed:
-    """A watch, and the last set that it said."""
+    """A watch and its latest set of endpoints."""
 
     def __init__(self, watch: EndpointWatch) -> None:
         self.watch = watch

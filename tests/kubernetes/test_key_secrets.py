@@ -1,4 +1,4 @@
-"""API keys in Secrets of a real API server, read by an account that may get these and nothing else."""
+"""API keys in Secrets of a real API server, read by an account that may get only these."""
 
 import base64
 from pathlib import Path

@@ -15,7 +15,7 @@ ENGINE = {"type": "simulated", "timeModel": "llama-3-8b-a100", "kvCacheTokens": 
 
 
 def broken(world: World, reason: str) -> str:
-    """Waits until the pool says so, in condition and Event; the message."""
+    """Wait until the pool reports the reason in a condition and an Event; return the message."""
     message = world.until("Degraded", "True", reason)
     eventually(lambda: world.events(reason))
     return message

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("operator")
 
 
 def mirrored(workload: dict[str, Any]) -> Patch:
-    """What a registry's mirror and an adjuster of resources do to it."""
+    """Change an object as a registry's mirror and a resource adjuster do."""
     spec, at = workload["spec"]["template"]["spec"], "/spec/template/spec"
     patch: Patch = []
     for field in ("initContainers", "containers"):

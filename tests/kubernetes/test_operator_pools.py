@@ -1,4 +1,4 @@
-"""A pool's life on a real API server: it comes up, is kept as wanted, changes, and goes with all it had."""
+"""The life of a pool on a real API server: creation, corrected drift, changes and deletion."""
 
 import time
 from typing import Any

@@ -65,7 +65,7 @@ def test_a_repeatedly_killed_operator_finally_converges(world: World, start: Sta
 
 
 def has_acted(operator: OperatorProcess, world: World, times: int) -> None:
-    """Waits until it has done so much, or all there was to do."""
+    """Wait until the operator has acted this often, or has finished."""
     eventually(
         lambda: operator.printed_text().count("event=executed") >= times or world.condition("Ready")[0]
     )

@@ -95,7 +95,7 @@ def answers_for(world: World) -> None:
 
 
 def reconcile_again(world: World, router: Router) -> None:
-    """Makes the operator look at the pool, and waits until it has."""
+    """Cause a reconciliation of the pool, and wait for it."""
     requested = router.asked
     world.change("ConfigMap", "chat-router", {"metadata": {"annotations": {"look": str(requested)}}})
     eventually(lambda: router.asked > requested)

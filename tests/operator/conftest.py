@@ -1,4 +1,4 @@
-"""Pools, and what is wanted of them, in the words of tests about objects."""
+"""Fixtures for tests of objects: pools and their desired objects."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Why pods do not run, from what Kubernetes says of them. The manifests are what a real cluster wrote."""
+"""Why pods do not run, from their status in Kubernetes. The manifests are those of a real cluster."""
 
 from typing import Any
 

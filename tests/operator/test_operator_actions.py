@@ -1,4 +1,4 @@
-"""What is done about what is there: apply, delete, leave alone."""
+"""Actions on observed objects: apply, delete, leave alone."""
 
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""What the API server answers to an apply, held against what was asked."""
+"""The API server's answer to an apply, compared with the applied object."""
 
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""What the operator's client sends to an API server, and what it makes of the answers."""
+"""The operator's client: its requests to an API server, and how it reads the answers."""
 
 import asyncio
 import ssl

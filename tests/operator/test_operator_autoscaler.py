@@ -1,4 +1,4 @@
-"""What of autoscaling is the operator's: where it begins, its largest steps, what it keeps over restarts."""
+"""The operator's part of autoscaling: initial numbers, largest steps, and the state kept over restarts."""
 
 import json
 from typing import Any

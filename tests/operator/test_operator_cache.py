@@ -1,4 +1,4 @@
-"""The cache of watched objects, whatever the order of events."""
+"""The cache of watched objects, for any order of events."""
 
 import pytest
 from penstock_operator.cluster.cache import Cache, PoolKey

@@ -1,4 +1,4 @@
-"""A pool reaches what is wanted, whatever the API server fails at meanwhile: in virtual time."""
+"""A pool reaches its desired state despite failures of the API server, in virtual time."""
 
 import asyncio
 import random
@@ -70,7 +70,7 @@ class Cluster:
             await asyncio.sleep(self.chance.uniform(0.1, 3.0))
 
     async def watch(self) -> None:
-        """Tell of objects now and then: late, in any order, and not of all."""
+        """Deliver watch events late, in any order, and not all of them."""
         while True:
             await asyncio.sleep(self.chance.uniform(0.1, 3.0))
             if self.api.objects and self.chance.random() < 0.8:
@@ -106,7 +106,7 @@ class Cluster:
         )
 
     def wrong(self) -> list[str]:
-        """What is not as the pool wants it, by what the API server has."""
+        """Return the differences between the desired state and the API server's."""
         document = self.api.objects[REF]
         metadata = document["metadata"]
         pool = parse_pool({k: v for k, v in document.items() if k != "status"}, "pool")

@@ -70,7 +70,7 @@ class Server:
 
 
 def checked(server: Server, wait_s: float = 10.0) -> tuple[list[str], float]:
-    """What was logged, and how long it took."""
+    """Return the logged messages and the time that the check took."""
 
     async def story() -> float:
         await check_crd(server, wait_s)  # type: ignore[arg-type]

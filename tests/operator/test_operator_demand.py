@@ -1,4 +1,4 @@
-"""Routers' counters, turned into what was asked since the last look."""
+"""Routers' counters, converted to increases since the last reading."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How the operator asks routers for their demand, and what it does about those that give none."""
+"""How the operator reads routers' demand, and handles those that report none."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where an object differs from what was asked for, and where it only looks so."""
+"""Differences between an object and its desired state, and values that only look different."""
 
 from copy import deepcopy
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is worth an Event."""
+"""Which changes have an Event."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Carrying out what was decided, and saying what could not be done."""
+"""Execution of decided actions, and reports of those that failed."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""How the operator is hung on kopf: what it watches, and how it starts and ends."""
+"""The operator's kopf handlers: what they watch, and how the operator starts and ends."""
 
 import asyncio
 from typing import Any

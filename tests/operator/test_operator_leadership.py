@@ -17,7 +17,7 @@ from virtual_time import now_s, run
 REF = Ref(LEASE.api_version, LEASE.kind, "penstock", "penstock-operator")
 LONGEST_S = 300.0
 QUIET_S = 60.0
-"""Nothing fails any more; by the end somebody leads."""
+"""Phase without failures, at whose end one operator leads."""
 
 TRANSIT_S = 1.0
 """Longest that a write takes from being sent to being done."""
@@ -95,7 +95,7 @@ class Process:
             await self.wait(leadership.pause_s / self.rate)
 
     async def writes(self, leadership: Leadership) -> None:
-        """Write whenever that is allowed. What is sent arrives later."""
+        """Write whenever that is allowed. Writes arrive after a delay."""
         while True:
             await self.wait(self.chance.uniform(0.01, 1.0))
             try:

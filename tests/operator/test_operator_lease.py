@@ -1,4 +1,4 @@
-"""Leadership, without a cluster: the decision to take a Lease, and what is written then."""
+"""Leadership without a cluster: the decision to take a Lease, and its writes."""
 
 import asyncio
 from copy import deepcopy

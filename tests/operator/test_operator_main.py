@@ -40,7 +40,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[OperatorSettings, OperatorOptions]:
-    """What the operator would run with."""
+    """Return the settings that the operator would run with."""
     seen = list[tuple[OperatorSettings, OperatorOptions]]()
 
     def run(settings: OperatorSettings, options: OperatorOptions) -> int:

@@ -1,4 +1,4 @@
-"""What the operator's pages say of it: to Prometheus, to the kubelet."""
+"""The operator's pages for Prometheus and the kubelet."""
 
 import orjson
 import pytest

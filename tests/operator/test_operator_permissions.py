@@ -1,4 +1,4 @@
-"""The chart grants what the operator's own table says, and nothing else."""
+"""The chart grants exactly the permissions of the operator's table."""
 
 from pathlib import Path
 from typing import Any

@@ -34,7 +34,7 @@ SPEC: dict[str, Any] = {
 
 @pytest.fixture
 def read(want: Want, tmp_path: Path) -> Read:
-    """What a component's process gets from its ConfigMap."""
+    """Return the ConfigMap data of a component's process."""
 
     def loaded(component: str, **spec: Any) -> Pool:
         file = tmp_path / "pool.yaml"

@@ -117,7 +117,7 @@ class World:
         )
 
     def settle(self) -> None:
-        """The cluster's controllers do what is asked of them."""
+        """Set the status of workloads as the cluster's controllers do."""
         for kind in ("StatefulSet", "Deployment"):
             for ref, made in list(self.server.objects.items()):
                 if ref.kind == kind:

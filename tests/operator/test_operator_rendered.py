@@ -92,7 +92,7 @@ def test_a_rendered_pool_equals_the_recorded_one(
 
 
 def without_keys(manifest: Manifest) -> Manifest:
-    """The object without what is another in every run."""
+    """Return the object without fields that differ in every run."""
     if manifest["kind"] != "Secret":
         return manifest
     reported = {name: "" for name in manifest["data"]}

@@ -1,4 +1,4 @@
-"""What a Gateway's controller says of a pool's route, and what the pool says of itself then."""
+"""A Gateway controller's status of a pool's route, and the pool's conditions that follow."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a picker does for the Envoy beside it: endpoints that come and go, and a drain before it stops."""
+"""The picker and its Envoy: changing endpoints, and a drain before the picker stops."""
 
 import asyncio
 import re

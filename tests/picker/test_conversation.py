@@ -1,4 +1,4 @@
-"""Message order of ext_proc: whatever a gateway sends, one decision at most, and the body back as it came."""
+"""Message order of ext_proc: at most one decision, and the body returned unchanged, for any messages."""
 
 from typing import Any
 
@@ -198,7 +198,7 @@ def test_an_endpoint_hint_is_a_string_or_a_list(hint: str | list[str]) -> None:
 
 
 def noted(calls: list[Call]) -> Conversation:
-    """A conversation that notes what it decides on."""
+    """Return a conversation that records its calls."""
 
     def pick(call: Call) -> Picked:
         calls.append(call)

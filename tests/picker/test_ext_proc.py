@@ -1,4 +1,4 @@
-"""The ext_proc server: how long a conversation lasts, how many there are, and what health says."""
+"""The ext_proc server: duration and number of conversations, and its health."""
 
 import asyncio
 import ssl
@@ -56,7 +56,7 @@ class Front:
         return proc_grpc.ExternalProcessorStub(self.channel).Process()
 
     async def endpoints(self) -> str:
-        """What a whole conversation answers."""
+        """Return the answers of a whole conversation."""
         stream = self.conversation()
         await stream.write(request_headers())
         await stream.write(request_body())

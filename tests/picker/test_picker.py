@@ -221,7 +221,7 @@ async def test_the_replica_gets_the_application_of_a_request_s_key() -> None:
 
 
 class PoolOfPickers:
-    """Limits over all pickers: answers as the test says."""
+    """Limits shared by all pickers, with answers scripted by the test."""
 
     def __init__(self, *verdicts: Ticket | OverLimit | None) -> None:
         self.verdicts = list(verdicts)

@@ -1,4 +1,4 @@
-"""The picker's process: what it serves where, what ends it, and what it does not begin with."""
+"""The picker's process: its ports, its end, and its start errors."""
 
 import asyncio
 import runpy

@@ -1,4 +1,4 @@
-"""Envoy, the picker, sidecars and simulated engines, each a process of its own."""
+"""Envoy, the picker, sidecars and simulated engines as separate processes."""
 
 import re
 from asyncio.subprocess import Process

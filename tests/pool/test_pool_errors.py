@@ -1,4 +1,4 @@
-"""Each wrong field of a pool file has one line: where, what was given, what is allowed."""
+"""Each invalid field of a pool file has one line: where, the given value, and valid values."""
 
 from functools import partial
 from pathlib import Path

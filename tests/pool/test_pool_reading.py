@@ -1,4 +1,4 @@
-"""What a good pool file means, and whose API key is whose."""
+"""Reading of valid pool files, and the applications of API keys."""
 
 from pathlib import Path
 from typing import Any

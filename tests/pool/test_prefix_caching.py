@@ -1,4 +1,4 @@
-"""Whether an engine caches prefixes, by its type and what the pool says."""
+"""Whether an engine caches prefixes, by its type and the pool's setting."""
 
 from typing import Any
 

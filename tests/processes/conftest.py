@@ -29,7 +29,7 @@ def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePool]:
 
 @pytest.fixture
 def pool(shared_pool: LivePool) -> LivePool:
-    """The shared pool, whole and idle, whatever the test before did to it."""
+    """The shared pool, idle and with all processes running, whatever the previous test did."""
     shared_pool.restore()
     return shared_pool
 

@@ -1,4 +1,4 @@
-"""Whatever a client sends gets a 4xx in OpenAI's JSON that names what is wrong: no 5xx, no hang, no trace."""
+"""Every invalid request gets a 4xx in OpenAI's JSON that names the error: no 5xx, no hang, no traceback."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""A client that goes away cancels its work on the engine, however it goes."""
+"""A client that disconnects in any way cancels its work on the engine."""
 
 import socket
 import struct

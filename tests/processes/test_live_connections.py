@@ -1,4 +1,4 @@
-"""Connections between real processes that are slow, break, or pass nothing: streams continue exactly."""
+"""Connections between real processes that are slow, break or stall: streams continue exactly."""
 
 import asyncio
 from collections.abc import Iterator

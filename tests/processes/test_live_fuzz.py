@@ -1,4 +1,4 @@
-"""Whatever one peer sends, over HTTP or gRPC, no stream of another changes by a byte.
+"""No message of one peer, over HTTP or gRPC, changes another's stream by a byte.
 
 Each case is made from a seed and its number. `make fuzz CASES=5000 SEED=7` tries others, and
 `make fuzz SEED=7 FIRST=132 CASES=1` one of them again.
@@ -101,7 +101,7 @@ async def beside_victims(pool: LivePool, make: Callable[[Random, Target], Case])
 
 
 def shown(number: int, case: object) -> str:
-    """How to do it again, and what it sends."""
+    """Return the command that repeats the case, and its bytes."""
     text = repr(case)
     more = f"… ({len(text)} characters)" if len(text) > SHOWN_BYTES else ""
     return f"make fuzz SEED={SEED} FIRST={number} CASES=1\n{text[:SHOWN_BYTES]}{more}"

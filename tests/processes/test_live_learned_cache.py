@@ -1,4 +1,4 @@
-"""What a sidecar learns of the prefix cache of an engine that reports nothing, by real processes."""
+"""A sidecar learns the prefix cache of an engine without reports, with real processes."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ class Planned(NamedTuple):
 
 
 class Counters:
-    """What the sidecar counts of prompts that were answered whole."""
+    """Return the sidecar's counts of prompts with complete answers."""
 
     def __init__(self, pool: LivePool) -> None:
         address = re.search(r"\bmetrics=(\S+)", pool.process("sidecar", "r0").printed_text)
@@ -67,7 +67,7 @@ def pool(open_module_pool: OpenPool) -> LivePool:
 
 
 def turns(pool: LivePool) -> list[Planned]:
-    """Sessions take turns at random. Returns what was planned and found of each request."""
+    """Send sessions' turns in random order. Return each request's planned and found cached tokens."""
     counters, chance, outcomes = Counters(pool), Random(1), list[Planned]()
     sessions: list[list[Any]] = [[] for _ in range(SESSIONS)]
     with pool.client() as client:

@@ -1,4 +1,4 @@
-"""Routers that share through Redis, and one that is killed under their traffic."""
+"""Routers that share through a Redis that is killed under their traffic."""
 
 import asyncio
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def pool(shared_pool: LivePool, redis: RedisServer, tmp_path: Path) -> Iterator[
 
 
 def shared(pool: LivePool, wanted: int) -> None:
-    """Until every router says whether it shares."""
+    """Wait until every router reports whether it shares."""
 
     def connected() -> bool:
         return all(pool.router_value("penstock_router_redis_connected", name) == wanted for name in ROUTERS)
@@ -50,7 +50,7 @@ async def ask(client: openai.AsyncOpenAI, pool: LivePool) -> str:
 
 
 async def placements_received(client: openai.AsyncOpenAI, pool: LivePool) -> None:
-    """Until the other router counts this client's requests."""
+    """Wait until the other router counts this client's requests."""
     metric = "penstock_router_placements_received_total"
     before = pool.router_value(metric, "second")
     async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""What keeps a process from starting is one clear line and an exit code; what is only late is waited for."""
+"""A failed start is one clear line and an exit code; a late dependency is awaited."""
 
 import socket
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def taken() -> Iterator[int]:
 
 
 def ended(folder: Path, command: list[str]) -> tuple[int, list[str]]:
-    """Exit code and lines of a process that ends by itself."""
+    """Return the exit code and output lines of a process that ends."""
     process = Process(command[0], command, folder / "process.log")
     try:
         return process.exit_code(), process.printed_text.strip().splitlines()
@@ -100,7 +100,7 @@ def test_help_starts_with_the_programs_usage(program: str, tmp_path: Path) -> No
 
 
 def test_a_replica_waits_for_a_late_engine(pool: LivePool) -> None:
-    """The sidecar starts, says that it has no engine, and serves once there is one."""
+    """The sidecar starts, reports that it has no engine, and serves once it has one."""
     pool.kill("engine", "r0")
     pool.kill("sidecar", "r0")
     pool.start("sidecar", "r0")

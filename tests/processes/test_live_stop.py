@@ -1,4 +1,4 @@
-"""SIGTERM anywhere under load: what was accepted is finished, the exit code is 0, nothing is lost."""
+"""SIGTERM of any process under load: accepted requests finish, the exit code is 0, no request is lost."""
 
 import asyncio
 import socket

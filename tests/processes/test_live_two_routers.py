@@ -1,4 +1,4 @@
-"""Two routers on the same replicas, which know nothing of each other."""
+"""Two routers on the same replicas, which do not know each other."""
 
 import asyncio
 

@@ -18,7 +18,7 @@ def timed(open_module_pool: OpenPool) -> LivePool:
 
 
 async def answered_tokens(pool: LivePool) -> list[int]:
-    """Tokens of each answer, all asked for at once."""
+    """Return the tokens of each answer to concurrent requests."""
     async with pool.async_client() as client:
         requested = [
             client.completions.create(

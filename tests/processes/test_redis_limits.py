@@ -1,4 +1,4 @@
-"""Limits of applications over several routers, through a real Redis, which comes and goes."""
+"""Limits of applications over several routers, through a real Redis that stops and restarts."""
 
 import asyncio
 import signal

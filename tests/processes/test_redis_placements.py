@@ -29,7 +29,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 class Router:
-    """One router's part, and what it has received."""
+    """One router's part, with the placements that it has received."""
 
     def __init__(self, url: Callable[[], str], channel: str = "pool") -> None:
         self.received_loads: list[tuple[str, PeerLoad]] = []
@@ -162,7 +162,7 @@ async def test_the_connection_to_redis_uses_tls(
 
 @asynccontextmanager
 async def tls_in_front(port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
-    """A port that takes TLS for one that does not."""
+    """Yield a port that accepts TLS and forwards to a plain one."""
 
     async def pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while data := await source.read(65536):

@@ -12,7 +12,7 @@ TAKES_S = {"small": 0.003, "middle": 0.010, "large": 0.2}
 
 
 def readings(slowdown_at: list[float], noise: float = 0.0) -> list[tuple[str, float]]:
-    """Probes in turn. Noise without chance: a wave that nothing follows."""
+    """Probes in turn, with deterministic noise: a wave."""
     names = list(TAKES_S)
     return [
         (names[at % 3], TAKES_S[names[at % 3]] * slowdown * (1 + noise * sin(12.9898 * at)))

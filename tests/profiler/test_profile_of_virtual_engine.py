@@ -1,4 +1,4 @@
-"""An engine whose iterations take what a time model says is measured, in virtual time.
+"""An engine whose iterations take a time model's durations is measured in virtual time.
 
 Whatever the profiler finds can be compared with the model that the engine runs by.
 """
@@ -55,7 +55,7 @@ def read(
 def profiled(
     virtual: VirtualEngine, limits: ProfileLimits = SMALL, seconds: float = 30.0
 ) -> tuple[Profile, list[Probe], float]:
-    """A profile, what was asked for it, and how long it took."""
+    """Return a profile, its readings' probes, and its duration."""
     requested: list[Probe] = []
 
     def on_reading(probe: Probe, number: int) -> None:

@@ -1,4 +1,4 @@
-"""An engine whose iterations take what a time model says, in virtual time.
+"""An engine whose iterations take a time model's durations, in virtual time.
 
 It replaces aiohttp's session: requests and answers are those of the wire.
 """

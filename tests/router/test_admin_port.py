@@ -1,4 +1,4 @@
-"""The admin port: what it serves, and that the public port serves none of it."""
+"""The admin port: its pages, which the public port does not serve."""
 
 import orjson
 import pytest

@@ -1,4 +1,4 @@
-"""What a router knows of the prefixes that replicas have cached."""
+"""A router's index of the prefixes that replicas have cached."""
 
 import orjson
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The work for a client that goes away."""
+"""Work for a client that disconnects."""
 
 import asyncio
 

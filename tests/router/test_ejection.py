@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 
 class Clock:
-    """Reads what a test says it is."""
+    """A clock that the test sets."""
 
     now_s = 1000.0
 

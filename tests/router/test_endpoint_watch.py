@@ -1,4 +1,4 @@
-"""Following a Service's endpoints through an API server that goes away, forgets, and sends nonsense."""
+"""Watching a Service's endpoints on an API server that fails, loses versions and sends invalid events."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing

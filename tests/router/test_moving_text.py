@@ -34,7 +34,7 @@ BODIES: dict["wire.Endpoint.ValueType", dict[str, Any]] = {
 
 
 def passed_by(transcript: Transcript, pieces: list[bytes]) -> bytes:
-    """What a client gets of pieces, as the router passes them."""
+    """Return the bytes that a client gets of these pieces."""
     out = bytearray()
 
     def relay(data: bytes, tokens: int) -> bool:

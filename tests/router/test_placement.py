@@ -52,7 +52,7 @@ def begins(upstream: UpstreamRequest) -> None:
 
 @dataclass
 class Replica:
-    """Says one thing after the other; asked: each attempt, abandoned: those that were given up."""
+    """A replica with scripted answers. asked: attempts; abandoned: those that were abandoned."""
 
     name: str
     scripts: list[Script]

@@ -1,4 +1,4 @@
-"""Limits of one application on one router: exact, whatever comes when."""
+"""Limits of one application on one router, exact for any order of events."""
 
 import asyncio
 from collections.abc import Sequence

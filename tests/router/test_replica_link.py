@@ -1,4 +1,4 @@
-"""The router's end of a session, in memory: whatever happens, nothing is left behind."""
+"""The router's end of a session, in memory: no event leaves state behind."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -100,7 +100,7 @@ class MemoryReplica:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Nothing is open."""
+        """Assert that no request or stream is open."""
 
     def unary_unary(self, path: str, **_: object) -> Callable[..., Any]:
         async def describe(request: wire.DescribeRequest) -> wire.DescribeReply:
@@ -505,7 +505,7 @@ async def test_the_silence_timeout_depends_on_predictions_and_unwritten_tokens(
 
 
 def _is_done(waiting: Coroutine[Any, Any, None]) -> bool:
-    """Whether there is nothing to wait for."""
+    """Return whether no event is pending."""
     try:
         waiting.send(None)
     except StopIteration:

@@ -31,7 +31,7 @@ class Announced:
         self._sets: asyncio.Queue[Endpoints] = asyncio.Queue()
 
     def announce(self, *replicas: ScriptedReplica, **conditions: Condition) -> None:
-        """These replicas, in service where nothing else is said of them."""
+        """Announce these replicas, in service by default."""
         in_service = Condition.IN_SERVICE
         self._sets.put_nowait(
             {one.name: Endpoint(one.address, conditions.get(one.name, in_service)) for one in replicas}

@@ -1,4 +1,4 @@
-"""What the router reads of a body, beside a parser that reads all of it."""
+"""The router's partial reading of a body, compared with a full parser."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,7 +29,7 @@ BODIES = st.dictionaries(NAMES, VALUES | PROMPTS | st.integers(0, 6), max_size=6
 
 
 def asked(body: dict[str, Any]) -> BodyFields | None:
-    """What a whole parse of the body says; None where a field is wrong."""
+    """Return the fields as a full parser reads them; None if a field is invalid."""
     model, stream, tier = body.get("model"), body.get("stream"), body.get("service_tier")
     counts = [body.get(name) for name in ("n", "best_of")]
     typed = isinstance(model, str) and isinstance(stream, bool | None) and isinstance(tier, str | None)

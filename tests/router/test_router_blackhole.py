@@ -1,4 +1,4 @@
-"""A replica's host that vanishes without a word: no end, no reset, and nothing that is sent is answered."""
+"""A replica's host that vanishes: no end, no reset, and no answer to any packet."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ def sped_up(options: Options) -> Options:
 
 
 class Network:
-    """The network between a router and a replica. swallows: takes everything, and passes nothing on."""
+    """The network between a router and a replica. swallows: accepts all bytes and forwards none."""
 
     def __init__(self, port: int) -> None:
         self._port, self.swallows = port, False

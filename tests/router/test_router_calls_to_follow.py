@@ -1,4 +1,4 @@
-"""How far a reader of the router goes to follow one request through the calls.
+"""The number of calls that one request takes through the router.
 
 A *return* is the way back from a function to its caller in another file, counted once per pair of functions,
 as in `tests/core/test_calls_to_follow.py`. The router's own files are followed. Calls from them into layers

@@ -1,4 +1,4 @@
-"""A fault stays with the request that met it, and a client that does not read takes nothing from others."""
+"""A fault affects only its own request, and a client that does not read affects no other."""
 
 import asyncio
 import socket
@@ -96,7 +96,7 @@ async def admits(part: Part) -> None:
 
 @contextmanager
 def non_reading_client(router: RunningRouter, requested: int = 1, **body: Any) -> Iterator[socket.socket]:
-    """A client that asks, so many times, and takes nothing."""
+    """A client that sends `requested` requests and reads no answer."""
     raw = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **body})
     host, port = router.address.split(":")
     with socket.socket() as sock:

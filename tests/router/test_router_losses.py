@@ -43,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def killed_by_requests(count: int) -> list[ScriptedReplica]:
-    """Replicas whose processes a request ends."""
+    """Return replicas that end with their first request."""
     replicas = [ScriptedReplica(f"r{n}") for n in range(count)]
     for replica in replicas:
         replica.script = dies(replica)

@@ -1,4 +1,4 @@
-"""Streams whose replica is lost: what their clients see, and what the router counts."""
+"""Streams whose replica is lost: the clients' view and the router's counts."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager

@@ -1,4 +1,4 @@
-"""The router's flags: what fits together, and what is said where it does not."""
+"""The router's flags: valid combinations, and errors for others."""
 
 import re
 from pathlib import Path

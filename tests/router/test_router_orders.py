@@ -1,4 +1,4 @@
-"""A router tries replicas in its order, by their snapshots and by what it has sent since."""
+"""A router orders replicas by their snapshots and by the requests sent since."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""A router's part in limits over all routers: what it asks of Redis, reports to it, and decides alone."""
+"""A router's part in shared limits: its requests to Redis, its reports, and its local decisions."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -56,7 +56,7 @@ async def running(shared: SharedLimits) -> AsyncIterator[SharedLimits]:
 
 
 async def asked(shared: SharedLimits, *tokens: int) -> "list[asyncio.Task[LimitDecision | None]]":
-    """Requests of so many tokens each, in progress."""
+    """Start a request to the limits for each number of tokens."""
     tasks = [asyncio.create_task(shared.ask("ide", each)) for each in tokens]
     await turns()
     return tasks

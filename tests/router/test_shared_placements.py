@@ -1,4 +1,4 @@
-"""Placements that routers share: what is gathered, sent, received and ignored."""
+"""Placements that routers share: batching, sending, receiving, and ignored messages."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ async def redis(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedRedis]
 
 
 class Router:
-    """One router's part, what it has received, and how often it was malformed."""
+    """One router's part, with received placements and the number of malformed messages."""
 
     def __init__(self, channel: str = "pool", backoff: Backoff | None = None) -> None:
         self.heard: list[tuple[str, PeerLoad]] = []

@@ -88,7 +88,7 @@ async def test_a_finished_request_keeps_the_output_before_its_end() -> None:
 
 
 def waits(upstream: UpstreamRequest) -> bool:
-    """Whether there is nothing new."""
+    """Return whether no event has arrived."""
     waiting = upstream.changed()
     try:
         waiting.send(None)
@@ -132,7 +132,7 @@ def test_a_lost_replica_may_have_begun_the_request_unless_stated() -> None:
 
 
 class Client:
-    """Where output is relayed to. behind: it takes nothing now."""
+    """The sink of output. behind: it accepts no output now."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[bytes, int]] = []

@@ -29,7 +29,7 @@ async def asleep(replica: ScriptedReplica, **spec: Any) -> AsyncIterator[Running
 
 
 async def held(router: RunningRouter, requests: int) -> None:
-    """Until so many wait, as the page says that the operator reads."""
+    """Wait until this many requests are held, by the page that the operator reads."""
     async with asyncio.timeout(20):
         while (await router.admin.get("/penstock/v1/demand")).json()["held"] != requests:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
@@ -171,7 +171,7 @@ async def test_requests_do_not_wait_in_a_pool_that_always_has_replicas() -> None
 
 
 class Replicas:
-    """A replica set that takes work when a test says so."""
+    """A replica set that accepts work when the test permits."""
 
     def __init__(self) -> None:
         self.takes = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A connection to an engine that is slow, wrong or hostile; what is kept of connections, and for how long."""
+"""A connection to an engine that is slow, faulty or hostile; which connections are kept, and for how long."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ async def engine(script: Script, idle_s: float = 60.0) -> AsyncIterator[EngineCo
 
 
 def responds(*parts: bytes, then_closes: bool = True) -> Script:
-    """An engine that answers one request with these parts, each in a segment of its own."""
+    """Return an engine that answers one request with these parts, each in its own segment."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Envoy's configuration: what the real Envoy accepts, and what the documentation shows."""
+"""Envoy's configuration: accepted by the real Envoy, and equal to the documented example."""
 
 import subprocess
 from pathlib import Path, PurePosixPath

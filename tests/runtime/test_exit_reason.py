@@ -1,4 +1,4 @@
-"""Which line of a log says why a process ended. The logs are what vLLM 0.32 wrote, its frames left out."""
+"""The line of a log that has the cause of a process's end. The logs are vLLM 0.32's, without its frames."""
 
 import pytest
 from penstock_runtime.exit_reason import LONGEST, reason_line

@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 
 
 class Echo:
-    """Keeps what it is asked, and answers the body's length."""
+    """An app that records its requests and answers with the body's length."""
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []

@@ -274,7 +274,7 @@ async def test_a_header_cannot_contain_another_one(value: bytes) -> None:
 
 
 async def raised(error: BaseException, *before: bytes) -> Wire:
-    """What is written for an app that writes these parts and then raises this."""
+    """Return the output of an app that writes these parts and then raises this error."""
 
     async def app(request: HttpRequest) -> None:
         if before:

@@ -1,4 +1,4 @@
-"""What a process writes about itself: one event a line on standard error, for people or for collectors."""
+"""A process's log: one event a line on standard error, as text or as JSON."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Marks of prompts: what two prompts have in common is what their JSON says."""
+"""Marks of prompts: two prompts share marks as far as their JSON is equal."""
 
 import json
 from typing import Any

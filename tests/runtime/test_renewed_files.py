@@ -1,4 +1,4 @@
-"""Files that are renewed in place: what is read when, and what a bad renewal changes."""
+"""Files that are renewed in place: when they are read, and the effect of an invalid renewal."""
 
 from pathlib import Path
 

@@ -49,7 +49,7 @@ async def test_a_stopped_server_does_not_listen(identity: Identity) -> None:
 
 
 class Client:
-    """One connection under TLS, by a client that verifies nothing."""
+    """One connection under TLS, by a client that does not verify certificates."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -66,7 +66,7 @@ class Client:
         self._writer.write(request)
 
     async def echoed(self, text: bytes) -> bytes:
-        """What comes back."""
+        """Return the bytes that are echoed."""
         head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(text)
         self._writer.write(head + text)
         await self._reader.readuntil(b"\r\n\r\n")

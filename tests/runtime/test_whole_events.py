@@ -1,4 +1,4 @@
-"""Events of a stream, whole, however its bytes come."""
+"""Whole events of a stream, for any split of its bytes."""
 
 from itertools import accumulate
 

@@ -44,7 +44,7 @@ PATIENCE_S = 60.0
 TOKEN = b'data: {"choices":[{"index":0,"text":"wort"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 SLOTS = 2
-"""Requests that an engine is given at once where they are held before it."""
+"""Slots of an engine that is fed by the gate."""
 
 MODEL = TimeModel("test", (Term(0.0001, 0.01),))
 TIERS = {

@@ -1,4 +1,4 @@
-"""Requests that a replica has accepted: what they hold, what it learns from them, and how each ends."""
+"""Requests that a replica has accepted: their places, what is learned from them, and their ends."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -90,7 +90,7 @@ class Desk:
     output = put
 
     def forget(self, request: ReplicaRequest) -> None:
-        """Nothing to forget."""
+        """Do nothing: no state is kept."""
 
     def accept(
         self, key: str, best_effort: bool = False, targets: Targets = Targets(), **fields: Any

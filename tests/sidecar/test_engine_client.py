@@ -1,4 +1,4 @@
-"""The engine over HTTP: what is asked of it, and what its answers, or none, mean."""
+"""The engine over HTTP: requests to it, and the meaning of its answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping

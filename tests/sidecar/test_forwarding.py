@@ -44,7 +44,7 @@ class ScriptedResponse(NamedTuple):
 
 
 class Engine:
-    """Gives these answers, one after the other; sent: what it was sent."""
+    """An engine that returns these responses in turn. sent: its requests."""
 
     def __init__(self, *answers: ScriptedResponse) -> None:
         self._answers = iter(answers)
@@ -70,7 +70,7 @@ class Engine:
 
 
 class Mirror(ReplicaMirror):
-    """One that notes what passed, and when thinking was over."""
+    """A mirror that records forwarded tokens and the end of thinking."""
 
     def __init__(self) -> None:
         super().__init__(KvCache(1000, 1000, 16), Limits(), lambda job: 100)
@@ -86,7 +86,7 @@ class Mirror(ReplicaMirror):
 
 
 class Turns(OpenGate):
-    """A gate that lets requests in when it is opened."""
+    """A gate that releases requests when it is opened."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -140,7 +140,7 @@ class Desk:
         self.put(wire.Event(id=id, output=wire.Output(data=data, tokens=tokens)))
 
     def forget(self, request: ReplicaRequest) -> None:
-        """Nothing to forget."""
+        """Do nothing: no state is kept."""
 
     def start(self, **fields: Any) -> ReplicaRequest:
         """A request for a streamed answer to text, unless given otherwise, has been accepted."""

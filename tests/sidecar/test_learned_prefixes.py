@@ -1,4 +1,4 @@
-"""What is learned of an engine's prefix cache from its answers, against the cache itself."""
+"""The prefix cache learned from an engine's answers, compared with the cache itself."""
 
 import json
 from collections import deque
@@ -40,7 +40,7 @@ class Session:
 
 
 class Engine:
-    """Its cache, and nothing else."""
+    """An engine's prefix cache."""
 
     def __init__(self, blocks: int) -> None:
         self.cache = PrefixCache(blocks, BLOCK)

@@ -1,4 +1,4 @@
-"""What the sidecar expects the engine to have cached of a new prompt."""
+"""The sidecar's estimate of a new prompt's cached prefix."""
 
 import json
 from random import Random

@@ -1,4 +1,4 @@
-"""One replica in memory: its state callbacks, what a drain waits for, what happens with time."""
+"""One replica in memory: its state callbacks, its drain, and its timed work."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -113,7 +113,7 @@ async def serving(**more: Any) -> AsyncIterator[Desk]:
 
 
 async def snapshot_of(session: Session) -> wire.Snapshot:
-    """What a session's next frame says, which has to be due."""
+    """Return the content of a session's next frame, which has to be due."""
     async with asyncio.timeout(20):
         frame = await session.outbox.frame()
     assert frame is not None

@@ -1,4 +1,4 @@
-"""Small numbers and orders that nothing else would notice."""
+"""Details of numbers and orders that no other test asserts."""
 
 from dataclasses import replace
 from time import monotonic

@@ -1,4 +1,4 @@
-"""An engine that comes back different, and reports that do not come: noticed, said once, planned with."""
+"""A restarted engine with other limits, and missing reports: logged once and planned with."""
 
 import socket
 from pathlib import Path

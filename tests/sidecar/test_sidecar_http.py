@@ -1,4 +1,4 @@
-"""The replica's HTTP side, as a gateway meets it: what is decided, hops, is cancelled, and is counted."""
+"""The replica's HTTP side behind a gateway: decisions, hops, cancels and counts."""
 
 import asyncio
 import json
@@ -106,7 +106,7 @@ async def gateway(rig: Rig, pool: Pool) -> AsyncIterator[Gateway]:
 
 
 def rejects(rig: Rig, reason: Reason = Reason.DECODE_BUDGET, earliest_s: float | None = 2.5) -> None:
-    """Reject whatever asks for targets."""
+    """Reject every request with targets."""
     rig.policy.answers = lambda job: Rejected(reason, earliest_s)
 
 

@@ -1,4 +1,4 @@
-"""What a pool's file makes of the sidecar's picture before its engine has said a word."""
+"""The sidecar's state from the pool file, before the first report of its engine."""
 
 from pathlib import Path
 

@@ -16,7 +16,7 @@ WITHIN_S, PAST_S = LEAST_S - 5, 3 * 60.0
 
 @pytest.fixture
 def later(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The replica's tick, so many seconds from now."""
+    """Run the replica's tick this many seconds from now."""
 
     def tick(seconds: float) -> None:
         monkeypatch.setattr(rig.replica, "_now_s", lambda: monotonic() + seconds)

@@ -39,7 +39,7 @@ def pool(tmp_path: Path) -> Path:
 
 
 async def refused_to_start(*flags: str | Path) -> tuple[int, str]:
-    """Exit code and what it said."""
+    """Return the exit code and the output."""
     async with started("penstock_sidecar.main", *flags) as process, asyncio.timeout(PATIENCE_S):
         _, output = await process.communicate()
     assert process.returncode is not None
@@ -142,7 +142,7 @@ TIER_FIGURES = re.compile(
 
 
 async def tier_figures(url: str) -> dict[str, float]:
-    """What a process has counted by tier, without its own name and without times."""
+    """Return a process's counters by tier, without its name and without times."""
     async with httpx2.AsyncClient() as http:
         page = (await http.get(url)).text
     return {name: float(value) for name, value in TIER_FIGURES.findall(page)}

@@ -1,4 +1,4 @@
-"""What holds whatever happens, in whatever order."""
+"""Properties that hold for any order of events."""
 
 import asyncio
 import contextlib
@@ -201,7 +201,7 @@ def test_the_gate_releases_every_request_once_and_keeps_none(moves: list[tuple[s
 
 
 class ScriptedClient:
-    """An engine's client whose answers are what a test puts into them."""
+    """An engine's client with answers scripted by the test."""
 
     takes_stream_options = takes_token_ids = True
 

@@ -250,7 +250,7 @@ async def test_a_changed_state_reaches_routers_without_requests(rig: Rig) -> Non
 
 
 async def test_one_router_s_requests_are_in_the_snapshots_of_the_others(rig: Rig) -> None:
-    """Nothing ticks here."""
+    """Do not tick."""
     async with rig.router() as idle, rig.router() as busy:
         await until(lambda: bool(idle.frames))
         await busy.submit(1)
@@ -301,7 +301,7 @@ async def test_a_request_id_that_no_header_can_hold_is_replaced(
 
 
 class Held:
-    """What a session carries. cancelled: called as its session ends."""
+    """An item of a session. cancelled: called as the session ends."""
 
     id, ended = 1, False
 

@@ -1,4 +1,4 @@
-"""Routers of other versions: what they say beyond this sidecar is ignored, what they lack has a default."""
+"""Routers of other versions: unknown fields are ignored, and missing ones have defaults."""
 
 from typing import Any
 

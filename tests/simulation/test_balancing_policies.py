@@ -42,7 +42,7 @@ def run(
     model: TimeModel = MODEL,
     speculation: Speculation | None = None,
 ) -> list[tuple[ReplicaView, Step]]:
-    """Serve them all; every step with what was seen before it. Fails where the engine makes no progress."""
+    """Serve all requests; return each step with its view. Fail if the engine makes no progress."""
     engine = EngineState(KV_TOKENS, limits)
     coming, now_s, memory = sorted(requested, key=lambda a: -a[0].request.arrival_s), 0.0, policy.start()
     steps: list[tuple[ReplicaView, Step]] = []

@@ -1,4 +1,4 @@
-"""What is planned is what happens: batches formed one after the other meet the deadlines of a plan."""
+"""Execution follows the plan: batches formed one after the other meet the plan's deadlines."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

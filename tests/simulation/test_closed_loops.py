@@ -1,4 +1,4 @@
-"""Sessions in a closed loop: a turn comes when the last one was answered and its think time has passed."""
+"""Sessions in a closed loop: a turn arrives after the last answer and its think time."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Whole fleets under each order: what orders may change, and what they must not."""
+"""Whole fleets under each order: effects that an order may and may not have."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Fleets with prefix caches: requests go where their prefix is, while there is room."""
+"""Fleets with prefix caches: requests go to replicas with their prefix, while these have capacity."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -430,7 +430,7 @@ def test_the_number_of_replicas_is_bounded_by_distinct_seeds(replicas: int) -> N
 
 
 def test_a_full_replica_accepts_no_request() -> None:
-    """Three at once: one more than it may hold, so the last has nowhere to go."""
+    """Three requests at once: one more than the replica may hold, so the last is rejected."""
     fleet = replace(EXACT, limits=Limits(running=1), max_waiting=1)
     outcomes = ended(fleet, [Arrival(name, 0.0, "chat", 100, 5) for name in "abc"])
     assert [outcomes[name].verdict for name in "abc"] == ["admitted", "admitted", "rejected"]

@@ -91,7 +91,7 @@ class Load:
     speculation: Speculation | None = None
 
     def serve(self, count: int, seed: int) -> list[SimulatedOutcome]:
-        """What became of so many requests, by their number."""
+        """Return the outcomes of this many requests, by their number."""
         fleet = Fleet(
             self.policy,
             builtin(self.model).model,

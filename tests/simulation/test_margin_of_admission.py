@@ -51,7 +51,7 @@ def arrivals(count: int = 150) -> Iterator[Arrival]:
 
 
 def run(truth: TruthKind, disturbance: Disturbance) -> tuple[int, Watched]:
-    """Admitted requests that missed, and what the policy saw."""
+    """Return the admitted requests that missed, and the policy's views."""
     watched: list[Watched] = []
 
     def build(name: str, knobs: Knobs) -> Policy[Any]:

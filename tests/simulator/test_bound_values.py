@@ -277,7 +277,7 @@ def test_a_level_that_is_never_crossed_is_an_error() -> None:
 
 
 def test_a_prompt_needs_one_iteration_of_its_own_time() -> None:
-    """Nothing can be done within less than the shortest iteration."""
+    """No work fits into less than the shortest iteration."""
     tight = replace(SETTING, tiers=TIERS | {"first": Tier("first", Slo(ttft_s=0.0201))})
     assert bound(prompts(1), tight) == pytest.approx(1.0, abs=1e-6)
     tight = replace(SETTING, tiers=TIERS | {"first": Tier("first", Slo(ttft_s=0.01005))})

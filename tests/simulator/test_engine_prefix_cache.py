@@ -1,4 +1,4 @@
-"""An engine with a prefix cache: what its policies see, what it computes, and what pins protect."""
+"""An engine with a prefix cache: views of its policies, computed tokens, and pins."""
 
 from random import Random
 from typing import Any

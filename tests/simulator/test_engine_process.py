@@ -1,4 +1,4 @@
-"""`penstock-engine` as a process: it starts, says so, serves its pool, stops; or says why it cannot."""
+"""`penstock-engine` as a process: it starts, serves its pool and stops, or reports why it cannot."""
 
 import asyncio
 import re

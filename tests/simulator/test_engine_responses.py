@@ -20,7 +20,7 @@ def words_of(first: int, stop: int) -> str:
 
 
 def events(data: bytes) -> list[str]:
-    """What each event says, from its choices on; the fields before them are the same in all."""
+    """Return each event from its choices on; the fields before them are the same in all."""
     *lines, end = data.decode().split("\n\n")
     assert end == ""
     heads = {

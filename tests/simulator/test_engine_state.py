@@ -1,4 +1,4 @@
-"""What the engine does with a policy's steps: tokens, blocks, room, and what it refuses."""
+"""Execution of a policy's steps by the engine: tokens, blocks, memory, and refused steps."""
 
 from collections.abc import Callable
 

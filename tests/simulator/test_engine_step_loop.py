@@ -57,7 +57,7 @@ class Drafting(Eager):
 
 
 class Faulty:
-    """Raises, asks for the impossible, and asks for nothing, in turn."""
+    """A policy that in turn raises, returns an impossible step, and returns an empty one."""
 
     def __init__(self) -> None:
         self.turn = 0

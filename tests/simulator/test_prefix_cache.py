@@ -1,4 +1,4 @@
-"""The prefix cache: what is found is there, shared blocks count once, none is lost, the oldest go first."""
+"""The prefix cache: hits are exact, shared blocks count once, none leaks, the oldest are evicted first."""
 
 from collections.abc import Sequence
 from random import Random
@@ -16,7 +16,7 @@ def of_tokens(name: str, tokens: Sequence[int], salt: str = "") -> RequestBlocks
 
 
 def run(cache: PrefixCache, request: RequestBlocks, tokens: int) -> int:
-    """A request computes its prompt at once. Returns the cached tokens."""
+    """Let a request compute its whole prompt. Return the cached tokens."""
     cached = cache.start(request, tokens)
     cache.grow(request, tokens, tokens)
     return cached

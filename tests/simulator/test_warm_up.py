@@ -1,4 +1,4 @@
-"""What an engine does with its policy before it says that it is ready."""
+"""The engine's warm-up of its policy before it reports ready."""
 
 from collections.abc import Sequence
 

@@ -39,7 +39,7 @@ class Scripted:
 
 
 class Clock:
-    """Goes on by so much whenever it is read."""
+    """A clock that advances by `step_s` at each reading."""
 
     def __init__(self) -> None:
         self.now_s, self.step_s = 0.0, 0.0

@@ -1,4 +1,4 @@
-"""What is read off vLLM: bounds and memory, steps under way and what they took, drafts, names, adapters."""
+"""Facts read from vLLM: bounds, memory, steps in progress and their durations, drafts, names, adapters."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The plug-in in a foreign vLLM image: what it may import there."""
+"""The plug-in in an unmodified vLLM image: the packages that it may import."""
 
 import ast
 import os

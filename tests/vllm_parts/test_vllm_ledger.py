@@ -1,4 +1,4 @@
-"""What the engine holds, noted beside its own requests, without an engine."""
+"""The ledger of the engine's requests, without an engine."""
 
 from types import SimpleNamespace
 from typing import Any

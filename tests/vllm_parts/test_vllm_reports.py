@@ -44,7 +44,7 @@ NOW = Boundary(None, 1, 1, 0, MEMORY, 0.25, None, {}, changes=5, uniform_steps=7
 
 
 class Wire(ReportSocket):
-    """Keeps a copy of each report; accepts it or not, as the test says."""
+    """A sink that copies each report and accepts it if the test permits."""
 
     def __init__(self) -> None:
         super().__init__(Path("nowhere"), lambda *_: None)

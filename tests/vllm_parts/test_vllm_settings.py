@@ -1,4 +1,4 @@
-"""Settings of the plug-in, and the versions it takes: what is wrong is said in one line."""
+"""Settings of the plug-in and supported versions: each error is one line."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whatever clients write into their requests, and whatever Penstock's code raises, the engine continues."""
+"""The engine continues for any fields of requests and any exception in Penstock's code."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A policy's step goes in; what vLLM's own scheduler sends to its workers is that step, token by token."""
+"""vLLM's own scheduler sends exactly the policy's step to its workers."""
 
 from dataclasses import replace
 

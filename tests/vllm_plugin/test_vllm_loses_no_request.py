@@ -1,4 +1,4 @@
-"""Whatever comes, goes or fails: every request ends, every block is free again, and both ledgers agree."""
+"""For any arrivals, cancels and failures every request ends, every block is freed, and both ledgers agree."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -57,7 +57,7 @@ class Broken(Exception):
 
 
 class World:
-    """An engine, what was asked of it, and what is wrong with its policy."""
+    """An engine with its requests and its policy's faults."""
 
     def __init__(self, kind: Kind) -> None:
         self.engine, self.policy = watched(kind)

@@ -1,4 +1,4 @@
-"""What a policy plans of a prompt's cached beginning is what vLLM finds when it starts the request."""
+"""The cached prefix that a policy plans with is the one that vLLM finds when it starts the request."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""A repeated plan is the one that the policy would make: asking it in every step changes nothing."""
+"""A repeated plan equals the plan that the policy would return in every step."""
 
 from dataclasses import replace
 

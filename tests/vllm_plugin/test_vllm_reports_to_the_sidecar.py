@@ -1,4 +1,4 @@
-"""What the sidecar's mirror shows after each step's report is what vLLM's own requests say."""
+"""The sidecar's mirror agrees with vLLM's own requests after each step's report."""
 
 from collections.abc import Iterable
 from dataclasses import replace

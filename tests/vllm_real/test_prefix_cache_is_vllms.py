@@ -22,7 +22,7 @@ SALTS = ("", "tenant-a", "tenant-b")
 
 @dataclass
 class Memory:
-    """vLLM's manager and ours, and what goes through both."""
+    """vLLM's manager and Penstock's, with the operations applied to both."""
 
     blocks: int
     block_tokens: int

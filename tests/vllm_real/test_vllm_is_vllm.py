@@ -89,7 +89,7 @@ def life(kind: Engine, seed: int, shortest_prompt: int = 1) -> Iterator[Moment]:
 
 
 def leave(engine: EngineState, chance: random.Random) -> None:
-    """Now and then a client goes away."""
+    """Sometimes a client disconnects."""
     here = (*engine.running, *engine.waiting)
     if here and chance.random() < 0.02:
         engine.abort(chance.choice(here).request.id)

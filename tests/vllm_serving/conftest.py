@@ -29,7 +29,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def plain(model: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """vLLM as it comes: its greedy answers are what the others must give."""
+    """Unmodified vLLM: the other servers must return its greedy answers."""
     flags = (*ADAPTERS, "--lora-modules", f"other={adapter}", "--no-enable-prefix-caching")
     with serving(model, tmp_path_factory.mktemp("plain"), *flags) as server:
         yield server

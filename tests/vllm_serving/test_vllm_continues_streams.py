@@ -37,7 +37,7 @@ def asked(endpoint: "wire.Endpoint.ValueType", text: str, **more: Any) -> dict[s
 
 
 def read(transcript: Transcript, events: list[bytes]) -> list[bytes]:
-    """What a client gets of events, as the router passes them."""
+    """Return the bytes that a client gets of these events."""
     out: list[bytes] = []
 
     def relay(data: bytes, tokens: int) -> bool:

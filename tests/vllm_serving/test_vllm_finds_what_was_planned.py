@@ -19,7 +19,7 @@ SESSIONS, TURNS = 3, 4
 
 
 class Reported:
-    """What the engine's reports have said so far."""
+    """The content of the engine's reports so far."""
 
     def __init__(self) -> None:
         self.index, self._continuity = PrefixIndex(), Continuity()

@@ -1,4 +1,4 @@
-"""A vLLM that cannot start: its log's telling line, and what the plug-in leaves for Kubernetes, say why."""
+"""A vLLM that cannot start: the cause is in its log and in the plug-in's termination message."""
 
 from pathlib import Path
 

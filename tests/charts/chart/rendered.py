@@ -32,7 +32,7 @@ def tool(name: str) -> Path:
 
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run Helm and give what it said, whether it failed or not."""
+    """Run Helm and return its output, whether it failed or not."""
     return subprocess.run([tool("helm"), *arguments], check=False, capture_output=True, text=True)
 
 

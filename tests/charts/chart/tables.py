@@ -21,7 +21,7 @@ Documented = tuple[str, dict[str, Any]]
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:
-    """What a schema says, with what it refers to."""
+    """Return a schema with its references resolved."""
     if "$ref" not in schema:
         return schema
     target: dict[str, Any] = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
@@ -29,7 +29,7 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def documented(schema: dict[str, Any] = SCHEMA, path: str = "") -> Iterator[Documented]:
-    """Every value that the schema knows, by its path, with what is said of it."""
+    """Return every value of the schema by its path, with its description."""
     for name, inner in schema.get("properties", {}).items():
         found, where = resolved(inner), f"{path}.{name}".removeprefix(".")
         yield where, found
@@ -94,7 +94,7 @@ def rights(rules: list[Manifest]) -> set[tuple[str, str, str]]:
 
 
 def write(page: Path, name: str, table: str) -> None:
-    """Bring a page's table up to date."""
+    """Update a page's table."""
     page.write_text(replaced(page.read_text(), name, table))
 
 

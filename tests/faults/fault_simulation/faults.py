@@ -88,7 +88,7 @@ async def _kill_engine(world: World, random: Random, replica: str, lasts_s: floa
 
 
 async def _lose_node(world: World, random: Random, replica: str, lasts_s: float) -> None:
-    """Sidecar and engine are gone without a word, and come back as new processes."""
+    """Sidecar and engine vanish, and return as new processes."""
     sidecar, engine = world.hosts_of(replica)
     if sidecar.alive and engine.alive:
         await sidecar.kill(silent=True)
@@ -99,7 +99,7 @@ async def _lose_node(world: World, random: Random, replica: str, lasts_s: float)
 
 
 async def _stop_process(world: World, random: Random, replica: str, lasts_s: float) -> None:
-    """SIGSTOP: connections stay open, and nothing answers."""
+    """SIGSTOP: connections stay open without answers."""
     await _stopped(world, random.choice(world.hosts_of(replica)), lasts_s)
 
 
@@ -125,7 +125,7 @@ async def _half_open(world: World, random: Random, replica: str, lasts_s: float)
 
 
 async def _partition(world: World, random: Random, replica: str, lasts_s: float) -> None:
-    """Nothing passes between a router and a machine, or one of its processes."""
+    """No packet passes between a router and a machine, or one of its processes."""
     front = random.choice(list(world.fronts))
     names = [host.name for host in world.hosts_of(replica)]
     cut_off = random.choice((names, names[:1], names[1:]))
@@ -203,7 +203,7 @@ async def _read_slowly(world: World, random: Random, replica: str, lasts_s: floa
 
 
 async def _evict(world: World, random: Random, replica: str, lasts_s: float) -> None:
-    """Free blocks are taken for something else, in bursts: what they had cached is evicted."""
+    """Bursts of evictions: free blocks are reused, and lose their cached content."""
     until_s = asyncio.get_running_loop().time() + lasts_s
     while True:
         engine = world.engines.get(replica)

@@ -227,7 +227,7 @@ class Call:
         self._check()
 
     def done_writing(self) -> None:
-        """Send nothing more."""
+        """Close the sending side."""
         if self._up is not None:
             self._up.end()
 

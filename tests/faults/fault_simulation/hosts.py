@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from penstock_runtime.clock import CLOCK
 
 HOST: ContextVar["Host | None"] = ContextVar("host", default=None)
-"""The host whose code runs."""
+"""The host whose code is running."""
 
 ENDING_TURNS = 200
 """Turns of the loop within which the tasks of a killed host have ended."""
@@ -54,7 +54,7 @@ class Host:
         return asyncio.get_running_loop().create_task(coroutine, context=self.context.copy())
 
     def stop(self) -> None:
-        """Run nothing until `go_on`."""
+        """Stop all code of the host until `go_on`."""
         self.stopped += 1
 
     def go_on(self) -> None:
@@ -65,7 +65,7 @@ class Host:
             asyncio.get_running_loop()._ready.extend(parked)  # type: ignore[attr-defined]
 
     async def kill(self, *, silent: bool = False) -> None:
-        """End it at once. silent: its peers find out late, as when a node is gone."""
+        """End it immediately. silent: its peers notice late, as after the loss of a node."""
         self.alive = False
         if self.stopped:
             self.stopped = 1
@@ -94,7 +94,7 @@ class NumberedTask(asyncio.Task[Any]):
 
 
 def follow_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Note every task at the host whose code starts it."""
+    """Register every task at the host whose code starts it."""
     numbers = count()
 
     def start(loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""What has to hold in every run. Each function returns what is broken, as lines that begin with the number in
+"""Invariants of every run. Each function returns what is broken, as lines that begin with the number in
 docs/invariants.md.
 """
 
@@ -26,7 +26,7 @@ WAYS = 20
 
 
 def broken_answer(answer: Answer, *, may_be_cut: bool) -> Iterator[str]:
-    """Yield what is wrong with what one client got. may_be_cut: it needs no end."""
+    """Yield the errors in one client's answer. may_be_cut: it needs no end."""
     who = answer.plan.id
     if answer.left or (may_be_cut and not answer.whole):
         yield from _begun(answer)

@@ -118,7 +118,7 @@ class Network:
         self._loop.call_later(SILENT_S, self._keep_alive, pair, began)
 
     def is_cut_off(self, one: Host, other: Host) -> bool:
-        """Whether nothing gets through between two hosts."""
+        """Return whether packets between two hosts are blocked."""
         return bool(self._cut_off) and frozenset((one.name, other.name)) in self._cut_off
 
     def heal(self, one: str, other: str) -> None:
@@ -248,7 +248,7 @@ class Pipe:
         self.go_on()
 
     def clear(self) -> None:
-        """Drop what has not arrived."""
+        """Drop items that have not arrived."""
         self._items.clear()
         self.held = 0
         self.network._pipes.pop(self, None)
@@ -306,7 +306,7 @@ class StreamEnd(asyncio.Transport):
         return (*self._peer_name.split(":"),) if name == "peername" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set when writing pauses and goes on."""
+        """Set when writing pauses and resumes."""
         self._high = HIGH_BYTES if high is None else high
         self._low = self._high // 4 if low is None else low
 

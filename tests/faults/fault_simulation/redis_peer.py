@@ -74,7 +74,7 @@ class RedisProcess:
 
 
 def start_redis(network: Network, host: Host) -> RedisProcess:
-    """Start a Redis, which has nothing of an earlier one."""
+    """Start a Redis without the data of an earlier one."""
     redis = RedisProcess(host)
     network.listen(host, REDIS, lambda: RedisConnection(redis))
     return redis

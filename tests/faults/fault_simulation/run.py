@@ -200,7 +200,7 @@ def _may_be_cut(world: World, answer: Answer) -> bool:
 
 
 async def _left_at_rest(world: World) -> list[str]:
-    """Return what has not returned to zero in time."""
+    """Return the gauges that have not returned to zero in time."""
     give_up_s = asyncio.get_running_loop().time() + SETTLE_S
     while True:
         await asyncio.sleep(SETTLE_EACH_S)
@@ -223,7 +223,7 @@ async def _end(world: World) -> None:
 
 
 def _record_crash(world: World, context: dict[str, Any]) -> None:
-    """Note what a process has not handled, unless it was killed."""
+    """Record an exception that a process has not handled, unless it was killed."""
     error = context.get("exception")
     task = context.get("task") or context.get("future")
     handle = context.get("handle")

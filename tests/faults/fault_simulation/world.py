@@ -157,7 +157,7 @@ class World:
         return self.sidecars[replica].host, self.engines[replica].host
 
     def unwell(self, replica: str, lasts_s: float) -> None:
-        """Note that a fault has begun at a replica, and lasts so long."""
+        """Record that a fault has begun at a replica, and its duration."""
         until_s = asyncio.get_running_loop().time() + lasts_s + RECOVERY_S
         self.unwell_until_s[replica] = max(self.unwell_until_s.get(replica, 0.0), until_s)
 

@@ -79,7 +79,7 @@ def _server(certificate: Path, change: Callable[[dict[str, Any]], Patch]) -> Ite
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

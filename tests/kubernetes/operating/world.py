@@ -1,4 +1,4 @@
-"""A namespace as its people see it: pools are written and read, and pods say what a kubelet would."""
+"""A namespace in which tests write and read pools, and set the status of pods as a kubelet does."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class World:
         return "", "", ""
 
     def until(self, type_: str, status: str, reason: str = "", pool: str = "chat") -> str:
-        """Waits for a condition; its message."""
+        """Wait for a condition and return its message."""
 
         def matching() -> tuple[str, str, str] | None:
             reported = self.condition(type_, pool)
@@ -119,11 +119,11 @@ class World:
         return [pod for pod in self.all("Pod", labels) if "deletionTimestamp" not in pod["metadata"]]
 
     def as_kubelet(self, pod: Object, status: Object) -> None:
-        """What the node says of a pod."""
+        """Set a pod's status as its node does."""
         self.change("Pod", pod["metadata"]["name"], {"status": status}, "status")
 
     def await_absence(self, *matching: Callable[[], object]) -> None:
-        """Waits until each gives nothing."""
+        """Wait until each returns a false value."""
         for each in matching:
             eventually(lambda each=each: not each())  # type: ignore[misc]
 

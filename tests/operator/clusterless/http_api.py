@@ -13,7 +13,7 @@ import orjson
 
 @dataclass
 class Request:
-    """A request as it came."""
+    """A received request."""
 
     method: str
     path: str

@@ -44,7 +44,7 @@ def prometheus(folder: Path, samples: Iterable[str]) -> Iterator[str]:
 
 
 def _address(process: subprocess.Popen[str]) -> str:
-    """Where it listens, once it is ready. What it says afterwards is read and dropped."""
+    """Return the server's address once it is ready. Its later output is dropped."""
     assert process.stderr is not None
     output, address, ready = [], None, False
     for line in process.stderr:  # it listens before it is ready or after, as it happens

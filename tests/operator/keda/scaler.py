@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 
 TOLERANCE = 0.1
-"""Kubernetes' default: a ratio that is so near to 1 moves nothing."""
+"""Kubernetes' default: a ratio this close to 1 changes nothing."""
 
 
 class ScalerError(Exception):
@@ -30,7 +30,7 @@ class Keda:
     at: datetime
 
     def replicas(self, scaled_object: Mapping[str, Any], replicas: int) -> int:
-        """How many replicas there are to be, where there are so many."""
+        """Return the desired number of replicas, given the present number."""
         spec = scaled_object["spec"]
         values = list(self._values(spec))
         known = [value for value, _ in values if value is not None]

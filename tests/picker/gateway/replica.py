@@ -1,4 +1,4 @@
-"""A replica that a gateway reaches over HTTP: what it answers a test says."""
+"""A replica that a gateway reaches over HTTP, with answers scripted by the test."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -13,7 +13,7 @@ from scripted.replica import ScriptedReplica
 
 @dataclass(slots=True)
 class Seen:
-    """A request as it came from the gateway."""
+    """A request received from the gateway."""
 
     path: str
     headers: dict[str, str] = field(default_factory=dict)

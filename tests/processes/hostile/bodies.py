@@ -113,7 +113,7 @@ def _value(random: Random, depth: int = 3) -> bytes:
 
 
 def _nested(random: Random) -> bytes:
-    """A value so many levels deep; a fifth of them never closed."""
+    """Return a value nested this deeply; one in five is never closed."""
     levels = random.choice((20, 90, 99, 100, 101, 150, 254, 255, 300, 512, 1000, 3000, 20_000))
     opening, closing = random.choice(((b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]")))
     core = random.choice((b"1", b"[]", b'"x"', b"null"))

@@ -1,4 +1,4 @@
-"""What a client should not do on a connection: requests that are cut, wrong, slow, or several at once."""
+"""Misuse of an HTTP connection: truncated, invalid, slow or concurrent requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -52,7 +52,7 @@ class Nursery:
         return json.loads(hears.readline())
 
     def close(self) -> None:
-        """End it, with whatever it has started."""
+        """End the process and its children."""
         self._forker.communicate()
 
 

@@ -117,7 +117,7 @@ class LivePool:
         return process
 
     def process(self, kind: Kind, name: str) -> Started:
-        """One that runs."""
+        """Return a running process."""
         return self._running[kind, name]
 
     def url(self, router: str = "main") -> str:

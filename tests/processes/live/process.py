@@ -42,7 +42,7 @@ class Started(ABC):
         return self.log.read_text(errors="replace")
 
     def wait_ready(self) -> str:
-        """Its address, once it says that it is ready."""
+        """Return its address once it logs that it is ready."""
 
         def ready() -> re.Match[str] | None:
             if not self.alive:

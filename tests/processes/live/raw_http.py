@@ -39,7 +39,7 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
 
 
 def chat(**fields: Any) -> bytes:
-    """A good chat body, and what a test changes about it."""
+    """Return a valid chat body with changed fields."""
     messages = [{"role": "user", "content": "hello"}]
     return json.dumps({"model": "llama3-8b", "messages": messages, "max_tokens": 4, **fields}).encode()
 

@@ -20,7 +20,7 @@ class Ended:
 
 @dataclass(slots=True)
 class Begun:
-    """A stream whose first text has come. `rest` reads it to its end."""
+    """A stream whose first text has arrived. `rest` reads it to its end."""
 
     replica: str
     chunks: Any

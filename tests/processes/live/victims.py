@@ -28,7 +28,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def difference(data: bytes, id: str, tokens: int) -> str | None:
-    """Return what is wrong with a stream that should be `id`'s, of so many tokens; None if nothing is."""
+    """Return the error in a stream that should be `id`'s with this many tokens, or None."""
     if not data.endswith(DONE):
         return f"ends with {data[-300:]!r}"
     events = data.removesuffix(DONE)

@@ -1,4 +1,4 @@
-"""Redis as its client library shows it to a router; what it answers, and when, a test decides."""
+"""A replacement of Redis' client library, with answers scripted by the test."""
 
 import asyncio
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A replica behind real gRPC whose every answer a test has written beforehand."""
+"""A replica behind real gRPC with answers scripted by the test."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -59,7 +59,7 @@ class Part:
         self._answer_reported.set()
 
     async def end(self) -> wire.EngineAnswer:
-        """What the router has said last of an answer that it read at the engine."""
+        """Return the router's latest message about an answer that it reads from the engine."""
         while not self.reported or self.reported[-1].state == wire.ANSWER_STATE_BEGUN:
             self._answer_reported.clear()
             await self._answer_reported.wait()
@@ -91,7 +91,7 @@ Script = Callable[[Part], Awaitable[None]]
 
 
 async def answers(part: Part) -> None:
-    """Admits, says two tokens, and ends."""
+    """Admit the request, send two tokens, and end."""
     part.admit()
     if part.stream:
         part.output(chat_chunk("hel"))
@@ -108,7 +108,7 @@ async def is_busy(part: Part) -> None:
 
 
 async def is_silent(part: Part) -> None:
-    """Says nothing at all."""
+    """Send no message."""
 
 
 VERDICT_TIMEOUT_S = 5.0
@@ -116,7 +116,7 @@ VERDICT_TIMEOUT_S = 5.0
 
 
 async def exceeds_verdict_timeout(part: Part) -> None:
-    """Says nothing for as long as a router waits for a verdict, which passes in a moment."""
+    """Send no message until the router's verdict timeout has passed, in virtual time."""
     await skip(VERDICT_TIMEOUT_S)
 
 
@@ -163,7 +163,7 @@ class ScriptedReplica(ReplicaServicer):
         await self._server.start()
 
     async def die(self) -> None:
-        """Drop everything at once."""
+        """Close all connections immediately."""
         for task in self._tasks:
             task.cancel()
         await self._server.stop(None)

@@ -1,4 +1,4 @@
-"""What a simulated engine streams for a request, without an engine: its events, each of some tokens."""
+"""The events that a simulated engine streams for a request, without an engine."""
 
 from collections.abc import Sequence
 

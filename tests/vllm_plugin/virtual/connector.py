@@ -1,4 +1,4 @@
-"""A KV connector that loads prompts' KV; a test says what it has loaded."""
+"""A KV connector that loads prompts' KV as the test permits."""
 
 from typing import Any
 

@@ -18,7 +18,7 @@ TIERS: tuple[dict[str, Any], ...] = (
 
 
 class Recorder:
-    """A policy that is watched: what it saw last, and what it wanted.
+    """A policy that records its last view and step.
 
     always: it wants to be asked for every step.
     fault: called before it is asked, to raise. answer: gives one instead of its own.

@@ -1,4 +1,4 @@
-"""Lives of an engine whose prompts share their beginnings: sessions, branches and equal prompts."""
+"""Engine runs whose prompts share prefixes: sessions, branches and equal prompts."""
 
 import random
 from collections.abc import Iterator

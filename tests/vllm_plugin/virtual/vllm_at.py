@@ -1,4 +1,4 @@
-"""Which vLLM these tests run: the one that PENSTOCK_VLLM names, from where `make vllm-env` has put it."""
+"""The vLLM that these tests run: the version PENSTOCK_VLLM, installed by `make vllm-env`."""
 
 import os
 import sys

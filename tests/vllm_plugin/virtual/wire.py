@@ -24,7 +24,7 @@ class Wire:
 
 
 class AtOnce:
-    """Has what is put into it reported at once."""
+    """A queue that reports each item immediately."""
 
     def __init__(self, reports: Reports) -> None:
         self._reports = reports

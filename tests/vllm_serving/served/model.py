@@ -1,4 +1,4 @@
-"""What is served: the tiny random model of the examples, and an adapter for it."""
+"""The served model: the tiny random model of the examples, and an adapter for it."""
 
 import subprocess
 from pathlib import Path

@@ -75,7 +75,7 @@ class Server:
         return await self._post("/v1/chat/completions", body)
 
     async def texts(self, bodies: Sequence[Body]) -> list[str]:
-        """What is answered to all of them at once."""
+        """Return the answers to all of them, sent concurrently."""
         answers = await asyncio.gather(*[self.complete(**body) for body in bodies])
         return [answer["choices"][0]["text"] for answer in answers]
 
@@ -91,7 +91,7 @@ class Server:
                     yield line.removeprefix("data: ")
 
     async def raw_events(self, path: str, body: bytes) -> list[bytes]:
-        """Every event of a stream, as it came."""
+        """Return every event of a stream, unmodified."""
         async with httpx2.AsyncClient(timeout=PATIENCE_S) as client:
             answer = await client.post(f"{self.url}{path}", content=body, headers=JSON)
         assert answer.status_code == 200, answer.text
