@@ -1,8 +1,8 @@
-"""Gives back the memory of LLVM, which a sidecar needs no longer once its policy is warm.
+"""Releases the memory of LLVM, which a sidecar no longer needs once its policy is warm.
 
-numba reads compiled loops through LLVM even where they are in its cache, and so leaves 80 MiB of LLVM's code
-and constants resident for as long as the process lives. They are unchanged pages of a file: without them the
-kernel reads what is used again from the page cache.
+numba loads compiled loops through LLVM even from its cache, which leaves 80 MiB of LLVM's code and constants
+resident for as long as the process lives. They are unchanged pages of a file. If they are dropped, the kernel
+reads those that are used again from the page cache.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ class Mapping(NamedTuple):
 
 
 def release_compiler_memory(mappings: Path = MAPPINGS) -> None:
-    """Drop the resident pages of LLVM that can be read again from its file. Does nothing unless on Linux."""
+    """Drop the resident pages of LLVM that can be read again from its file. Has no effect except on Linux."""
     if not mappings.exists():
         return
     madvise = ctypes.CDLL(None).madvise
@@ -32,9 +32,9 @@ def release_compiler_memory(mappings: Path = MAPPINGS) -> None:
 
 
 def clean_mappings(smaps: str, library: str) -> Iterator[Mapping]:
-    """Yield a library's mappings that are not writable and have no page unlike the file's (smaps).
+    """Yield a library's mappings that are not writable and whose pages equal the file's, by smaps.
 
-    Others are left alone: relocated pointers are read-only too, and would be lost.
+    Other read-only mappings contain relocated pointers, which would be lost.
     """
     candidate: Mapping | None = None
     for line in smaps.splitlines():

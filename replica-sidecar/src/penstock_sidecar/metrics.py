@@ -1,4 +1,4 @@
-"""Metrics of one replica. Pools choose the values of the label `tier`; clients choose none."""
+"""Metrics of one replica. Values of the label `tier` are from the pool, never from clients."""
 
 from functools import cache
 
@@ -17,7 +17,7 @@ _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 
 
 class _MetricFactory:
-    """Makes metrics with the replica's prefix, in one registry."""
+    """Creates metrics with the replica's prefix, in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -35,7 +35,7 @@ class _MetricFactory:
 
 
 class Metrics:
-    """The metrics of one sidecar, in a registry of its own."""
+    """The metrics of one sidecar, in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         make = _MetricFactory(registry)
@@ -48,7 +48,7 @@ class Metrics:
         self._planned_max_s = 0.0
 
     def _add_requests(self, make: _MetricFactory) -> None:
-        """Add the metrics of requests: functions of the labels' values, which look a series up once."""
+        """Add the metrics of requests, as functions of the labels' values, which cache each series."""
         self.verdicts = cache(
             make.counter("verdicts_total", "Verdicts given.", "tier", "verdict", "reason").labels
         )
@@ -148,7 +148,7 @@ class Metrics:
             self.planner_max.set(seconds)
 
     def cached(self, planned_tokens: int, found_tokens: int, prompt_tokens: int) -> None:
-        """Count a whole answer's prompt, and what was cached of it."""
+        """Count the prompt of a complete answer, and its cached tokens."""
         self._prompt_tokens.inc(prompt_tokens)
         self._cached_planned.inc(planned_tokens)
         self._cached_found.inc(found_tokens)

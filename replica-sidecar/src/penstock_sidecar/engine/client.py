@@ -26,7 +26,7 @@ PATHS: dict[wire.Endpoint.ValueType, str] = {
 }
 
 UNANSWERED = (EngineGone, TimeoutError)
-"""What a probe raises without a whole answer in time."""
+"""Errors of a request without a complete response in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Probe:
     """The result of one probe.
 
     refused: the connection was refused.
-    late: no whole answer came in time.
-    cause: why the engine is not ready, for the log.
+    late: no complete response was received in time.
+    cause: reason why the engine is not ready, for the log.
     max_model_len: tokens of the model's context; 0 if unknown.
     """
 
@@ -49,11 +49,11 @@ class Probe:
 class EngineClient:
     """Connections to one engine.
 
-    api_key: the engine's; empty without one.
-    tls: of an engine with https; None for the authorities that this machine trusts.
+    api_key: the engine's API key; empty if it has none.
+    tls: for an engine with https; None to trust this machine's CA certificates.
     served: name of the model that it must serve; empty for any.
-    takes_stream_options: False once it has refused a body for `stream_options` that the sidecar had added.
-    takes_token_ids: False once it has refused one for `return_token_ids`, which routers add.
+    takes_stream_options: False once it has rejected a body because of `stream_options` of the sidecar.
+    takes_token_ids: False once it has rejected a body because of `return_token_ids` of a router.
     """
 
     takes_stream_options = takes_token_ids = True
@@ -75,11 +75,11 @@ class EngineClient:
     def answer(
         self, endpoint: wire.Endpoint.ValueType, body: bytes, request_id: str
     ) -> AbstractAsyncContextManager[EngineResponse]:
-        """Send a body. The answer is closed with the block. Raises EngineGone, from within the block too."""
+        """Send a body. The answer is closed with the block. Raises EngineGone, also within the block."""
         return self._http.post(PATHS[endpoint], body, request_id)
 
     async def load(self) -> EngineLoad | None:
-        """Return the engine's load by its own metrics; None where it does not report it."""
+        """Return the engine's load by its own metrics; None if it does not report it."""
         try:
             async with asyncio.timeout(self._bounds.probe_timeout_s):
                 status, page = await self._http.page("/metrics", MOST_BYTES)
@@ -88,7 +88,7 @@ class EngineClient:
         return load_of(page) if status == 200 and page is not None else None
 
     async def detokenize(self, tokens: Sequence[int]) -> str | None:
-        """Return the text of tokens; None where the engine does not report it."""
+        """Return the text of tokens; None if the engine does not return it."""
         body = orjson.dumps({"tokens": list(tokens)} | ({"model": self._served} if self._served else {}))
         try:
             async with (
@@ -102,7 +102,7 @@ class EngineClient:
         return text if isinstance(text, str) else None
 
     async def probe(self) -> Probe:
-        """Ask the engine for its health and its model."""
+        """Query the engine's health and model."""
         try:
             async with asyncio.timeout(self._bounds.probe_timeout_s):
                 status, _ = await self._http.page("/health", MOST_BYTES)
@@ -117,7 +117,7 @@ class EngineClient:
             return Probe(ready=False, refused=refused, late=not refused, cause=message)
 
     def _check_models(self, status: int, models: bytes | None) -> Probe:
-        """Return the probe's result by the engine's list of models; None is one over the bound."""
+        """Return the probe's result by the engine's list of models. models: None if it is too long."""
         if status == 401:
             return Probe(ready=False, cause=f"it requires another API key: set {VARIABLE}")
         if status != 200:
@@ -131,9 +131,10 @@ class EngineClient:
 
 
 def model_mismatch(cards: Sequence[Mapping[str, Any]], served: str) -> str:
-    """Return what is wrong where vLLM does not serve this model and would answer 404; else an empty string.
+    """Return an error if vLLM does not serve this model and would answer 404; else an empty string.
 
-    Other engines are not checked: some serve what they do not list, or list what they could load.
+    Other engines are not checked: some serve models that they do not list, or list models that they could
+    load.
     """
     names = [str(card.get("id")) for card in cards if card.get("owned_by") == "vllm"]
     if not served or not names or served in names:
@@ -145,7 +146,7 @@ def model_mismatch(cards: Sequence[Mapping[str, Any]], served: str) -> str:
 
 
 def _cards(models: bytes) -> list[Mapping[str, Any]]:
-    """Return an engine's list of models; empty where the answer has none."""
+    """Return an engine's list of models; empty if the response has none."""
     try:
         return [card for card in orjson.loads(models)["data"] if isinstance(card, dict)]
     except (ValueError, LookupError, TypeError):
@@ -153,6 +154,6 @@ def _cards(models: bytes) -> list[Mapping[str, Any]]:
 
 
 def _max_model_len(cards: Sequence[Mapping[str, Any]]) -> int:
-    """Return vLLM's own field of a model's card; 0 in other engines."""
+    """Return the context length, which vLLM has in a model's card; 0 for other engines."""
     lengths = [card.get("max_model_len") for card in cards]
     return max([length for length in lengths if isinstance(length, int)], default=0)

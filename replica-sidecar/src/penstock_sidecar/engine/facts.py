@@ -1,6 +1,6 @@
-"""What planning needs of an engine before the first request: its time model and KV cache.
+"""The facts about an engine that planning needs before the first request: its time model and KV cache.
 
-A time model that comes with Penstock has a KV cache of its own.
+Built-in time models have a default size of the KV cache.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from penstock_pool import Pool
 
 
 class Facts(NamedTuple):
-    """What planning starts from."""
+    """The facts about an engine. kv: the empty cache."""
 
     model: TimeModel
     kv: KvCache
@@ -26,6 +26,6 @@ def builtin_facts(pool: Pool) -> Facts:
 
 
 def kv_cache(tokens: int, block_tokens: int) -> KvCache:
-    """Return an empty cache that holds so many tokens."""
+    """Return an empty cache of this size."""
     blocks = tokens // block_tokens
     return KvCache(blocks, blocks, block_tokens)

@@ -1,8 +1,8 @@
-"""Finds the facts of an engine: those that the pool names, else those that are measured.
+"""Determines the facts about an engine: those that the pool names, else measured ones.
 
-Without a built-in time model the sidecar waits for the engine: its KV cache is the pool's `kvCacheTokens`, or
-what the engine reports. With `timeModel: auto` the engine is also measured once, before the sidecar is ready;
-step reports correct the model from then on.
+Without a built-in time model the sidecar waits for the engine. The KV cache is the pool's `kvCacheTokens`, or
+the size that the engine reports. With `timeModel: auto` the engine is measured once before the sidecar is
+ready; later, step reports correct the model.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ async def facts_of(
     api_key: str = "",
     tls: Contexts | None = None,
 ) -> Facts | None:
-    """Return what the pool names, else what is measured; None where `stop` is set first.
+    """Return the facts that the pool names, else measured ones; None if `stop` is set first.
 
-    api_key: the engine's, empty without one. tls: of an engine with https.
-    model_file: where a measured model is left for an engine that plans by it. Raises StartError where neither
-        the pool nor the engine has a fact.
+    Raises StartError if a fact is missing in both the pool and the engine.
+    api_key: the engine's API key; empty if it has none. tls: for an engine with https.
+    model_file: file to which a measured model is written, for an engine that plans with it.
     """
     if pool.spec.engine.time_model in BUILTINS:
         return builtin_facts(pool)
@@ -61,7 +61,7 @@ async def _measured(
     api_key: str,
     tls: Contexts | None,
 ) -> Facts:
-    """Wait for the engine. The profiler is imported on use: with its HTTP client it takes 7 MiB."""
+    """Wait for the engine and measure it. The profiler, which takes 7 MiB, is imported only here."""
     from penstock_sidecar.engine.measured_facts import measured_facts
 
     found = await until_ready(probe)
@@ -69,7 +69,7 @@ async def _measured(
 
 
 async def until_ready(probe: Callable[[], Awaitable[Probe]]) -> Probe:
-    """Return the first probe of an engine that is ready. Logs each new cause why it is not."""
+    """Probe until the engine is ready, and return that probe. Logs each new reason why it is not ready."""
     cause = ""
     while not (found := await probe()).ready:
         if found.cause != cause:

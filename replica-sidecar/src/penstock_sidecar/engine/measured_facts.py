@@ -34,9 +34,10 @@ async def measured_facts(
 async def facts_from(
     engine: MeasuredEngine, pool: Pool, max_model_len: int | None, model_file: Path | None = None
 ) -> Facts:
-    """Return what the pool names, else what this engine reports and what is measured of it.
+    """Return the facts that the pool names, else those that the engine reports or that are measured.
 
-    max_model_len: as the engine says. model_file: where a measured model is left. Raises StartError.
+    max_model_len: context length that the engine reports. model_file: file for a measured model. Raises
+    StartError.
     """
     spec, scheduling = pool.spec.engine, pool.spec.scheduling
     try:
@@ -65,7 +66,7 @@ async def facts_from(
 
 
 def _write_model(model: TimeModel, path: Path) -> None:
-    """Write the model whole or not at all: the engine may read it at any moment. Raises StartError."""
+    """Write the model atomically, because the engine may read it at any time. Raises StartError."""
     unfinished = path.with_suffix(".unfinished")
     try:
         unfinished.write_bytes(orjson.dumps(to_json(model)))

@@ -1,7 +1,7 @@
 """An engine's load by its own `/metrics`, under vLLM's names.
 
-One process may have several engines with lines of their own: their requests add up, and the fullest cache
-counts. An engine without these names has no known load.
+One process may have several engines with separate lines: their requests are added up, and the fullest cache
+counts. The load of an engine without these metrics is unknown.
 """
 
 import re
@@ -13,7 +13,7 @@ RUNNING, WAITING = b"vllm:num_requests_running", b"vllm:num_requests_waiting"
 KV_USED = b"vllm:kv_cache_usage_perc"
 
 MOST_BYTES = 4 << 20
-"""A longer page is not an engine's."""
+"""Longest page that is read. Engines have shorter ones."""
 
 _CACHE = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(rb'(\w+)="([^"]*)"')
@@ -23,9 +23,9 @@ _LINE = re.compile(
 
 
 class EngineLoad(NamedTuple):
-    """Requests that run and wait in the engine, and the share of its KV cache in use.
+    """Running and waiting requests of the engine, and the share of its KV cache in use.
 
-    kv: that cache, empty; None if unknown.
+    kv: the empty cache; None if unknown.
     """
 
     running: int
@@ -35,7 +35,7 @@ class EngineLoad(NamedTuple):
 
 
 def load_of(page: bytes) -> EngineLoad | None:
-    """Return the load on a page; None if it is not there."""
+    """Return the load on a page of metrics; None if it is missing."""
     values: dict[bytes, list[float]] = {}
     for name, value in _LINE.findall(page):
         try:
@@ -50,7 +50,7 @@ def load_of(page: bytes) -> EngineLoad | None:
 
 
 def _cache_of(page: bytes) -> KvCache | None:
-    """Return the cache that vLLM reports in a line of labels."""
+    """Return the cache that vLLM reports as labels; None if they are missing."""
     line = _CACHE.search(page)
     labels = dict(_LABEL.findall(line[1])) if line else {}
     blocks, block_tokens = labels.get(b"num_gpu_blocks", b""), labels.get(b"block_size", b"")

@@ -1,8 +1,8 @@
-"""Removes usage that only the sidecar has requested from a stream.
+"""Removes usage from a stream if only the sidecar has requested it.
 
 Busy engines merge tokens into one event, so only usage has their number. If the client does not request it
 (`stream_options.include_usage`), the sidecar does, and removes the additions to the stream: a last chunk
-without choices, and in some engines a `"usage": null` in every other one. Everything else passes unchanged.
+without choices, and in some engines a `"usage": null` in all other chunks. Everything else is unchanged.
 """
 
 import re
@@ -20,7 +20,7 @@ _END = re.compile(rb"\r?\n\r?\n")
 
 
 class UsageStrip:
-    """Removes usage from one stream, and passes on whole events."""
+    """Removes usage from one stream, and returns whole events."""
 
     __slots__ = ("_events",)
 
@@ -28,7 +28,7 @@ class UsageStrip:
         self._events = WholeEvents()
 
     def feed(self, data: bytes) -> bytes:
-        """Return the events that are whole with `data`, the next bytes of the stream, without usage."""
+        """Return the events that `data`, the next bytes of the stream, completes, without usage."""
         passed = self._events.feed(data)
         return passed if _USAGE not in passed else b"".join(map(_without_usage, _split_events(passed)))
 

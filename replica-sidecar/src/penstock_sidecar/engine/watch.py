@@ -1,11 +1,11 @@
 """The engine's health, by probes.
 
-The engine is probed every second, and at once when a request has lost it. A refused connection means that it
-is down. A probe that is late or answered with an error counts only when several in a row are; a late one
-counts not at all while output or reports still come, because a busy engine may be slow to answer.
+The engine is probed every second, and immediately after a request has lost its connection. A refused
+connection means that the engine is down. Late probes and error responses count only several in a row. A late
+probe does not count while output or reports arrive, because a busy engine may respond slowly.
 
-An engine that is down gets no new requests. One that refuses connections may be finishing those it has, and
-one that was killed resets their connections by itself. One that hangs or answers with errors has lost them.
+An engine that is down gets no new requests. If it refuses connections, it may still finish its requests; if
+it was killed, their connections are reset. If it hangs or responds with errors, its requests are lost.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 class EngineWatch:
     """Probes the engine until cancelled.
 
-    last_received_s: returns when output or a report last came from the engine.
+    last_received_s: returns when output or a report was last received from the engine.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class EngineWatch:
         self._cause = ""
 
     def suspect(self) -> None:
-        """Probe now: a request has lost the engine."""
+        """Probe immediately, because a request has lost its connection."""
         self._suspected.set()
 
     async def run(self, on_up: Callable[[Probe], None], on_down: Callable[[bool], None]) -> None:

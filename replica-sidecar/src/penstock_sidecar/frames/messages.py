@@ -1,4 +1,4 @@
-"""Core's types as messages to the router."""
+"""Converts core's types to messages for the router."""
 
 from collections.abc import Sequence
 
@@ -61,9 +61,9 @@ def snapshot_message(load: Snapshot, engine_ready: bool, draining: bool) -> wire
 
 
 def prefixes_message(changes: Sequence[tuple[int, bool]], complete: bool) -> wire.CachedPrefixes:
-    """Return changes of the cached prefixes as a message: each key, and whether it is cached from now on.
+    """Return changes of the cached prefixes as a message.
 
-    complete: they are all there are.
+    changes: each key, and whether it is now cached. complete: whether these are all cached prefixes.
     """
     return wire.CachedPrefixes(
         complete=complete,
@@ -93,7 +93,7 @@ def finished_event(
     thinking_tokens: int = 0,
     token_gaps_us: Sequence[int] = (),
 ) -> wire.Event:
-    """Return the last event of a whole answer."""
+    """Return the last event of a complete answer."""
     return wire.Event(
         id=id,
         finished=wire.Finished(

@@ -1,14 +1,14 @@
-"""Events of one session, gathered into frames for its router.
+"""Events of one session, batched into frames for its router.
 
-A frame costs both ends as much as a dozen events in it, so an event may wait for others, as long as no client
-notices (`Urgency`). At each step the engine generates one token of every request within a millisecond or so;
-these share a frame. An event that no client waits for goes with the next one. And every frame waits for one
-turn of the event loop, which takes no time when it is idle, and under load gathers what others have ready.
+A frame costs both ends as much as a dozen events, so an event may wait for others if no client is delayed
+(`Urgency`). At each step the engine generates one token of every request within about a millisecond; these
+share a frame. An event for which no client waits is sent with the next frame. Every frame waits for one turn
+of the event loop, which takes no time on an idle loop, and collects other events under load.
 
-Events are written into the frame that they travel in: a message of its own for each takes ten times as long.
+Events are added directly to the frame's message, because separate messages take ten times as long.
 
-Held bytes are bounded. A router that does not read until the bound is reached gets nothing more: the session
-is over, its requests are cancelled, and the router finds that out from the closed stream.
+Buffered bytes are bounded. If a router does not read until the bound is reached, the session ends, its
+requests are cancelled, and the router sees the stream close.
 """
 
 import asyncio
@@ -22,24 +22,23 @@ from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
 
 EVENT_BYTES = 64
-"""Size of an event without data, about."""
+"""Estimated size of an event without data."""
 
 
 class Urgency(Enum):
     """How long an event may wait for others."""
 
-    IMMEDIATE = "at once"  # a client waits for just this
-    STEP = "step"  # for the rest of its step, unless so few share the session that nothing can be gained
+    IMMEDIATE = "at once"  # a client waits for this event
+    STEP = "step"  # it may wait for other events of its step, if the session has enough requests
     NONE = "none"  # no client waits for it
 
 
 class Outbox:
-    """Events of one session, oldest first, in the frames that will carry them. One reader takes frames.
+    """Events of one session, oldest first, in frames. One reader takes the frames.
 
-    snapshot: makes the snapshot for a frame that has one. prefixes: returns how the cached prefixes have
-    changed since it was last called, where they have.
-    open_requests: how many requests the session has; with one, waiting gains nothing.
-    behind: set once the bound has been reached; what was held is gone, and nothing more is taken.
+    snapshot: returns the replica's snapshot. open_requests: returns how many requests the session has.
+    prefixes: returns changes of the cached prefixes since its last call; None without changes.
+    behind: set when the bound is reached. Buffered events are then dropped, and no more are accepted.
     """
 
     def __init__(
@@ -52,13 +51,13 @@ class Outbox:
         self._bounds, self._snapshot, self._open_requests = bounds, snapshot, open_requests
         self._prefixes = prefixes
         self._loop = asyncio.get_running_loop()
-        self._full: deque[tuple[wire.ReplicaFrame, int]] = deque()  # with their bytes
+        self._full: deque[tuple[wire.ReplicaFrame, int]] = deque()  # with their sizes
         self._full_bytes = 0
         self._open, self._open_bytes = wire.ReplicaFrame(), 0
         self._due = asyncio.Event()
         self.behind = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = self._timer_at_s = inf  # that the timer was set for, and when it goes off
+        self._timer_s = self._timer_at_s = inf  # delay and end of the timer
         self._sent: bytes | None = None
         self._snapshot_due = True  # a new session begins with a snapshot
         self._closed = False
@@ -66,11 +65,11 @@ class Outbox:
 
     @property
     def empty(self) -> bool:
-        """Whether everything has been taken."""
+        """Whether all events have been taken."""
         return not self._full and not self._open_bytes
 
     def output(self, id: int, data: bytes, tokens: int, urgency: Urgency) -> None:
-        """Add bytes of a request's answer."""
+        """Add output of a request."""
         if not self._closed:
             event = self._open.events.add(id=id)
             event.output.data = data
@@ -78,31 +77,31 @@ class Outbox:
             self._account(len(data), urgency)
 
     def put(self, event: wire.Event, data_bytes: int = 0, urgency: Urgency = Urgency.STEP) -> None:
-        """Add a verdict or an end, which changes the load. data_bytes: size of what it carries."""
+        """Add a verdict or an end, which changes the load. data_bytes: size of its data."""
         if not self._closed:
             self._open.events.append(event)
             self._snapshot_due = True
             self._account(data_bytes, urgency)
 
     def send_changes(self) -> None:
-        """Send the replica's snapshot, with or without events, if it has changed since the last one."""
+        """Send the replica's snapshot if it has changed since the last one."""
         if self._snapshot().SerializeToString(deterministic=True) != self._sent:
             self._snapshot_due = True
             self._due.set()
 
     def send_within(self, within_s: float) -> None:
-        """Send the replica's snapshot within this time, by a frame of its own if no other goes."""
+        """Send the replica's snapshot within this time, in a separate frame if there is no other."""
         if not self._due.is_set():
             self._snapshot_due = True
             self._schedule_within(within_s)
 
     def close(self) -> None:
-        """Take no more events. The reader gets what is held, then None."""
+        """Accept no more events. The reader gets the buffered ones, then None."""
         self._closed = True
         self._due.set()
 
     def drop(self) -> None:
-        """Take no more events, and drop what is held. The reader gets None."""
+        """Accept no more events, and drop the buffered ones. The reader gets None."""
         self._full.clear()
         self._full_bytes = 0
         self._open, self._open_bytes = wire.ReplicaFrame(), 0
@@ -110,9 +109,9 @@ class Outbox:
         self.close()
 
     async def frame(self) -> wire.ReplicaFrame | None:
-        """Return the next frame, when it is due; None after the last."""
+        """Wait for the next frame and return it; None after the last."""
         await self._due.wait()
-        await asyncio.sleep(0)  # one turn of the loop: what else is ready travels along
+        await asyncio.sleep(0)  # one turn of the event loop, to collect other events
         self._disarm()
         if self.empty and self._closed and not self._snapshot_due:
             return None
@@ -136,7 +135,7 @@ class Outbox:
         return frame
 
     def _close_open_frame(self) -> None:
-        """Close the open frame, and open another."""
+        """Close the open frame, and begin another."""
         self._full.append((self._open, self._open_bytes))
         self._full_bytes += self._open_bytes
         self._open, self._open_bytes = wire.ReplicaFrame(), 0
@@ -165,12 +164,14 @@ class Outbox:
             self._due.set()
 
     def _schedule_within(self, wait_s: float) -> None:
-        if wait_s >= self._timer_s:  # a timer set earlier, and for no longer, goes off first
+        if wait_s >= self._timer_s:  # the running timer is earlier
             return
         at_s = min(self._loop.time() + wait_s, self._timer_at_s)
         self._disarm()
         self._timer_s, self._timer_at_s = wait_s, at_s
-        self._timer = self._loop.call_at(at_s, self._due.set)  # has no `when` in uvloop where it is due now
+        self._timer = self._loop.call_at(
+            at_s, self._due.set
+        )  # uvloop's handles have no `when` if they are due
 
     def _disarm(self) -> None:
         if self._timer is not None:

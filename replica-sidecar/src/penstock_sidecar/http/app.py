@@ -23,7 +23,7 @@ MODELS = "/v1/models"
 
 
 class HttpApp:
-    """The application. model: the name that the pool serves it under; engine: its type."""
+    """The HTTP application of one replica. model: served name of the model. engine: type of the engine."""
 
     def __init__(
         self, model: str, engine: str, state: ServiceState, request_path: HttpRequestPath, faults: Faults
@@ -33,7 +33,7 @@ class HttpApp:
         self._started_s = int(time.time())
 
     async def __call__(self, http: HttpRequest) -> None:
-        """Answer one request. Every error leaves with the request's id."""
+        """Answer one request. Every error has the request's id."""
         head = request_head.head_of(http.headers)
         request_id = request_head.request_id(head)
         async with ErrorAnswers(http, request_id, lambda: self._faults.count("http", None)):
@@ -77,7 +77,7 @@ class HttpApp:
         return b'{"status":"ready"}'
 
     def _entry(self) -> dict[str, object]:
-        """Describe the model in OpenAI's words and a few of ours."""
+        """Return the model in OpenAI's format with fields of Penstock."""
         return {
             "id": self._model,
             "object": "model",

@@ -13,18 +13,18 @@ _TIMEOUT_MS, _LEFT_MS = names.TIMEOUT_MS.encode(), names.TIMEOUT_LEFT_MS.encode(
 _DESTINATION, _APPLICATION = names.DESTINATION.encode(), names.APPLICATION.encode()
 
 _MOST_DIGITS = 9
-"""Digits of a number that is read."""
+"""Most digits of a valid number."""
 
 
 class AttemptHead(NamedTuple):
-    """What the headers of a request say about its attempts.
+    """The headers of one attempt.
 
     picked: whether a picker has chosen the endpoints and resolved the tier.
-    hop: 1 at the first endpoint.
-    backup: the order has been tried, so this endpoint serves best effort where the pool has a backup.
-    final: no endpoint follows. False where the gateway does not pass on the list of endpoints.
-    application: whose key the gateway has checked; None where it has checked none.
-    spent_s: what earlier attempts took.
+    hop: number of the attempt, 1 at the first endpoint.
+    backup: whether all endpoints of the order were tried, so that this one serves best effort as backup.
+    final: whether this is the last endpoint. False if the gateway does not pass on the list of endpoints.
+    application: application whose key the gateway has checked; None if it has checked none.
+    spent_s: duration of earlier attempts.
     """
 
     picked: bool
@@ -35,15 +35,15 @@ class AttemptHead(NamedTuple):
     spent_s: float
 
     def tries_next(self, reason: Reason) -> bool:
-        """Return whether the gateway is to take a rejection for this reason to the next endpoint.
+        """Return whether the gateway should try the next endpoint after a rejection for this reason.
 
-        A backup without capacity has decided, as for a router. One that is out of service has not.
+        As in a router, a rejection by a backup is final, unless the backup is out of service.
         """
         return not self.final and (not self.backup or reason in OUT_OF_SERVICE)
 
 
 def attempt_head(head: Head, default_hops: int) -> AttemptHead:
-    """Return the attempt. default_hops: endpoints after the first if no picker has set them."""
+    """Read the headers of an attempt. default_hops: endpoints after the first, if no picker has set them."""
     hop, max_hops = _number(head, _ATTEMPT) or 1, _number(head, _MAX_HOPS)
     application = head.get(_APPLICATION)
     return AttemptHead(
@@ -57,7 +57,7 @@ def attempt_head(head: Head, default_hops: int) -> AttemptHead:
 
 
 def _endpoints(head: Head) -> float:
-    """Return the length of the list of endpoints; infinity where it is not known."""
+    """Return the length of the list of endpoints; infinity if it is unknown."""
     endpoints = head.get(_DESTINATION)
     return inf if endpoints is None else endpoints.count(b",") + 1
 
@@ -68,6 +68,6 @@ def _spent_s(head: Head) -> float:
 
 
 def _number(head: Head, name: bytes) -> int | None:
-    """Return a whole number; None where there is none."""
+    """Return the number in a header; None if it is missing or invalid."""
     given = head.get(name, b"")
     return int(given) if given.isdigit() and len(given) <= _MOST_DIGITS else None

@@ -1,8 +1,8 @@
-"""The owner of a request that came over HTTP: its events go to the client's own connection.
+"""The owner of a request over HTTP: its events go to the client's connection.
 
-A session batches events into frames for its router. Here each event has one reader, so output is written to
-the client immediately, and buffered in `UpstreamRequest`, within its bounds, while the client is slower. An
-acceptance is only counted: nothing can be written yet, so the request's task is not woken for it.
+Unlike a session, which batches events into frames, it writes output to the client immediately. While the
+client is slower, output is buffered in `UpstreamRequest`, within its bounds. An acceptance is only counted:
+nothing can be written yet, so the request's task is not woken.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from penstock_sidecar.requests.replica_request import ReplicaRequest
 class HttpOwner:
     """The owner of one HTTP request.
 
-    outbox: itself. accepted: called with the verdict of a request that is accepted.
+    outbox: this object. accepted: called with the verdict when the request is accepted.
     """
 
     def __init__(self, upstream: UpstreamRequest, accepted: Callable[[Admitted | BestEffort], None]) -> None:
@@ -27,11 +27,11 @@ class HttpOwner:
         self.outbox = self
 
     def output(self, id: int, data: bytes, tokens: int, urgency: Urgency) -> None:
-        """Take bytes of the answer."""
+        """Add output to the answer."""
         self._upstream.put(data, tokens)
 
     def put(self, event: wire.Event, data_bytes: int = 0, urgency: Urgency = Urgency.STEP) -> None:
-        """Take a verdict or an end."""
+        """Apply a verdict or an end."""
         kind = event.WhichOneof("kind")
         if kind in ("admitted", "best_effort"):
             self._accepted(wire_conversion.accepted(event))
@@ -39,4 +39,4 @@ class HttpOwner:
             self._upstream.finish(wire_conversion.end(event, kind))
 
     def forget(self, request: ReplicaRequest) -> None:
-        """Nothing is kept of a request that has ended."""
+        """Do nothing: the owner has no list of requests."""

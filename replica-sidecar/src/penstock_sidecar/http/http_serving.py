@@ -1,4 +1,4 @@
-"""Assembly of the replica's HTTP side."""
+"""Assembly of the replica's HTTP interface."""
 
 import contextlib
 import socket
@@ -23,11 +23,11 @@ from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.faults import Faults
 
 LAST_BYTES_S = 1.0
-"""Time for responses to be written after the replica has drained."""
+"""Longest wait for responses to be written after the replica has drained."""
 
 
 def http_listener(at: Address | None) -> socket.socket | None:
-    """Return a socket that is bound; None where the replica takes no HTTP. Raises StartError."""
+    """Return a bound socket; None if the replica does not serve HTTP. Raises StartError."""
     return None if at is None else listen(at.host, at.port)
 
 
@@ -41,7 +41,7 @@ def http_app(
     registry: CollectorRegistry,
     faults: Faults,
 ) -> HttpApp:
-    """Return the application of a replica of this name. demand: counts its requests."""
+    """Return the HTTP application of a replica. name: the replica's name. demand: counts its requests."""
     settings = settings_of(pool)
     budget = ByteBudget(settings.buffer_bytes, f"replica {name}")
     request_path = HttpRequestPath(

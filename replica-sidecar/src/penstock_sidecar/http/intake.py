@@ -1,8 +1,8 @@
 """Reads a generating request from a gateway: head, body, tier, targets.
 
-A picker has resolved the tier. If the gateway continues without one, the tier follows from the application
-whose key the gateway has checked, as in the router. In a pool with applications, a request with neither gets
-no targets: best effort at most.
+A picker has resolved the tier. If the gateway continues without a picker, the tier follows from the
+application whose key the gateway has checked, as in the router. In a pool with applications, a request with
+neither gets no targets and is served best effort at most.
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class HttpAttempt(NamedTuple):
 
 
 class IncomingAttempt(NamedTuple):
-    """A request that may be submitted. head: what the gateway has said of this attempt."""
+    """A valid request. head: the gateway's headers of this attempt."""
 
     attempt: Attempt
     head: AttemptHead
@@ -51,7 +51,7 @@ class HttpIntake:
         self._reader = BodyReader(settings.max_sequences, pool.spec.requests)
 
     async def read(self, call: HttpAttempt, body_bytes: BodyBytes) -> IncomingAttempt:
-        """Read one request. Raises ApiError if it is invalid, ClientGone."""
+        """Read one request. Raises ClientGone, and ApiError if it is invalid."""
         attempt = attempt_head(call.head, self._settings.max_hops)
         body = await bounded_body(call.http, call.head, self._settings, body_bytes)
         arrival_s = monotonic() - attempt.spent_s
@@ -59,7 +59,7 @@ class HttpIntake:
         check_model(self._settings, fields.model)
         tier = self._tier(attempt, call.head, fields.service_tier)
         targets = own_targets(tier, call.head)
-        if self._settings.isolates:  # those without an application share with no other
+        if self._settings.isolates:  # requests without an application share no cache with others
             body = with_application_salt(body, attempt.application or "", fields.cache_salt)
         request = GenerationRequest(
             call.request_id, call.endpoint, body, tier, arrival_s, targets, fields.stream
@@ -75,7 +75,7 @@ class HttpIntake:
         return self._applications.get(attempt.application or "")
 
     def _best_effort(self, attempt: AttemptHead, tier: Tier) -> bool:
-        """Return whether it is served best effort or not at all."""
+        """Return whether the request may only be served best effort."""
         if self._applications and not attempt.picked and self._application(attempt) is None:
             return True
         backup = self._settings.backup is Backup.BEST_EFFORT and not tier.best_effort

@@ -1,4 +1,4 @@
-"""Metrics and demand of clients of the HTTP interface, by tier: the router's, under this replica's name."""
+"""Metrics and demand of the HTTP interface, by tier: the same as the router's, with the replica's prefix."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ PREFIX = "penstock_replica_http"
 class HttpMetrics:
     """Metrics of requests that reach one replica over HTTP.
 
-    passed_on: rejections that the gateway takes to another replica.
+    passed_on: rejections after which the gateway tries another replica.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class HttpMetrics:
         held.set_function(lambda: budget.held_bytes)
 
     def ended(self, outcome: Outcome, model: TimeModel) -> None:
-        """Count a request that has ended here for its client."""
+        """Count a request that has ended for its client."""
         met = self._tiers.ended(outcome, model)
         if met is not None:
             self.demand.judged(outcome, met)

@@ -1,8 +1,8 @@
 """A replica's rejection as an HTTP response, on which the gateway tries the next endpoint.
 
-The gateway reacts to the header, whatever the status, so it is left off where no other replica is to be tried
-(`hops`). The client gets the response of the last replica tried, so each one has the reason, and its own
-Retry-After.
+The gateway reacts to the header `HOP`, whatever the status, so only responses after which another replica is
+tried have it (`hops`). The client gets the response of the last replica that was tried, so each response has
+the reason and a Retry-After.
 """
 
 from penstock_core.domain.verdict import Reason, Rejected
@@ -30,7 +30,10 @@ REASON_TEXTS = {
 
 
 def rejection(tier: str, replica: str, why: Rejected, draw: float, *, hops: bool) -> ApiError:
-    """Return the response to a rejected request. draw: in [0, 1), spreads retries."""
+    """Return the response to a rejected request.
+
+    draw: random number in [0, 1), to spread retries. hops: whether the gateway tries another replica.
+    """
     if why.reason in OUT_OF_SERVICE:
         message = f"replica {replica} takes no requests: {REASON_TEXTS[why.reason]}"
         return out_of_service(message, why.reason, draw, hops=hops)
@@ -46,7 +49,7 @@ def rejection(tier: str, replica: str, why: Rejected, draw: float, *, hops: bool
 
 
 def out_of_service(message: str, reason: Reason, draw: float, *, hops: bool) -> ApiError:
-    """Return the response where the replica takes no requests at all."""
+    """Return the response of a replica that takes no requests."""
     retry_s = spread_retry_s(1, draw)
     return ApiError(
         503,

@@ -1,7 +1,7 @@
-"""The path of one generating request that came over HTTP: read, submitted, answered, counted.
+"""The path of one generating request over HTTP: it is read, submitted, answered and counted.
 
-It is submitted like a session's request, and so to the same admission. Nothing is written before its verdict
-and the first bytes of its answer: a rejection is a response that the gateway takes to the next replica.
+It is submitted to the same admission as requests of sessions. Nothing is written before its verdict and the
+first bytes of its answer, so after a rejection the gateway can try the next replica.
 """
 
 from random import Random
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 class HttpRequestPath:
     """The path of HTTP requests through one replica.
 
-    stream_bytes: most output held for one client. budget: of the bytes held over all.
+    stream_bytes: most output buffered for one client. budget: bound on the bytes buffered for all requests.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class HttpRequestPath:
             await self._answer(call, incoming)
 
     async def _answer(self, call: HttpAttempt, incoming: IncomingAttempt) -> None:
-        """Submit it, answer it and count it."""
+        """Submit a request, answer it and count it."""
         request, http = incoming.attempt.request, call.http
         outcome = Outcome(request.tier, request.targets, request.arrival_s, request.stream)
         outcome.hops = incoming.attempt.hop
-        if outcome.hops == 1:  # other replicas count its verdict if this one rejects it
+        if outcome.hops == 1:  # only the first replica counts the arrival
             self._metrics.demand.arrived(request.tier.name)
         try:
             with client_ending(http, outcome):
@@ -99,7 +99,7 @@ class HttpRequestPath:
             upstream.release()
 
     async def _wait_begun(self, upstream: UpstreamRequest, outcome: Outcome, head: AttemptHead) -> None:
-        """Wait for something to write: a stream's first bytes, or the whole answer. Raises its refusal."""
+        """Wait for a stream's first bytes or the whole answer. Raises ApiError or UpstreamError."""
         while upstream.end is None and not (outcome.stream and upstream.has_output):
             await upstream.changed()
         if isinstance(end := upstream.end, Rejected):
@@ -115,12 +115,12 @@ class HttpRequestPath:
             raise upstream_error(end)
 
     def _note_accepted(self, verdict: Admitted | BestEffort, outcome: Outcome) -> None:
-        """Count its verdict."""
+        """Count the verdict of an accepted request."""
         outcome.verdict = ADMITTED if isinstance(verdict, Admitted) else BEST_EFFORT
         self._metrics.demand.decided(outcome)
 
     def _count(self, outcome: Outcome, head: AttemptHead) -> None:
-        """Count it, unless another replica decides on it."""
+        """Count the end of a request, unless another replica will decide about it."""
         if outcome.ending is not Ending.REJECTED:
             self._metrics.ended(outcome, self._estimates.fitted)
         elif head.tries_next(Reason(outcome.reason)):

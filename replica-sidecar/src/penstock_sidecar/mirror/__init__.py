@@ -1,1 +1,1 @@
-"""The sidecar's model of its replica, from step reports or from the tokens that it forwards."""
+"""The sidecar's model of its replica, by step reports or by the tokens that it forwards."""

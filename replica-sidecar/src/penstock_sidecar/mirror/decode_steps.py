@@ -1,7 +1,7 @@
-"""Steps in which an engine only decodes: one token more of each running request, and nothing else.
+"""Steps in which an engine only decodes: each running request generates one token.
 
-Most steps are such. Their reports are recognized by their columns, so that the mirror notes when the step
-ended, and advances its jobs later, for all these steps together.
+Most steps are of this kind. They are recognized by the columns of their reports. The mirror then records only
+when the step ended, and advances its jobs later by several such steps at once.
 """
 
 from typing import NamedTuple, Self
@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 from penstock_proto.telemetry_pb2 import StepReport
 
 MOST_STEPS = 64
-"""Steps noted at once: two seconds of them."""
+"""Most steps recorded before jobs are advanced: about two seconds of steps."""
 
 
 class DecodeRows(NamedTuple):
@@ -22,7 +22,7 @@ class DecodeRows(NamedTuple):
 
     @classmethod
     def of(cls, report: StepReport) -> Self | None:
-        """Return a report's rows; None where a request does not decode, or more than rows can change."""
+        """Return a report's rows; None if a request does not decode, or the report has other changes."""
         if report.waiting or report.prefilling or report.thinking_tokens or report.HasField("drafting"):
             return None
         generated_tokens = list(report.generated_tokens)

@@ -1,11 +1,11 @@
-"""The mirror of an engine that schedules by itself: requests that are held before it, and requests in it.
+"""The mirror of an engine with its own scheduler: requests that are held before it, and requests in it.
 
-Such an engine sends no step reports, so its state is inferred: from the requests released into it, from the
-tokens that pass, from the time model, and from its `/metrics` where it has them. These show requests that
-reached it past this sidecar, which take slots and memory (`others`). What it has cached is learned from its
-answers (`learned_prefixes`).
+Such an engine sends no step reports, so its state is inferred from the requests released into it, the tokens
+that it returns, the time model, and its `/metrics` if it has them. Metrics show requests that reached the
+engine without this sidecar, which take slots and memory (`others`). The engine's cached prefixes are
+estimated from its answers (`learned_prefixes`).
 
-Admission plans with the engine as it will be when the prompts in it are computed
+Admission plans with the state of the engine after the prompts in it are computed
 (`penstock_core.external_engine.planning_view`), and with all held requests as waiting.
 """
 
@@ -38,9 +38,9 @@ class EngineCount(NamedTuple):
 
 
 class HoldingMirror(ReplicaMirror):
-    """The requests of this replica, and which of them the engine has.
+    """The requests of this replica, and which of them are in the engine.
 
-    slots: how many it runs at once.
+    slots: how many requests the engine runs at once.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class HoldingMirror(ReplicaMirror):
 
     @property
     def in_engine(self) -> EngineJobs:
-        """Requests that the engine has, and that have not ended."""
+        """Requests in the engine that have not ended."""
         jobs = [found.job for found in self._released.values()]
         return EngineJobs(
             tuple(job for job in jobs if job.generated_tokens),
@@ -69,17 +69,17 @@ class HoldingMirror(ReplicaMirror):
 
     @property
     def speculates(self) -> bool:
-        """Whether the engine speculates, by the pool."""
+        """Whether the engine speculates, according to the pool."""
         return self._speculation is not None
 
     @property
     def count(self) -> EngineCount:
-        """How many requests the engine has, and blocks that they hold at most."""
+        """The number of requests in the engine, and the most blocks that they hold."""
         sizes = [job.request.prompt_tokens + job.generated_tokens for job in self.in_engine.jobs]
         return EngineCount(len(sizes), sum(map(self._kv.blocks_for, sizes)))
 
     def released(self, request_id: RequestId, now_s: float) -> None:
-        """Note that a job goes to the engine."""
+        """Record that a job is released into the engine."""
         if all(found.job.generated_tokens for found in self._released.values()):
             self._since_s = now_s
         found = self._released[request_id] = self._accepted[request_id]
@@ -92,7 +92,7 @@ class HoldingMirror(ReplicaMirror):
         return True
 
     def set_prefix_caching(self, possible: bool) -> None:
-        """Note whether the engine may have a prefix cache: then what it has is learned."""
+        """Set whether the engine may have a prefix cache, whose content is then estimated."""
         self.prefixes.wanted = possible
 
     def _cached_tokens(self, found: SharedPrefix, marks: PromptMarks) -> int:
@@ -104,29 +104,29 @@ class HoldingMirror(ReplicaMirror):
         super().prompt_sent(request_id, marks)
 
     def answered(self, request_id: RequestId, usage: EngineUsage) -> None:
-        """Learn from the engine's counts of a whole answer."""
+        """Learn from the engine's counts of a complete answer."""
         self._estimates.answered(request_id, usage)
 
     def lose_reports(self) -> None:
-        """Forget what the engine had: it is gone."""
+        """Forget the engine's state, because it was lost."""
         super().lose_reports()
         self._estimates.lose()
 
     def forget(self, request_id: RequestId) -> Job | None:
-        """Drop a job that has ended. Returns it as last known."""
+        """Remove a job that has ended. Return its last state."""
         self._released.pop(request_id, None)
         self._estimates.ended(request_id)
         return super().forget(request_id)
 
     def promote(self, request_ids: Collection[RequestId]) -> None:
-        """Hold best-effort jobs to their targets from here on."""
+        """Promote best-effort jobs to their SLOs."""
         for request_id in request_ids:
             found = self._accepted[request_id]
             found.job = promoted(found.job)
             self._snapshot = None
 
     def passed(self, request_id: RequestId, tokens: int, now_s: float) -> None:
-        """Note tokens of a job. The first show that its prompt is computed."""
+        """Record tokens of a job. The first token shows that its prompt is computed."""
         found = self._released.get(request_id)
         first = found is not None and not found.job.generated_tokens
         super().passed(request_id, tokens, now_s)
@@ -134,11 +134,11 @@ class HoldingMirror(ReplicaMirror):
             self._since_s = now_s
 
     def engine_full(self) -> None:
-        """Note that the engine had no room for one more request beside those it has."""
+        """Record that the engine rejected a request beyond those that it has."""
         self.slots = self.slots.refused(len(self._released))
 
     def engine_load(self, load: EngineLoad | None, before: EngineCount, after: EngineCount) -> None:
-        """Take in the engine's load, and how many requests it had from here before and after it was asked."""
+        """Apply the engine's load. before, after: own requests in it before and after the query."""
         if load is None:
             self.slots, self._others = self.slots.relaxed(), EngineCount(0, 0)
         else:
@@ -152,7 +152,7 @@ class HoldingMirror(ReplicaMirror):
         self._snapshot = None
 
     def held_view(self, now_s: float, model: TimeModel) -> ReplicaView:
-        """Return the held requests as waiting, before an engine whose own requests are `in_engine`."""
+        """Return a view with the held requests as waiting. Requests in the engine are in `in_engine`."""
         others, blocks = self._others
         total = max(self._kv.total_blocks - blocks, 0)
         waiting = tuple(found.job for key, found in self._accepted.items() if key not in self._released)

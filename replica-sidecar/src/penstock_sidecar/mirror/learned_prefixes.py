@@ -1,23 +1,23 @@
-"""What an engine that reports nothing has cached, learned from the answers that pass.
+"""Cached prefixes of an engine without step reports, estimated from its answers.
 
-An answer may say how many tokens of its prompt were found in the engine's cache
+An answer may report how many tokens of its prompt were cached
 (`usage.prompt_tokens_details.cached_tokens`). Engines evict the least recently used prefix first, and its end
-before its beginning. So what is still there of a prompt depends on the tokens that were used since
-(`prompt_uses`), and on how many the cache keeps: `keeps_tokens`. That begins with the KV cache, at the first
-prompt that was found at all; a prefix found deeper raises it, and one that was not found lowers it to what
-was. A prompt that is missing although far less deep means that the cache was reset: everything is forgotten.
+before its beginning. So how much of a prompt is still cached depends on the tokens used since then
+(`prompt_uses`), and on how many tokens the cache keeps: `keeps_tokens`. The estimate starts at the first
+cached prompt with a share of the KV cache. A prefix found at a greater depth raises it, and a missing prefix
+lowers it. If a prompt of far smaller depth is missing, the cache was reset, and everything is forgotten.
 
-Caches keep whole blocks: cached tokens are multiples of their size, which is learned as the greatest common
-divisor of what answers have said. Of a prefix that is there, a share is found where the tokens of its parts
-were estimated; the mean share less its mean deviation is counted on. Until an answer has said something,
-nothing is counted as cached.
+Caches keep whole blocks, so cached tokens are multiples of the block size, which is the greatest common
+divisor of the reported numbers. The tokens of a prefix's parts are estimates, so only a share of a cached
+prefix is found; admission counts on the mean share less its mean deviation. Until an answer reports cached
+tokens, nothing counts as cached.
 
-Some engines keep the tokens of an answer too, and find them where the next prompt of a chat repeats the
-answer. The share of such answers that is found is learned apart: a chat may leave out an answer's reasoning,
-and text may get other tokens than were generated. It begins at 0.
+Some engines also keep the tokens of an answer, and find them if the next prompt of a chat repeats the answer.
+The share of such answers that is found is a separate estimate, which begins at 0: a chat may leave out an
+answer's reasoning, and its text may be tokenized differently.
 
-The sidecar cannot hold blocks in such an engine. A prefix that is evicted between the verdict and the prefill
-makes that prompt later than planned.
+The sidecar cannot hold blocks in such an engine. If a prefix is evicted between the verdict and the prefill,
+the prompt takes longer than planned.
 """
 
 from bisect import bisect_left, bisect_right
@@ -34,38 +34,38 @@ from penstock_sidecar.mirror.prefix_index import PrefixIndex
 from penstock_sidecar.mirror.prompt_uses import KnownPrefix, PromptUses
 
 INITIAL_KEPT_SHARE = 0.9
-"""Share of the KV cache that is taken to be kept until more is known: running answers have the rest."""
+"""Share of the KV cache that is first assumed to be kept; running answers take the rest."""
 
 RESET_SHARE = 0.25
-"""Share of `keeps_tokens` below which a missing prompt means a reset."""
+"""Share of `keeps_tokens` below which the depth of a missing prompt shows a reset."""
 
 GROWTH = 2
-"""Multiple of the depth of a prefix that was found which is taken to be kept, where the size of the KV cache
-is unknown and nothing has been missing yet."""
+"""Multiple of the depth of a cached prefix that is assumed to be kept, while the size of the KV cache is
+unknown and no prefix was missing."""
 
 LEARNING_RATE = 0.1
 FULL_WEIGHT_TOKENS = 1024
-"""Tokens of a prefix from which its share has full weight: blocks are small beside it."""
+"""Tokens of a prefix from which its share has full weight, because blocks are small in comparison."""
 
 FOUND_SHARE = 0.9
-"""Share of a prefix from which it counts as found: tokens of its parts are estimates."""
+"""Share of a prefix from which it counts as cached, because the tokens of its parts are estimates."""
 
 REPEATED_SHARE = 0.5
-"""Share of repeated answers that are found from which a prompt shares the memory of the answer."""
+"""Mean share of repeated answers that are found, from which a prompt shares the memory of the answer."""
 
 MOST_UNINFORMATIVE = 64
-"""Answers that say nothing of cached tokens, after which prompts are not compared any more."""
+"""Answers without a number of cached tokens after which prompts are no longer compared."""
 
 
 class _Sent(NamedTuple):
-    """The prompt of a request under way. known: of its prompt when it was sent."""
+    """The prompt of a request in progress. known: its known prefix when it was sent."""
 
     marks: PromptMarks
     known: KnownPrefix
 
 
 class _Counted(NamedTuple):
-    """A served prompt that counts as cached. key: of its last mark."""
+    """A served prompt that counts as cached. key: key of its last mark."""
 
     key: int
     tokens: int
@@ -73,7 +73,7 @@ class _Counted(NamedTuple):
 
 @dataclass(slots=True)
 class _Share:
-    """The share of cached prefixes that is found: its mean, and mean absolute deviation."""
+    """The share of cached prefixes that is found: mean and mean absolute deviation."""
 
     mean: float = 1.0
     deviation: float = 0.0
@@ -89,9 +89,9 @@ class _Share:
 
 
 class LearnedPrefixes:
-    """Learns from answers, and keeps up to date what the index reports to routers.
+    """Estimates cached prefixes from answers, and updates the index that is reported to routers.
 
-    kv_tokens: returns those of the engine's KV cache; 0 if unknown.
+    kv_tokens: returns the size of the engine's KV cache; 0 if unknown.
     """
 
     def __init__(self, index: PrefixIndex, kv_tokens: Callable[[], int]) -> None:
@@ -105,7 +105,7 @@ class LearnedPrefixes:
         self._counted: dict[RequestId, _Counted] = {}
 
     def cached_tokens(self, marks: PromptMarks) -> int:
-        """Return the tokens of a new prompt that are likely cached."""
+        """Return the tokens of a new prompt that are probably cached."""
         known = self._uses.known(marks)
         kept = bisect_right(known.depths, self.keeps_tokens)
         tokens = known.tokens[kept - 1] * self._share.counted if kept else 0.0
@@ -114,7 +114,7 @@ class LearnedPrefixes:
         return self._whole_blocks(int(tokens))
 
     def sent(self, request_id: RequestId, marks: PromptMarks) -> None:
-        """Note that a request goes to the engine."""
+        """Record that a request is sent to the engine."""
         known = self._uses.known(marks)
         self._sent[request_id] = _Sent(marks, known)
         if known.answer_tokens and self._answer_share.mean > REPEATED_SHARE:
@@ -122,12 +122,12 @@ class LearnedPrefixes:
         self._uses.sent(request_id, marks, known.own_tokens, bisect_right(known.depths, self.keeps_tokens))
 
     def ended(self, request_id: RequestId) -> None:
-        """Note that a request has ended without an answer, or after `answered`."""
+        """Record that a request has ended, without an answer or after `answered`."""
         self._sent.pop(request_id, None)
         self._uses.ended(request_id)
 
     def answered(self, request_id: RequestId, usage: EngineUsage) -> None:
-        """Learn from a whole answer."""
+        """Learn from a complete answer."""
         if usage.cached_tokens is None:
             self._uninformative += 1
             self._index.wanted = self._index.used or self._uninformative < MOST_UNINFORMATIVE
@@ -144,14 +144,14 @@ class LearnedPrefixes:
         self._forget_old()
 
     def lose(self) -> None:
-        """Forget everything: the engine has gone."""
+        """Forget everything, because the engine was lost or its cache was reset."""
         self._uses.clear()
         self._sent = {request_id: _Sent(sent.marks, KnownPrefix()) for request_id, sent in self._sent.items()}
         self._discount(list(self._counted))
 
     def _learn(self, known: KnownPrefix, cached_tokens: int) -> None:
-        """Correct what the cache keeps by what was found of a prompt, and by what was not."""
-        next_tokens = cached_tokens + max(self._block_tokens, 1)  # a block more was not found
+        """Correct the estimate of kept tokens by the cached and the missing part of a prompt."""
+        next_tokens = cached_tokens + max(self._block_tokens, 1)  # the next block was not cached
         found = bisect_left(known.tokens, next_tokens)
         missing = bisect_left(known.tokens, next_tokens / FOUND_SHARE)
         if cached_tokens and found:
@@ -167,7 +167,7 @@ class LearnedPrefixes:
             self.keeps_tokens = min(self.keeps_tokens, known.depths[missing] - 1)
 
     def _learn_answer(self, known: KnownPrefix, cached_tokens: int) -> None:
-        """Learn which share of the blocks that an answer completes was found."""
+        """Learn the share that was found of the blocks that an answer completes."""
         prompt_tokens = self._whole_blocks(known.tokens[-1])
         blocks_tokens = self._whole_blocks(known.tokens[-1] + known.answer_tokens) - prompt_tokens
         if not blocks_tokens or known.answer_depth > self.keeps_tokens:
@@ -176,7 +176,7 @@ class LearnedPrefixes:
         self._answer_share.observe(share, FULL_WEIGHT_TOKENS)
 
     def _raise_kept(self, depth: int) -> None:
-        """Learn that the cache keeps so many tokens."""
+        """Raise the estimate of kept tokens to the depth of a cached prefix."""
         if not self._kv_tokens() and not self._missed_before:
             depth *= GROWTH
         first_tokens = int(self._kv_tokens() * INITIAL_KEPT_SHARE)
@@ -195,7 +195,7 @@ class LearnedPrefixes:
         self._index.learn(request_id, prompt_tokens, counted_tokens)
 
     def _forget_old(self) -> None:
-        """Report nothing of prompts that are evicted in part, and forget those that went long ago."""
+        """Stop reporting prompts that are evicted in part, and those that are no longer known."""
         deeper = self._uses.deeper_than(self.keeps_tokens)
         users = ((request_id, self._uses.user(counted.key)) for request_id, counted in self._counted.items())
         self._discount([request_id for request_id, user in users if user is None or user in deeper])

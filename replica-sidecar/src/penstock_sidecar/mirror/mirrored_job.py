@@ -1,4 +1,4 @@
-"""A job that was accepted here, and what is known of it beside the job itself."""
+"""A job that this replica has accepted, with its state by reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,9 +37,9 @@ class MirroredJob:
     progressed_s: float = 0.0
 
     def report(self, row: Row, number: int, now_s: float, longer: Callable[[Job], int]) -> None:
-        """Take in its row of the report of this number."""
+        """Apply its row of the report with this number."""
         self.last_report = number
-        job = self.job = without_cached_prefix(self.job)  # what was cached of it was then
+        job = self.job = without_cached_prefix(self.job)  # cached tokens are set again below
         known = job.computed_tokens, job.generated_tokens, job.best_effort
         if known != (row.computed_tokens, row.generated_tokens, row.best_effort):
             self.job = with_longer_prediction(advanced(job, row, now_s), longer)
@@ -52,20 +52,20 @@ class MirroredJob:
             self.job = with_cached(self.job, row)
 
     def end_thinking(self, thinking_tokens: int, now_s: float) -> None:
-        """Switch to the answer's own TPOT target. Has an effect once."""
+        """Switch to the answer's TPOT target. Has an effect only once."""
         if not self.thinking_tokens:
             self.job = thinking_ended(self.job, now_s)
         self.thinking_tokens = thinking_tokens
 
     def reveal_prompt(self) -> int:
-        """Take the true length of its prompt from its first report with output. Returns it."""
+        """Set the exact length of its prompt from its first report with output. Return the length."""
         self.prompt_known = True
         prompt_tokens = max(self.job.computed_tokens + 1 - self.job.generated_tokens, 1)
         self.job = with_prompt(self.job, prompt_tokens)
         return prompt_tokens
 
     def where_reported(self, last: int, *, lists_all_waiting: bool) -> Where:
-        """Return where it is by reports.
+        """Return where the job is, by reports.
 
         last: number of the last one. lists_all_waiting: whether that had room for all that wait.
         """
@@ -73,10 +73,10 @@ class MirroredJob:
             return Where.COMING if lists_all_waiting else Where.QUEUED
         reported, decodes = self.last_report == last, self.job.generated_tokens > 0
         queued = reported and not (self.last_running_report == last and decodes)
-        return Where.QUEUED if queued else Where.RUNNING  # one that reports have no more is about to end
+        return Where.QUEUED if queued else Where.RUNNING  # a job that is no longer reported is about to end
 
     def where_inferred(self, *, shows_output: bool) -> Where:
-        """Return where it is by the tokens that pass."""
+        """Return where the job is, by the tokens that were forwarded."""
         if not shows_output:
             return Where.UNSEEN
         return Where.RUNNING if self.job.generated_tokens else Where.QUEUED

@@ -1,13 +1,13 @@
-"""What the engine's prefix cache would find of a new prompt, by the prompts that it has computed.
+"""An index of earlier prompts, to estimate how much of a new prompt the engine has cached.
 
-The engine reports of each prompt that it has computed how many of its tokens are still cached
-(`CachedPrompt`). A new prompt is compared with these by its marks: it finds what is cached of the one that
-begins like it furthest. So the sidecar needs no tokenizer and no hashes of the engine.
+For each prompt that it has computed, the engine reports how many tokens are still cached (`CachedPrompt`). A
+new prompt is compared with these prompts by its marks, and the one with the longest common prefix counts. So
+the sidecar needs neither a tokenizer nor the engine's hashes.
 
-A prefix that ends where the earlier prompt ended has exactly that prompt's tokens; within it, its share of
-the prompt's bytes is taken, less `MARGIN`. The index is bounded in prompts and marks, and forgets the least
-recently served. Where reports are lost, all is forgotten: what is not known to be cached counts as not
-cached.
+A prefix that ends where the earlier prompt ended has exactly that prompt's tokens. The tokens of a shorter
+prefix are its share of the prompt's bytes, less `MARGIN`. The index is bounded in prompts and marks, and
+drops the least recently served. After a lost report everything counts as not cached until it is reported
+again.
 """
 
 from collections import OrderedDict
@@ -25,16 +25,17 @@ MOST_MARKS = 1 << 17
 """Most marks of all prompts together: 128 MB of prompts in pieces of a kilobyte."""
 
 MARGIN = 0.1
-"""Share of the tokens of an unfinished prefix that is not counted on, because the tokens per byte differ
-from place to place."""
+"""Share that is subtracted from the estimated tokens of a prefix, because tokens per byte vary within a
+prompt."""
 
 
 class SharedPrefix(NamedTuple):
     """The longest prefix that a prompt shares with an earlier one.
 
-    tokens: of the prefix. exact: whether these are counted, not estimated. share: of the new prompt, 0 to
-    1. cached_tokens: of the prefix, in the prefix cache now. held_tokens: of these, in blocks that the
-    earlier request holds, if it runs. request_id: of that request.
+    tokens: tokens of the prefix. exact: whether they are counted, not estimated.
+    share: the prefix's share of the new prompt, 0 to 1.
+    cached_tokens: tokens of the prefix that are cached now. held_tokens: those of them in blocks that the
+        earlier request holds if it is running. request_id: the earlier request.
     """
 
     tokens: int
@@ -56,8 +57,8 @@ class _Known:
 class PrefixIndex:
     """The last prompts of this replica, by their marks.
 
-    used: whether the engine shows that it has a prefix cache. wanted: whether marks of prompts are of use.
-    reported: what routers get of it.
+    used: whether the engine has shown that it has a prefix cache. wanted: whether marks of prompts are used.
+    reported: the prefixes that are reported to routers.
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class PrefixIndex:
         return request_id in self._known
 
     def add(self, request_id: RequestId, marks: PromptMarks) -> None:
-        """Add an accepted request's prompt. It is found once the engine reports it."""
+        """Add an accepted request's prompt. `longest` finds it once the engine has reported it."""
         if not marks.marks or len(marks.marks) > MOST_MARKS:
             return
         self._drop(request_id)
@@ -85,7 +86,7 @@ class PrefixIndex:
             self._drop(next(iter(self._known)))
 
     def take(self, report: StepReport, lost: int) -> None:
-        """Take in a report. lost: reports before it that did not come: what they said is not known."""
+        """Apply a report. lost: number of reports that were lost before it."""
         cache_version = report.engine_instance, report.cache_resets
         if lost or cache_version != self._cache_version:
             self.forget_cached()
@@ -98,7 +99,7 @@ class PrefixIndex:
     def _reported(
         self, request_id: RequestId, prompt_tokens: int, cached_tokens: int, held_tokens: int
     ) -> None:
-        """Note what is cached of a prompt. Prompts that are not this replica's are ignored."""
+        """Record the cached tokens of a prompt. Prompts of other senders are ignored."""
         known = self._known.get(request_id)
         if known is None:
             return
@@ -111,7 +112,7 @@ class PrefixIndex:
         self._report(request_id, known)
 
     def learn(self, request_id: RequestId, prompt_tokens: int, cached_tokens: int) -> None:
-        """Note what is likely cached of a served prompt. It is found although nothing of it is."""
+        """Record the probably cached tokens of a served prompt. `longest` finds it even if there are none."""
         known = self._known.get(request_id)
         if known is not None and (not known.prompt_tokens or (cached_tokens and not known.cached_tokens)):
             self._index_marks(request_id, known)
@@ -131,14 +132,14 @@ class PrefixIndex:
             self._report(request_id, known)
 
     def _report(self, request_id: RequestId, known: _Known) -> None:
-        """Report to routers what is cached of a prompt; all of it, if less than one block is missing."""
+        """Report a prompt's cached prefixes to routers; all of it, if less than one block is missing."""
         reported_tokens = known.cached_tokens + max(self._block_tokens, 1) if known.cached_tokens else 0
         marks = known.marks.marks
         sized = [(marks[at].key, _tokens_within(known, marks[at].size)) for at in reported_marks(known.marks)]
         self.reported.report(request_id, tuple([key for key, tokens in sized if tokens <= reported_tokens]))
 
     def longest(self, marks: PromptMarks) -> SharedPrefix | None:
-        """Return the longest prefix that an earlier prompt shares; None without any."""
+        """Return the longest prefix that an earlier prompt shares; None if there is none."""
         for at in range(len(marks.marks) - 1, -1, -1):
             request_id = self._by_key.get(marks.marks[at].key)
             if request_id is not None:
@@ -156,7 +157,7 @@ class PrefixIndex:
         return None
 
     def cached_tokens(self) -> int:
-        """Return the tokens that are cached of all prompts, those that several share once."""
+        """Return the cached tokens of all prompts, counting shared ones once."""
         counted: set[int] = set()
         total = 0
         for known in reversed(self._known.values()):
@@ -179,7 +180,7 @@ class PrefixIndex:
 
 
 def _tokens_within(known: _Known, size: int) -> int:
-    """Return the tokens of a prefix of an earlier prompt, rather too few than too many."""
+    """Return a lower estimate of the tokens of an earlier prompt's prefix."""
     if known.marks.token_ids:
         return min(size, known.prompt_tokens)
     if size >= known.marks.size:

@@ -1,13 +1,13 @@
 """Prompts in the order of their last use, as an engine's prefix cache with LRU eviction has them.
 
-A prompt is a chain of marks (`runtime/prompt_marks.py`), each with the tokens since the mark before. A
+A prompt is a chain of marks (`runtime/prompt_marks.py`), each with the tokens since the previous mark. A
 request that uses a chain takes its marks from earlier requests, so each mark belongs to its last user and is
-counted once. The depth of a mark is the tokens of everything that was used later, and of its own prefix: a
-cache of so many tokens still has it. Engines evict the last block of a request first, so within a request the
-answer is deepest, then the end of the prompt.
+counted once. The depth of a mark is the number of tokens used later, plus those of its own prefix: a cache of
+this size still has it. Engines evict the last block of a request first, so within a request the answer is
+deepest, then the end of the prompt.
 
-A request has its place from the moment on in which it is sent, because it takes memory from then on, but its
-new marks are found by others only after its answer.
+A request has its place in the order as soon as it is sent, because it takes memory from then on. Other
+requests find its new marks only after its answer.
 """
 
 from collections import OrderedDict
@@ -23,11 +23,11 @@ from penstock_sidecar.mirror.prefix_index import MOST_MARKS, MOST_PROMPTS
 
 
 class KnownPrefix(NamedTuple):
-    """The marks of a prompt that are known, from the first on.
+    """The known marks at the beginning of a prompt.
 
-    own_tokens: of each. tokens: of the prompt up to each. depths: tokens of a cache that just holds them.
-    answer_tokens: of the answer to exactly this prefix, where the prompt goes on behind it: its next message
-    is that answer then; else 0. answer_depth: tokens of a cache that just holds the answer too.
+    own_tokens: tokens of each mark. tokens: tokens of the prompt up to each. depths: depth of each.
+    answer_tokens: tokens of the answer to exactly this prefix if the prompt continues after it, because its
+        next message is then that answer; else 0. answer_depth: depth of the answer.
     """
 
     own_tokens: tuple[int, ...] = ()
@@ -39,12 +39,13 @@ class KnownPrefix(NamedTuple):
 
 @dataclass(slots=True)
 class _Use:
-    """The prompt of one request, and what of it is taken to be cached.
+    """The prompt of one request.
 
-    known: how many of its marks were known when it was sent; None once its answer is whole. kept: how many
-    of them were taken to be cached. tokens: of the marks that no later request has used, by their keys, the
-    first of the prompt first. answer_tokens: of its answer. total: tokens of all these, and of what cannot
-    be found again.
+    known: how many of its marks were known when it was sent; None once its answer is complete.
+    kept: how many of them were assumed to be cached.
+    tokens: tokens of the marks that no later request has used, by key, in the order of the prompt.
+    answer_tokens: tokens of its answer.
+    total: the sum of these, plus tokens that no prompt can share.
     """
 
     known: int | None = None
@@ -65,14 +66,14 @@ class PromptUses:
         self.total = 0
         self._uses: OrderedDict[RequestId, _Use] = OrderedDict()  # the least recently used first
         self._users: dict[int, RequestId] = {}
-        self._under_way: dict[RequestId, None] = {}  # in the order in which they were sent
+        self._under_way: dict[RequestId, None] = {}  # in the order of sending
         self._tokens_per_size = 0.0
 
     def __len__(self) -> int:
         return len(self._uses)
 
     def known(self, marks: PromptMarks) -> KnownPrefix:
-        """Return what is known of a prompt."""
+        """Return the known prefix of a prompt."""
         own_tokens, depths = list[int](), list[int]()
         newest_first, newer, reached = reversed(self._uses.items()), 0, dict[RequestId, int]()
         user, use, depth = None, _Use(), 0
@@ -100,9 +101,9 @@ class PromptUses:
         return known._replace(answer_tokens=use.answer_tokens, answer_depth=depth + use.answer_tokens)
 
     def sent(self, request_id: RequestId, marks: PromptMarks, own_tokens: tuple[int, ...], kept: int) -> None:
-        """Note that a request goes to the engine.
+        """Record that a request is sent to the engine.
 
-        own_tokens: of its known marks. kept: how many of these are taken to be cached.
+        own_tokens: tokens of its known marks. kept: how many of these are assumed to be cached.
         """
         known = len(own_tokens)
         size = marks.size - _size(marks, known)
@@ -113,7 +114,7 @@ class PromptUses:
         self._bound()
 
     def repeat_answer(self, key: int) -> None:
-        """Note that a prompt repeats, and so has, the answer to the prompt that ends with this mark."""
+        """Record that a new prompt contains the answer to the prompt that ends with this mark."""
         use = self._uses[self._users[key]]
         self._grow(use, -use.answer_tokens)
         use.answer_tokens = 0
@@ -121,9 +122,9 @@ class PromptUses:
     def answered(
         self, request_id: RequestId, marks: PromptMarks, prompt_tokens: int, answer_tokens: int
     ) -> None:
-        """Note that a request's answer is whole: it is the most recent one, but for those under way.
+        """Record a complete answer. Its request becomes the most recent one after those in progress.
 
-        Marks that these use as well remain theirs.
+        Marks that requests in progress use too remain theirs.
         """
         before = self._uses.get(request_id)
         known_tokens = self._tokens_of(marks, 0 if before is None else before.known or 0)
@@ -140,7 +141,7 @@ class PromptUses:
         self._bound()
 
     def ended(self, request_id: RequestId) -> None:
-        """Note that a request has ended. Without an answer, it has computed nothing for sure."""
+        """Record that a request has ended. Without an answer, none of its new marks is certainly computed."""
         use = self._uses.get(request_id)
         if use is None or use.known is None:
             return
@@ -151,7 +152,7 @@ class PromptUses:
         self._keep_order()
 
     def deeper_than(self, tokens: int) -> set[RequestId]:
-        """Return the requests of which the deepest token is deeper than so many."""
+        """Return the requests whose deepest token is deeper than this number of tokens."""
         depth, deeper = self.total, set()
         for request_id, use in self._uses.items():
             if depth <= tokens:
@@ -172,7 +173,7 @@ class PromptUses:
         self.total = 0
 
     def _tokens_of(self, marks: PromptMarks, known: int) -> list[int]:
-        """Return the tokens of the first marks, up to one that has been forgotten."""
+        """Return the tokens of the first marks, up to one that is no longer known."""
         tokens = []
         for mark in marks.marks[:known]:
             user = self._users.get(mark.key)
@@ -192,7 +193,7 @@ class PromptUses:
         self._grow(self._uses[request_id], sum(tokens))
 
     def _computed(self, marks: PromptMarks, tokens: list[int]) -> int:
-        """Note that the marks are computed. Returns how many of the first ones requests under way use."""
+        """Record that the marks are computed. Return how many of the first ones requests in progress use."""
         for number, mark in enumerate(marks.marks):
             user = self._users.get(mark.key)
             if user not in self._under_way:
@@ -205,7 +206,7 @@ class PromptUses:
         return len(marks.marks)
 
     def _keep_order(self) -> None:
-        """Keep requests under way the most recent ones."""
+        """Move requests in progress to the most recent end."""
         for request_id in self._under_way:
             self._uses.move_to_end(request_id)
 
@@ -214,7 +215,7 @@ class PromptUses:
         self.total += tokens
 
     def _drop(self, key: int) -> int | None:
-        """Take a mark from its user. Returns its tokens; None if it has none."""
+        """Take a mark from its user. Return its tokens; None without a user."""
         user = self._users.pop(key, None)
         if user is None:
             return None
@@ -241,7 +242,7 @@ def _size(marks: PromptMarks, known: int) -> int:
 
 
 def _spread(marks: PromptMarks, known: int, tokens: int) -> list[int]:
-    """Return the tokens of each mark beyond the first ones, which have so many together."""
+    """Distribute tokens over the marks after the known ones, by size."""
     begin = _size(marks, known)
     until = [tokens * (mark.size - begin) // (marks.size - begin) for mark in marks.marks[known:]]
     return [end - before for before, end in pairwise([0, *until])]

@@ -1,26 +1,26 @@
 """The sidecar's model of its replica: accepted requests, and the engine's latest report of them.
 
-Admission plans against a `ReplicaView`. Reports are the true state of the requests in the engine, but a
-request is on its way for a moment before a report has it, and its last bytes are read a moment after reports
-have it no more. So the mirror keeps accepted requests beside the latest report:
+Admission plans with a `ReplicaView`. Reports are the exact state of the requests in the engine. But a request
+is accepted shortly before a report contains it, and its last bytes are read shortly after the last report
+with it. So the mirror keeps accepted requests in addition to the latest report:
 
-- accepted and never reported: on its way to the engine, so it waits there, behind all that already wait;
+- accepted and never reported: it waits in the engine, after all others that wait;
 - in the latest report: as reported, in the engine's own order;
-- prefilled in the iteration under way: as it will be when that ends;
-- reported before and not any more: ended at the engine, so it takes nothing, though bytes are still being
-  read;
-- in the report and not accepted here: sent past this sidecar. It takes memory and time, so it is planned for.
+- prefilled in the current iteration: as it will be after the iteration;
+- reported earlier but not in the latest report: it has ended in the engine, so it takes no resources, though
+  bytes are still being read;
+- in the report but not accepted here: sent without this sidecar. It takes memory and time, so plans include
+  it.
 
-Each report is the whole state; after a lost one the state is only older. Without reports, because the engine
-sends none or has fallen silent, progress is inferred from the tokens that pass: a request with output runs
-and has its whole prompt in memory, one without waits. That overestimates the work left, which is the safe
-side.
+Each report is the whole state, so after a lost report the state is only older. Without reports, progress is
+inferred from the tokens that are forwarded: a request with output is running with its whole prompt in memory,
+others are waiting. That overestimates the remaining work, which is safe.
 
 An engine that speculates generates several tokens of a request at once, and a thinking model's answer has a
-TPOT target of its own once the thinking ends. Reports show both, and the acceptance rate. Without them the
-acceptance rate is the pool's, and thinking ends where the tokens that pass show it.
+separate TPOT target once the thinking has ended. Reports show both, and the acceptance rate. Without reports
+the acceptance rate is the pool's, and forwarded tokens show the end of thinking.
 
-Times are on the caller's clock, and always passed in.
+All times are arguments, on the caller's clock.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,16 +51,16 @@ from penstock_sidecar.mirror.reported_job import foreign_job, with_longer_predic
 
 
 class ReplicaMirror:
-    """The requests of this replica, and how far they are.
+    """The requests of this replica and their progress.
 
-    kv: the cache until a report has it.
-    limits: the pool's; lower ones of the engine replace them.
-    longer: returns the length to plan with, for a job that has outrun its prediction.
-    silence_s: how long a working engine may send no report before progress is inferred.
-    speculation: the engine's, until a report has it; None if it does not speculate.
-    last_received_s: when a report or output last came from the engine.
-    prefixes: what its prefix cache has of the prompts of this replica.
-    checks_tickets: whether the engine reads SLO fields from tickets only.
+    kv: the KV cache until a report has its state.
+    limits: the pool's limits. Lower limits of the engine replace them.
+    longer: returns a new predicted length for a job that has exceeded its prediction.
+    silence_s: longest silence of a working engine before progress is inferred.
+    speculation: the engine's speculation until a report has it; None if it does not speculate.
+    last_received_s: when a report or output was last received from the engine.
+    prefixes: this replica's prompts and what the engine has cached of them.
+    checks_tickets: whether the engine reads SLO fields only from tickets.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class ReplicaMirror:
         self._waiting: list[MirroredJob] = []
         self._chunks: dict[RequestId, int] = {}
         self._shared: SharedPrefixes | None = None  # of the last report
-        self._decodes: DecodeRows | None = None  # of the last report, if the next may only continue it
-        self._decode_ends_s: list[float] = []  # of steps that only decoded, not yet in the jobs
+        self._decodes: DecodeRows | None = None  # of the last report, if the next one may only add decodes
+        self._decode_ends_s: list[float] = []  # ends of decode steps that are not yet applied to jobs
         self.last_received_s = float("-inf")
-        self._synced_s = float("-inf")  # when the engine was last known to be in step with us
+        self._synced_s = float("-inf")  # when the mirror last agreed with the engine
         self._busy_until_s, self._step_s = float("-inf"), 0.0  # end and duration of the step in progress
         self._live, self._lists_all_waiting = False, True
         self.checks_tickets = False
@@ -101,9 +101,10 @@ class ReplicaMirror:
         return self._kv.total_blocks * self._kv.block_tokens
 
     def accept(self, job: Job, now_s: float, prompt_known: bool = False, timed: bool = False) -> None:
-        """Add an accepted job, which goes to the engine.
+        """Add an accepted job, which is sent to the engine.
 
-        prompt_known: its prompt was counted, not estimated. timed: `token_times_s` will be called.
+        prompt_known: whether its prompt was counted, not estimated. timed: whether `token_times_s` will be
+            called.
         """
         if not self._accepted:
             self._synced_s = max(self._synced_s, now_s)  # an idle engine sends no report
@@ -119,7 +120,7 @@ class ReplicaMirror:
         return self._live
 
     def candidate(self, job: Job, marks: PromptMarks) -> Job:
-        """Return a new job as admission plans it: what the engine has cached of its prompt is computed."""
+        """Return a new job as admission plans it, with the cached tokens of its prompt as computed."""
         job, found = without_cached_prefix(job), self.prefixes.longest(marks) if self._knows_cache else None
         if found is None:
             return job
@@ -135,7 +136,7 @@ class ReplicaMirror:
         return found is not None and found.last_running_report == self._reports
 
     def _cached_tokens(self, found: SharedPrefix, marks: PromptMarks) -> int:
-        """Return the tokens of a prompt that are cached, of which `found` is known."""
+        """Return the cached tokens of a prompt. found: its longest known prefix."""
         return found.cached_tokens
 
     def prompt_sent(self, request_id: RequestId, marks: PromptMarks) -> None:
@@ -143,10 +144,10 @@ class ReplicaMirror:
         self.prefixes.add(request_id, marks)
 
     def answered(self, request_id: RequestId, usage: EngineUsage) -> None:
-        """Note the engine's counts of a whole answer. They are ignored here: reports contain more."""
+        """Ignore the engine's counts of a complete answer, because reports contain more."""
 
     def forget(self, request_id: RequestId) -> Job | None:
-        """Drop a job that has ended. Returns it as last known."""
+        """Remove a job that has ended. Return its last state."""
         self._apply_decode_steps()
         self._decodes = None
         found = self._accepted.pop(request_id, None)
@@ -154,10 +155,10 @@ class ReplicaMirror:
         return found.job if found else None
 
     def computes(self, request_id: RequestId, shows_output: bool) -> bool:
-        """Return whether the engine has begun with a job, as far as is known.
+        """Return whether the engine has probably begun a job.
 
-        Reports show it. Without them output does, where the job's answer `shows_output` as it is generated;
-        where it does not, the job is assumed to have begun.
+        Reports show it. Without reports output shows it, if the answer `shows_output` as it is generated;
+        otherwise the job is assumed to have begun.
         """
         found = self._accepted.get(request_id)
         if found is None:
@@ -169,7 +170,7 @@ class ReplicaMirror:
     def signs(self, request_id: RequestId, shows_output: bool) -> Signs | None:
         """Return the latest signs of progress of a job at the engine; None for an unknown one.
 
-        shows_output: whether its answer is seen as it is generated.
+        shows_output: whether its answer passes this sidecar as it is generated.
         """
         self._apply_decode_steps()
         found = self._accepted.get(request_id)
@@ -182,7 +183,7 @@ class ReplicaMirror:
         return Signs(where, found.progressed_s, self.last_received_s)
 
     def passed(self, request_id: RequestId, tokens: int, now_s: float) -> None:
-        """Note tokens of a job that have passed towards its client."""
+        """Record tokens of a job that were forwarded to its client."""
         self.last_received_s = now_s
         found = self._accepted.get(request_id)
         if found is None:
@@ -199,7 +200,10 @@ class ReplicaMirror:
             self._snapshot = None
 
     def tokens_out(self, request_id: RequestId) -> int:
-        """Return a job's tokens as a speculating engine reports them: one event may have several. Else 0."""
+        """Return a job's tokens as a speculating engine reports them; 0 for other engines.
+
+        One event of a speculating engine may have several tokens.
+        """
         found = self._accepted.get(request_id)
         reported = found is not None and self._live and self._speculation is not None
         if reported:
@@ -207,9 +211,9 @@ class ReplicaMirror:
         return found.job.generated_tokens if found is not None and reported else 0
 
     def token_times_s(self, request_id: RequestId, tokens: int, ended_s: float) -> list[float]:
-        """Return when each token of a whole answer was generated; empty if that was not reported.
+        """Return when each token of a complete answer was generated; empty if that was not reported.
 
-        The tokens of its last iteration are in no report: it has ended by then.
+        The tokens of the last iteration are in no report, so their time is `ended_s`.
         """
         self._apply_decode_steps()
         found = self._accepted.get(request_id)
@@ -221,7 +225,7 @@ class ReplicaMirror:
         return seen_s + [ended_s] * (tokens - len(seen_s))
 
     def thinking_ended(self, request_id: RequestId, thinking_tokens: int, now_s: float) -> None:
-        """Note that a job's thinking has ended by the tokens that passed, unless a report has shown it."""
+        """Record that a job's thinking has ended by its forwarded tokens, unless a report has shown it."""
         self._apply_decode_steps()
         found = self._accepted.get(request_id)
         if found is not None and not found.thinking_tokens:
@@ -229,12 +233,12 @@ class ReplicaMirror:
             self._snapshot = None
 
     def thinking_tokens(self, request_id: RequestId) -> int:
-        """Return the length of a job's thinking; 0 until its answer proper has begun."""
+        """Return the length of a job's thinking; 0 until the thinking has ended."""
         found = self._accepted.get(request_id)
         return found.thinking_tokens if found else 0
 
     def apply(self, report: StepReport, now_s: float) -> list[tuple[RequestId, int]]:
-        """Take in a report. Returns jobs whose true prompt length it shows."""
+        """Apply a report. Return jobs whose exact prompt length it shows, with the length."""
         self._live, self._snapshot = True, None
         self.checks_tickets = report.checks_tickets
         self.last_received_s = self._synced_s = now_s
@@ -266,14 +270,14 @@ class ReplicaMirror:
         return list(self._revealed())
 
     def check(self, now_s: float) -> bool:
-        """Return whether reports are current. Where a working engine has fallen silent they are dropped."""
+        """Return whether reports are current. Drops them after too long a silence of a working engine."""
         due_s = max(self._synced_s, self._busy_until_s) + self._silence_s
         if self._live and now_s > due_s and any(map(self._is_in_engine, self._accepted.values())):
             self.lose_reports()
         return self._live
 
     def lose_reports(self) -> None:
-        """Drop the last report: the engine is gone, or silent."""
+        """Drop the last report, because the engine was lost or is silent."""
         self._apply_decode_steps()
         self._decodes = None
         self._live, self._snapshot, self._shared = False, None, None
@@ -303,20 +307,20 @@ class ReplicaMirror:
         return at_iteration_end(view, self._chunks)
 
     def snapshot(self, now_s: float, model: TimeModel) -> Snapshot:
-        """Return the load as of the last change. It is computed once a change."""
+        """Return the load as of the last change. It is computed once after each change."""
         if self._snapshot is None:
             self._snapshot = snapshot(self.view(now_s, model))
         return self._snapshot
 
     def _only_decoded(self, decodes: DecodeRows | None) -> bool:
-        """Return whether a report's rows are those of the last one, after a step that only decoded."""
+        """Return whether a report's rows are the last report's rows after a decode step."""
         last = self._decodes
         if last is None or decodes is None or len(self._decode_ends_s) >= MOST_STEPS:
             return False
         return decodes == last.after_one_step()
 
     def _apply_decode_steps(self) -> None:
-        """Advance jobs by the steps that only decoded."""
+        """Advance jobs by the recorded decode steps."""
         ends_s = self._decode_ends_s
         if not ends_s:
             return
@@ -343,7 +347,7 @@ class ReplicaMirror:
         return not self._live or found.last_report in (0, self._reports)
 
     def _assume_unlisted_wait(self) -> None:
-        """Treat jobs that the report does not name as waiting: it has no room for all that wait."""
+        """Treat jobs that are missing in the report as waiting, because it does not list all waiting ones."""
         for found in self._accepted.values():
             if found.last_report < self._reports:
                 found.last_report = 0

@@ -1,4 +1,4 @@
-"""Rows of a step report, which comes in columns."""
+"""Rows of a step report, which is sent in columns."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
@@ -14,8 +14,8 @@ from penstock_proto.telemetry_pb2 import Drafting, StepReport
 class Row(NamedTuple):
     """One request in a report.
 
-    cached_tokens: of one that waits, in the prefix cache. unheld_blocks: those of their blocks that no
-        request holds.
+    cached_tokens: cached tokens of a waiting request. unheld_blocks: those of their blocks that no request
+        holds.
     """
 
     request_id: RequestId
@@ -28,14 +28,14 @@ class Row(NamedTuple):
 
 
 def is_valid(report: StepReport) -> bool:
-    """Return whether planning can use it: durations are finite and not negative, blocks have a size."""
+    """Return whether a report is valid: durations are finite and not negative, blocks have a size."""
     times_s = (report.next_duration_s, report.prefill_work, report.drafting.acceptance)
     memory = report.block_tokens > 0 and report.kv_blocks_free <= report.kv_blocks_total
     return all(isfinite(time) and time >= 0 for time in times_s) and (memory or not report.kv_blocks_total)
 
 
 def rows_of(report: StepReport) -> Iterator[Row]:
-    """Return its requests, in the engine's order."""
+    """Return a report's requests, in the engine's order."""
     columns = (report.request_ids, report.computed_tokens, report.generated_tokens, report.best_effort)
     cached = (
         _waiting_column(report.cached_tokens, report.running),
@@ -45,14 +45,14 @@ def rows_of(report: StepReport) -> Iterator[Row]:
 
 
 def _waiting_column(column: Sequence[int], running: int) -> Iterator[int]:
-    """Return a column that only waiting rows have, for all rows."""
+    """Return a column for all rows, of which only waiting rows have values."""
     return chain(repeat(0, running), column, repeat(0))
 
 
 def shared_of(report: StepReport) -> SharedPrefixes | None:
-    """Return which of its requests hold the same leading blocks; None of an engine without a prefix cache.
+    """Return which requests hold the same leading blocks; None for an engine without a prefix cache.
 
-    Rows that did not fit the datagram are left out: their neighbours have the least between them in common.
+    Rows that did not fit the datagram are left out. Their neighbours share the minimum of the blocks between.
     """
     if not report.caches_prefixes:
         return None
@@ -75,6 +75,6 @@ def speculation_of(drafting: Drafting) -> Speculation | None:
 
 
 def chunks_of(report: StepReport) -> dict[RequestId, int]:
-    """Return the tokens of each prompt in the iteration under way, of rows that the report had room for."""
+    """Return the prompt tokens of each listed request in the current iteration."""
     rows = zip(report.prefilling, report.chunk_tokens, strict=False)
     return {report.request_ids[row]: tokens for row, tokens in rows if row < len(report.request_ids)}

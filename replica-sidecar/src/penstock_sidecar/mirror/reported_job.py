@@ -1,7 +1,7 @@
-"""What reports and passing tokens make of a job. Pure.
+"""Updates of a job by reports and forwarded tokens. Pure.
 
-A job that was accepted here may have an estimated prompt and a predicted length. A report that shows more
-than either corrects it.
+A job that was accepted here has an estimated prompt length and a predicted answer length. Reports that show
+more tokens correct them.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from penstock_core.domain.request import Job, Request, advance, new_job, with_ca
 from penstock_sidecar.mirror.report_rows import Row
 
 FOREIGN_TIER = "direct"
-"""Tier of requests that reached the engine past this sidecar."""
+"""Tier of requests that reached the engine without this sidecar."""
 
 
 def advanced(job: Job, row: Row, now_s: float) -> Job:
@@ -21,13 +21,13 @@ def advanced(job: Job, row: Row, now_s: float) -> Job:
     changed = advance(job, row.computed_tokens - job.computed_tokens, new_tokens, now_s)
     if changed.best_effort != row.best_effort:
         changed = changed._replace(best_effort=row.best_effort)
-    if changed.pending_tokens < 1:  # the prompt was estimated, and is longer than that
+    if changed.pending_tokens < 1:  # the prompt is longer than estimated
         changed = with_prompt(changed, changed.computed_tokens + 1 - changed.generated_tokens)
     return changed
 
 
 def with_longer_prediction(job: Job, longer: Callable[[Job], int]) -> Job:
-    """Return the job with a longer predicted length if it has outrun its prediction."""
+    """Return the job, with a longer predicted length if it has exceeded its prediction."""
     if job.output_tokens > job.generated_tokens + 1:
         return job
     bound = max(job.request.max_output_tokens, job.generated_tokens + 1)
@@ -35,16 +35,16 @@ def with_longer_prediction(job: Job, longer: Callable[[Job], int]) -> Job:
 
 
 def without_cached_prefix(job: Job) -> Job:
-    """Return the job with nothing of it cached."""
+    """Return the job without cached tokens."""
     if job.unheld_blocks is None:
         return job
     return job._replace(computed_tokens=0, unheld_blocks=None, prefix_of=None)
 
 
 def with_cached(job: Job, row: Row) -> Job:
-    """Return a waiting job with what the engine has cached of it."""
+    """Return a waiting job with the tokens that the engine has cached."""
     left_tokens = row.cached_tokens + 1 + (job.generated_tokens > 0)
-    if job.request.prompt_tokens + job.generated_tokens < left_tokens:  # the prompt was estimated
+    if job.request.prompt_tokens + job.generated_tokens < left_tokens:  # the prompt is longer than estimated
         job = with_prompt(job, left_tokens - job.generated_tokens)
     return with_cached_prefix(job, row.cached_tokens, row.unheld_blocks)
 
@@ -55,7 +55,7 @@ def with_prompt(job: Job, prompt_tokens: int) -> Job:
 
 
 def foreign_job(row: Row, now_s: float) -> Job:
-    """Return a job for a request sent past this sidecar, as far as the report shows it."""
+    """Return a job for a request that was sent without this sidecar, as far as the report shows it."""
     prompt_tokens = max(row.computed_tokens + 1 - row.generated_tokens, 1)
     left_tokens = row.generated_tokens + 1
     request = Request(row.request_id, FOREIGN_TIER, now_s, prompt_tokens, left_tokens)

@@ -1,11 +1,11 @@
 """The cached prefixes of prompts that a replica reports to routers, and the changes since its last report.
 
-Of a prompt the whole is reported, and its prefixes of 1, 2, 4, 8 … marks, as far as they are cached. A router
-that looks for the longest one finds the whole of an earlier turn, and of what two other prompts share more
-than half. So a prompt of 400 marks costs ten keys of 8 bytes.
+The whole prompt and its prefixes of 1, 2, 4, 8 … marks are reported, as far as they are cached. By the
+longest known prefix a router finds all of an earlier turn, and more than half of what two other prompts
+share. So a prompt of 400 marks takes ten keys of 8 bytes.
 
-Changes are kept in order, so that each session is sent those since its last frame. One that is behind the
-oldest of them, or new, is sent all of them.
+Changes are kept in order, so that each session is sent those since its last frame. A new session, or one that
+has missed some, is sent all prefixes.
 """
 
 from collections import OrderedDict, deque
@@ -17,25 +17,25 @@ from penstock_core.domain.request import RequestId
 from penstock_runtime.prompt_marks import PromptMarks
 
 MOST_REPORTED = 4096
-"""Prefixes of all prompts together, 32 kB in a message: those of 300 prompts of 100,000 tokens. The least
+"""Most prefixes of all prompts, 32 kB in a message: those of 300 prompts of 100,000 tokens. The least
 recently served prompts are left out."""
 
 
 class Change(NamedTuple):
-    """A prefix that is cached from now on, or not any more."""
+    """A change of a prefix. cached: whether it is cached from now on."""
 
     key: int
     cached: bool
 
 
 class ReportedPrefixes:
-    """The prefixes of one replica."""
+    """The reported prefixes of one replica."""
 
     def __init__(self) -> None:
         self._of_prompt: OrderedDict[RequestId, tuple[int, ...]] = OrderedDict()  # the least recent first
         self._prompts: dict[int, int] = {}  # how many prompts have each prefix
         self._changes: deque[Change] = deque(maxlen=2 * MOST_REPORTED)
-        self._count = 0  # changes so far, also those that are not kept any more
+        self._count = 0  # changes so far, including those that are no longer kept
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -46,7 +46,7 @@ class ReportedPrefixes:
         return self._count
 
     def report(self, request_id: RequestId, keys: tuple[int, ...]) -> None:
-        """Report these prefixes of a prompt, and no others of it any more."""
+        """Set the reported prefixes of a prompt."""
         before = self._of_prompt.get(request_id, ())
         if keys == before:
             return
@@ -59,7 +59,7 @@ class ReportedPrefixes:
             self._remove(self._of_prompt.popitem(last=False)[1])
 
     def since(self, count: int) -> list[Change] | None:
-        """Return the changes since there were `count`, the last one of each prefix; None if too many."""
+        """Return the changes after the first `count`, the last one of each prefix; None if some are lost."""
         missed = self._count - count
         if missed > len(self._changes):
             return None
@@ -67,7 +67,7 @@ class ReportedPrefixes:
         return [*{change.key: change for change in kept}.values()]
 
     def all(self) -> list[Change]:
-        """Return all prefixes, as changes from none."""
+        """Return all prefixes as changes."""
         return [Change(key, True) for key in self._prompts]
 
     def _add(self, keys: Sequence[int]) -> None:
@@ -89,7 +89,7 @@ class ReportedPrefixes:
 
 
 def reported_marks(marks: PromptMarks) -> list[int]:
-    """Return the indices of a prompt's marks that are reported where they are cached, in ascending order."""
+    """Return the indices of the marks that are reported if they are cached, in ascending order."""
     last = len(marks.marks) - 1
     powers = [(1 << power) - 1 for power in range(max(last, 0).bit_length() + 1)]
     return [*[at for at in powers if at < last], *([last] if last >= 0 else [])]
