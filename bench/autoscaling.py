@@ -43,8 +43,8 @@ from penstock_simulator.simulation.autoscaling.queue_length import (
     waiting,
 )
 
-HERE = Path(__file__).parent
-TRACE, RESULTS = HERE / "traces/azure-20-minutes.csv.gz", HERE / "results"
+FOLDER = Path(__file__).parent
+TRACE, RESULTS = FOLDER / "traces/azure-20-minutes.csv.gz", FOLDER / "results"
 FEWEST, MOST, AT_FIRST = 1, 8, 2
 LEAST_SHARE = 0.1
 MODEL = "llama-3-8b-a100"

@@ -63,20 +63,20 @@ class Applied:
     malformed = 0
 
     def __init__(self, watch: EndpointWatch) -> None:
-        self._watch, self._news = watch, asyncio.Event()
+        self._watch, self._changed = watch, asyncio.Event()
         self._condition: Condition | None = None
 
     async def sets(self) -> AsyncIterator[Endpoints]:
         async for replicas in self._watch.sets():
             yield replicas
             self._condition = replicas["p-0"].condition if replicas else None
-            self._news.set()
+            self._changed.set()
 
     async def until(self, wanted: Condition) -> float:
         """Return when links first had this condition, on the loop's clock."""
         while self._condition is not wanted:
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         return monotonic()
 
 

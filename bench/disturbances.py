@@ -46,14 +46,14 @@ DISTURBANCES = {
 }
 
 
-class Kept(NamedTuple):
+class SloCount(NamedTuple):
     """Requests admitted, and those of them that met their SLO."""
 
     admitted: int = 0
     met: int = 0
 
-    def plus(self, other: "Kept") -> "Kept":
-        return Kept(self.admitted + other.admitted, self.met + other.met)
+    def plus(self, other: "SloCount") -> "SloCount":
+        return SloCount(self.admitted + other.admitted, self.met + other.met)
 
     def __str__(self) -> str:
         return f"{self.met / self.admitted:>7.2%} of {self.admitted:>5}" if self.admitted else f"{'-':>16}"
@@ -64,22 +64,22 @@ class Sample(NamedTuple):
 
     ended: int
     met: int
-    judged: Kept
-    slow: Kept
+    judged: SloCount
+    slow: SloCount
 
     def plus(self, other: "Sample") -> "Sample":
-        kept = self.judged.plus(other.judged), self.slow.plus(other.slow)
-        return Sample(self.ended + other.ended, self.met + other.met, *kept)
+        counts = self.judged.plus(other.judged), self.slow.plus(other.slow)
+        return Sample(self.ended + other.ended, self.met + other.met, *counts)
 
 
-def kept(outcomes: Iterable[SimulatedOutcome], from_s: float, until_s: float) -> Kept:
+def slo_count(outcomes: Iterable[SimulatedOutcome], from_s: float, until_s: float) -> SloCount:
     """Count requests by arrival, which admission follows within the latency of one hop."""
     admitted = [
         outcome
         for outcome in outcomes
         if outcome.verdict is FirstVerdict.ADMITTED and from_s <= outcome.arrival_s < until_s
     ]
-    return Kept(len(admitted), sum(outcome.met for outcome in admitted))
+    return SloCount(len(admitted), sum(outcome.met for outcome in admitted))
 
 
 def sample(
@@ -89,12 +89,14 @@ def sample(
     fleet = fleet_of(workload, "slos-serve", LengthKnowledge.PREDICTED, TruthKind.MEASURED)
     fleet = replace(fleet, disturbance=DISTURBANCES[disturbance])
     arriving = arrivals(workload, RATES_RPS[name] * load, seed)
-    coming = takewhile(lambda arrival: arrival.arrival_s < arrivals_end_s, arriving)
-    ended = list(simulate(fleet, coming, seed))
+    requests = takewhile(lambda arrival: arrival.arrival_s < arrivals_end_s, arriving)
+    ended = list(simulate(fleet, requests, seed))
     settled_s = SLOW_FROM_S + SETTLED_S
     from_s = settled_s if disturbance == "slow-down" else 0.0
     met = sum(outcome.met for outcome in ended)
-    return Sample(len(ended), met, kept(ended, from_s, float("inf")), kept(ended, settled_s, SLOW_UNTIL_S))
+    return Sample(
+        len(ended), met, slo_count(ended, from_s, float("inf")), slo_count(ended, settled_s, SLOW_UNTIL_S)
+    )
 
 
 def main() -> None:

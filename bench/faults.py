@@ -22,11 +22,11 @@ from fault_simulation.clients import Answer
 from fault_simulation.invariants import error_of
 from fault_simulation.run import simulate
 
-TOGETHER = 8
+SEEDS_PER_TASK = 8
 """Seeds in one task of a process."""
 
 
-class Seen(NamedTuple):
+class SeedResult(NamedTuple):
     """Results of one seed. slos_checked: admitted requests whose SLO was checked."""
 
     seed: int
@@ -48,14 +48,14 @@ def main() -> int:
     faults, outcomes, moves = Counter[str](), Counter[str](), Counter[str]()
     with Pool(options.jobs, _start) as pool:
         seeds = range(options.first, options.first + options.seeds)
-        for seen in pool.imap_unordered(_run, seeds, chunksize=TOGETHER):
-            faults += seen.faults
-            outcomes += seen.outcomes
-            moves += seen.moves
-            slos_checked += seen.slos_checked
-            broken += bool(seen.broken)
-            for line in seen.broken:
-                print(f"seed {seen.seed}: {line}", flush=True)
+        for result in pool.imap_unordered(_run, seeds, chunksize=SEEDS_PER_TASK):
+            faults += result.faults
+            outcomes += result.outcomes
+            moves += result.moves
+            slos_checked += result.slos_checked
+            broken += bool(result.broken)
+            for line in result.broken:
+                print(f"seed {result.seed}: {line}", flush=True)
     _print("faults injected", faults)
     _print("requests", outcomes)
     _print("moves", moves)
@@ -70,13 +70,13 @@ def _start() -> None:
     gc.set_threshold(50_000)
 
 
-def _run(seed: int) -> Seen:
+def _run(seed: int) -> SeedResult:
     try:
         result = simulate(seed)
     except Exception as error:  # a run that does not end breaks an invariant too
-        return Seen(seed, [f"8 the run ended by {error!r}"], Counter(), Counter(), Counter(), 0)
+        return SeedResult(seed, [f"8 the run ended by {error!r}"], Counter(), Counter(), Counter(), 0)
     outcomes = Counter(map(_outcome, result.answers))
-    return Seen(seed, result.broken, result.faults, outcomes, result.moves, result.slos_checked)
+    return SeedResult(seed, result.broken, result.faults, outcomes, result.moves, result.slos_checked)
 
 
 def _outcome(answer: Answer) -> str:

@@ -78,9 +78,9 @@ def measured(replicas: int, options: argparse.Namespace, folder: Path) -> list[s
         fronts = {name: front(host, name, pool, ports) for name in PROGRAMS}
         per_s, kib_per_s = asyncio.run(traffic(fake_replicas, options.seconds))
         for name, (started, url) in fronts.items():
-            seen = uvloop.run(costs(started, url, options.seconds))
+            one = uvloop.run(costs(started, url, options.seconds))
             lines.append(
-                f"{replicas:8} {name:8} {seen.request_us:18.0f} {seen.rest_ms:14.1f} {seen.mib:6.0f}"
+                f"{replicas:8} {name:8} {one.request_us:18.0f} {one.rest_ms:14.1f} {one.mib:6.0f}"
                 f" {per_s:12.0f} {kib_per_s:7.1f}"
             )
         return lines

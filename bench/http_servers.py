@@ -203,38 +203,38 @@ async def examine(server: str, port: int, options: argparse.Namespace) -> tuple[
     if not await holds_within(20, lambda: none_open(port)):
         raise SystemExit(f"{server} did not start")
     costs: list[float] = []
-    notices = True
+    ends_work = True
     for streams in options.streams:
         costs.append(await cost_us(process.pid, port, streams, options.seconds))
-        notices = await holds_within(5, lambda: none_open(port)) and notices
+        ends_work = await holds_within(5, lambda: none_open(port)) and ends_work
     _, client = await connect(port, 60)
     await asyncio.sleep(0.3)
     process.send_signal(signal.SIGTERM)
     async with asyncio.timeout(20):
         await client.closed
     code = await process.wait()
-    return costs, notices, client.ended and code == 0
+    return costs, ends_work, client.ended and code == 0
 
 
 async def compared(options: argparse.Namespace) -> None:
-    seen: dict[str, list[tuple[list[float], bool, bool]]] = {"penstock": [], "uvicorn": [], "granian": []}
+    found: dict[str, list[tuple[list[float], bool, bool]]] = {"penstock": [], "uvicorn": [], "granian": []}
     port = 20_000 + os.getpid() % 10_000
     for _ in range(options.rounds):
-        for server, results in seen.items():
+        for server, results in found.items():
             port += 1
             results.append(await examine(server, port, options))
     print(
         "server   "
         + "".join(f"{n:>5} streams" for n in options.streams)
-        + "   notices clients go   ends streams at SIGTERM"
+        + "   ends work of gone clients   ends streams at SIGTERM"
     )
-    for server, results in seen.items():
+    for server, results in found.items():
         medians = [
             statistics.median(costs[i] for costs, _, _ in results) for i in range(len(options.streams))
         ]
-        notices, ends = all(r[1] for r in results), all(r[2] for r in results)
+        ends_work, ends = all(r[1] for r in results), all(r[2] for r in results)
         figures = "".join(f"{cost:10.1f} us" for cost in medians)
-        print(f"{server:9}{figures}   {'yes' if notices else 'no':>18}   {'yes' if ends else 'no':>22}")
+        print(f"{server:9}{figures}   {'yes' if ends_work else 'no':>25}   {'yes' if ends else 'no':>22}")
 
 
 def parsed() -> argparse.Namespace:

@@ -55,8 +55,8 @@ def outcomes(name: str, rate_rps: float, terms: Terms, seed: int) -> Iterator[Si
     if not terms.speculates:
         workload = replace(workload, speculation=None)
     fleet = fleet_of(workload, "slos-serve", terms.lengths, terms.truth)
-    coming = islice(arrivals(workload, rate_rps, seed), MOST_REQUESTS)
-    return simulate(fleet, coming, seed)
+    requests = islice(arrivals(workload, rate_rps, seed), MOST_REQUESTS)
+    return simulate(fleet, requests, seed)
 
 
 class Setting(NamedTuple):

@@ -168,16 +168,16 @@ def start(rows: Rows, cell: Cell, question: Question) -> RateProbe:
 def without_prefixes() -> Iterator[dict[str, object]]:
     """Yield attainments of `slos-serve` without shared prefixes, with prefix caches and without."""
     for name, rate_rps in UNSHARED:
-        here = scenario(name)
+        workload = scenario(name)
         trial = Trial(name, "slos-serve", 8192, 0, 1, "prefix", "predicted", "measured", rate_rps, 0, 1 << 30)
-        drafts = here.speculation.max_tokens if here.speculation else 0
+        drafts = workload.speculation.max_tokens if workload.speculation else 0
         trial = replace(trial, drafts=drafts)
         attained = {}
         for caching in (False, True):
-            coming = arrivals_of(trial, here)
-            fleet = replace(fleet_of(trial, here), prefix_caching=caching)
-            met = sum(outcome.met for outcome in simulate(fleet, coming, trial.seed))
-            attained[caching] = met / requests_in(coming)
+            sample = arrivals_of(trial, workload)
+            fleet = replace(fleet_of(trial, workload), prefix_caching=caching)
+            met = sum(outcome.met for outcome in simulate(fleet, sample, trial.seed))
+            attained[caching] = met / requests_in(sample)
         row = {"scenario": name, "rate_rps": rate_rps, "off": attained[False], "on": attained[True]}
         print(row, flush=True)
         yield row

@@ -97,8 +97,8 @@ async def served(options: argparse.Namespace) -> str:
     running = [world.clients.spawn(run_client(answer.plan, answer)) for answer in answers]
     await asyncio.wait(running, timeout=MOST_S)
     admitted = [one for one in answers if one.headers.get(b"x-penstock-verdict") == b"admitted"]
-    kept = sum(is_kept(one, parts) for one in admitted)
-    attained = sum(is_kept(one, parts) for one in answers)
+    kept = sum(met_targets(one, parts) for one in admitted)
+    attained = sum(met_targets(one, parts) for one in answers)
     preemptions = sum(engine.loop.state.preemptions for engine in world.engines.values())
     await _end(world)
     count = len(answers)
@@ -108,7 +108,7 @@ async def served(options: argparse.Namespace) -> str:
     )
 
 
-def is_kept(answer: Answer, parts: Scenario) -> bool:
+def met_targets(answer: Answer, parts: Scenario) -> bool:
     """Return whether an answer met both targets at its client."""
     whole_answer = answer.whole and answer.status == 200 and bool(answer.times_s)
     return whole_answer and not [*missed_slo(answer, parts.pool, parts.weather.delay_s)]

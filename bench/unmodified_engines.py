@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from penstock_runtime.serving import listen
 from unmodified import servers
-from unmodified.load import KINDS, Planned, Seen, arrivals, ask, closed_loop, one, open_loop, session
+from unmodified.load import KINDS, Outcome, Planned, arrivals, closed_loop, one, open_loop, send, session
 
 PENSTOCK = servers.PROJECT / ".venv" / "bin" / "penstock"
 
@@ -97,8 +97,8 @@ def measured(engine: servers.Engine, model: Path, options: argparse.Namespace) -
         profiled(url, engine, model.parent, options.profile_seconds)
         rows = [directly(url, engine, load)]
         for policy in options.policies.split(","):
-            seen = through(url, engine, policy, load, model.parent)
-            rows.append(row(f"Penstock, {policy}", seen, targets))
+            outcomes = through(url, engine, policy, load, model.parent)
+            rows.append(row(f"Penstock, {policy}", outcomes, targets))
         rows.append(
             directly(url, engine, load)
         )  # measured again, because the machine's speed may have changed
@@ -110,8 +110,8 @@ async def targets_of(url: str, model: str) -> dict[str, Targets]:
     random = Random(0)
     async with session() as http:
 
-        async def lone(tier: str) -> Seen:
-            return await ask(http, url, model, one(random, tier), perf_counter())
+        async def lone(tier: str) -> Outcome:
+            return await send(http, url, model, one(random, tier), perf_counter())
 
         for tier in KINDS:
             await lone(tier)
@@ -133,7 +133,7 @@ def profiled(url: str, engine: servers.Engine, folder: Path, seconds: float) -> 
     subprocess.run([*map(str, command), "--most-requests", "16"], check=True, stdout=subprocess.DEVNULL)
 
 
-def through(url: str, engine: servers.Engine, policy: str, load: Load, folder: Path) -> list[Seen]:
+def through(url: str, engine: servers.Engine, policy: str, load: Load, folder: Path) -> list[Outcome]:
     """Send the load through a pool of one replica with this engine."""
     pool, port = folder / f"{policy}.yaml", free_port()
     pool.write_text(pool_text(engine, policy, load.targets))
@@ -160,30 +160,35 @@ def pool_text(engine: servers.Engine, policy: str, targets: dict[str, Targets]) 
     return head + "".join(tiers)
 
 
-def row(way: str, seen: Sequence[Seen], targets: dict[str, Targets]) -> str:
+def row(way: str, outcomes: Sequence[Outcome], targets: dict[str, Targets]) -> str:
     """Return a row of the table."""
-    answered = [one for one in seen if one.status == 200 and one.times_s]
+    answered = [one for one in outcomes if one.status == 200 and one.times_s]
     chat = [one for one in answered if one.tier == "chat"]
-    cells = [way, percent(seen, targets)]
-    cells += [percent([one for one in seen if one.tier == tier], targets) for tier in KINDS]
-    cells += [percent(answered, targets), str(sum(one.status == 429 for one in seen))]
-    cells.append(str(sum(one.status not in (200, 429) for one in seen)))
+    cells = [way, percent(outcomes, targets)]
+    cells += [percent([one for one in outcomes if one.tier == tier], targets) for tier in KINDS]
+    cells += [percent(answered, targets), str(sum(one.status == 429 for one in outcomes))]
+    cells.append(str(sum(one.status not in (200, 429) for one in outcomes)))
     cells += [p99(chat, lambda one: one.ttft_s), p99(chat, lambda one: one.tpot_s)]
     return "| " + " | ".join(cells) + " |"
 
 
-def percent(seen: Sequence[Seen], targets: dict[str, Targets]) -> str:
-    return f"{100 * sum(met(one, targets) for one in seen) / len(seen):.0f}" if seen else "–"
+def percent(outcomes: Sequence[Outcome], targets: dict[str, Targets]) -> str:
+    return f"{100 * sum(met(one, targets) for one in outcomes) / len(outcomes):.0f}" if outcomes else "–"
 
 
-def met(seen: Seen, targets: dict[str, Targets]) -> bool:
+def met(outcome: Outcome, targets: dict[str, Targets]) -> bool:
     """Return whether a request was answered and met its tier's targets."""
-    of = targets[seen.tier]
-    return seen.status == 200 and bool(seen.times_s) and seen.ttft_s <= of.ttft_s and seen.tpot_s <= of.tpot_s
+    of = targets[outcome.tier]
+    return (
+        outcome.status == 200
+        and bool(outcome.times_s)
+        and outcome.ttft_s <= of.ttft_s
+        and outcome.tpot_s <= of.tpot_s
+    )
 
 
-def p99(seen: Sequence[Seen], of: Callable[[Seen], float]) -> str:
-    return f"{1e3 * quantiles(map(of, seen), n=100)[98]:.0f}" if len(seen) > 1 else "–"
+def p99(outcomes: Sequence[Outcome], of: Callable[[Outcome], float]) -> str:
+    return f"{1e3 * quantiles(map(of, outcomes), n=100)[98]:.0f}" if len(outcomes) > 1 else "–"
 
 
 def page(engine: servers.Engine, load: Load, rows: list[str]) -> str:

@@ -80,9 +80,9 @@ def found(case: Case, most_requests: int) -> Found:
     return Found(case, attained(ours.values()), attained(theirs.values()), apart, len(requests))
 
 
-def _first(coming: Iterable[Arrival], most_requests: int) -> Iterator[Arrival]:
+def _first(sample: Iterable[Arrival], most_requests: int) -> Iterator[Arrival]:
     output_tokens = 0
-    for arrival in islice(coming, most_requests):
+    for arrival in islice(sample, most_requests):
         yield arrival
         output_tokens += arrival.output_tokens
         if output_tokens >= MOST_OUTPUT_TOKENS:

@@ -24,7 +24,7 @@ SINGLE = tuple(
 )
 """Scenarios with independent requests, because an open-loop trace does not wait for answers."""
 
-TOGETHER = 32
+CONCURRENT_DECODES = 32
 """Concurrent decodes that the guess assumes."""
 
 
@@ -39,8 +39,8 @@ class Load(NamedTuple):
 
 def requests(scenario: Scenario, rate_rps: float, load: Load) -> list[Arrival]:
     """Return the requests of one trial in order, cut to the model's context."""
-    coming = takewhile(lambda a: a.arrival_s < load.seconds, arrivals(scenario, rate_rps, 0, laps=20))
-    return [fitted(arrival, load) for arrival in coming]
+    sample = takewhile(lambda a: a.arrival_s < load.seconds, arrivals(scenario, rate_rps, 0, laps=20))
+    return [fitted(arrival, load) for arrival in sample]
 
 
 def fitted(arrival: Arrival, load: Load) -> Arrival:
@@ -56,8 +56,8 @@ def guess_rps(scenario: Scenario, model: TimeModel, load: Load) -> float:
     requests = [fitted(arrival, load) for arrival in arrivals(scenario, 1.0, 0)]
     prompt_tokens = sum(arrival.prompt_tokens for arrival in requests) / len(requests)
     answer_tokens = sum(arrival.output_tokens for arrival in requests) / len(requests)
-    step_s = model.seconds(BatchWork(TOGETHER, round(TOGETHER * prompt_tokens)))
-    return 0.5 / (model.prefill_seconds(round(prompt_tokens)) + answer_tokens * step_s / TOGETHER)
+    step_s = model.seconds(BatchWork(CONCURRENT_DECODES, round(CONCURRENT_DECODES * prompt_tokens)))
+    return 0.5 / (model.prefill_seconds(round(prompt_tokens)) + answer_tokens * step_s / CONCURRENT_DECODES)
 
 
 def write_trace(path: Path, requests: list[Arrival]) -> None:

@@ -114,9 +114,9 @@ class Tree:
                 if code == ExitCode.TESTS_FAILED:
                     return Verdict.KILLED
                 if code != ExitCode.OK:
-                    spoilt = not self._collects(each.tests)
+                    uncollectable = not self._collects(each.tests)
                     _write(file, source, written)
-                    return Verdict.KILLED if spoilt and self._collects(each.tests) else Verdict.BROKEN
+                    return Verdict.KILLED if uncollectable and self._collects(each.tests) else Verdict.BROKEN
         finally:
             _write(file, source, written)
         return Verdict.SURVIVED

@@ -162,8 +162,8 @@ def envoy(
     wait_until_ready(f"http://{_serving(picker, 'admin')}/ready")
     settings = _envoy_settings(folder, _address(_serving(picker, protocol)))
     write_endpoints(Path(settings.endpoints_file), [replica.http for replica in behind])
-    asks = {"ext_authz": ext_authz.ext_authz, "ext_proc": ext_proc.ext_proc}[protocol](settings)
-    front = _start_envoy(machine, name, settings, bootstrap(settings, asks))
+    picker_filter = {"ext_authz": ext_authz.ext_authz, "ext_proc": ext_proc.ext_proc}[protocol](settings)
+    front = _start_envoy(machine, name, settings, bootstrap(settings, picker_filter))
     return Way(name, _url(settings.api), {"envoy": front.pid, "picker": picker.pid} | _pids(behind))
 
 

@@ -104,10 +104,10 @@ class Machine:
 def machine(folder: Path) -> Iterator[Machine]:
     """Yield a machine; stop its processes afterwards, and print their logs if a request failed."""
     folder.mkdir(exist_ok=True)
-    here = Machine(folder)
-    with here.stack:
+    host = Machine(folder)
+    with host.stack:
         try:
-            yield here
+            yield host
         except BadAnswer as error:
             output = [
                 f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in folder.glob("*.log")

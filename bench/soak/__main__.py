@@ -21,7 +21,7 @@ from live.fault_proxy import FaultProxy
 from live.pool import LivePool
 
 from soak.faults import FAULTS, FaultInjector, possible_faults, small_disk, start
-from soak.traffic import Seen, Traffic
+from soak.traffic import Traffic, TrafficResults
 
 ROUTERS = ("main", "second")
 
@@ -52,8 +52,8 @@ def _soak(folder: Path, options: argparse.Namespace) -> int:
         injector = FaultInjector(pool, proxy, traffic, Random(options.seed + 1))
         began_s = time.monotonic()
         asyncio.run(_run(traffic, injector, began_s + options.minutes * 60))
-        _print(options, traffic.seen, injector, time.monotonic() - began_s)
-        return 1 if traffic.seen.wrong or traffic.seen.cut else 0
+        _print(options, traffic.results, injector, time.monotonic() - began_s)
+        return 1 if traffic.results.wrong or traffic.results.cut else 0
     except AssertionError:
         for name, text in pool.logs():
             print(f"--- log of {name}\n{text[-3000:]}", file=sys.stderr)
@@ -73,7 +73,9 @@ async def _run(traffic: Traffic, injector: FaultInjector, until_s: float) -> Non
         await running
 
 
-def _print(options: argparse.Namespace, seen: Seen, injector: FaultInjector, took_s: float) -> None:
+def _print(
+    options: argparse.Namespace, results: TrafficResults, injector: FaultInjector, took_s: float
+) -> None:
     load = " ".join(f"{each:.1f}" for each in os.getloadavg())
     print(f"{took_s / 60:.1f} minutes, seed {options.seed}, {options.rate:g} requests/s, load {load}")
     print(f"faults: {sum(injector.counts.values())}")
@@ -83,16 +85,16 @@ def _print(options: argparse.Namespace, seen: Seen, injector: FaultInjector, too
         *(f"  {kind:28} not possible here" for kind in FAULTS.keys() - possible_faults(injector.pool.folder)),
         sep="\n",
     )
-    print(f"requests: {seen.outcomes.total()}, {seen.tokens} tokens")
-    for outcome, count in sorted(seen.outcomes.items()):
+    print(f"requests: {results.outcomes.total()}, {results.tokens} tokens")
+    for outcome, count in sorted(results.outcomes.items()):
         print(f"  {outcome:28} {count}")
-    silences_s = sorted(seen.silences_s) or [0.0]
+    silences_s = sorted(results.silences_s) or [0.0]
     shares = ", ".join(f"p{share} {silences_s[len(silences_s) * share // 100]:.2f}" for share in (50, 90, 99))
     print(f"longest pause of a whole stream: {shares}, most {silences_s[-1]:.2f} s")
-    print(f"wrong answers: {len(seen.wrong)}")
-    print(*(f"  {line}" for line in seen.wrong), sep="\n", end="\n" if seen.wrong else "")
-    print(f"streams cut without the loss of their router: {len(seen.cut)}")
-    print(*(f"  {line}" for line in seen.cut), sep="\n", end="\n" if seen.cut else "")
+    print(f"wrong answers: {len(results.wrong)}")
+    print(*(f"  {line}" for line in results.wrong), sep="\n", end="\n" if results.wrong else "")
+    print(f"streams cut without the loss of their router: {len(results.cut)}")
+    print(*(f"  {line}" for line in results.cut), sep="\n", end="\n" if results.cut else "")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ LENGTHS = (1, 20, 100, 300, 600)
 
 
 @dataclass(slots=True)
-class Seen:
+class TrafficResults:
     """Results of the clients.
 
     outcomes: requests by outcome. wrong: answers that differ from the engine's. cut: streams that ended in an
@@ -43,7 +43,7 @@ class Traffic:
     routers: Sequence[str]
     rate_s: float
     random: Random
-    seen: Seen = field(default_factory=Seen)
+    results: TrafficResults = field(default_factory=TrafficResults)
     lost: dict[str, float] = field(default_factory=dict)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -71,29 +71,29 @@ class Traffic:
         }
 
     async def _request(self, number: int, router: str, body: dict[str, Any]) -> None:
-        seen, begun_s = self.seen, time.monotonic()
+        results, begun_s = self.results, time.monotonic()
         answer = _Answer()
         try:
             async with asyncio.timeout(ANSWER_S):
                 await answer.read(f"{self.pool.url(router)}/v1", body)
             outcome = "answered"
             if answer.silences_s:
-                seen.silences_s.append(max(answer.silences_s))
+                results.silences_s.append(max(answer.silences_s))
         except openai.APIStatusError as error:
             outcome = f"refused ({error.status_code})"
         except (openai.APIError, httpx2.HTTPError, TimeoutError) as error:
             outcome = self._cut(number, router, begun_s, answer, error)
-        seen.outcomes[outcome] += 1
-        seen.tokens += len(answer.text) // 4
+        results.outcomes[outcome] += 1
+        results.tokens += len(answer.text) // 4
         why = _wrong(answer, body, whole=outcome == "answered")
         if why is not None:
-            seen.wrong.append(f"request {number}, {outcome}: {why}")
+            results.wrong.append(f"request {number}, {outcome}: {why}")
 
     def _cut(self, number: int, router: str, begun_s: float, answer: "_Answer", error: Exception) -> str:
         """Return the outcome of an incomplete answer."""
         if self.lost.get(router, 0.0) >= begun_s - 1.0 or isinstance(error, openai.APIConnectionError):
             return "lost with its router"
-        self.seen.cut.append(f"request {number} after {len(answer.text) // 4} tokens: {error}")
+        self.results.cut.append(f"request {number} after {len(answer.text) // 4} tokens: {error}")
         return "cut"
 
 

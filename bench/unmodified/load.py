@@ -38,7 +38,7 @@ class Planned(NamedTuple):
 
 
 @dataclass(slots=True)
-class Seen:
+class Outcome:
     """The outcome of a request. status: 0 for no response. times_s: of events, from its planned time."""
 
     tier: str
@@ -79,14 +79,14 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield opened
 
 
-async def open_loop(url: str, model: str, planned: Sequence[Planned]) -> list[Seen]:
+async def open_loop(url: str, model: str, planned: Sequence[Planned]) -> list[Outcome]:
     """Send every request at its time, regardless of others, and return the outcomes."""
     async with session() as http:
         began_s = perf_counter()
 
-        async def due(request: Planned) -> Seen:
+        async def due(request: Planned) -> Outcome:
             await asyncio.sleep(began_s + request.at_s - perf_counter())
-            return await ask(http, url, model, request, began_s + request.at_s)
+            return await send(http, url, model, request, began_s + request.at_s)
 
         return list(await asyncio.gather(*map(due, planned)))
 
@@ -102,25 +102,25 @@ async def closed_loop(url: str, model: str, clients: int, seconds: float) -> flo
             random = Random(seed)
             while perf_counter() < until_s:
                 tier = random.choices(list(KINDS), [kind.share for kind in KINDS.values()])[0]
-                seen = await ask(http, url, model, one(random, tier), perf_counter())
-                done += seen.status == 200 and perf_counter() < until_s
+                outcome = await send(http, url, model, one(random, tier), perf_counter())
+                done += outcome.status == 200 and perf_counter() < until_s
 
         await asyncio.gather(*map(client, range(clients)))
     return done / seconds
 
 
-async def ask(
+async def send(
     http: aiohttp.ClientSession,
     url: str,
     model: str,
     request: Planned,
     due_s: float,
     *,
-    into: Seen | None = None,
+    into: Outcome | None = None,
     own: Mapping[str, str] | None = None,
-) -> Seen:
+) -> Outcome:
     """Send a request and read its answer. into: updated during the answer. own: additional headers."""
-    seen = into or Seen(request.tier)
+    outcome = into or Outcome(request.tier)
     body = {
         "model": model,
         "prompt": request.prompt,
@@ -132,19 +132,19 @@ async def ask(
     headers = {"x-penstock-tier": request.tier, **(own or {})}
     try:
         async with http.post(f"{url}/v1/completions", json=body, headers=headers) as reply:
-            seen.status, seen.headers = reply.status, reply.headers
+            outcome.status, outcome.headers = reply.status, reply.headers
             if reply.status == 200:
                 async for line in reply.content:
                     if line.startswith(b"data: {"):
-                        take(seen, orjson.loads(line[6:]), perf_counter() - due_s)
+                        take(outcome, orjson.loads(line[6:]), perf_counter() - due_s)
     except (aiohttp.ClientError, TimeoutError):
-        seen.status = 0
-    return seen
+        outcome.status = 0
+    return outcome
 
 
-def take(seen: Seen, chunk: dict[str, object], at_s: float) -> None:
+def take(outcome: Outcome, chunk: dict[str, object], at_s: float) -> None:
     if chunk.get("choices"):
-        seen.times_s.append(at_s)
+        outcome.times_s.append(at_s)
     usage = chunk.get("usage")
-    counted = usage["completion_tokens"] if isinstance(usage, dict) else len(seen.times_s)
-    seen.tokens = counted
+    counted = usage["completion_tokens"] if isinstance(usage, dict) else len(outcome.times_s)
+    outcome.tokens = counted

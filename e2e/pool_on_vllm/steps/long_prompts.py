@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 import aiohttp
-from unmodified.load import Planned, Seen, ask, session
+from unmodified.load import Outcome, Planned, send, session
 
 from pool_on_vllm.context import Context
 from pool_on_vllm.processes import MODEL, router_of
@@ -84,64 +84,64 @@ def _check(context: Context, medians: dict[str, Round], target_s: float, alone_s
 
 async def _measure_alone(url: str) -> float:
     """Return the stream's p99 gap without other load."""
-    async with _stream(url, {}) as (_, seen, started_s):
+    async with _stream(url, {}) as (_, outcome, started_s):
         await asyncio.sleep(LONE_S)
         until_s = perf_counter() - started_s
-    return p99_gap_s([at_s for at_s in seen.times_s if at_s <= until_s])
+    return p99_gap_s([at_s for at_s in outcome.times_s if at_s <= until_s])
 
 
 async def _measure(url: str, target_s: float, spacing_s: float) -> Round:
     """Measure the stream from the first prompt's arrival to the last prompt's first token."""
-    async with _stream(url, {"x-slo-tpot-ms": f"{1e3 * target_s:.0f}"}) as (http, seen, started_s):
+    async with _stream(url, {"x-slo-tpot-ms": f"{1e3 * target_s:.0f}"}) as (http, outcome, started_s):
         from_s = perf_counter()
 
-        async def prompt(number: int) -> Seen:
+        async def prompt(number: int) -> Outcome:
             due_s = from_s + number * spacing_s
             await asyncio.sleep(due_s - perf_counter())
-            return await ask(http, url, MODEL, document(number), due_s)
+            return await send(http, url, MODEL, document(number), due_s)
 
         prompts = await asyncio.gather(*map(prompt, range(PROMPTS)))
         until_s = perf_counter()
     assert all(one.status == 200 and one.times_s for one in prompts), [one.status for one in prompts]
-    meanwhile_s = [at_s for at_s in seen.times_s if from_s <= started_s + at_s <= until_s]
+    meanwhile_s = [at_s for at_s in outcome.times_s if from_s <= started_s + at_s <= until_s]
     return Round(p99_gap_s(meanwhile_s), fmean(one.ttft_s for one in prompts))
 
 
 @asynccontextmanager
 async def _stream(
     url: str, own: Mapping[str, str]
-) -> AsyncIterator[tuple[aiohttp.ClientSession, Seen, float]]:
+) -> AsyncIterator[tuple[aiohttp.ClientSession, Outcome, float]]:
     """Run the stream. Yields a session for other requests, the stream's record, and its send time.
 
     A stream that is not admitted is sent again: after a busy period the time model predicts slow iterations.
     """
     async with session() as http:
         async with asyncio.timeout(ADMITTED_S):
-            stream, seen, started_s = await _start_stream(http, url, own)
-            while seen.headers.get(VERDICT, "admitted") != "admitted":
+            stream, outcome, started_s = await _start_stream(http, url, own)
+            while outcome.headers.get(VERDICT, "admitted") != "admitted":
                 await _cancel(stream)
-                stream, seen, started_s = await _start_stream(http, url, own)
+                stream, outcome, started_s = await _start_stream(http, url, own)
         try:
-            yield http, seen, started_s
-            assert not stream.done(), f"the stream ended early, after {len(seen.times_s)} tokens"
+            yield http, outcome, started_s
+            assert not stream.done(), f"the stream ended early, after {len(outcome.times_s)} tokens"
         finally:
             await _cancel(stream)
 
 
 async def _start_stream(
     http: aiohttp.ClientSession, url: str, own: Mapping[str, str]
-) -> tuple[asyncio.Task[Seen], Seen, float]:
+) -> tuple[asyncio.Task[Outcome], Outcome, float]:
     """Start a stream and wait for its first tokens. Returns its task, its record, and its send time."""
-    started_s, seen = perf_counter(), Seen("stream")
+    started_s, outcome = perf_counter(), Outcome("stream")
     planned = Planned(0, "stream", "x" * 50, STREAM_TOKENS)
-    stream = asyncio.create_task(ask(http, url, MODEL, planned, started_s, into=seen, own=own))
-    while len(seen.times_s) < WARM_TOKENS:
-        assert not stream.done(), f"the stream ended after {len(seen.times_s)} tokens: {seen.status}"
+    stream = asyncio.create_task(send(http, url, MODEL, planned, started_s, into=outcome, own=own))
+    while len(outcome.times_s) < WARM_TOKENS:
+        assert not stream.done(), f"the stream ended after {len(outcome.times_s)} tokens: {outcome.status}"
         await asyncio.sleep(0.01)
-    return stream, seen, started_s
+    return stream, outcome, started_s
 
 
-async def _cancel(stream: asyncio.Task[Seen]) -> None:
+async def _cancel(stream: asyncio.Task[Outcome]) -> None:
     stream.cancel()
     await asyncio.wait({stream})
 

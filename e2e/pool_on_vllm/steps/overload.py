@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pool_on_cluster.waiting import until
-from unmodified.load import Seen, arrivals, open_loop
+from unmodified.load import Outcome, arrivals, open_loop
 from unmodified_engines import met
 
 from pool_on_vllm import pools
@@ -28,12 +28,14 @@ admission relies on the time model, which cannot predict other load on the same 
 
 def hops_then_best_effort(context: Context) -> str:
     """Overload: a rejected request hops to the next replica, then is served best effort"""
-    seen, counted, off = _under_load(context, context.pool.router)
-    best_effort = [one for one in seen if verdict(one) == "best-effort"]
-    output = f"{_check_admitted(context, seen, off, 'best-effort')}, {len(best_effort)} as best effort"
-    assert {one.status for one in seen} <= {200, 429}, f"{Counter(one.status for one in seen)}: {output}"
+    outcomes, counted, off = _under_load(context, context.pool.router)
+    best_effort = [one for one in outcomes if verdict(one) == "best-effort"]
+    output = f"{_check_admitted(context, outcomes, off, 'best-effort')}, {len(best_effort)} as best effort"
+    assert {one.status for one in outcomes} <= {200, 429}, (
+        f"{Counter(one.status for one in outcomes)}: {output}"
+    )
     assert best_effort, f"no request was served best effort: {output}"
-    _check_counters(seen, counted)
+    _check_counters(outcomes, counted)
     return output
 
 
@@ -42,32 +44,34 @@ def hops_then_429(context: Context) -> str:
     with router_of(
         context.replicas, pools.large_memory(context, backup="reject"), context.file("router-reject.log")
     ) as router:
-        seen, counted, off = _under_load(context, router)
-    rejected = [one for one in seen if one.status == 429]
-    output = f"{_check_admitted(context, seen, off, 'reject')}, {len(rejected)} answered 429"
-    assert {one.status for one in seen} == {200, 429}, f"{Counter(one.status for one in seen)}: {output}"
+        outcomes, counted, off = _under_load(context, router)
+    rejected = [one for one in outcomes if one.status == 429]
+    output = f"{_check_admitted(context, outcomes, off, 'reject')}, {len(rejected)} answered 429"
+    assert {one.status for one in outcomes} == {200, 429}, (
+        f"{Counter(one.status for one in outcomes)}: {output}"
+    )
     for one in rejected:
         reported = one.headers.get("retry-after", "")
         assert reported.isdigit() or one.headers.get("x-should-retry") == "false", dict(one.headers)
-    _check_counters(seen, counted)
+    _check_counters(outcomes, counted)
     waits = [int(one.headers["retry-after"]) for one in rejected if "retry-after" in one.headers]
     return f"{output}, Retry-After {min(waits)} to {max(waits)} s" if waits else output
 
 
-def _under_load(context: Context, router: Router) -> tuple[list[Seen], Counter[str], float]:
+def _under_load(context: Context, router: Router) -> tuple[list[Outcome], Counter[str], float]:
     """Run the load. Returns clients' records, the router's counts by verdict, and the time model's error."""
     planned = arrivals(LOAD * context.capacity_rps, SECONDS, SEED)
     before = by_label(router.admin_url, REQUESTS, "verdict")
     off_before, iterations = _time_model_errors(context)
-    seen = asyncio.run(open_loop(router.url, MODEL, planned))
-    enough = sum(before.values()) + len(seen)
+    outcomes = asyncio.run(open_loop(router.url, MODEL, planned))
+    enough = sum(before.values()) + len(outcomes)
     until(
         lambda: sum(by_label(router.admin_url, REQUESTS, "verdict").values()) >= enough,
         "the router has counted all requests",
     )
     off, iterations_after = _time_model_errors(context)
     mean_off = (off - off_before) / (iterations_after - iterations)
-    return seen, by_label(router.admin_url, REQUESTS, "verdict") - before, mean_off
+    return outcomes, by_label(router.admin_url, REQUESTS, "verdict") - before, mean_off
 
 
 def _time_model_errors(context: Context) -> tuple[float, float]:
@@ -79,22 +83,22 @@ def _time_model_errors(context: Context) -> tuple[float, float]:
     return sum(off for off, _ in each), sum(count for _, count in each)
 
 
-def _check_admitted(context: Context, seen: Sequence[Seen], off: float, backup: str) -> str:
+def _check_admitted(context: Context, outcomes: Sequence[Outcome], off: float, backup: str) -> str:
     """Check the admitted requests and summarize them: their number, hops and attainment."""
     bound = required_attainment(off)
-    admitted = [one for one in seen if verdict(one) == "admitted"]
+    admitted = [one for one in outcomes if verdict(one) == "admitted"]
     hopped = [one for one in admitted if one.headers["x-penstock-hops"] != "1"]
     attained = [one for one in admitted if met(one, context.targets)]
     share = len(attained) / max(len(admitted), 1)
     context.figures[f"overload, {backup}"] = {
-        "requests": len(seen),
+        "requests": len(outcomes),
         "admitted": len(admitted),
         "hopped": len(hopped),
         "attained": len(attained),
         "iterations_off": round(off, 3),
     }
     output = (
-        f"of {len(seen)} requests {len(admitted)} admitted, {len(hopped)} of them by the second replica, "
+        f"of {len(outcomes)} requests {len(admitted)} admitted, {len(hopped)} of them by the second replica, "
         f"{share:.0%} met all targets (required {bound:.0%}: the time model was off by {off:.0%})"
     )
     assert hopped, f"no request was admitted by the second replica: {output}"
@@ -107,12 +111,12 @@ def required_attainment(off: float) -> float:
     return min(max(1 - 2 * off, MIN_ATTAINMENT), MAX_ATTAINMENT)
 
 
-def _check_counters(seen: Sequence[Seen], counted: Counter[str]) -> None:
+def _check_counters(outcomes: Sequence[Outcome], counted: Counter[str]) -> None:
     """Check that the router's counters agree with the headers that clients received."""
-    reported = Counter(verdict(one) for one in seen)
+    reported = Counter(verdict(one) for one in outcomes)
     assert reported == counted, f"clients received {dict(reported)}, the router counted {dict(counted)}"
 
 
-def verdict(seen: Seen) -> str:
+def verdict(outcome: Outcome) -> str:
     """Return the verdict, named as in the router's counters."""
-    return "rejected" if seen.status == 429 else seen.headers.get("x-penstock-verdict", "none")
+    return "rejected" if outcome.status == 429 else outcome.headers.get("x-penstock-verdict", "none")

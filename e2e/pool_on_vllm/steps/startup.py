@@ -9,7 +9,7 @@ from statistics import median, quantiles
 from string import ascii_lowercase
 from time import monotonic, perf_counter
 
-from unmodified.load import Planned, ask, closed_loop, session
+from unmodified.load import Planned, closed_loop, send, session
 from unmodified.servers import make_model
 from unmodified_engines import Targets, targets_of
 
@@ -83,8 +83,8 @@ def start(context: Context, pool: LocalPool) -> str:
 async def _measure_single_requests(url: str) -> tuple[float, float, float]:
     """Return a single stream's TPOT and p99 gap, and a single long prompt's TTFT."""
     async with session() as http:
-        answer = await ask(http, url, MODEL, Planned(0, "chat", "x" * 50, ANSWER_TOKENS), perf_counter())
-        long = [await ask(http, url, MODEL, document(n), perf_counter()) for n in range(3)]
+        answer = await send(http, url, MODEL, Planned(0, "chat", "x" * 50, ANSWER_TOKENS), perf_counter())
+        long = [await send(http, url, MODEL, document(n), perf_counter()) for n in range(3)]
     return answer.tpot_s, p99_gap_s(answer.times_s), median(one.ttft_s for one in long)
 
 
