@@ -89,7 +89,7 @@ def test_an_unusable_certificate_is_reported_before_a_process_starts(tmp_path: P
     for wrong, words in (
         ((cert, None), "--tls-cert and --tls-key belong together"),
         ((None, key), "--tls-cert and --tls-key belong together"),
-        ((cert, other), r"tls.crt: no certificate with its key in .*other.key"),
+        ((cert, other), r"tls.crt: not a certificate with its key in .*other.key"),
         ((cert, tmp_path / "none.key"), r"none.key: No such file"),
     ):
         with pytest.raises(Failure, match=words) as failure:

@@ -78,9 +78,9 @@ async def test_renewed_files_are_used_for_the_next_connection(folder: Path) -> N
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
-        ("ca.pem", "", "no certificate of an authority"),
-        ("ca.pem", "no certificate", "no certificate of an authority"),
-        ("node.pem", "no certificate", "no certificate with its key"),
+        ("ca.pem", "", "not a certificate of an authority"),
+        ("ca.pem", "no certificate", "not a certificate of an authority"),
+        ("node.pem", "no certificate", "not a certificate with its key"),
         ("node.key", None, "No such file"),
     ],
 )

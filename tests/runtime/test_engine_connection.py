@@ -70,8 +70,8 @@ async def exchanged(connections: EngineConnections) -> tuple[int, bytes, EngineC
     connection = await connections.take()
     parts: list[bytes] = []
     try:
-        await connection.ask(ASKED, b"")
-        await connection.each(parts.append)
+        await connection.send_request(ASKED, b"")
+        await connection.receive_body(parts.append)
         return connection.status, b"".join(parts), connection
     finally:
         connections.give_back(connection)
@@ -165,9 +165,9 @@ async def test_each_read_is_forwarded_before_the_answer_is_complete() -> None:
 
     async with engine(script) as connections:
         connection = await connections.take()
-        await connection.ask(ASKED, b"")
+        await connection.send_request(ASKED, b"")
         seen: list[bytes] = []
-        reading = asyncio.ensure_future(connection.each(seen.append))
+        reading = asyncio.ensure_future(connection.receive_body(seen.append))
         await until(lambda: b"".join(seen) == b"ab")
         assert not reading.done()
         went_on.set()
@@ -182,9 +182,9 @@ async def test_an_error_of_the_receiver_ends_the_exchange() -> None:
 
     async with engine(responds(CHUNKED, b"2\r\nhi\r\n", then_closes=False)) as connections:
         connection = await connections.take()
-        await connection.ask(ASKED, b"")
+        await connection.send_request(ASKED, b"")
         with pytest.raises(RuntimeError, match="hi"):
-            await connection.each(raises)
+            await connection.receive_body(raises)
         assert not connection.reusable
 
 
@@ -202,8 +202,8 @@ async def test_a_cancel_ends_forwarding_and_disconnects_from_the_engine() -> Non
     async with engine(script) as connections:
         seen: list[bytes] = []
         connection = await connections.take()
-        await connection.ask(ASKED, b"")
-        reading = asyncio.ensure_future(connection.each(seen.append))
+        await connection.send_request(ASKED, b"")
+        reading = asyncio.ensure_future(connection.receive_body(seen.append))
         await until(lambda: seen == [b"a"])
         reading.cancel()
         connection.data_received(b"1\r\nb\r\n")  # read in the turn in which it was cancelled
@@ -216,8 +216,8 @@ async def test_a_connection_is_kept_after_a_whole_answer_and_the_latest_is_used_
     async with engine(answers) as connections:
         first, second = await connections.take(), await connections.take()
         for connection in (first, second):
-            await connection.ask(ASKED, b"")
-            await connection.each(lambda _: None)
+            await connection.send_request(ASKED, b"")
+            await connection.receive_body(lambda _: None)
             connections.give_back(connection)
         assert connections.idle == 2
         assert (await exchanged(connections))[2] is second
@@ -269,8 +269,8 @@ async def test_a_connection_that_closes_before_its_use_counts_as_a_lost_engine()
     async with engine(script) as connections:
         connection = await connections.open()
         await until(connection.transport.is_closing)
-        with pytest.raises(EngineGone, match="the engine closed it before a request"):
-            await connection.ask(ASKED, b"")
+        with pytest.raises(EngineGone, match="the engine closed the connection before a request"):
+            await connection.send_request(ASKED, b"")
 
 
 async def test_all_addresses_of_a_host_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:

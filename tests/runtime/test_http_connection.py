@@ -253,9 +253,9 @@ async def test_a_client_that_reads_slowly_is_not_dropped() -> None:
         connection.pause_writing()
         for waiting_bytes in (70_000, 69_999, 69_998):
             transport.waiting_bytes = waiting_bytes
-            connection._look_at_writes()
+            connection._check_writes()
             assert not transport.aborted
-        connection._look_at_writes()
+        connection._check_writes()
         assert transport.aborted
         connection.connection_lost(ConnectionAbortedError())
 

@@ -34,7 +34,7 @@ async def test_an_unknown_path_is_answered_with_the_index() -> None:
     status, _, body = await asked("/x" + "y" * 1000)
     error = orjson.loads(body)["error"]
     assert (status, error["code"]) == (404, "not_found")
-    assert error["message"] == f"there is nothing at /x{'y' * 254}; / lists what there is"
+    assert error["message"] == f"there is no page at /x{'y' * 254}; / lists the pages"
 
 
 async def test_a_page_is_read_only() -> None:

@@ -36,21 +36,21 @@ def pair(tmp_path: Path) -> Pair:
 
 def test_unchanged_files_are_not_reported(pair: Pair) -> None:
     renewed = RenewedFiles(pair.files, pair.read)
-    assert (renewed.value, renewed.look()) == ("a1", None)
+    assert (renewed.value, renewed.reload()) == ("a1", None)
 
 
 def test_renewed_files_are_reported_once(pair: Pair) -> None:
     renewed = RenewedFiles(pair.files, pair.read)
     pair.write("b1", "b2")
-    assert (renewed.look(), renewed.look(), renewed.value) == ("b1", None, "b1")
+    assert (renewed.reload(), renewed.reload(), renewed.value) == ("b1", None, "b1")
 
 
 def test_a_partial_renewal_takes_effect_when_it_is_complete(pair: Pair) -> None:
     renewed = RenewedFiles(pair.files, pair.read)
     pair.write("b1")
-    assert (renewed.look(), renewed.value) == (None, "a1")
+    assert (renewed.reload(), renewed.value) == (None, "a1")
     pair.write("b1", "b2")
-    assert renewed.look() == "b1"
+    assert renewed.reload() == "b1"
 
 
 def test_a_renewal_while_the_files_are_read_is_read_again(pair: Pair) -> None:
@@ -62,15 +62,15 @@ def test_a_renewal_while_the_files_are_read_is_read_again(pair: Pair) -> None:
 
     renewed = RenewedFiles(pair.files, read_slowly)
     pair.write("b1", "b2")
-    assert (renewed.look(), renewed.value) == (None, "a1")
-    assert renewed.look() == "c1"
+    assert (renewed.reload(), renewed.value) == (None, "a1")
+    assert renewed.reload() == "c1"
 
 
 def test_the_same_error_is_logged_once(pair: Pair) -> None:
     renewed = RenewedFiles(pair.files, pair.read)
     pair.files[1].unlink()
     with capture_logs() as logs:
-        assert [renewed.look() for _ in range(3)] == [None] * 3
+        assert [renewed.reload() for _ in range(3)] == [None] * 3
     assert [(line["event"], line["why"]) for line in logs] == [
         ("files not renewed", "No such file or directory")
     ]

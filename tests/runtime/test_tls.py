@@ -251,7 +251,9 @@ async def test_leaving_closes_idle_connections(identity: Identity) -> None:
 
 def test_files_that_are_not_a_pair_are_reported(identity: Identity) -> None:
     identity.renew(key=False)
-    with pytest.raises(OSError, match=r"no certificate with its key in .*tls\.key \(KEY_VALUES_MISMATCH\)"):
+    with pytest.raises(
+        OSError, match=r"not a certificate with its key in .*tls\.key \(KEY_VALUES_MISMATCH\)"
+    ):
         server_context(identity.cert, identity.key)
     identity.key.unlink()
     with pytest.raises(FileNotFoundError):

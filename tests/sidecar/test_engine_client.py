@@ -219,7 +219,7 @@ async def test_an_engine_may_not_return_the_text_of_tokens(page: Page) -> None:
 async def asked(client: EngineClient) -> tuple[int, bool, bytes]:
     """Status, whether it is a stream, and the bytes, of a completion."""
     async with client.answer(wire.ENDPOINT_COMPLETIONS, b'{"prompt": "a"}', "r7") as answer:
-        return answer.status, answer.streamed, await answer.whole(1000)
+        return answer.status, answer.streamed, await answer.body(1000)
 
 
 async def test_a_body_goes_to_its_endpoint_with_its_id_and_the_engines_key() -> None:
@@ -255,7 +255,7 @@ async def test_answers_are_forwarded_as_they_arrive(page: Page, answer: tuple[in
 
 async def test_a_broken_or_refused_connection_counts_as_a_lost_engine() -> None:
     async with talking({"answer": Page(b"{", short=5)}) as (client, server):
-        with pytest.raises(EngineGone, match="ConnectionError: the engine closed it before"):
+        with pytest.raises(EngineGone, match="ConnectionError: the engine closed the connection before"):
             await asked(client)
     async with EngineClient(f"http://127.0.0.1:{server.port}", Bounds()) as client:
         with pytest.raises(EngineGone, match="ConnectionRefusedError: "):

@@ -1,4 +1,4 @@
-"""TLS of connections to servers of one authority, whose files are read again when they are renewed.
+"""TLS of connections to servers of one certificate authority, with files that are reloaded when renewed.
 
 contexts = client_contexts(ca, cert, key, server_name)
 connect(..., ssl=contexts())    # for each new connection; open ones keep theirs
@@ -18,26 +18,26 @@ Contexts = Callable[[], ssl.SSLContext]
 def client_contexts(
     ca: Path, cert: Path | None = None, key: Path | None = None, server_name: str | None = None
 ) -> Contexts:
-    """Return a function that gives contexts for TLS 1.2 or later.
+    """Return a function that returns contexts for TLS 1.2 or later.
 
-    ca: signs servers. cert, key: shown to servers that request a certificate.
-    server_name: the name in servers' certificates; None for the host that is connected to.
-    Raises OSError if a file cannot be used.
+    ca: certificate of the servers' authority. cert, key: sent to servers that request a certificate.
+    server_name: the name in servers' certificates; None: the host name of the connection.
+    Raises OSError if a file is invalid.
     """
     parts = [file for file in (ca, cert, key) if file is not None]
     files = RenewedFiles(parts, lambda: _context(ca, cert, key, server_name))
 
     def contexts() -> ssl.SSLContext:
-        files.look()
+        files.reload()
         return files.value
 
     return contexts
 
 
 class _NamedContext(ssl.SSLContext):
-    """Verifies one name, whatever host is connected to.
+    """A context that verifies one name, whatever the host of the connection.
 
-    server_name: None for the host.
+    server_name: None: the host name of the connection.
     """
 
     server_name: str | None = None
@@ -60,7 +60,7 @@ def _context(ca: Path, cert: Path | None, key: Path | None, server_name: str | N
     try:
         context.load_verify_locations(cadata=ca.read_text(encoding="ascii"))
     except (ssl.SSLError, ValueError):  # ValueError: no text, or an empty file
-        raise OSError(EINVAL, "no certificate of an authority", str(ca)) from None
+        raise OSError(EINVAL, "not a certificate of an authority", str(ca)) from None
     if cert is not None and key is not None:
         for file in (cert, key):
             file.open().close()  # ssl's error would not name the file
@@ -68,6 +68,6 @@ def _context(ca: Path, cert: Path | None, key: Path | None, server_name: str | N
             context.load_cert_chain(cert, key, password="")
         except ssl.SSLError as error:
             raise OSError(
-                EINVAL, f"no certificate with its key in {key} ({error.reason})", str(cert)
+                EINVAL, f"not a certificate with its key in {key} ({error.reason})", str(cert)
             ) from None
     return context

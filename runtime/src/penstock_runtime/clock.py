@@ -4,7 +4,7 @@ A simulation runs several hosts in one process and in virtual time. Each host's 
 context of their own (`contextvars`), so that each reads its host's clock. Two readings are comparable only
 within one host, as in production.
 
-The event loop's own clock would not do: uvloop's counts whole milliseconds and does not move within a turn.
+The event loop's own clock is too coarse: uvloop's counts whole milliseconds and stands still within one turn.
 """
 
 import time
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 
 CLOCK: ContextVar[Callable[[], float]] = ContextVar("penstock_clock", default=time.monotonic)
-"""What reads the clock, in seconds from an arbitrary start."""
+"""Function that reads the clock, in seconds from an arbitrary start."""
 
 
 def monotonic() -> float:

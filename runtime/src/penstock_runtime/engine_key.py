@@ -20,7 +20,7 @@ def engine_key(environment: Mapping[str, str]) -> str:
 
 
 def bearer(key: str) -> dict[str, str]:
-    """Return the headers that carry a key; none for an empty one."""
+    """Return the headers with a key; none for an empty key."""
     return {"authorization": f"Bearer {key}"} if key else {}
 
 

@@ -1,15 +1,15 @@
-"""Finds the line of a process' log that says why it ended.
+"""Finds the line of a process' log with the reason of its end.
 
-It is often not the last one. vLLM's server ends with the traceback of the process that waited for the failed
-one, which refers to the lines above; an error in its settings ends with a link to documentation. So the last
-error line is returned that does not refer to another one.
+It is often not the last line. vLLM's server ends with the traceback of the process that waited for the failed
+one, which refers to the lines above; an error in its settings ends with a link to documentation. So this
+module returns the last error line that does not refer to another one.
 """
 
 import re
 from collections.abc import Iterable
 
 LINES = 400
-"""Number of lines to keep of a log's end: tracebacks of three processes in sequence."""
+"""Number of last lines to keep of a log: tracebacks of three processes in sequence."""
 
 LONGEST = 400
 """Most characters of a line that are returned."""
@@ -41,6 +41,6 @@ def _bare(line: str) -> str:
 
 
 def _whole(lines: list[str], at: int) -> str:
-    """Return an error whose first line only counts errors together with the first of them."""
+    """Return an error. If its first line only counts errors, the first of them is appended."""
     counted = _SEVERAL.search(lines[at]) and at + 1 < len(lines)
     return f"{lines[at]}: {lines[at + 1].strip()}" if counted else lines[at]

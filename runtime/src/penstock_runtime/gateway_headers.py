@@ -1,21 +1,22 @@
 """Headers between a gateway, its endpoint picker and the replicas behind it.
 
-The gateway removes them from what clients send, all but the tier: only it and the picker may set them.
+The gateway removes them from clients' requests, except the tier: only the gateway and the picker may set
+them.
 """
 
 REJECTED = "x-penstock-rejected"
-"""Response header of a replica that has not begun the request: the gateway asks the next endpoint."""
+"""Response header of a replica that has not begun the request: the gateway tries the next endpoint."""
 
 DESTINATION = "x-gateway-destination-endpoint"
-"""Endpoints to ask, in order: `host:port,host:port`. Named by the Gateway API Inference Extension."""
+"""Endpoints to try, in order: `host:port,host:port`. Its name is from the Gateway API Inference Extension."""
 
 MAX_HOPS = "x-penstock-max-hops"
-"""How many endpoints follow the first one before those that serve best effort, or before the end.
+"""Number of endpoints after the first one and before those that serve best effort.
 
-Its presence says that the picker has resolved the tier."""
+If it is present, the picker has resolved the tier."""
 
 MAX_RETRIES = "x-envoy-max-retries"
-"""How many endpoints follow the first one, for Envoy, which does not pass it on."""
+"""Number of endpoints after the first one, for Envoy, which does not forward it."""
 
 APPLICATION = "x-penstock-application"
 """The application whose API key the gateway has checked."""
@@ -24,7 +25,7 @@ TIMEOUT_MS = "x-penstock-timeout-ms"
 """The gateway's timeout for a request over all endpoints."""
 
 TIMEOUT_LEFT_MS = "x-envoy-expected-rq-timeout-ms"
-"""What is left of it, at each endpoint."""
+"""The rest of that timeout at each endpoint."""
 
 ATTEMPT = "x-envoy-attempt-count"
 """Number of this attempt: 1 at the first endpoint."""

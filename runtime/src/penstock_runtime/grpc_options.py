@@ -5,10 +5,10 @@ of clients that ping more often than every five minutes, so both sides' settings
 """
 
 PING_S = 10
-"""Milliseconds without traffic after which a connection is pinged, idle sessions too."""
+"""Seconds without traffic after which a connection, also an idle one, is pinged."""
 
 PONG_S = 5
-"""Milliseconds within which a peer must answer a ping."""
+"""Seconds within which a peer must answer a ping."""
 
 MESSAGE_BYTES = 64 * 2**20
 """Largest message in bytes. An answer with log probabilities has tens of megabytes."""

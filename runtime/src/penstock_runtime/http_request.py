@@ -45,37 +45,37 @@ class ClientGone(Exception):
 
 
 class Connection(Protocol):
-    """What a request needs of its connection. write_paused: the write buffer is full."""
+    """A request's interface to its connection. write_paused: whether the write buffer is full."""
 
     transport: asyncio.Transport
     write_paused: bool
 
     async def writable(self) -> None:
-        """Wait until the buffer has room, or the connection is lost."""
+        """Wait until the buffer has space, or the connection is lost."""
 
     def pause_reading(self) -> None:
-        """Read nothing more."""
+        """Pause reading."""
 
-    def read_on(self) -> None:
-        """Read again, unless what has been read and not been answered is much."""
+    def resume_reading(self) -> None:
+        """Resume reading, unless there are too many unanswered bytes or requests."""
 
     def answered(self, request: "HttpRequest") -> None:
-        """Note that a response is complete."""
+        """Record that a response is complete."""
 
     def break_slow(self) -> None:
         """Abort, and drop unsent bytes, because the client does not read."""
 
     @property
     def client_host(self) -> str:
-        """The client's address."""
+        """Return the client's address."""
 
     @property
     def closing(self) -> bool:
-        """Whether connections close after their next response."""
+        """Return whether connections close after their next response."""
 
     @property
     def date_line(self) -> bytes:
-        """The `date` header."""
+        """Return the `date` header."""
 
 
 class HttpRequest:
@@ -84,10 +84,10 @@ class HttpRequest:
     method, path, headers: `path` is decoded and without the query; names of headers are in lower case.
     version: of HTTP, like "1.1".
     keep_alive: whether the connection stays open after the response.
-    gone: the connection was lost before the response was complete. Then nothing more is written.
-    slow: it was aborted because the client did not read.
+    gone: whether the connection was lost before the response was complete. Then no more bytes are written.
+    slow: whether it was aborted because the client did not read.
     on_gone: called when the connection is lost.
-    buffered_bytes: of its body, read from the client and not by the app.
+    buffered_bytes: bytes of its body that were received and not yet read by the app.
     started, ended: whether the response has begun, and whether it is complete.
     """
 
@@ -168,7 +168,7 @@ class HttpRequest:
     async def answer(
         self, body: bytes, status: int = 200, content_type: bytes = JSON, headers: Iterable[Header] = ()
     ) -> None:
-        """Write a whole response. A long one is written as the client reads it; one piece is buffered."""
+        """Write a whole response. Of a long one, only one piece at a time is buffered."""
         has_body = status not in WITHOUT_BODY
         length = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))] if has_body else []
         head = self._head(status, (*length, *headers))
@@ -197,7 +197,7 @@ class HttpRequest:
         self._write(self._head(status, (*headers, *framing)))
 
     def write(self, data: bytes) -> bool:
-        """Write a part. Returns False, and writes nothing, if the client is behind with reading."""
+        """Write a part. Returns False without writing if the client reads too slowly."""
         if self._connection.write_paused:
             return False
         if data:  # an empty chunk would end the response
@@ -226,7 +226,7 @@ class HttpRequest:
         self._connection.break_slow()
 
     def feed(self, data: bytes) -> None:
-        """Take a piece of the body."""
+        """Add a piece of the body."""
         if self.ended:
             return
         self._pieces.append(data)
@@ -236,35 +236,35 @@ class HttpRequest:
         self._wake()
 
     def complete(self) -> None:
-        """Note that the body is whole."""
+        """Record that the body is complete."""
         self._complete = True
         self._wake()
 
     def lost(self) -> None:
-        """Note that the connection is lost."""
+        """Record that the connection is lost."""
         self.gone = True
         self._wake()
         if self.on_gone is not None:
             self.on_gone()
 
     async def fail(self, error: ApiError) -> None:
-        """Answer with an error. If the response has begun, end it: a stream by the error's event."""
+        """Answer with an error. A response that has begun is ended, a stream with the error's event."""
         if self.ended:
             return
         if not self.started:
             await self.answer_error(error)
         elif self._in_parts:
             await self.end(error.event())
-        else:  # it is shorter than it says, and the client finds out by the end of the connection
+        else:  # it is shorter than its content-length, so the client detects the error
             self.keep_alive = False
             self._end()
 
     def _take(self, taken: list[bytes], size_bytes: int, max_bytes: int, hold: Callable[[int], None]) -> int:
-        """Move what has arrived to `taken`. Returns the body's length so far."""
+        """Move the received bytes to `taken`. Returns the body's length so far."""
         if self.gone:
             raise ClientGone
         pieces, self._pieces, self.buffered_bytes = self._pieces, [], 0
-        self._connection.read_on()
+        self._connection.resume_reading()
         for piece in pieces:
             size_bytes += len(piece)
             if size_bytes > max_bytes:
@@ -305,11 +305,11 @@ class HttpRequest:
             self._connection.answered(self)
 
     def _head(self, status: int, headers: Iterable[Header]) -> bytes:
-        """Return status line and headers. Raises ValueError where one has a line break."""
+        """Return status line and headers. Raises ValueError if a header has a line break."""
         lines = [_status_line(status), self._connection.date_line]
         for name, value in headers:
             if name == b"connection":
-                self.keep_alive = False  # no other value is of use
+                self.keep_alive = False  # `close` is the only relevant value
             else:
                 lines.append(b"%b: %b\r\n" % (name, value))
         if not self.keep_alive or self._connection.closing:
@@ -327,7 +327,7 @@ App = Callable[[HttpRequest], Awaitable[None]]
 
 
 async def serve(app: App, request: HttpRequest) -> None:
-    """Let an app answer a request, and answer whatever it raises."""
+    """Let an app answer a request, and answer its exceptions."""
     try:
         await app(request)
         if not request.ended and not request.gone:

@@ -1,7 +1,7 @@
 """Structured logs: one event per line, to standard error. Never prompts, keys or headers.
 
-A line that cannot be written, because the disk is full or the pipe has no reader, is lost. Logging
-never raises: it happens within requests, links and handlers of errors, which must go on.
+A line that cannot be written, because the disk is full or the pipe has no reader, is lost. Logging never
+raises, because requests, links and error handlers that log must continue.
 """
 
 import contextlib
@@ -13,9 +13,9 @@ import structlog
 
 
 def configure_logs(process: str, level: str = "info", json: bool = False) -> None:
-    """Send every log line of this process to standard error, named after it.
+    """Send every log line of this process to standard error, with the process' name.
 
-    json: one JSON object a line, for collectors; otherwise `key=value` for people.
+    json: one JSON object per line, for collectors; otherwise `key=value` for people.
     """
     renderer = structlog.processors.JSONRenderer() if json else structlog.processors.LogfmtRenderer()
     structlog.configure(
@@ -33,17 +33,17 @@ def configure_logs(process: str, level: str = "info", json: bool = False) -> Non
 
 
 class _Lines:
-    """Writes what it can."""
+    """A stream that drops text that cannot be written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        """Write text, or lose it."""
+        """Write text, or drop it."""
         with contextlib.suppress(OSError):
             self._stream.write(text)
 
     def flush(self) -> None:
-        """Write what is buffered, or lose it."""
+        """Write buffered text, or drop it."""
         with contextlib.suppress(OSError):
             self._stream.flush()

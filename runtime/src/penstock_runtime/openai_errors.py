@@ -8,7 +8,7 @@ import orjson
 
 @dataclass(eq=False, slots=True)  # not frozen: raising an exception again sets its traceback
 class ApiError(Exception):
-    """A response that is an error.
+    """An error response.
 
     status: HTTP status.
     type: an identifier for programs, like `invalid_request_error`.

@@ -21,7 +21,7 @@ PAGES_BOUNDS = HttpBounds(head_bytes=16384, connections=256)
 """Bounds of a port that serves pages, which has few clients with small requests."""
 
 PAGES_DRAIN_S = 1.0
-"""Drain time for a scrape in progress when the process stops."""
+"""Seconds for which a scrape in progress may continue when the process stops."""
 
 READERS = ("GET", "HEAD")
 
@@ -44,7 +44,7 @@ def pages_app(title: str, pages: Mapping[str, Page]) -> App:
         path, method = request.path[:256], request.method
         page = served.get(path)
         if page is None:
-            raise ApiError(404, f"there is nothing at {path}; / lists what there is", code="not_found")
+            raise ApiError(404, f"there is no page at {path}; / lists the pages", code="not_found")
         if method not in READERS:
             raise ApiError(
                 405,

@@ -1,12 +1,12 @@
-"""Where a prompt may part from others, without a tokenizer: chained hashes of the prefixes of its JSON.
+"""Marks: chained hashes of a prompt's prefixes as JSON, which show common prefixes without a tokenizer.
 
-A mark identifies a prefix of the prompt: two prompts with a mark in common are equal up to it.
-Marks are at the end of each message and every `PIECE_BYTES` within it, so the next turn of a session has all
-marks of the turn before.
+A mark identifies a prefix of the prompt: two prompts with a mark in common are equal up to it. Marks are at
+the end of each message and every `PIECE_BYTES` within it, so the next turn of a session has all marks of the
+previous turn.
 
-The first hash covers every other field that can change what the model sees or what a prefix cache shares: the
-model, tools, the template's settings, and `cache_salt`. A mark does not show what
-the prompt says, but a process that guesses a whole prefix can test the guess.
+The first hash covers all other fields that can change the model's input or the prefixes that a cache shares:
+the model, tools, the template's settings, and `cache_salt`. A mark does not reveal the prompt, but a process
+that guesses a whole prefix can verify the guess.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,14 +20,14 @@ from msgspec import Raw
 PIECE_BYTES = 1024
 
 MOST_MARKS = 8192
-"""Most marks of one prompt; what is beyond is not marked."""
+"""Most marks of one prompt. The rest of a longer prompt has no marks."""
 
 SALT = b"penstock prompt marks"
 MARK_BYTES = 8
 
 
 class Mark(NamedTuple):
-    """A prefix of a prompt. key: 64 bits. size: its bytes as JSON, or its whole token ids."""
+    """A prefix of a prompt. key: 64 bits. size: its bytes as JSON, or its number of complete token ids."""
 
     key: int
     size: int
@@ -52,7 +52,7 @@ UNMARKED = PromptMarks()
 
 
 class _Body(msgspec.Struct):
-    """What the model sees of a body, still JSON."""
+    """The fields of a body that affect the model's input, as raw JSON."""
 
     messages: list[Raw] = []
     prompt: Raw = Raw()
@@ -69,14 +69,14 @@ class _Body(msgspec.Struct):
     cache_salt: Raw = Raw()
 
 
-_AROUND = [name for name in _Body.__struct_fields__ if name not in ("messages", "prompt")]
+_OTHER_FIELDS = [name for name in _Body.__struct_fields__ if name not in ("messages", "prompt")]
 """Fields that are the same for all messages."""
 
 _body = msgspec.json.Decoder(_Body)
 
 
 def prompt_marks(raw: bytes) -> PromptMarks:
-    """Return the marks of a body's only prompt; none of a body that has several, or is invalid."""
+    """Return the marks of a body's prompt; none if it has several prompts, or is invalid."""
     try:
         return _marks(_body.decode(raw))
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -93,13 +93,13 @@ def _marks(body: _Body) -> PromptMarks:
         return PromptMarks(_chained(seed, pieces, map(len, pieces)))
     if not prompt.startswith(b"[") or b"[" in within or b'"' in within:
         return UNMARKED
-    ids = [piece.count(b",") for piece in pieces]  # the last of a piece may go on in the next one
+    ids = [piece.count(b",") for piece in pieces]  # the last one of a piece may continue in the next piece
     return PromptMarks(_chained(seed, pieces, ids), token_ids=True)
 
 
 def _seed(body: _Body) -> bytes:
     seed = sha256(SALT)
-    for name in _AROUND:
+    for name in _OTHER_FIELDS:
         value = bytes(getattr(body, name))
         seed.update(len(value).to_bytes(8, "big") + value)
     return seed.digest()

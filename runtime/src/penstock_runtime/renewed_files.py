@@ -1,9 +1,9 @@
 """Values read from files that are renewed in place, like a certificate and its key.
 
     files = RenewedFiles((cert, key), read_pair)
-    files.look()    # the new pair, or None if it is unchanged
+    files.reload()    # the new pair, or None if it is unchanged
 
-Call `look` before each use of the value. If a renewal is incomplete or files cannot be read, the last valid
+Call `reload` before each use of the value. If a renewal is incomplete or files cannot be read, the last valid
 value is kept until the files change again.
 """
 
@@ -22,17 +22,17 @@ log = structlog.get_logger()
 class RenewedFiles(Generic[T]):
     """A value and the files that it is read from. Thread-safe.
 
-    value: the last valid value. read: raises OSError if the files hold no valid value.
+    value: the last valid value. read: reads the value; raises OSError if it is invalid.
     """
 
     def __init__(self, files: Sequence[Path], read: Callable[[], T]) -> None:
-        """Read the value. Raises OSError where that fails."""
+        """Read the value. Raises OSError."""
         self._files, self._read, self._lock = files, read, threading.Lock()
         self._seen = _stamp(files)
         self._trouble = ""
         self.value = read()
 
-    def look(self) -> T | None:
+    def reload(self) -> T | None:
         """Return the value if it has changed since the last call, else None."""
         with self._lock:
             try:
@@ -44,13 +44,13 @@ class RenewedFiles(Generic[T]):
                 if _stamp(self._files) != stamp:  # renewed while they were read: the next call reads them
                     return None
             except OSError as error:
-                self._complain(error)
+                self._warn_once(error)
                 return None
             self.value, self._trouble = value, ""
             log.info("files renewed", file=str(self._files[0]))
             return value
 
-    def _complain(self, error: OSError) -> None:
+    def _warn_once(self, error: OSError) -> None:
         """Log a reason once, because clients can trigger any number of handshakes."""
         trouble = f"{error.filename}: {error.strerror}"
         if trouble != self._trouble:

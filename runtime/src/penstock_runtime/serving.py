@@ -36,7 +36,7 @@ from penstock_runtime.http_request import App
 from penstock_runtime.tls_server import TlsServer
 
 BACKLOG = 2048
-"""Connections not yet accepted; the kernel caps it at net.core.somaxconn."""
+"""Most connections that are not yet accepted; the kernel allows at most net.core.somaxconn."""
 
 FINAL_WRITE_S = 1.0
 """Seconds for responses that were cut off at the end of a drain to send their error."""
@@ -141,7 +141,7 @@ async def _until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, Non
 class Server:
     """Connections on one listening socket.
 
-    connections: those that are open. tasks: apps that are answering.
+    connections: open connections. tasks: running apps.
     """
 
     def __init__(self, app: App, bounds: HttpBounds, tls: ssl.SSLContext | None) -> None:
@@ -168,7 +168,7 @@ class Server:
         self._state.closing = True
 
     async def stop(self, drain_s: float) -> None:
-        """Accept nothing more, answer what has arrived, and end what is left after `drain_s`."""
+        """Stop accepting, answer requests that have arrived, and end the others after `drain_s`."""
         self.close_after_responses()
         if self._listening is not None:
             self._listening.close()

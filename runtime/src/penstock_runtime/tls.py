@@ -14,14 +14,14 @@ from penstock_runtime.renewed_files import RenewedFiles
 def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
     """Return a context for TLS 1.2 or later that follows its files.
 
-    client_ca: signs clients that may connect; None lets all connect.
+    client_ca: authority of the clients that may connect; None: all may connect.
     Raises OSError if they are not a valid pair.
     """
     parts = (cert, key, *([client_ca] if client_ca else []))
     files = RenewedFiles(parts, lambda: _context(cert, key, client_ca))
 
     def at_handshake(connection: ssl.SSLObject, server_name: str | None, asked: ssl.SSLContext) -> None:
-        files.look()
+        files.reload()
         connection.context = files.value
 
     first = _context(cert, key, client_ca)
@@ -37,7 +37,9 @@ def _context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
     try:
         context.load_cert_chain(cert, key, password="")
     except ssl.SSLError as error:
-        raise OSError(EINVAL, f"no certificate with its key in {key} ({error.reason})", str(cert)) from None
+        raise OSError(
+            EINVAL, f"not a certificate with its key in {key} ({error.reason})", str(cert)
+        ) from None
     if client_ca is not None:
         context.load_verify_locations(client_ca)
         context.verify_mode = ssl.CERT_REQUIRED

@@ -17,7 +17,7 @@ TLS_SHUTDOWN_S = 1.0
 """Seconds for a client to answer the end of TLS; then its connection is closed."""
 
 NO_SOCKETS_PAUSE_S = 1.0
-"""Seconds before accepting again if the process has no file descriptor left. The kernel queues clients."""
+"""Seconds until the next accept if the process has no free file descriptor. The kernel queues clients."""
 
 
 class TlsServer:

@@ -95,7 +95,7 @@ class EngineClient:
                 asyncio.timeout(self._bounds.probe_timeout_s),
                 self._http.post("/detokenize", body, "detokenize") as answer,
             ):
-                page = await answer.whole(MOST_BYTES)
+                page = await answer.body(MOST_BYTES)
             text = orjson.loads(page)["prompt"] if answer.status == 200 else None
         except (*UNANSWERED, AnswerTooLong, ValueError, LookupError, TypeError):
             return None

@@ -157,7 +157,7 @@ class Forwarder:
             if answer.status != 200:
                 if not last and answer.status in BODY_REFUSED:
                     raise BodyRefused
-                request.engine_refused(answer.status, await answer.whole(self._answer_bytes))
+                request.engine_refused(answer.status, await answer.body(self._answer_bytes))
                 return
             read = self._stream(request, answer, strip) if answer.streamed else self._whole(request, answer)
             usage = await read
@@ -178,7 +178,7 @@ class Forwarder:
                 thinks = False
                 self._mirror.thinking_ended(request.key, count.thinking_tokens, request.last_s)
 
-        await answer.each(receive)
+        await answer.receive_body(receive)
         if not count.done:
             if not count.finished:
                 raise CutShort
@@ -186,7 +186,7 @@ class Forwarder:
         return count.usage
 
     async def _whole(self, request: ReplicaRequest, answer: EngineResponse) -> EngineUsage | None:
-        body = await answer.whole(self._answer_bytes)
+        body = await answer.body(self._answer_bytes)
         if not body:
             raise CutShort
         usage = usage_of_body(body)

@@ -15,7 +15,7 @@ def server_credentials(tls: SidecarTls) -> grpc.ServerCredentials:
     files = RenewedFiles(parts, lambda: _read(tls))
     return grpc.dynamic_ssl_server_credentials(
         files.value,
-        files.look,  # type: ignore[arg-type]  # gRPC takes None for no change; its stubs do not know
+        files.reload,  # type: ignore[arg-type]  # gRPC takes None for no change; its stubs do not know
         require_client_authentication=tls.client_ca is not None,
     )
 

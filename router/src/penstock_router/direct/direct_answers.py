@@ -107,7 +107,7 @@ class _EngineRequest:
             elif answer.status in FULL:
                 self._end(wire.ANSWER_STATE_FULL, Rejected(Reason.QUEUE_FULL))
             elif answer.status != 200:
-                refusal = await answer.whole(ANSWER_BYTES)
+                refusal = await answer.body(ANSWER_BYTES)
                 failed = wire.Failed(failure=wire.FAILURE_ENGINE_REFUSED, status=answer.status, body=refusal)
                 self._end(wire.ANSWER_STATE_REFUSED, failed)
             elif answer.streamed:
@@ -134,7 +134,7 @@ class _EngineRequest:
                 thinks = False
                 self._report(wire.ANSWER_STATE_BEGUN, thinking_tokens=count.thinking_tokens)
 
-        await answer.each(receive)
+        await answer.receive_body(receive)
         if not count.done:
             if not count.finished:
                 raise EngineGone(ConnectionError("the answer was cut short"))
@@ -142,7 +142,7 @@ class _EngineRequest:
         self._report_whole(count.tokens, count.usage)
 
     async def _whole(self, answer: EngineResponse) -> None:
-        body = await answer.whole(ANSWER_BYTES)
+        body = await answer.body(ANSWER_BYTES)
         if not body:
             raise EngineGone(ConnectionError("the answer was empty"))
         usage = usage_of_body(body)

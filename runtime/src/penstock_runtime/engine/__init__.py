@@ -1,1 +1,1 @@
-"""What sidecars and routers need to talk to an engine: HTTP connections, answers, tokens in a stream."""
+"""Client side of an engine, for sidecars and routers: HTTP connections, answers, tokens in a stream."""

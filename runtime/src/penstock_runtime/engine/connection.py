@@ -1,11 +1,11 @@
 """One HTTP/1.1 connection to an engine: an asyncio protocol around httptools' parser, with bounds.
 
-    ask ─▶ transport ─▶ engine ─▶ transport ─▶ httptools ─▶ receive, once per read
+    send_request ─▶ transport ─▶ engine ─▶ transport ─▶ httptools ─▶ receive, once per read
 
-A connection carries one exchange at a time. What a read brings of an answer is passed on in the turn of the
-event loop that reads it: no task is woken for it, and nothing is copied unless a read brings several chunks.
-An engine is not trusted: bytes that no answer's body accounts for are bounded, and an answer that cannot be
-parsed, breaks off, or comes unasked ends the connection.
+A connection has one request at a time. The part of an answer that a read returns is passed on in the same
+turn of the event loop: no task is woken for it, and bytes are only copied if a read returns several chunks.
+An engine is not trusted: bytes outside of bodies are bounded, and an answer that cannot be parsed, is
+incomplete, or comes without a request ends the connection.
 """
 
 import asyncio
@@ -15,39 +15,39 @@ from typing import cast
 import httptools
 
 HEAD_BYTES = 64 << 10
-"""Longest head of an answer; also the longest framing (chunk sizes, trailers) between parts of a body."""
+"""Longest head of an answer, and longest framing (chunk sizes, trailers) between parts of a body."""
 
 Receive = Callable[[bytes], None]
 
 
 class EngineGone(Exception):
-    """No connection to the engine, or it broke."""
+    """The connection to the engine failed or was lost."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(f"{type(cause).__name__}: {cause}")
 
 
 class EngineUnreachable(EngineGone):
-    """No connection could be opened: nothing of a request has been sent."""
+    """No connection could be opened: no part of the request has been sent."""
 
 
-CUT_SHORT = "the engine closed it before its answer was whole"
+CUT_SHORT = "the engine closed the connection before its answer was complete"
 
 TLS_WITHOUT_ANSWER = (
-    "the engine closed it after the TLS handshake: is it one that requires its clients' certificates "
-    "(vLLM's --ssl-cert-reqs 2)?"
+    "the engine closed the connection after the TLS handshake; perhaps it requires its clients' certificates "
+    "(vLLM's --ssl-cert-reqs 2)"
 )
-"""With TLS 1.3 a server that wants a certificate accepts the handshake, and asyncio's sends no alert."""
+"""With TLS 1.3 a server that requires a certificate completes the handshake, and asyncio's sends no alert."""
 
 
 class Malformed(Exception):
-    """The engine sends what no answer may hold."""
+    """The engine's answer is invalid."""
 
 
 class EngineConnection(asyncio.Protocol):
     """A connection to an engine. on_lost: called when it is closed, by either side.
 
-    status, content_type: of the answer, once `ask` has returned.
+    status, content_type: of the answer, once `send_request` has returned.
     """
 
     transport: asyncio.Transport
@@ -55,7 +55,7 @@ class EngineConnection(asyncio.Protocol):
     def __init__(self, on_lost: Callable[["EngineConnection"], None]) -> None:
         self._on_lost = on_lost
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[None] | None = None  # of `ask`, then of `each`
+        self._waiter: asyncio.Future[None] | None = None  # of `send_request`, then of `receive_body`
         self._receive: Receive | None = None
         self._pieces: list[bytes] = []  # of the body, that have not been passed on
         self._unaccounted_bytes = 0  # read since the last piece of a body
@@ -67,7 +67,7 @@ class EngineConnection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Whether another exchange may follow: the last one is whole on both sides."""
+        """Return whether another request may follow: the last one and its answer are complete."""
         return (
             self._complete
             and self._keep_alive
@@ -75,7 +75,7 @@ class EngineConnection(asyncio.Protocol):
             and not self.transport.get_write_buffer_size()
         )
 
-    async def ask(self, head: bytes, body: bytes) -> None:
+    async def send_request(self, head: bytes, body: bytes) -> None:
         """Send a request, and wait for the head of its answer. Raises EngineGone."""
         self._head_complete = self._complete = self._framed = False
         self._unaccounted_bytes, self._error, self._receive = 0, None, None
@@ -83,15 +83,15 @@ class EngineConnection(asyncio.Protocol):
         self._pieces.clear()
         self._waiter = asyncio.get_running_loop().create_future()
         if self.transport.is_closing():
-            self._break_off(ConnectionError("the engine closed it before a request"))
+            self._break_off(ConnectionError("the engine closed the connection before a request"))
         else:
             self.transport.writelines((head, body))
         await self._waiter
 
-    async def each(self, receive: Receive) -> None:
-        """Pass each piece of the body to `receive` as it comes, until the answer is whole.
+    async def receive_body(self, receive: Receive) -> None:
+        """Pass each piece of the body to `receive` as it arrives, until the answer is complete.
 
-        Raises EngineGone, and what `receive` raises.
+        Raises EngineGone, and exceptions of `receive`.
         """
         self._receive = receive
         self._waiter = asyncio.get_running_loop().create_future()
@@ -101,7 +101,7 @@ class EngineConnection(asyncio.Protocol):
         await self._waiter
 
     def close(self) -> None:
-        """Close it now. An engine takes that for the end of interest in its answer."""
+        """Close the connection now. The engine then cancels an unfinished answer."""
         self.transport.abort()
 
     # The transport's events
@@ -111,7 +111,7 @@ class EngineConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and pass on what is of the body."""
+        """Parse, and pass on the parts of the body."""
         if self.transport.is_closing():
             return
         self._received = True
@@ -128,13 +128,13 @@ class EngineConnection(asyncio.Protocol):
             self._settle(None)
 
     def eof_received(self) -> None:
-        """End an answer that is delimited by the end of the connection."""
+        """End an answer whose end is the end of the connection."""
         if self._head_complete and not self._framed and not self._complete:
             self._complete, self._keep_alive = True, False
             self._settle(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Break off an answer that is not whole."""
+        """Fail an incomplete answer."""
         turned_away = not self._received and self.transport.get_extra_info("sslcontext") is not None
         self._break_off(exc or ConnectionError(TLS_WITHOUT_ANSWER if turned_away else CUT_SHORT))
         self._on_lost(self)
@@ -143,13 +143,13 @@ class EngineConnection(asyncio.Protocol):
     # The parser's events
 
     def on_message_begin(self) -> None:
-        """Refuse what no request has asked for."""
+        """Refuse an answer without a request."""
         if self._complete or self._waiter is None:
-            raise Malformed("an answer has come unasked")
+            raise Malformed("the engine sent an answer without a request")
         self._framed, self.content_type = False, b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take the headers that matter. Trailers do not."""
+        """Keep the relevant headers. Trailers are ignored."""
         if self._head_complete:
             return
         name = name.lower()
@@ -176,7 +176,7 @@ class EngineConnection(asyncio.Protocol):
             self._complete, self._keep_alive = True, self._parser.should_keep_alive()
 
     def _pass_on(self) -> None:
-        """Pass on the received part of the body, unless its reader has left."""
+        """Pass on the received part of the body, unless its reader has stopped."""
         pieces, waiter = self._pieces, self._waiter
         if not pieces or self._receive is None or waiter is None or waiter.done():
             return
@@ -189,7 +189,7 @@ class EngineConnection(asyncio.Protocol):
             self.transport.abort()
 
     def _break_off(self, cause: Exception) -> None:
-        """End the exchange, unless it is whole."""
+        """Fail the request, unless its answer is complete."""
         if self._complete or self._error is not None:
             return
         self._error = EngineGone(cause)

@@ -1,6 +1,6 @@
 """Connections to one engine, kept open for the next request.
 
-Their number is bounded by the requests that the sidecar holds: each has at most one, and one that is unused
+Their number is bounded by the requests in progress: each has at most one connection, and one that is unused
 for `idle_s` is closed.
 """
 
@@ -18,9 +18,9 @@ PORTS = {"http": 80, "https": 443}
 class EngineConnections:
     """Connections to the engine at `url`.
 
-    connect_s: timeout for a new one, with its name's resolution and its TLS handshake.
-    idle_s: an unused one is closed after it.
-    tls: for a URL with https; None for the authorities that this machine trusts.
+    connect_s: timeout for a new one, including name resolution and TLS handshake.
+    idle_s: time after which an unused one is closed.
+    tls: contexts for an https URL; None: the authorities that this machine trusts.
     """
 
     def __init__(self, url: str, connect_s: float, idle_s: float, tls: Contexts | None = None) -> None:
@@ -34,7 +34,7 @@ class EngineConnections:
 
     @property
     def idle(self) -> int:
-        """Number of idle connections."""
+        """Return the number of idle connections."""
         return len(self._idle)
 
     async def take(self) -> EngineConnection:
@@ -51,11 +51,11 @@ class EngineConnections:
         try:
             async with asyncio.timeout(self._connect_s):
                 return await self._open()
-        except (OSError, UnicodeError) as error:  # a name that is none is a UnicodeError
+        except (OSError, UnicodeError) as error:  # an invalid name raises UnicodeError
             raise EngineUnreachable(error) from error
 
     def give_back(self, connection: EngineConnection) -> None:
-        """Keep a connection for later where another exchange may follow; else close it."""
+        """Keep a connection for a later request if it is reusable; else close it."""
         if self._closed or not connection.reusable:
             connection.close()
             return
@@ -63,7 +63,7 @@ class EngineConnections:
         self._idle[connection] = loop.call_later(self._idle_s, connection.close)
 
     def close(self) -> None:
-        """Close those that are idle, and keep none any more."""
+        """Close idle connections, and keep no connections from now on."""
         self._closed = True
         while self._idle:
             connection, timer = self._idle.popitem()
@@ -71,7 +71,7 @@ class EngineConnections:
             connection.close()
 
     async def _open(self) -> EngineConnection:
-        """Connect to the first of the host's addresses that takes connections."""
+        """Connect to the first of the host's addresses that accepts a connection."""
         loop = asyncio.get_running_loop()
         tls, name = (self._tls(), self._host) if self._tls else (None, None)
         failed: OSError = ConnectionError(f"{self._host} has no address")

@@ -15,28 +15,28 @@ from penstock_runtime.engine_key import bearer
 EVENT_STREAM = b"text/event-stream"
 
 HEADERS = {"accept": "*/*", "accept-encoding": "identity"}
-"""Headers of every request. Answers are passed on untouched, so they must not be compressed."""
+"""Headers of every request. Answers are passed on unchanged, so they must not be compressed."""
 
 IDLE_CONNECTION_S = 4.0
-"""An unused engine connection is closed after this: before uvicorn, under vLLM, closes it at 5 s."""
+"""Seconds after which an unused connection is closed, before vLLM's uvicorn closes it after 5 s."""
 
 
 class AnswerTooLong(Exception):
-    """An answer that is held whole exceeds the bound."""
+    """A buffered answer exceeds the bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineResponse:
-    """The engine's response, its body still to come.
+    """The engine's response before its body is read.
 
-    each: passes each piece of the body to a function as it comes, and returns at its end.
+    receive_body: passes each piece of the body to a function as it arrives, and returns at its end.
     """
 
     status: int
     streamed: bool
-    each: Callable[[Receive], Awaitable[None]]
+    receive_body: Callable[[Receive], Awaitable[None]]
 
-    async def whole(self, most_bytes: int) -> bytes:
+    async def body(self, most_bytes: int) -> bytes:
         """Return the whole body. Raises AnswerTooLong."""
         parts, size = list[bytes](), 0
 
@@ -47,16 +47,16 @@ class EngineResponse:
                 raise AnswerTooLong(f"the engine's answer is over the bound of {most_bytes} bytes")
             parts.append(data)
 
-        await self.each(receive)
+        await self.receive_body(receive)
         return b"".join(parts)
 
 
 class EngineHttp:
     """Connections to one engine at `url`.
 
-    agent: the name of this process. api_key: the engine's; empty without one.
-    connect_s: timeout for a connection. idle_s: an unused one is closed after it.
-    tls: for a URL with https; None for the authorities that this machine trusts.
+    agent: the name of this process. api_key: the engine's API key; empty without one.
+    connect_s: timeout for a connection. idle_s: time after which an unused one is closed.
+    tls: contexts for an https URL; None: the authorities that this machine trusts.
     """
 
     def __init__(
@@ -76,36 +76,36 @@ class EngineHttp:
 
     @property
     def idle(self) -> int:
-        """Number of idle connections."""
+        """Return the number of idle connections."""
         return self._connections.idle
 
     @contextlib.asynccontextmanager
     async def post(self, path: str, body: bytes, request_id: str) -> AsyncIterator[EngineResponse]:
-        """Send a body. The answer is closed with the block. Raises EngineGone, from within the block too."""
+        """Send a body. Leaving the block closes the answer. Raises EngineGone, also inside the block."""
         own = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nx-request-id: {request_id}"
         connection = await self._connections.take()
         try:
-            yield await _asked(connection, self._head("POST", path) + own.encode() + b"\r\n\r\n", body)
+            yield await _response(connection, self._head("POST", path) + own.encode() + b"\r\n\r\n", body)
         finally:
             self._connections.give_back(connection)
 
     async def page(self, path: str, most_bytes: int) -> tuple[int, bytes | None]:
         """Return the status and the body of one of the engine's own pages; None for a body over the bound.
 
-        Each has a connection of its own: one that was kept may be to an engine that is gone. A redirect is
-        not followed: it leads to somebody else's.
+        Each request has a new connection, because an idle one may belong to an earlier engine. A redirect is
+        not followed, because it may lead to another server.
         """
         connection = await self._connections.open()
         try:
-            answer = await _asked(connection, self._head("GET", path) + b"connection: close\r\n\r\n", b"")
-            return answer.status, await answer.whole(most_bytes)
+            answer = await _response(connection, self._head("GET", path) + b"connection: close\r\n\r\n", b"")
+            return answer.status, await answer.body(most_bytes)
         except AnswerTooLong:
             return connection.status, None
         finally:
             connection.close()
 
     def close(self) -> None:
-        """Close idle connections, and keep none any more."""
+        """Close idle connections, and keep no connections from now on."""
         self._connections.close()
 
     def _head(self, method: str, path: str) -> bytes:
@@ -117,9 +117,9 @@ class EngineHttp:
         return head
 
 
-async def _asked(connection: EngineConnection, head: bytes, body: bytes) -> EngineResponse:
-    """Send a request, and return its answer once its head has come. Raises EngineGone."""
-    await connection.ask(head, body)
+async def _response(connection: EngineConnection, head: bytes, body: bytes) -> EngineResponse:
+    """Send a request, and return its answer once its head has arrived. Raises EngineGone."""
+    await connection.send_request(head, body)
     return EngineResponse(
-        connection.status, connection.content_type.startswith(EVENT_STREAM), connection.each
+        connection.status, connection.content_type.startswith(EVENT_STREAM), connection.receive_body
     )

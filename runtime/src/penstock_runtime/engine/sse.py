@@ -1,14 +1,14 @@
 """Tokens in a stream of server-sent events, counted without parsing each event.
 
-An engine's bytes are passed on untouched. Blank lines are counted, which end events and cannot occur inside
-JSON. One event carries one token, except the chat's opening event (a role and empty content), the
-usage at the end and `[DONE]`. Where an engine merges tokens into one event, the count is too low until the
-usage comes; `Finished` reports the usage where there is one.
+An engine's bytes are passed on unchanged. Blank lines are counted, because they end events and cannot occur
+inside JSON. One event has one token, except the chat's opening event (a role and empty content), the usage at
+the end and `[DONE]`. If an engine merges tokens into one event, the count is too low until the usage arrives;
+`Finished` reports the usage if there is one.
 
-A model that thinks first begins with events that carry `reasoning_content` (also `reasoning`). The first that
-carries none, or an answer's text too, ends the thinking.
+A model that thinks first begins with events with `reasoning_content` (or `reasoning`). The thinking ends with
+the first event without it, or with an answer's text too.
 
-Some engines end a stream without `[DONE]`. Then a choice's `finish_reason` shows that the answer is whole.
+Some engines end a stream without `[DONE]`. Then a choice's `finish_reason` shows that the answer is complete.
 """
 
 import re
@@ -20,10 +20,10 @@ import orjson
 DONE = b"data: [DONE]"
 
 EVENT_BYTES = 1 << 20
-"""Longest event. Longer ones are passed on and not counted."""
+"""Longest event in bytes. Longer ones are passed on but not counted."""
 
 MOST_TOKENS = (1 << 32) - 1
-"""Most tokens in a usage, as `Finished` can carry them. A usage with more is ignored."""
+"""Most tokens in a usage, by the field size of `Finished`. A usage with more is ignored."""
 
 _JSON = b"data: {"
 _OPENING = b'"content":""'
@@ -37,7 +37,7 @@ _CONTENT = re.compile(rb'"content": ?"[^"]')
 
 @dataclass(frozen=True, slots=True)
 class EngineUsage:
-    """The engine's own counts. cached_tokens: of the prompt's; None if it does not say."""
+    """The engine's own counts. cached_tokens: cached prompt tokens; None if not reported."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -45,9 +45,9 @@ class EngineUsage:
 
 
 class TokenCount:
-    """Tokens of one streamed answer, and whether it has come whole.
+    """Tokens of one streamed answer, and whether it is complete.
 
-    thinking_tokens: those before the answer proper, once that has begun; 0 before, and without any.
+    thinking_tokens: tokens before the answer proper, once that has begun; 0 before, and without thinking.
     """
 
     __slots__ = (
@@ -65,19 +65,19 @@ class TokenCount:
 
     def __init__(self) -> None:
         self.tokens = 0
-        self.done = False  # `[DONE]` has come: the answer is whole
+        self.done = False  # `[DONE]` has arrived: the answer is complete
         self.usage: EngineUsage | None = None
-        self._rest = b""  # of an event whose end has not come
+        self._rest = b""  # of an event whose end has not arrived
         self._opened = False
         self._thinks = False
-        self._plain = False  # what comes next is of the answer proper, and begins an event
+        self._plain = False  # the next bytes belong to the answer proper, and begin an event
         self._finish = False  # a choice has a finish_reason
-        self._last = b""  # lone event, not looked at
+        self._last = b""  # a single event that is not parsed yet
         self.thinking_tokens = 0
 
     @property
     def finished(self) -> bool:
-        """Whether a choice has a `finish_reason`."""
+        """Return whether a choice has a `finish_reason`."""
         return self._finish or _FINISH.search(self._last) is not None
 
     def feed(self, data: bytes) -> int:
@@ -138,7 +138,7 @@ class TokenCount:
 
 
 def usage_of(answer: dict[str, Any]) -> EngineUsage | None:
-    """Return the usage in an answer, or in one event of it; None without."""
+    """Return the usage in an answer, or in one of its events; None without it."""
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return None
@@ -159,7 +159,7 @@ def _cached_tokens(usage: dict[str, Any], prompt_tokens: int) -> int | None:
 
 
 def usage_of_body(body: bytes) -> EngineUsage | None:
-    """Return the usage in a whole answer; None without."""
+    """Return the usage in a complete answer; None without it."""
     answer = _parsed(body)
     return None if answer is None else usage_of(answer)
 

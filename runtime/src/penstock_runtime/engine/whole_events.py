@@ -1,18 +1,18 @@
-"""Holds back an event of a stream until all of it has come.
+"""Holds back an event of a stream until it is complete.
 
-A client can read no part of an event. Whatever follows when the engine or the replica is lost, an error or
-the rest of the answer, must begin behind a whole one, so only whole events are passed on. What a stream
-leaves incomplete at its end is dropped, as clients drop it [WHATWG HTML, 9.2.6].
+Clients only read complete events. If the engine or the replica is lost, an error event or the rest of the
+answer follows, which must begin after a complete event. So only complete events are passed on. An incomplete
+event at the end of a stream is dropped, as clients do [WHATWG HTML, 9.2.6].
 """
 
 from penstock_runtime.engine.sse import EVENT_BYTES
 
 _LINE_END, _CRLF_LINE_END = b"\n\n", b"\n\r\n"
-"""Two ways in which the blank line that ends an event follows the line before it."""
+"""Line end and blank line at the end of an event, without and with CR."""
 
 
 class WholeEvents:
-    """Splits one stream into whole events. An event of more than `EVENT_BYTES` is passed on in parts."""
+    """Splits one stream into complete events. An event longer than `EVENT_BYTES` is passed on in parts."""
 
     __slots__ = ("_rest",)
 
@@ -20,7 +20,7 @@ class WholeEvents:
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the events that are whole with `data`, the next bytes of the stream."""
+        """Return the events that `data`, the next bytes of the stream, completes."""
         if not self._rest and data.endswith(_LINE_END):  # as usual
             return data
         searched = max(len(self._rest) - 2, 0)  # a blank line may begin in the rest
@@ -33,6 +33,6 @@ class WholeEvents:
 
 
 def _last_end(data: bytes, begin: int) -> int:
-    """Return where the last event that ends behind `begin` ends; 0 where none does."""
+    """Return the end of the last event that ends after `begin`; 0 if there is none."""
     ends = [at + len(blank) for blank in (_LINE_END, _CRLF_LINE_END) if (at := data.rfind(blank, begin)) >= 0]
     return max(ends, default=0)

@@ -1,1 +1,1 @@
-"""Configuration of an Envoy that is a pool's gateway, for everything that starts one. Pure."""
+"""Configuration of the Envoy that is a pool's gateway. Pure functions, for every program that starts one."""

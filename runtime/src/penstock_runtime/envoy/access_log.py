@@ -1,4 +1,4 @@
-"""The access log: one JSON object a line on stdout, without queries, keys or bodies."""
+"""The access log: one JSON object per line on stdout, without queries, keys or bodies."""
 
 from penstock_runtime.envoy.json_parts import Json, extension
 
@@ -20,7 +20,7 @@ FIELDS = {
     "received_bytes": "%BYTES_RECEIVED%",
     "sent_bytes": "%BYTES_SENT%",
 }
-"""What Envoy writes of each request. Lengths bound what a client chooses."""
+"""Fields of each request's line. Values that a client chooses have a bounded length."""
 
 
 def access_log() -> list[Json]:

@@ -4,8 +4,8 @@
                                                                        │
                                             replicas ◀─ endpoints, in the picker's order
 
-Everything that starts an Envoy uses this one: `penstock up`, the operator, the tests, and the example in the
-documentation, which a test compares with it.
+All programs that start an Envoy use this configuration: `penstock up`, the operator and the tests. A test
+compares the example in the documentation with it.
 """
 
 from collections.abc import Mapping
@@ -38,46 +38,46 @@ FILE = "envoy.json"
 """Name of the configuration's file."""
 
 REQUEST_S = 24 * 3600.0
-"""Longest request over all its endpoints. Replicas receive the rest of it as a header."""
+"""Longest duration of a request over all endpoints. Replicas receive the remaining time in a header."""
 
 IDLE_S = 3600.0
-"""Longest time in which nothing of a request moves: it may be queued for as long."""
+"""Longest time without any transfer for a request, which may be queued for that long."""
 
 KEEP_ALIVE_S = 60.0
-"""An idle connection to a replica is closed after it, before the replica closes it after 75 s."""
+"""Time after which an idle connection to a replica is closed, before the replica closes it after 75 s."""
 
 BUFFER_BYTES = 65536
-"""Held for a connection whose other end does not read, in each direction; then its source is slowed down."""
+"""Most bytes buffered per direction for a peer that does not read; then reading from the source pauses."""
 
 STREAMS = 128
-"""Requests at once on one HTTP/2 connection."""
+"""Most requests at once on one HTTP/2 connection."""
 
 CLIENTS = 16384
-"""Connections of clients; more are refused, as the router does."""
+"""Most connections of clients; more are refused, as by the router."""
 
 MOST_HEAD_KIB = 8192
 """Longest request head that Envoy can be configured with."""
 
 RETRIES = 3
-"""Bound on endpoints after the first while the picker does not say it."""
+"""Most endpoints after the first one, unless the picker sets another number."""
 
 
 def configuration_files(settings: EnvoySettings) -> Mapping[str, bytes]:
-    """Return the files that a gateway reads, by name, without that of its endpoints."""
+    """Return the files that a gateway reads, by name, except the file of its endpoints."""
     return {FILE: orjson.dumps(bootstrap(settings)), **secret_files(settings)}
 
 
-def bootstrap(settings: EnvoySettings, asks: PickerFilter | None = None) -> Json:
-    """Return the configuration. asks: how it asks the picker, if not by ext_authz."""
-    asks = asks or ext_authz(settings)
+def bootstrap(settings: EnvoySettings, picker_filter: PickerFilter | None = None) -> Json:
+    """Return the configuration. picker_filter: the filter that calls the picker, by default ext_authz."""
+    picker_filter = picker_filter or ext_authz(settings)
     return {
         "node": {"id": "gateway", "cluster": "penstock"},
         "admin": {"address": _admin(settings)},
         "static_resources": {
-            "listeners": [_api(settings, asks), _pages(settings)],
+            "listeners": [_api(settings, picker_filter), _pages(settings)],
             "clusters": [
-                _replicas(settings, asks.namespace),
-                asks.picker,
+                _replicas(settings, picker_filter.namespace),
+                picker_filter.picker,
                 static_cluster("admin", _admin(settings), 1.0),
                 *collector_cluster(settings.tracing),
             ],
@@ -98,11 +98,11 @@ def _admin(settings: EnvoySettings) -> Json:
     return {"pipe": {"path": settings.admin_socket, "mode": 0o600}}
 
 
-def _api(settings: EnvoySettings, asks: PickerFilter) -> Json:
+def _api(settings: EnvoySettings, picker_filter: PickerFilter) -> Json:
     bounds = settings.bounds
     manager = _http_manager(
         "api",
-        [asks.filter],
+        [picker_filter.filter],
         route_config={"virtual_hosts": [_virtual_host(settings)]},
         use_remote_address=True,
         preserve_external_request_id=True,
@@ -113,7 +113,7 @@ def _api(settings: EnvoySettings, asks: PickerFilter) -> Json:
         request_timeout=seconds(bounds.body_s),
         stream_idle_timeout=seconds(IDLE_S),
         stream_flush_timeout=seconds(bounds.write_s),
-        delayed_close_timeout="0.1s",  # a client of a stream that was cut hears of it so much later
+        delayed_close_timeout="0.1s",  # delay until a client detects that its stream was cut off
         http2_protocol_options={
             "max_concurrent_streams": STREAMS,
             "initial_stream_window_size": BUFFER_BYTES,
@@ -138,7 +138,7 @@ def _virtual_host(settings: EnvoySettings) -> Json:
     return {
         "name": "pool",
         "domains": ["*"],
-        "include_request_attempt_count": True,  # the endpoint that is asked last may serve best effort
+        "include_request_attempt_count": True,  # the last endpoint may serve the request as best effort
         "request_body_buffer_limit": settings.bounds.body_bytes,
         "request_headers_to_add": [{**timeout, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}],
         "response_headers_to_add": [{**hops, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}],
@@ -150,7 +150,7 @@ def _route() -> Json:
     return {
         "cluster": CLUSTER,
         "timeout": seconds(REQUEST_S),
-        "retry_policy": {  # rejections hop; so does what no replica has begun
+        "retry_policy": {  # rejected requests hop, and so do requests that no replica has begun
             "retry_on": "retriable-headers,connect-failure,refused-stream,reset-before-request",
             "retriable_headers": [{"name": REJECTED, "present_match": True}],
             "num_retries": RETRIES,  # the picker's x-envoy-max-retries replaces it
@@ -160,7 +160,7 @@ def _route() -> Json:
 
 
 def _pages(settings: EnvoySettings) -> Json:
-    """Return the listener of readiness and metrics: those pages of the administration, and no other."""
+    """Return the listener for readiness and metrics: only these two pages of the administration interface."""
     routes = [
         {"match": {"path": page}, "route": {"cluster": "admin"}} for page in ("/ready", "/stats/prometheus")
     ]
@@ -187,7 +187,7 @@ def _http_manager(name: str, filters: list[Json], **fields: object) -> Json:
 
 
 def _replicas(settings: EnvoySettings, namespace: str) -> Json:
-    """Return the cluster of replicas: the picker's endpoints in its order, else any."""
+    """Return the cluster of replicas: the picker's endpoints in order, or any endpoint without them."""
     protocol = f"{EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions"
     options = typed(
         protocol,
@@ -208,7 +208,7 @@ def _replicas(settings: EnvoySettings, namespace: str) -> Json:
 
 
 def _override(namespace: str) -> Json:
-    """Return the policy that takes the picker's endpoints, and others only if none of them is known."""
+    """Return the policy that uses the picker's endpoints, and others only if all of these are unknown."""
     source = {"metadata": {"key": namespace, "path": [{"key": DESTINATION}]}}
     return {"override_host_sources": [source], "fallback_policy": _policies("round_robin", "RoundRobin")}
 

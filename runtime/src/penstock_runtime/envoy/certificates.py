@@ -1,4 +1,4 @@
-"""Certificates of the gateway, as files that Envoy reads again when they are replaced.
+"""Certificates of the gateway, as files that Envoy reloads when they are replaced.
 
 Each is named by a file in the format of Envoy's secret discovery service (SDS). Envoy watches the folder of
 the certificate, and reads it again when a file, or the symlink that a kubelet keeps there, is moved into it.
@@ -16,7 +16,7 @@ API, TO_REPLICAS, AUTHORITY = "api-certificate", "replica-certificate", "replica
 
 
 def secret_files(settings: EnvoySettings) -> Mapping[str, bytes]:
-    """Return the files that name certificates, by name."""
+    """Return the SDS files that name certificates, by file name."""
     secrets = {}
     if settings.tls is not None:
         secrets[API] = _certificate(settings.tls.cert, settings.tls.key)
@@ -33,7 +33,7 @@ def secret_files(settings: EnvoySettings) -> Mapping[str, bytes]:
 
 
 def listener_tls(settings: EnvoySettings) -> Json:
-    """Return the transport of clients' connections; nothing where they come in the clear."""
+    """Return the TLS transport of clients' connections; empty without TLS."""
     if settings.tls is None:
         return {}
     common = {
@@ -44,7 +44,7 @@ def listener_tls(settings: EnvoySettings) -> Json:
 
 
 def replica_tls(settings: EnvoySettings) -> Json:
-    """Return the transport of connections to replicas; nothing where they are in the clear."""
+    """Return the TLS transport of connections to replicas; empty without TLS."""
     if settings.replica_tls is None:
         return {}
     common = {

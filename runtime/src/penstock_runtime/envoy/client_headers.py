@@ -1,6 +1,7 @@
-"""Headers that clients may not send: those by which the gateway and its picker instruct replicas.
+"""Headers that clients may not send, because the gateway and its picker instruct replicas with them.
 
-They are removed before anything reads them, so that they do not count while the picker is down either.
+They are removed before any other filter reads them, so that they have no effect while the picker is down
+either.
 """
 
 from penstock_runtime.envoy.json_parts import Json, extension
@@ -13,7 +14,7 @@ NAMES = (MAX_HOPS, TIMEOUT_MS, APPLICATION, "x-prefiller-host-port")
 
 
 def strip_client_headers() -> Json:
-    """Return the extension that removes them."""
+    """Return the extension that removes these headers."""
     by_prefix = [{"remove_on_match": {"key_matcher": {"prefix": prefix}}} for prefix in PREFIXES]
     by_name = [{"remove": name} for name in NAMES]
     return extension(

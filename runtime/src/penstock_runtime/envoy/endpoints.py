@@ -1,7 +1,7 @@
 """The replicas of a gateway, as a file in the format of Envoy's endpoint discovery service (EDS).
 
-It is written beside its place and moved there, which is what Envoy notices: a new endpoint serves a few
-milliseconds later, and one that is taken out finishes its streams.
+It is written to a temporary file and moved into place, which Envoy detects: a new endpoint serves a few
+milliseconds later, and a removed one finishes its streams.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ def endpoints_document(endpoints: Iterable[str]) -> bytes:
 
 
 def write_endpoints(file: Path, endpoints: Iterable[str]) -> None:
-    """Put a set of endpoints in force. Raises OSError."""
+    """Write a set of endpoints, which Envoy then applies. Raises OSError."""
     beside = file.with_name(f".{file.name}.new")
     beside.write_bytes(endpoints_document(endpoints))
     beside.replace(file)

@@ -1,7 +1,7 @@
-"""How an Envoy asks the picker as gateways of the Inference Extension do: ext_proc over gRPC.
+"""Call of the picker by ext_proc over gRPC, as gateways of the Inference Extension do it.
 
-It costs Envoy and picker several times what `ext_authz` does, so Penstock's own Envoys do not use it. Tests
-and benchmarks do, in the place of gateways that others configure.
+It takes several times as much CPU in Envoy and picker as `ext_authz`, so Penstock's own Envoys do not use it.
+Tests and benchmarks use it to represent gateways that others configure.
 """
 
 from penstock_runtime.envoy.ext_authz import ANSWER_S, CONNECT_S, PickerFilter
@@ -23,10 +23,10 @@ DUPLEX = "FULL_DUPLEX_STREAMED"
 
 
 def ext_proc(settings: EnvoySettings, answer_s: float = ANSWER_S, mode: str = DUPLEX) -> PickerFilter:
-    """Return the filter. mode: how the picker gets the body.
+    """Return the filter. mode: processing mode of the body.
 
-    answer_s: longest wait for the picker. While a body is streamed, the picker fails if it
-        answers no ping for so long.
+    answer_s: longest wait for the picker. While a body is streamed, the picker fails if it answers no ping
+        for this long.
     """
     filter = extension(
         "envoy.filters.http.ext_proc",

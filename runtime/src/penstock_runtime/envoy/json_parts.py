@@ -10,7 +10,7 @@ EXTENSIONS = "envoy.extensions"
 
 
 def typed(kind: str, **fields: Any) -> Json:
-    """Return a message of that kind. kind: its protobuf name."""
+    """Return a typed message. kind: its protobuf name."""
     return {"@type": f"type.googleapis.com/{kind}", **fields}
 
 
@@ -25,12 +25,12 @@ def socket_address(at: SocketAddress) -> Json:
 
 
 def seconds(value_s: float) -> str:
-    """Return a duration as protobuf's JSON has it."""
+    """Return a duration in protobuf's JSON format."""
     return f"{value_s:.9f}".rstrip("0").rstrip(".") + "s"
 
 
 def watched_file(path: str) -> Json:
-    """Return a source of resources: a file that is read again when one is moved into its folder."""
+    """Return a source of resources: a file that is reloaded when a file is moved into its folder."""
     folder = path.rpartition("/")[0]
     return {
         "resource_api_version": "V3",
@@ -39,7 +39,7 @@ def watched_file(path: str) -> Json:
 
 
 def patterns(*words: str) -> Json:
-    """Return matchers of headers: by name, or by their beginning where a word ends in a dash."""
+    """Return matchers of headers by name, or by prefix for words that end with a dash."""
     return {"patterns": [{"prefix" if word.endswith("-") else "exact": word} for word in words]}
 
 
@@ -65,4 +65,5 @@ UNBOUNDED: Json = {
     "max_requests": MANY,
     "max_retries": MANY,
 }
-"""Replicas and the picker bound what they take. Envoy's own are far below: 3 retries, 1,024 requests."""
+"""Limits that have no effect: replicas and the picker bound requests themselves. Envoy's defaults, 3 retries
+and 1,024 requests, are too low."""

@@ -1,4 +1,4 @@
-"""Envoy's own errors, in OpenAI's format and with the words that the router has for them."""
+"""Envoy's own errors, in OpenAI's format and with the router's messages."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from penstock_runtime.openai_errors import ApiError, body_too_large
 
 
 def local_replies(bounds: GatewayBounds) -> Json:
-    """Return the bodies and headers of the statuses that Envoy answers by itself."""
+    """Return the bodies and headers of the statuses that Envoy itself answers."""
     long_head = f"the request's headers are over the bound of {bounds.head_bytes} bytes"
     late = f"the request did not arrive within {bounds.body_s:g} s"
     once = [_header("x-should-retry", "false")]
@@ -25,11 +25,11 @@ def local_replies(bounds: GatewayBounds) -> Json:
 _UNAVAILABLE = ApiError(
     500, "no replica answered (%RESPONSE_CODE_DETAILS%)", type="no_replicas", code="no_replicas"
 )
-"""Body of every server error that Envoy answers: no picker, no replica, a replica that was lost."""
+"""Body of every server error that Envoy itself answers: no picker, no replica, or a lost replica."""
 
 
 def _mapper(compares: str, error: ApiError, headers: list[Json] | None = None) -> Json:
-    """Return the format of one status, or of all from it on. compares: `EQ` or `GE`."""
+    """Return the format of one status, or of all statuses from it on. compares: `EQ` or `GE`."""
     status = {"default_value": error.status, "runtime_key": "unused"}
     headers = [_header("x-request-id", "%REQ(X-REQUEST-ID)%"), *(headers or [])]
     body: dict[str, Any] = {"json_format": {"error": error.as_dict()}}

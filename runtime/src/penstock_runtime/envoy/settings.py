@@ -1,10 +1,10 @@
-"""What one gateway's configuration depends on."""
+"""Inputs of one gateway's configuration."""
 
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 SOCKET = "envoy-admin.sock"
-"""Envoy's administration interface, in the gateway's folder: whoever reaches it can stop Envoy."""
+"""Socket of Envoy's administration interface, in the gateway's folder. Its clients can stop Envoy."""
 
 ENDPOINTS = "endpoints.json"
 """The file of replicas, in the gateway's folder. The picker writes it, and Envoy watches the folder."""
@@ -12,7 +12,7 @@ ENDPOINTS = "endpoints.json"
 
 @dataclass(frozen=True, slots=True)
 class SocketAddress:
-    """Host and port of a socket. A port of 0 is for tests: any free one."""
+    """Host and port of a socket. Port 0, for tests, means any free port."""
 
     host: str
     port: int
@@ -20,7 +20,7 @@ class SocketAddress:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Files of the certificate that clients are shown."""
+    """Files of the server certificate for clients."""
 
     cert: str
     key: str
@@ -40,8 +40,8 @@ class ReplicaTls:
 class GatewayBounds:
     """A pool's bounds on its clients.
 
-    body_bytes, head_bytes: of one request. body_s: longest time for a request to arrive.
-    write_s: longest time in which a client takes none of the bytes that are left of its answer.
+    body_bytes, head_bytes: longest body and head of a request. body_s: longest time for a request to arrive.
+    write_s: longest time in which a client reads none of its waiting bytes.
     """
 
     body_bytes: int = 8 * 2**20
@@ -52,7 +52,7 @@ class GatewayBounds:
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """The collector of spans. url: of OTLP over HTTP, with its path. sampling: share of requests, 0 to 1."""
+    """The collector of spans. url: for OTLP over HTTP, with path. sampling: share of requests, 0 to 1."""
 
     url: str
     sampling: float = 1.0
@@ -62,10 +62,10 @@ class Tracing:
 class EnvoySettings:
     """Settings of one gateway.
 
-    api: where clients connect. pages: where `/ready` and `/stats/prometheus` are served.
-    picker: where the picker answers ext_authz.
-    folder: has the file of endpoints and the administration socket; writable by Envoy and the picker only.
-    files: has the other files that Envoy watches; the same folder where it is not given.
+    api: address for clients. pages: address of `/ready` and `/stats/prometheus`.
+    picker: address of the picker's ext_authz.
+    folder: folder of the endpoints file and the administration socket; writable by Envoy and the picker only.
+    files: folder of the other files that Envoy watches; None: `folder`.
     fail_open: whether requests pass while the picker does not answer. Then their keys are not checked.
     tracing: None: requests are not traced.
     """

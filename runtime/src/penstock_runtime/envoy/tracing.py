@@ -1,7 +1,7 @@
 """Spans of requests: Envoy's own OpenTelemetry tracer, which sends them to a collector by OTLP over HTTP.
 
-A request that comes with a `traceparent` continues its client's trace; otherwise it begins one, as often as
-the sampling says. Each attempt at a replica is a span of its own, so a hop shows. Replicas get `traceparent`.
+A request with a `traceparent` continues its client's trace; of the others, the sampled share begins a trace.
+Each attempt at a replica has its own span, so hops are visible. Replicas receive `traceparent`.
 """
 
 from urllib.parse import urlsplit
@@ -20,7 +20,7 @@ PORTS = {"http": 80, "https": 443}
 
 
 def tracing(given: Tracing | None) -> Json:
-    """Return the fields of the API's connection manager; none where requests are not traced."""
+    """Return the fields of the API's connection manager; none without tracing."""
     if given is None:
         return {}
     collector = {"uri": given.url, "cluster": CLUSTER, "timeout": seconds(TIMEOUT_S)}

@@ -1,4 +1,4 @@
-"""The head of an HTTP request while it arrives: its URL and its headers."""
+"""The head of an HTTP request while it arrives: URL and headers."""
 
 from urllib.parse import unquote
 
@@ -8,7 +8,7 @@ from penstock_runtime.http_request import Connection, Header, HttpRequest
 
 
 class ArrivingHead:
-    """A request's head as it arrives. Its fields exist once it has begun.
+    """A request's head while it arrives. Its fields exist once the head has begun.
 
     expects_100: whether the client waits for `100 Continue` before it sends the body.
     """
@@ -21,22 +21,22 @@ class ArrivingHead:
 
     @property
     def size_bytes(self) -> int:
-        """Length of what has arrived, without the request line's method and version."""
+        """Return the bytes that have arrived, without the request line's method and version."""
         return len(self._url) + sum([len(name) + len(value) + 4 for name, value in self._headers])
 
     def add_url(self, url: bytes) -> None:
-        """Take a part of the URL."""
+        """Add a part of the URL."""
         self._url += url
 
     def add_header(self, name: bytes, value: bytes) -> None:
-        """Take a header."""
+        """Add a header."""
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expects_100 = True
         self._headers.append((name, value))
 
     def request(self, connection: Connection, parser: httptools.HttpRequestParser) -> HttpRequest:
-        """Return the request of a whole head."""
+        """Return the request of a complete head."""
         version = parser.get_http_version()
         return HttpRequest(
             connection,
@@ -49,7 +49,7 @@ class ArrivingHead:
         )
 
     def without_upgrade(self, parser: httptools.HttpRequestParser) -> bytes:
-        """Return the bytes of a whole head without the header `upgrade`."""
+        """Return the bytes of a complete head without the header `upgrade`."""
         lines = [b"%b %b HTTP/%b" % (parser.get_method(), self._url, parser.get_http_version().encode())]
         lines += [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])

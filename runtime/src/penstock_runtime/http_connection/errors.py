@@ -1,4 +1,4 @@
-"""Errors that a connection answers by itself, before or without an app."""
+"""Errors that a connection itself answers, before or without an app."""
 
 from http import HTTPStatus
 
@@ -6,12 +6,12 @@ from penstock_runtime.openai_errors import ApiError
 
 
 def not_http() -> ApiError:
-    """Return the error for bytes that are no request."""
+    """Return the error for bytes that are not a request."""
     return ApiError(400, "this is not an HTTP/1.1 request")
 
 
 def connect_unsupported() -> ApiError:
-    """Return the error for a client that wants a tunnel."""
+    """Return the error for a client that requests a tunnel."""
     return ApiError(405, "CONNECT is not supported", code="method_not_allowed")
 
 

@@ -3,16 +3,15 @@
     bytes ─▶ httptools ─▶ HttpRequest ─▶ app ─▶ HttpRequest.answer, write ─▶ transport
 
 Requests are answered one at a time, in order. A few may arrive while one is being answered (pipelining) and
-wait; past a bound nothing more is read. A request that cannot be parsed or exceeds a bound is answered with
-an error in OpenAI's format, and its connection closes.
+wait; beyond a bound, reading pauses. A request that cannot be parsed or exceeds a bound is answered with an
+error in OpenAI's format, and its connection closes.
 
-A response may end before its request does: a wrong key is answered with 401 while megabytes of body are still
-arriving. Closing a connection with unread bytes resets it, and the client loses the response. So the rest of
-the request is read and dropped, within bounds in bytes and seconds (nginx's lingering close).
+A response may end before its request does: an invalid key is answered with 401 while megabytes of body are
+still arriving. Closing a connection with unread bytes resets it, and the client loses the response. So the
+rest of the request is read and dropped, within bounds in bytes and seconds (nginx's lingering close).
 
-A client that does not read its response keeps bytes in memory. If the write buffer has not become shorter for
-`write_s` while nothing more can be written, the connection is aborted, and the app is notified as of any
-disconnect.
+A client that does not read its response keeps bytes in memory. If the write buffer is full and has not become
+shorter for `write_s`, the connection is aborted, and the app is notified as of any disconnect.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ from penstock_runtime.http_request import PIECE_BYTES, HttpRequest
 from penstock_runtime.openai_errors import ApiError
 
 MOST_UNANSWERED = 16
-"""Requests of one connection. Past it nothing is read, and it is not noticed that the client leaves."""
+"""Most unanswered requests of one connection. Beyond it reading pauses, so a disconnect is not detected."""
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -45,7 +44,7 @@ class HttpProtocol(asyncio.Protocol):
 
     transport: asyncio.Transport
     _head: ArrivingHead
-    _unread_bytes: float  # at the last look at the write buffer
+    _unread_bytes: float  # at the last check of the write buffer
 
     def __init__(self, server: ServerState) -> None:
         self._server, self._bounds = server, server.bounds
@@ -53,9 +52,9 @@ class HttpProtocol(asyncio.Protocol):
         self._timers = ConnectionTimers()
         self._parser = httptools.HttpRequestParser(self)
         self._head_bytes = 0  # of the head, or of the trailers, that are arriving
-        self._receiving: HttpRequest | None = None  # its body is arriving
+        self._receiving: HttpRequest | None = None  # the request whose body is arriving
         self._requests: deque[HttpRequest] = deque()  # unanswered; the first has its turn
-        self._last_refusal: ApiError | None = None  # answers the last of them when it has its turn
+        self._last_refusal: ApiError | None = None  # answers the last of them in its turn
         self._refused = self._half_closed = self._reading_paused = self.write_paused = False
         self._writable: asyncio.Future[None] | None = None
         self._linger_bytes = 0
@@ -101,7 +100,7 @@ class HttpProtocol(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
-        """Start to watch whether the client reads what is buffered."""
+        """Start to check whether the client reads buffered bytes."""
         self.write_paused = True
         self._watch_writes()
 
@@ -119,7 +118,7 @@ class HttpProtocol(asyncio.Protocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            cause = error.__context__  # what an event below has raised
+            cause = error.__context__  # the exception of an event below
             self._refuse(cause if isinstance(cause, ApiError) else not_http())
             return
         if self._head_bytes > self._bounds.head_bytes:
@@ -128,10 +127,10 @@ class HttpProtocol(asyncio.Protocol):
             self._timers.start("head", self._bounds.head_s, self._head_late)
 
     def _feed(self, data: bytes) -> None:
-        """Parse. A client that asks for another protocol is answered in this one.
+        """Parse. A client that requests another protocol is answered in HTTP/1.1.
 
-        The parser takes what is behind such a head for the other protocol, a body too. So the head is parsed
-        again, without that header.
+        After such a head the parser treats all bytes, even a body, as the other protocol. So the head is
+        parsed again, without that header.
         """
         rest: bytes | memoryview = data
         while rest:
@@ -145,7 +144,7 @@ class HttpProtocol(asyncio.Protocol):
                 rest = memoryview(rest)[upgrade.args[0] :]
 
     def shutdown(self) -> None:
-        """Close after the response that is due; without one, after `last_call_s`."""
+        """Close after the response in progress; without one, after `last_call_s`."""
         if self._requests:
             self._requests[-1].keep_alive = False
         else:
@@ -154,22 +153,22 @@ class HttpProtocol(asyncio.Protocol):
     # The parser's events
 
     def on_message_begin(self) -> None:
-        """Begin a head. Its first bytes are counted already, unless they arrived behind a body."""
+        """Begin a head. Its first bytes are counted already, unless they arrived together with a body."""
         self._timers.stop("idle")
         self._head_bytes = self._head_bytes or 1
         self._head = ArrivingHead()
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the URL."""
+        """Add a part of the URL."""
         self._head.add_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. Trailers are dropped: no app reads them."""
+        """Add a header. Trailers are dropped, because no app reads them."""
         if self._receiving is None:
             self._head.add_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """End a head. The app is started, if no other request is before this one."""
+        """End a head. Starts the app, if no other request is before this one."""
         if self._head.size_bytes > self._bounds.head_bytes:
             raise head_too_large(self._bounds.head_bytes)
         if self._parser.should_upgrade():
@@ -186,13 +185,13 @@ class HttpProtocol(asyncio.Protocol):
             self.pause_reading()
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of a body."""
+        """Add a piece of a body."""
         self._head_bytes = 0
         if self._receiving is not None:
             self._receiving.feed(body)
 
     def on_message_complete(self) -> None:
-        """End a request. Reading continues, so that a disconnect is noticed."""
+        """End a request. Reading continues, so that a disconnect is detected."""
         if self._receiving is None:  # the head is parsed again
             return
         self._receiving.complete()
@@ -208,33 +207,33 @@ class HttpProtocol(asyncio.Protocol):
 
     @property
     def client_host(self) -> str:
-        """The client's address."""
+        """Return the client's address."""
         peer = self.transport.get_extra_info("peername")
         return str(peer[0]) if isinstance(peer, tuple) else ""
 
     @property
     def closing(self) -> bool:
-        """Whether the connection closes after its next response."""
+        """Return whether the connection closes after its next response."""
         return self._server.closing
 
     @property
     def date_line(self) -> bytes:
-        """The `date` header."""
+        """Return the `date` header."""
         return self._server.date_line
 
     async def writable(self) -> None:
-        """Wait until the buffer has room, or the connection is lost."""
+        """Wait until the buffer has space, or the connection is lost."""
         self._writable = self._loop.create_future()
         await self._writable
 
     def pause_reading(self) -> None:
-        """Read nothing more."""
+        """Pause reading."""
         if not self._reading_paused:
             self._reading_paused = True
             self.transport.pause_reading()
 
-    def read_on(self) -> None:
-        """Read again, unless what has been read and not been answered is much."""
+    def resume_reading(self) -> None:
+        """Resume reading, unless there are too many unanswered bytes or requests."""
         if (
             self._reading_paused
             and len(self._requests) <= MOST_UNANSWERED
@@ -244,7 +243,7 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.resume_reading()
 
     def answered(self, request: HttpRequest) -> None:
-        """Give the next request its turn. Read the rest of this one, and watch whether its client reads."""
+        """Start the next request. Read the rest of this one, and check whether its client reads."""
         self._requests.popleft()
         if self.transport.get_write_buffer_size():
             self._watch_writes()
@@ -255,7 +254,7 @@ class HttpProtocol(asyncio.Protocol):
         elif self.transport.is_closing():
             return
         elif self._requests:
-            self.read_on()
+            self.resume_reading()
             self._next()
         elif self._receiving is None:
             self._timers.start("idle", self._bounds.keep_alive_s, self.transport.close)
@@ -267,7 +266,7 @@ class HttpProtocol(asyncio.Protocol):
     # Refusals, and the end of a connection
 
     def _next(self) -> None:
-        """Answer the request that is first now."""
+        """Answer the first of the waiting requests."""
         if self._last_refusal is None or len(self._requests) > 1:
             self._server.answer(self._requests[0])
         else:
@@ -283,7 +282,7 @@ class HttpProtocol(asyncio.Protocol):
         if not self._requests:
             if broken is None:
                 self._answer_refused(error)
-            else:  # it is answered already, and the rest of it cannot be read
+            else:  # it is answered already, and its rest cannot be read
                 self._half_close()
             return
         self._requests[-1].keep_alive = False
@@ -312,7 +311,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _linger(self) -> None:
         """Read and drop for `linger_s`, so that the client is not reset before it has read its response."""
-        self.read_on()
+        self.resume_reading()
         self._timers.start("linger", self._bounds.linger_s, self.transport.abort)
 
     def _close(self) -> None:
@@ -341,16 +340,16 @@ class HttpProtocol(asyncio.Protocol):
     def _watch_writes(self) -> None:
         """Check after `write_s` whether the write buffer has become shorter."""
         self._unread_bytes = inf
-        self._timers.start("write", self._bounds.write_s, self._look_at_writes)
+        self._timers.start("write", self._bounds.write_s, self._check_writes)
 
-    def _look_at_writes(self) -> None:
-        """Abort if the client has read nothing. While writing is not paused, nothing is checked."""
+    def _check_writes(self) -> None:
+        """Abort if writing is paused and the client has read no bytes since the last check."""
         waiting_bytes = self.transport.get_write_buffer_size()
         if not waiting_bytes or (self._requests and not self.write_paused):
             return
         if waiting_bytes < self._unread_bytes:
             self._unread_bytes = waiting_bytes
-            self._timers.start("write", self._bounds.write_s, self._look_at_writes)
+            self._timers.start("write", self._bounds.write_s, self._check_writes)
         elif self._requests:
             self._requests[0].break_slow()
         else:

@@ -1,4 +1,4 @@
-"""What all connections of one HTTP server share: its app, its bounds, and what is open."""
+"""State that all connections of one HTTP server share: its app, its bounds, open connections and tasks."""
 
 import asyncio
 from email.utils import formatdate
@@ -14,20 +14,20 @@ class OpenConnection(Protocol):
     """A connection, as its server sees it."""
 
     def shutdown(self) -> None:
-        """Close after the response that is due."""
+        """Close after the response in progress."""
 
 
 class ServerState:
-    """What all connections of one server share.
+    """State that all connections of one server share.
 
-    connections: those that are open. tasks: apps that are answering.
+    connections: open connections. tasks: running apps.
     closing: whether connections close after their next response.
     ended: set when a connection or an app ends.
     """
 
     def __init__(self, app: App, bounds: HttpBounds) -> None:
         self.app, self.bounds = app, bounds
-        self.connections: dict[OpenConnection, None] = {}  # in the order in which they came
+        self.connections: dict[OpenConnection, None] = {}  # in order of arrival
         self.tasks: set[asyncio.Task[None]] = set()
         self.closing = False
         self.ended = asyncio.Event()
@@ -35,7 +35,7 @@ class ServerState:
 
     @property
     def date_line(self) -> bytes:
-        """The `date` header, whose resolution is a second."""
+        """Return the `date` header, whose resolution is a second."""
         now_s = int(time())
         if now_s != self._dated_s:
             self._dated_s = now_s
@@ -43,7 +43,7 @@ class ServerState:
         return self._date_line
 
     def answer(self, request: HttpRequest) -> None:
-        """Start the app in a task of its own."""
+        """Start the app in a new task."""
         task = asyncio.get_running_loop().create_task(serve(self.app, request))
         self.tasks.add(task)
         task.add_done_callback(self._done)

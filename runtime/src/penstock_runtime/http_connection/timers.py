@@ -18,12 +18,12 @@ class ConnectionTimers:
         return timer in self._handles
 
     def start(self, timer: Timer, after_s: float, then: Callable[[], None]) -> None:
-        """Start a timer that does not run."""
+        """Start a timer that is not running."""
         if timer not in self._handles:
             self._handles[timer] = self._loop.call_later(after_s, self._fire, timer, then)
 
     def stop(self, timer: Timer) -> bool:
-        """Stop a timer. Returns whether it ran."""
+        """Stop a timer. Returns whether it was running."""
         handle = self._handles.pop(timer, None)
         if handle is None:
             return False
