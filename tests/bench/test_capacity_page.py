@@ -1,4 +1,4 @@
-"""The page of the capacity tables: ratios over the best rival, and what was not searched."""
+"""The page of the capacity tables: ratios over the best rival, and unsearched scenarios."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -17,7 +17,7 @@ IGNORED = (
     "deployment-replicas",
     "pod-networkpolicy",
 )
-"""The last: egress is closed by a value, and its policy has a test of its own."""
+"""The last: egress is closed by a value, which another test covers."""
 
 
 @pytest.mark.parametrize("value_set", VALUE_SETS)

@@ -25,7 +25,7 @@ class Read(NamedTuple):
 
 
 def read(expression: str) -> Read:
-    """Raises ValueError where it is no PromQL."""
+    """Raises ValueError for invalid PromQL."""
     found = Read(set(), set())
 
     def visit(node: Any) -> None:

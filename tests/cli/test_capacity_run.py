@@ -1,4 +1,4 @@
-"""Trials of several searches on several processes, how far they are, and curves around what they found."""
+"""Trials of several searches on several processes, their progress, and curves around their results."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""One simulation of a capacity search: what is simulated, and how its outcomes are counted."""
+"""One simulation of a capacity search: its conditions, and how its outcomes are counted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

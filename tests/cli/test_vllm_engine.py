@@ -35,7 +35,7 @@ def python_that_prints(folder: Path, text: str) -> Path:
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """No vLLM beside the tests: whatever the machine has. The folder on PATH."""
+    """Hide any installed vLLM from the tests. Return the folder on PATH."""
     folder = tmp_path / "on-path"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")

@@ -30,7 +30,7 @@ class Wire(asyncio.Transport):
         return self.waiting_bytes
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """A test says when it is full."""
+        """The test sets when it is full."""
 
     def can_write_eof(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Compares what code finds with what was recorded, and says where the difference begins.
+"""Compares results with recorded ones, and reports where the difference begins.
 
 A file has a digest for some lines at a time: it stays small, and the lines themselves are in the report of a
 failure. With `PENSTOCK_RECORD=1` in the environment, what is found is recorded.

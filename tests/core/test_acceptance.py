@@ -20,7 +20,7 @@ def test_the_acceptance_rate_is_the_prior_without_observations() -> None:
 
 
 def test_drafts_after_the_first_wrong_one_are_not_counted() -> None:
-    """One accepted of four: two trials, one success, whatever the other two were."""
+    """One accepted of four: two trials, one success; the other two do not count."""
     seen = observe(Acceptance(0.5), [Drafted("chat", 4, 1)])
     assert (seen.all.trials, seen.all.successes) == (2, 1)
     assert observe(Acceptance(0.5), [Drafted("chat", 4, 4)]).all == (4, 4)

@@ -1,4 +1,4 @@
-"""The margin of admission: widens while too few admitted requests keep their SLO, and comes back."""
+"""The margin of admission widens while too few admitted requests meet their SLO, and narrows again."""
 
 from collections.abc import Iterable
 from math import inf, nan

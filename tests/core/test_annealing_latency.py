@@ -1,4 +1,4 @@
-"""The annealer's latency predictor: its closed form, its fit, and what it makes of a time model."""
+"""The annealer's latency predictor: its closed form, its fit, and its conversion of a time model."""
 
 from dataclasses import replace
 from random import Random

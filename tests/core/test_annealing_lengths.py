@@ -1,4 +1,4 @@
-"""Gaussians of answer lengths: what they learn, and what is drawn from them."""
+"""Gaussians of answer lengths: learning and sampling."""
 
 from math import cos, isfinite, log, pi, sqrt
 from random import Random

@@ -193,7 +193,7 @@ def test_decodes_draft_as_far_as_tokens_blocks_and_time_allow() -> None:
 
 
 def test_a_running_decode_needs_no_slot() -> None:
-    """There is no block for both, so each is looked at on its own."""
+    """There is no block for both, so each is decided separately."""
     step = batch([decode("a"), decode("b", 512)], [], free_blocks=0, limits=Limits(running=2))
     assert (step.tokens, step.preempt) == ({"a": 1}, ())
 

@@ -126,7 +126,7 @@ def replica() -> ReplicaView:
 
 
 def calls_of(act: Callable[[ReplicaView], object]) -> Calls:
-    act(replica())  # what is compiled or cached at first use is no part of it
+    act(replica())  # compilation and caching at first use are not counted
     with followed() as calls:
         act(replica())
     return calls

@@ -71,7 +71,7 @@ def test_the_memory_price_applies_only_beside_enough_running_requests() -> None:
 
 
 def test_a_long_prompt_behind_a_queue_is_admitted_only_if_it_is_worth_much() -> None:
-    """Behind prompts whose time is nearly over it would spend most of its own waiting."""
+    """Behind prompts that are nearly due it would wait for most of its own time."""
     queue = [asks(f"w{i}", 400, 20, 0.9) for i in range(16)]
     for value, taken in ((1.0, False), (9.0, True)):
         long = asks("long", 2500, 20, 1.0, value)

@@ -36,7 +36,7 @@ ON_A_CPU = {DECODES: 0.7, PREFILL: 1.5, MIXED: 1.2}
 
 
 def learned(works: Iterable[BatchWork], ratios: dict[BatchWork, float], start: Correction) -> Correction:
-    """The correction after these iterations, which took so many times what the model says, by kind."""
+    """Return the correction after these iterations, whose durations are the model's times a ratio by kind."""
     for work in works:
         start = observe(start, MODEL, work, ratios[work] * MODEL.seconds(work))
     return start

@@ -21,7 +21,7 @@ KV = KvCache(0, 0, 16)
 
 
 def count_blocks(requests: list[tuple[int, int]], step: int, size: int = 16) -> int:
-    """Blocks held in one step by requests of so many tokens now and so many left."""
+    """Return the blocks held in one step by requests with these present and remaining tokens."""
     return sum(-(-(now + step) // size) for now, left in requests if step < left)
 
 
@@ -70,7 +70,7 @@ def test_an_unknown_start_holds_its_blocks_to_the_end() -> None:
 
 
 def decode(context: int, left: int) -> Job:
-    """A decode that holds so many tokens with its next one, and ends so many later."""
+    """Return a decode that holds this many tokens with its next one, with `left` tokens to come."""
     job = new_job(Request("a", "tier", 0.0, context - 1, 4096), left + 1, best_effort=False)
     return advance(job, context - 1, 1, 0.0)
 

@@ -166,7 +166,7 @@ def decided(step: Step) -> tuple[object, ...]:
 
 
 def slowed(value: Any, factor: float) -> Any:
-    """The value with every duration and moment in it, by its name's unit, so many times as long."""
+    """Return the value with all its durations and times scaled, as found by the units of their names."""
     if is_dataclass(value) and not isinstance(value, type):
         return replace(
             value, **{f.name: _part(f.name, getattr(value, f.name), factor) for f in fields(value) if f.init}

@@ -21,14 +21,14 @@ SIZE = 16
 
 
 class Holder(NamedTuple):
-    """A decode that holds these blocks and ends after so many tokens."""
+    """A decode and the blocks that it holds."""
 
     job: Job
     blocks: list[int]
 
 
 def decode(name: str, tokens: int, left: int, *, best_effort: bool = False) -> Job:
-    """A decode that holds so many tokens with its next one, and ends so many later."""
+    """Return a decode that holds this many tokens with its next one, with `left` tokens to come."""
     request = Request(name, "tier", 0.0, tokens - 1, 4096, Targets(60.0, 1.0))
     return advance(new_job(request, left + 1, best_effort), tokens - 1, 1, 0.0)
 

@@ -367,7 +367,7 @@ def test_a_prompt_in_progress_continues_and_those_beyond_the_batch_are_not_exami
 
 
 def test_prompts_are_examined_until_the_batch_is_full() -> None:
-    """The second is in reach and does not fit beside the first; the third is not looked at."""
+    """The second is in reach and does not fit beside the first; the third is not examined."""
     prompts = [prompt("a", 400, output=2), prompt("b", 400, output=2), prompt("c", 400, output=2)]
     assert startable(replica([], [], free_blocks=30, limits=Limits(batch_tokens=401)), prompts, 30.0) == [
         0,

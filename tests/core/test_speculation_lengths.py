@@ -19,7 +19,7 @@ def decodes(tier: str, count: int, context: int = 300) -> list[Job]:
 
 
 def rate(speculation: Speculation, model: TimeModel, jobs: list[Job], drafts: int) -> float:
-    """Tokens a second where all draft so many."""
+    """Return the tokens per second if all decodes draft this many tokens."""
     tokens = sum(tokens_expected(speculation.acceptance_of(job.request.tier), drafts) for job in jobs)
     context = sum(job.computed_tokens + 1 for job in jobs)
     return tokens / model.seconds(BatchWork(len(jobs) * (1 + drafts), context, 0.0, drafts))

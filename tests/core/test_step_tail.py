@@ -67,7 +67,7 @@ def test_a_share_of_the_tail_fades() -> None:
 
 
 def more_slow(chance: float, steps: int, spare: int) -> float:
-    """Probability of more slow steps than there is time for."""
+    """Return the probability of more slow steps than there is time for."""
     return sum(
         comb(steps, slow) * chance**slow * (1 - chance) ** (steps - slow)
         for slow in range(spare + 1, steps + 1)

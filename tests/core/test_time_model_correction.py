@@ -26,7 +26,7 @@ PREDICTED_S = MODEL.seconds(WORK)
 
 
 def after(ratios: Iterable[float], start: Correction | None = None) -> Correction:
-    """The correction after iterations that took so many times what the model says."""
+    """Return the correction after iterations whose durations are the model's times these ratios."""
     correction = start or Correction()
     for ratio in ratios:
         correction = observe(correction, MODEL, WORK, ratio * PREDICTED_S)

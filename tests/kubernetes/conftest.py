@@ -46,7 +46,7 @@ def client(apiserver: Path) -> Iterator[httpx2.Client]:
 
 @pytest.fixture(scope="session")
 def definition(apiserver: Path, client: httpx2.Client) -> None:
-    """The API server knows ServingPools, and says what they are."""
+    """Install the definition of ServingPool, and wait until it is served."""
     kubectl = Kubectl(binaries() / "kubectl", apiserver, "default")
     kubectl.out("apply", "--server-side", "--filename", DEFINITION)
     eventually(lambda: client.get("/openapi/v3/apis/penstock.dev/v1alpha1").is_success)
@@ -55,7 +55,7 @@ def definition(apiserver: Path, client: httpx2.Client) -> None:
 
 @pytest.fixture(scope="session")
 def upstream(apiserver: Path, client: httpx2.Client) -> None:
-    """The API server knows the kinds of other projects that pools use, as those projects define them."""
+    """Install other projects' definitions of the kinds that pools use."""
     kubectl = Kubectl(binaries() / "kubectl", apiserver, "default")
     for file in upstream_definitions():
         kubectl.out("apply", "--server-side", "--filename", file)
@@ -65,7 +65,7 @@ def upstream(apiserver: Path, client: httpx2.Client) -> None:
 
 @pytest.fixture
 def namespace(client: httpx2.Client) -> Iterator[str]:
-    """A fresh namespace; it goes with what is in it."""
+    """Create a namespace; delete it with its objects at the end."""
     made = client.post("/api/v1/namespaces", json={"metadata": {"generateName": "test-"}}).raise_for_status()
     name = made.json()["metadata"]["name"]
     yield name

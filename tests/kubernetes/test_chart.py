@@ -19,7 +19,7 @@ from kube.kubectl import Kubectl
 from operating.eventually import eventually
 
 ABSENT = {"monitoring.coreos.com/v1"}
-"""Kinds that this API server does not know; how they are rendered has tests of its own."""
+"""Kinds that this API server does not know; other tests cover their rendering."""
 
 NO_MONITORS = [
     "--set",

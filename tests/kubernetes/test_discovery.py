@@ -273,7 +273,7 @@ async def test_while_the_api_server_is_unavailable_the_last_set_is_kept(
 async def test_a_watch_that_timed_out_continues_from_its_version(
     server: Server, namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its account may not list any more, so the version that it has is all there is."""
+    """Its account may no longer list, so it has to continue from its version."""
     monkeypatch.setattr(endpoint_watch, "WATCH_S", 1)
     watches = 0
 
@@ -392,7 +392,7 @@ async def account(namespace: Namespace, server: Server, folder: Path, verbs: lis
 
 
 async def allow(namespace: Namespace, verbs: list[str]) -> None:
-    """What the account may do from now on."""
+    """Set the account's permissions."""
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",

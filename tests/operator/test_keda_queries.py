@@ -134,7 +134,7 @@ Wanted = Callable[..., int]
 def wanted(
     keda: Keda, make_pool: Callable[..., Pool], settings: OperatorSettings, credentials: Credentials
 ) -> Wanted:
-    """How many replicas KEDA wants of a pool with that past, where there are so many."""
+    """Return KEDA's number of replicas for a pool with this past and present number."""
 
     def replicas(past: str, now: int, gateway: str = "router", **autoscaling: Any) -> int:
         reported = {"minReplicas": 1, "maxReplicas": 16, "targetAttainment": 0.95} | autoscaling

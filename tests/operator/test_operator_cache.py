@@ -83,7 +83,7 @@ def test_events_received_during_a_list_are_kept() -> None:
 
 
 def restored() -> Cache:
-    """What is known after etcd came back from a backup that is older than all this: but for the list."""
+    """Return the cache after etcd was restored from an older backup, before the next list."""
     cache = Cache()
     cache.update(made(POOL, "chat", 800))
     cache.update(made(CONFIG_MAP, "changed-since", 900))

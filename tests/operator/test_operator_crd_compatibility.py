@@ -56,7 +56,7 @@ def test_the_schema_is_found_in_the_file_by_its_kind() -> None:
 
 
 class Server:
-    """Publishes a schema after so many reads. paths: what was read."""
+    """A server that publishes a schema after `after` reads. paths: those that were read."""
 
     def __init__(self, schema_: dict[str, Any] | None, after: int = 0, page: Any = None) -> None:
         kind = {"group": "penstock.dev", "kind": "ServingPool", "version": "v1alpha1"}

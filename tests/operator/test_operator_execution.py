@@ -23,7 +23,7 @@ LEAVING = ApiStatusError(403, "Forbidden", "being terminated", ("NamespaceTermin
 
 @dataclass
 class Api:
-    """Says what it was asked for. refusing: in turn, by an object's name."""
+    """An API that records its requests. refusing: errors in turn, by an object's name."""
 
     refusing: dict[str, list[Exception]] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)

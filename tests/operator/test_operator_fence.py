@@ -29,7 +29,7 @@ WRITES: list[Callable[[Api], Awaitable[object]]] = [
 
 
 class Server:
-    """Answers every request with an empty object, and keeps what it was sent."""
+    """A server that answers every request with an empty object, and records the requests."""
 
     def __init__(self) -> None:
         self.got = b""
@@ -65,7 +65,7 @@ async def sent(use: Callable[[Api], Awaitable[object]], fence: Callable[[], None
 
 
 class Held:
-    """A Lease that can be checked so many times before it is lost."""
+    """A Lease that is lost after this many checks."""
 
     def __init__(self, checks: int) -> None:
         self._left = checks

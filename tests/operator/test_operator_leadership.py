@@ -46,7 +46,7 @@ class Cluster:
 
 @dataclass
 class Process:
-    """One operator. Its clock runs at its own rate; while it is frozen nothing in it happens."""
+    """One operator with its own clock rate. While it is frozen, none of its code runs."""
 
     name: str
     cluster: Cluster

@@ -1,4 +1,4 @@
-"""The flags of `penstock-operator`: what they override of the environment, and what they refuse."""
+"""The flags of `penstock-operator`: settings that they override, and refused values."""
 
 import asyncio
 import logging

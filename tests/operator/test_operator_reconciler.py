@@ -1,4 +1,4 @@
-"""One reconciliation of a pool, beside an API server in memory: what it writes, and when the next one is."""
+"""One reconciliation of a pool, with an API server in memory: its writes, and the time of the next one."""
 
 import asyncio
 from collections.abc import Sequence

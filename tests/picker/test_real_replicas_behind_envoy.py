@@ -104,7 +104,7 @@ async def test_a_disconnected_client_ends_its_work_in_the_engine(tmp_path: Path)
 
 
 async def run(replicas: list[Replica], requests: int) -> bool:
-    """Return whether their engines have so many requests."""
+    """Return whether their engines have this many requests."""
     return sum([await requests_of(each) for each in replicas]) == requests
 
 

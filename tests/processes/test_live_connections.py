@@ -36,7 +36,7 @@ def pool_behind(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 async def stay_equal(pool: LivePool, harm: AbstractContextManager[None]) -> None:
-    """Streams that have begun bring what was answered before, whatever happens to them."""
+    """Streams that have begun return the same answer as before, despite faults."""
     async with pool.async_client() as client:
         wholes = await asyncio.gather(*(whole_answer(client, pool, number, TOKENS) for number in NUMBERS))
         streams = await asyncio.gather(*(begun(client, pool, number, TOKENS) for number in NUMBERS))

@@ -24,7 +24,7 @@ def open_direct(open_module_pool: OpenPool) -> LivePool:
 
 @pytest.fixture
 def direct(open_direct: LivePool) -> LivePool:
-    """Two replicas whose answers do not pass their sidecars, whole and idle."""
+    """Two idle replicas whose answers do not pass through their sidecars."""
     open_direct.restore()
     return open_direct
 
@@ -43,7 +43,7 @@ def test_streams_and_whole_answers_are_served_and_counted(direct: LivePool) -> N
 
 
 async def test_no_answer_passes_through_a_sidecar(direct: LivePool) -> None:
-    """Frozen, it passes nothing: the stream continues to its last token."""
+    """While the sidecar is frozen, the stream continues to its last token."""
     async with direct.async_client() as client:
         stream = await begun(client, direct, 1, TOKENS)
         with direct.frozen("sidecar", stream.replica):

@@ -16,7 +16,7 @@ FAILOVERS = "penstock_router_failovers_total"
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How one stream went. error: the one that it ended with, if any."""
+    """The outcome of one stream. error: the one that ended it, if any."""
 
     replica: str
     words: int

@@ -72,7 +72,7 @@ Case = tuple[object, Callable[[], Awaitable[None]]]
 
 
 async def beside_victims(pool: LivePool, make: Callable[[Random, Target], Case]) -> None:
-    """Carry out the cases, so many at once; fail where one is not answered, or a victim is harmed."""
+    """Run the cases concurrently; fail if one is not answered, or another stream is affected."""
     target = Target(pool.address("router", "fuzzed"), pool.address("sidecar", "r0"))
     numbers = iter(range(FIRST, FIRST + CASES))
     under_way: dict[int, object] = {}

@@ -107,7 +107,7 @@ def test_a_router_that_crashes_cancels_its_requests(pool: LivePool) -> None:
 
 
 async def test_a_client_whose_router_is_lost_gets_its_answer_from_another_one(pool: LivePool) -> None:
-    """By the same request, with the same id. What the lost router had begun has ended."""
+    """The client sends the same request with the same id. The lost router's requests have ended."""
     pool.start_router("second")
     same_id = {"x-request-id": "once-more"}
     async with (

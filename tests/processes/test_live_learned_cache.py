@@ -32,7 +32,7 @@ def start(name: str, command: list[str], log: Path) -> Started:
 
 
 class Planned(NamedTuple):
-    """Of a request, in tokens: its prompt, what was planned as cached, and what the engine found."""
+    """Tokens of a request: its prompt, those planned as cached, and those that the engine found."""
 
     prompt: int
     cached: int

@@ -37,7 +37,7 @@ def small(open_module_pool: OpenPool) -> LivePool:
 
 @contextmanager
 def occupied(pool: LivePool, replicas: int) -> Iterator[set[str]]:
-    """So many replicas filled for the time of the block; which."""
+    """Fill this many replicas for the time of the block; yield their names."""
     until(lambda: pool.running() == 0, "engines idle")
     with pool.client() as client:
         streams = [

@@ -53,7 +53,7 @@ def varied(nursery: Nursery, open_module_pool: OpenPool) -> LivePool:
 
 
 async def served(pool: LivePool) -> list[tuple[str, int]]:
-    """For each of many concurrent streams: the replica that it came from, and how long it said it was."""
+    """Return the replica and the reported length of each of many concurrent streams."""
     async with pool.async_client() as client:
 
         async def one(number: int) -> tuple[str, int]:
@@ -74,7 +74,7 @@ async def served(pool: LivePool) -> list[tuple[str, int]]:
 
 @pytest.fixture(scope="module")
 def answers(varied: LivePool) -> list[tuple[str, int]]:
-    """All that the replicas were asked, at once and answered to the end."""
+    """Return the outcomes of concurrent streams to all replicas."""
     return asyncio.run(served(varied))
 
 

@@ -48,7 +48,7 @@ def knows(pool: LivePool, router: str, beginnings: float) -> bool:
 
 
 def is_known(pool: LivePool, prompt: str) -> bool:
-    """Whether the router knows of it, asked anew: a report may be lost, and an idle engine sends none."""
+    """Return whether the router knows the prefix after a new request, because reports may be lost."""
     ask(pool, "batch", prompt)
     return knows(pool, "main", 1)
 

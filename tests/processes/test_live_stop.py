@@ -24,7 +24,7 @@ class Load:
     answers: list[asyncio.Task[None]]
 
     async def to_the_end(self) -> list[int]:
-        """Words that each received; raises what a client raised."""
+        """Return the words that each client received; raise a client's error."""
         await asyncio.gather(*self.answers)
         return self.words
 
@@ -112,7 +112,7 @@ def restart(pool: LivePool, name: str) -> None:
 
 
 def test_an_endless_stream_does_not_delay_a_routers_stop(pool: LivePool) -> None:
-    """What is not finished in time ends with an error, and its work is cancelled."""
+    """A request that is not finished in time ends with an error, and its work is cancelled."""
     pool.kill("router", "main")
     pool.start("router", "main", "--drain-s", "0.5")
     until(lambda: pool.ready_replicas() == {"r0", "r1"}, "every replica in service")

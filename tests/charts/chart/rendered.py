@@ -1,4 +1,4 @@
-"""The chart as tests read it: its files, and what Helm makes of them.
+"""The chart's files and their rendering by Helm.
 
     rendered("ha")                          # a value set of charts/penstock/ci
     rendered(flags=["--set", "crds.keep=false"])

@@ -182,7 +182,7 @@ class Answer(asyncio.Protocol):
 
 
 async def run_client(plan: Plan, answer: Answer) -> None:
-    """Send one request, and wait for its end as its plan says."""
+    """Send one request, and wait for its planned end."""
     loop = asyncio.get_running_loop()
     await asyncio.sleep(plan.begin_s)
     host, _, port = plan.address.rpartition(":")

@@ -45,7 +45,7 @@ class EndpointWatch:
         self._cluster, self._late_s = cluster, late_s
 
     async def sets(self) -> AsyncIterator[Endpoints]:
-        """Yield the present set, then each later one that was seen."""
+        """Yield the present set, then each later one."""
         seen = -1
         while True:
             await self._cluster.changed_since(seen)

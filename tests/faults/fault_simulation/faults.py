@@ -1,4 +1,4 @@
-"""Faults of one run: what goes wrong, when, and for how long. All are over when `until_s` has passed.
+"""Faults of one run, with their times and durations. All are over when `until_s` has passed.
 
 Each fault begins at a drawn time and then waits for a drawn number of turns of the event loop, so that it may
 fall between any two awaits of what happens at that moment.
@@ -28,13 +28,13 @@ READ_EACH_S = 0.05
 """A slow reader reads no more often than this."""
 
 BURSTS_EACH_S = 0.02
-"""Between two bursts of evictions, or of a plug-in's faults, there is this at least."""
+"""Shortest time between two bursts of evictions, or of a plug-in's faults."""
 
 MOST_STEPS = 3
 """Steps in a burst in which a plug-in fails."""
 
 Fault = Callable[[World, Random, str, float], Awaitable[None]]
-"""Happens to a replica, or to a router or picker, and is over after so many seconds."""
+"""A fault of a replica, router or picker, with a duration."""
 
 
 async def inject(world: World, random: Random, until_s: float, most: int) -> None:
@@ -164,7 +164,7 @@ async def _resume(replica: Replica) -> None:
 
 
 async def _replace(world: World, random: Random, replica: str, lasts_s: float) -> None:
-    """A roll: a new replica takes the place of an old one, before it goes or after."""
+    """A rollout: a new replica replaces an old one, before it ends or after."""
     first = random.random() < 0.5
     if first:
         world.add_replica()

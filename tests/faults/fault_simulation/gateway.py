@@ -75,7 +75,7 @@ def start_gateway(
 
 
 class Downstream(asyncio.Protocol):
-    """A client's connection, which brings one request."""
+    """A client's connection, with one request."""
 
     transport: asyncio.Transport
 
@@ -203,7 +203,7 @@ class Upstream(asyncio.Protocol):
         """Requests are short."""
 
     def pass_to(self, downstream: asyncio.Transport) -> None:
-        """Pass on what has come and what comes."""
+        """Forward the bytes that have arrived and those that arrive."""
         self._downstream = downstream
         downstream.write(bytes(self.raw))
         self._finish()

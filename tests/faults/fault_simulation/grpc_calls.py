@@ -16,7 +16,7 @@ from fault_simulation.hosts import HOST, Host
 from fault_simulation.network import SILENT_S, Network, Pipe
 
 UNKNOWN_FIELD = b"\xfa\x7f\x03new"
-"""Field 2047, a string: what a later version sends."""
+"""Field 2047, a string, which a later version sends."""
 
 ADDED = {
     "Finished": ("thinking_tokens", "token_gaps_us", "cached_tokens"),
@@ -331,7 +331,7 @@ class Call:
         self._opened.set_result(None)
 
     def _client_gone(self) -> None:
-        """End the handler of a client that has cancelled. One that only writes no more goes on."""
+        """End the handler of a client that has cancelled. One that only closed its side continues."""
         if self._cancelled and self._handler is not None:
             self._handler.cancel()
 
@@ -361,7 +361,7 @@ class Call:
 
 
 class Context:
-    """What a handler has of its call."""
+    """The context of a call, for its handler."""
 
     def __init__(self, down: Stream, write: Callable[[Any], bytes], client: str) -> None:
         self._down, self._write, self._client = down, write, client

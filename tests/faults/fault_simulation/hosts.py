@@ -58,7 +58,7 @@ class Host:
         self.stopped += 1
 
     def go_on(self) -> None:
-        """Run what has become due meanwhile, and go on."""
+        """Run all code that has become due meanwhile, and continue."""
         self.stopped = max(self.stopped - 1, 0)
         if not self.stopped:
             parked, self.parked = self.parked, deque()

@@ -289,7 +289,7 @@ def _text(answer: Answer, events: list[Any]) -> str:
 def broken_rest(
     fronts: Collection[Front], sidecars: Iterable[SidecarProcess], engines: Iterable[EngineProcess]
 ) -> Iterator[str]:
-    """Yield what is left when no request is."""
+    """Yield the state that remains without requests."""
     for front in fronts:
         yield from _left_at_front(front)
     for sidecar in sidecars:

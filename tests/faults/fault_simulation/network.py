@@ -1,4 +1,4 @@
-"""A network in memory: connections, datagrams, and what may go wrong with them.
+"""A network in memory: connections, datagrams, and their faults.
 
 A `Pipe` is one direction of a connection: what is put in comes out in order, after a delay, and not while
 the way between its hosts is cut off. `StreamEnd` is a transport over two pipes; gRPC calls (`grpc_calls`)
@@ -19,7 +19,7 @@ Accept = Callable[[], asyncio.Protocol]
 """Returns the protocol of a new connection."""
 
 HIGH_BYTES = 64 << 10
-"""What a transport holds beyond that before writing pauses, by default."""
+"""Bytes that a transport buffers beyond that before writing pauses, by default."""
 
 SILENT_S = 15.0
 """When the peer of a host that is silently gone finds out: keepalive's 10 s and 5 s (`grpc_options`)."""
@@ -110,7 +110,7 @@ class Network:
         return random.random() * weather.delay_s
 
     def cut_off(self, one: str, other: str) -> None:
-        """Let nothing through between two hosts, until `heal`. Keepalive breaks their calls."""
+        """Block packets between two hosts until `heal`. Keepalive breaks their calls."""
         pair = frozenset((one, other))
         self._cut_off[pair] = self._cut_off.get(pair, 0) + 1
         began = self._cuts = self._cuts + 1
@@ -122,7 +122,7 @@ class Network:
         return bool(self._cut_off) and frozenset((one.name, other.name)) in self._cut_off
 
     def heal(self, one: str, other: str) -> None:
-        """Let packets through again. What was sent meanwhile arrives now."""
+        """Let packets through again. Packets sent meanwhile arrive now."""
         pair = frozenset((one, other))
         self._cut_off[pair] -= 1
         if self._cut_off[pair]:
@@ -134,7 +134,7 @@ class Network:
         self._healed = asyncio.Event()
 
     def stop(self, host: Host) -> None:
-        """Let a host run nothing until `go_on`. Its peers' keepalive breaks its calls."""
+        """Stop a host until `go_on`. Its peers' keepalive breaks its calls."""
         host.stop()
         began = self._stops[host] = self._stops.get(host, 0) + 1
         self._loop.call_later(SILENT_S, self._keep_alive_stopped, host, began)
@@ -161,7 +161,7 @@ class Network:
     async def connect(
         self, factory: Callable[[], asyncio.Protocol], address: str
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
-        """Open a connection from the host whose code runs. Raises OSError."""
+        """Open a connection from the current host. Raises OSError."""
         source = HOST.get()
         assert source is not None
         peer = self._listeners.get(address)
@@ -277,7 +277,7 @@ class Pipe:
 
 
 EOF, RESET = object(), object()
-"""What a pipe of bytes carries beside bytes."""
+"""Signals in a pipe of bytes."""
 
 
 class StreamEnd(asyncio.Transport):
@@ -367,7 +367,7 @@ class StreamEnd(asyncio.Transport):
                 self._lose_soon(None)
 
     def abort(self) -> None:
-        """Close it at once; the peer is reset."""
+        """Close it immediately; the peer is reset."""
         if not self._lost:
             self._closing = True
             self._out.clear()
@@ -385,7 +385,7 @@ class StreamEnd(asyncio.Transport):
         self.peer._lose_soon(ConnectionResetError(104, "reset"), SILENT_S if silent else 0.0)
 
     def receive(self, item: Any) -> None:
-        """Take what the peer has sent."""
+        """Receive an item that the peer has sent."""
         if self._lost:
             return
         if item is RESET:

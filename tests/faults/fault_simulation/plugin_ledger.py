@@ -90,7 +90,7 @@ class PluginLedger:
         return self._trusts
 
     def differing(self, jobs: Iterable[Job]) -> str:
-        """Return what the ledger has otherwise than the engine; empty where they agree."""
+        """Return the differences between the ledger and the engine; empty if they agree."""
         self.ledger.settle()
         ids = set()
         for job in jobs:
@@ -179,7 +179,7 @@ def _request(job: Job, now_s: float) -> VllmRequest:
 
 
 def _is_another(job: Job | None, request: VllmRequest) -> bool:
-    """Return whether a request has come in place of one that was cancelled, under its id."""
+    """Return whether a new request has the id of a cancelled one."""
     return job is not None and job.request is not request.came
 
 

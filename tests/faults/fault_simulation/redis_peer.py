@@ -34,7 +34,7 @@ class RedisProcess:
     tokens: dict[int, int] = field(default_factory=dict)
 
     def decide(self, arguments: list[bytes], now_ms: float) -> list[int]:
-        """Return what the script does: see there."""
+        """Return the script's result, as documented there."""
         router, (open, lease_ms, most, most_in_minute, most_tokens) = arguments[0], map(int, arguments[1:6])
         slot, numbers, asks_from = int(now_ms / 1000), list(map(int, arguments[8:])), 2 * int(arguments[7])
         for at, change in zip(numbers[0:asks_from:2], numbers[1:asks_from:2], strict=True):

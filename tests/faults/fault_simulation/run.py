@@ -50,7 +50,7 @@ CHECK_S = 0.1
 """How often bounds are checked."""
 
 CANCELLED_S = 1.0
-"""A sidecar carries no request that its router gave up so long ago, nor does an engine for its sidecar."""
+"""Time within which sidecars and engines end requests that their router or sidecar has abandoned."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ async def _run(seed: int) -> Result:
 
 
 async def _serve(world: World, answer: Answer, broken: list[str]) -> None:
-    """Run one client. What it gets instead of its answer has to have a cause when it comes."""
+    """Run one client. An error in place of its answer has to have a cause at that time."""
     await run_client(answer.plan, answer)
     if (
         answer.left
@@ -133,7 +133,7 @@ def _is_of_lost_endpoint(world: World, answer: Answer) -> bool:
 
 
 def _met_slo(world: World, answer: Answer) -> bool:
-    """Return whether an answer's SLO has to be kept: it was admitted, and nothing touched its way."""
+    """Return whether an answer's SLO has to be met: it was admitted, and no fault affected it."""
     plan, weather = answer.plan, world.scenario.weather
     replica = answer.headers.get(b"x-penstock-replica", b"").decode()
     return (

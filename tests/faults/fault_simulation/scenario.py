@@ -14,10 +14,10 @@ TIERS = [
 ]
 
 KEY = "key"
-"""Of the one application, where there is one."""
+"""Key of the one application, if there is one."""
 
 MOST_AT_ONCE = 4
-"""Its requests at once."""
+"""Its limit of concurrent requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The processes of one run, and what is seen of them."""
+"""The processes of one run, and their observed state."""
 
 import asyncio
 import contextlib
@@ -34,10 +34,10 @@ from penstock_sidecar.service.grpc_server import STOP_GRACE_S
 from penstock_sidecar.sidecar import stop_serving
 
 RECOVERY_S = 15.0
-"""A replica, router or picker counts as well so long after its last fault."""
+"""Time after its last fault until a replica, router or picker counts as healthy."""
 
 LATE_S = 0.3
-"""Routers hear of endpoints within this."""
+"""Longest time until routers know changed endpoints."""
 
 
 @dataclass(slots=True)
@@ -204,7 +204,7 @@ class World:
         spell.end_s = loop.time()
 
     def spells_of(self, address: str, begin_s: float, end_s: float, after_s: float = 1.0) -> list[Spell]:
-        """Return what was wrong with a client's router, or the picker, in a time and shortly before it."""
+        """Return the faults of a client's router, or the picker, during a time and shortly before it."""
         front = "picker" if self.gateway is not None else address.partition(":")[0]
         return [
             spell
@@ -226,7 +226,7 @@ class World:
         """Start the Redis, again where there was one."""
         self.redis = start_redis(self.network, self._host("redis"))
 
-    # What is seen
+    # Observed state
 
     def orphans(self) -> Iterator[str]:
         """Yield what replicas that no fault has touched for long carry, and nobody before them does."""

@@ -56,7 +56,7 @@ class Pools:
         return answer.status_code == 201
 
     def refusals(self, document: dict[str, Any]) -> list[str]:
-        """Why it cannot be created: `field: message` for each cause, or the message where there is none."""
+        """Return why it cannot be created: `field: message` for each cause, or the message without causes."""
         answer = self.create(document, dry=True)
         assert answer.status_code in {400, 413, 422}, f"accepted: {answer.text}"
         return refusals_in(answer)

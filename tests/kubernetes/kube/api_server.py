@@ -39,12 +39,12 @@ def api_server(folder: Path, *flags: str) -> Iterator[Path]:
 
 
 def backup(folder: Path, to: Path) -> None:
-    """Copy what the API server's etcd holds."""
+    """Copy the API server's etcd."""
     _run("apiserver", "backup", str(folder), str(to))
 
 
 def restore(folder: Path, copy: Path) -> None:
-    """Replace what etcd holds by a copy: resource versions go back to what they were then."""
+    """Restore etcd from a copy: resource versions go back."""
     _run("apiserver", "restore", str(folder), str(copy))
 
 

@@ -27,7 +27,7 @@ class Kubectl:
     namespace: str
 
     def __call__(self, *arguments: object, stdin: str = "") -> Done:
-        """Runs it, however it ends."""
+        """Run it and return its result, even if it fails."""
         done = subprocess.run(
             [
                 self.binary,
@@ -45,7 +45,7 @@ class Kubectl:
         return Done(done.returncode, done.stdout, done.stderr)
 
     def out(self, *arguments: object, stdin: str = "") -> str:
-        """What it prints where it succeeds, which it has to."""
+        """Run it, require success, and return its output."""
         done = self(*arguments, stdin=stdin)
         assert done.code == 0, f"kubectl {' '.join(map(str, arguments))}: {done.err}"
         return done.out

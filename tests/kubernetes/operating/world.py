@@ -81,7 +81,7 @@ class World:
         return found
 
     def condition(self, type_: str, pool: str = "chat") -> tuple[str, str, str]:
-        """A condition's status, reason and message; three empty words where there is none."""
+        """Return a condition's status, reason and message; three empty strings without one."""
         for found in self.pool(pool).get("status", {}).get("conditions", ()):
             if found["type"] == type_:
                 return found["status"], found["reason"], found["message"]

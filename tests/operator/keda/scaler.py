@@ -19,12 +19,12 @@ TOLERANCE = 0.1
 
 
 class ScalerError(Exception):
-    """The scaler has no value. Nothing is scaled down then."""
+    """The scaler has no value. No replica is removed then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keda:
-    """One that asks a Prometheus as of a fixed time, in UTC."""
+    """A scaler that queries a Prometheus at a fixed time, in UTC."""
 
     prometheus: str
     at: datetime

@@ -20,7 +20,7 @@ Change = Callable[[Random, Fields], None]
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What is sent, where to, and the headers beside it."""
+    """A body with its path and headers."""
 
     path: str
     data: bytes
@@ -55,7 +55,7 @@ def _valid(random: Random, path: str) -> Fields:
     return fields
 
 
-# What a field may be given.
+# Values of fields.
 
 NUMBERS = (
     *b"0 1 -1 -0 1.0 1.5 1e3 1e308 1e309 -1e400 NaN Infinity -Infinity 01 +1 .5 1. 0x10 1_000".split(),

@@ -1,4 +1,4 @@
-"""What a router should not send to a replica: frames of one gRPC session, as bytes.
+"""Invalid frames of one gRPC session from a router to a replica, as bytes.
 
 Some are right and wrong in what they say (ids in use, endpoints that there are not, numbers that are none),
 some are no messages at all, and some sessions end in the middle.
@@ -136,7 +136,7 @@ SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
 def make_http2(random: Random) -> bytes:
-    """Return what is sent to a sidecar's port by a peer that speaks no gRPC, or HTTP/2 that is wrong."""
+    """Return the bytes of a peer that sends no gRPC, or invalid HTTP/2, to a sidecar's port."""
     frames = b"".join(_http2_frame(random) for _ in range(random.randint(0, 8)))
     start = random.choice((PREFACE + SETTINGS, PREFACE + SETTINGS, PREFACE, b"", b"GET / HTTP/1.1\r\n\r\n"))
     return start + frames

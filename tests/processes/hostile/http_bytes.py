@@ -55,7 +55,7 @@ def _both_lengths(random: Random) -> Exchange:
 
 
 def _chunks(random: Random) -> Exchange:
-    """Chunked: in right pieces, or with one that is wrong."""
+    """Return a chunked body, with valid chunks or one invalid chunk."""
     data = make_body(random, 1 << 12).data or b"{}"
     size = random.randint(1, max(1, len(data) // 2))
     chunks = [b"%x\r\n%s\r\n" % (len(part), part) for part in _parts(data, size)]

@@ -56,7 +56,7 @@ class FaultProxy:
 
     @contextmanager
     def half_open(self, what: str) -> Iterator[None]:
-        """Let nothing through, while connections stay open; they end afterwards, as they have lost bytes."""
+        """Drop all bytes while connections stay open; they end afterwards, because bytes were lost."""
         with self.harm(what, "timeout", timeout=0):
             yield
             self.switch(what, on=False)

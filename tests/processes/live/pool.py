@@ -1,4 +1,4 @@
-"""A whole pool of real processes on loopback, in words a test can read.
+"""A pool of real processes on loopback.
 
     with pool.client() as client: ...
     pool.kill("sidecar", "r0")
@@ -69,7 +69,7 @@ class LivePool:
             process.kill()
 
     def restore(self) -> None:
-        """Make it whole after a test: start again what was killed or stopped, end routers that were added."""
+        """Restore the pool after a test: restart killed or stopped processes, end added routers."""
         for kind, name in [key for key in self._running if key[0] == "router" and key[1] != "main"]:
             self.kill(kind, name)
         for kind, name in [*((k, r) for k in REPLICA for r in self.replicas), ROUTER]:

@@ -1,4 +1,4 @@
-"""Pool files for tests: a small simulated pool, and what a test changes about it."""
+"""Pool files for tests: a small simulated pool with changed fields."""
 
 from pathlib import Path
 from typing import Any

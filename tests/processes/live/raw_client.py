@@ -1,4 +1,4 @@
-"""HTTP by hand for many connections at once: sends any bytes, reads whatever answers come."""
+"""An HTTP client for many concurrent connections that sends any bytes and reads all answers."""
 
 import asyncio
 from collections.abc import Sequence

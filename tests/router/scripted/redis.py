@@ -10,7 +10,7 @@ from penstock_routing.connections.backoff import Backoff
 
 @dataclass(frozen=True, slots=True)
 class ScriptCall:
-    """What the limits' script was called with. most: at once, requests and tokens per minute."""
+    """One call of the limits' script. most: limits of concurrent requests, requests and tokens per minute."""
 
     key: str
     router: str
