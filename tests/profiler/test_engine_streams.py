@@ -193,7 +193,7 @@ async def test_a_stream_that_is_not_json_ends(line: bytes) -> None:
         return web.Response(body=line)
 
     async with serving(answer) as url:
-        with pytest.raises(EngineError, match="broke off: JSONDecodeError"):
+        with pytest.raises(EngineError, match="the stream failed: JSONDecodeError"):
             await followed(url)
 
 
@@ -202,7 +202,7 @@ async def test_a_lost_engine_aborts_the_profile_without_a_reading() -> None:
         assert (await engine.drafts()).drafted == 7
         gone = replace(engine, url="http://127.0.0.1:9")
         assert await gone.drafts() == Drafts(0, 0)
-        with pytest.raises(EngineError, match="broke off: Client"):
+        with pytest.raises(EngineError, match="the stream failed: Client"):
             await gone.follow(CompletionStream(4), 8, Random(0))
 
 

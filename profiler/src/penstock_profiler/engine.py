@@ -99,7 +99,7 @@ class MeasuredEngine:
                     if line.startswith(DATA) and DONE not in line:
                         _take(stream, orjson.loads(line[len(DATA) :]))
         except (aiohttp.ClientError, orjson.JSONDecodeError) as error:
-            raise EngineError(f"{self.url} broke off: {type(error).__name__}: {error}") from error
+            raise EngineError(f"{self.url}: the stream failed: {type(error).__name__}: {error}") from error
 
     async def drafts(self) -> Drafts:
         """Read its counters of draft tokens."""

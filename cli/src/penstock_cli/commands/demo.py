@@ -101,7 +101,9 @@ async def _run(demo_run: DemoRun, inputs: DemoInputs, folder: Path, console: Con
     options = LocalPoolOptions(pool_file, replicas, LOOPBACK, port=0, seed=inputs.seed)
     with FileSink((folder / f"{demo_run.label}.log").open("w")) as sink:
         console.print(f"{demo_run.label}: starting {replicas} replicas")
-        async with local_pool(options, sink, drain_s=5.0, on_progress=lambda ready, parts: None) as layout:
+        async with local_pool(
+            options, sink, drain_s=5.0, on_progress=lambda ready, components: None
+        ) as layout:
             settings = ReplaySettings(
                 trace=inputs.trace,
                 url=layout.url,

@@ -163,8 +163,8 @@ async def _keep_up(pool: Pool, options: LocalPoolOptions, console: Console) -> N
     drain_s = max(pool.spec.router.drain_timeout_s, pool.spec.scheduling.drain_timeout_s)
     with console.status("starting") as status:
 
-        def show(ready: int, parts: int) -> None:
-            status.update(f"starting: {ready} of {parts} components are ready")
+        def show(ready: int, components: int) -> None:
+            status.update(f"starting: {ready} of {components} components are ready")
 
         async with local_pool(options, sink, drain_s, show, pool) as layout:
             status.stop()

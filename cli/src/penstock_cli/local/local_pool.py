@@ -14,10 +14,10 @@ from penstock_cli.local.child_process import ChildProcess, LogSink
 from penstock_cli.local.layout import Layout, LocalPoolOptions, Role, plan_layout
 
 POLL_S = 0.1
-"""Interval of checks whether all parts are ready."""
+"""Interval of checks whether all components are ready."""
 
 ANSWER_TIMEOUT_S = 2.0
-"""Timeout of one check of one part."""
+"""Timeout of one check of one component."""
 
 STOP_GRACE_S = 5.0
 """Time for a process to end after its drain timeout."""
@@ -34,7 +34,7 @@ async def local_pool(
     """Run the pool while the block runs. It is ready for requests when the block begins.
 
     drain_s: seconds for requests in progress when it stops.
-    on_progress: called with the number of ready parts and of all parts.
+    on_progress: called with the number of ready components and of all components.
     Raises Failure if a process ends before the pool is ready, or at the timeout.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-") as socket_dir:  # 0700
@@ -58,16 +58,16 @@ async def stop(children: Sequence[ChildProcess], deadline_s: float) -> None:
 async def until_ready(
     layout: Layout, children: Sequence[ChildProcess], on_progress: Callable[[int, int], None]
 ) -> None:
-    """Wait until every part is ready. Raises Failure if one ends before that, or at the timeout."""
-    parts = _parts(layout)
-    late = list(parts)
+    """Wait until every component is ready. Raises Failure if one ends before that, or at the timeout."""
+    components = _component_urls(layout)
+    late = list(components)
     try:
         async with asyncio.timeout(layout.start_s), aiohttp.ClientSession() as session:
             while late:
                 _check_exits(children)
-                ready = await asyncio.gather(*[_answers(session, url) for url in parts])
-                late = [url for url, is_ready in zip(parts, ready, strict=True) if not is_ready]
-                on_progress(len(parts) - len(late), len(parts))
+                ready = await asyncio.gather(*[_answers(session, url) for url in components])
+                late = [url for url, is_ready in zip(components, ready, strict=True) if not is_ready]
+                on_progress(len(components) - len(late), len(components))
                 if late:
                     await asyncio.sleep(POLL_S)
     except TimeoutError:
@@ -81,7 +81,7 @@ def _check_exits(children: Sequence[ChildProcess]) -> None:
             raise Failure(f"{child.process.name} ended before the pool was ready: {child.exit_reason}")
 
 
-def _parts(layout: Layout) -> list[str]:
+def _component_urls(layout: Layout) -> list[str]:
     """Return the URLs that answer when a component is ready: engines, sidecars, router or gateway."""
     return [*(f"{url}/health" for url in layout.engines), *layout.metrics, *layout.ready]
 
