@@ -7,13 +7,15 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
@@ -31,12 +33,8 @@ class Up(NamedTuple):
     log: Path
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition, with patience."""
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up_s, f"never came: {what}"
-        time.sleep(0.05)
+until = partial(patience.until, interval_s=0.05)
+"""Polls with a pause, because conditions send requests."""
 
 
 def get(url: str) -> dict[str, Any]:

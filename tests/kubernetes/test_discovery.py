@@ -19,7 +19,7 @@ import grpc
 import httpx2
 import pytest
 import yaml
-from patience import PATIENCE_S
+from patience import PATIENCE_S, eventually
 from penstock_routing.connections.api_server import Access
 from penstock_routing.connections.backoff import Backoff
 from penstock_routing.discovery import endpoint_watch
@@ -163,12 +163,6 @@ async def followed(watch: EndpointWatch) -> AsyncIterator[Followed]:
     await asyncio.wait([task])
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110  of many kinds, and few have an event
-            await asyncio.sleep(0.01)
-
-
 async def test_slices_are_watched_from_creation_to_deletion(server: Server, namespace: Namespace) -> None:
     async with followed(watch_of(namespace, server.kubeconfig)) as seen:
         await seen.until_it_is()
@@ -256,12 +250,12 @@ async def test_while_the_api_server_is_unavailable_the_last_set_is_kept(
     with capture_logs() as output:
         async with followed(watch_of(namespace, server.kubeconfig)) as seen:
             await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
-            await until(lambda: seen.watch.connected)
+            await eventually(lambda: seen.watch.connected)
             await asyncio.to_thread(server.kill)
-            await until(lambda: not seen.watch.connected)
+            await eventually(lambda: not seen.watch.connected)
             await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
             await asyncio.to_thread(server.restart)
-            await until(lambda: seen.watch.connected)
+            await eventually(lambda: seen.watch.connected)
             async with server.client() as http:
                 await Namespace(namespace.name, http).write_slice("a", endpoint("p-0", 2))
             await seen.until_it_is(p_0=Endpoint("10.0.0.2:7000"))
@@ -286,9 +280,9 @@ async def test_a_watch_that_timed_out_continues_from_its_version(
 
     watch = EndpointWatch(Service(namespace.name, SERVICE), client, Backoff(Random(1), 0.01, 0.1))
     async with followed(watch) as seen:
-        await until(lambda: watch.connected)
+        await eventually(lambda: watch.connected)
         await allow(namespace, ["watch"])
-        await until(lambda: watches > 2 and watch.connected)
+        await eventually(lambda: watches > 2 and watch.connected)
         await namespace.write_slice("a", endpoint("p-0", 1))
         await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
 
@@ -304,7 +298,7 @@ async def test_events_too_old_for_a_watch_are_listed_again(server: Server, names
     with capture_logs() as output:
         async with followed(watch) as seen:
             await seen.until_it_is()
-            await until(lambda: watch.connected)
+            await eventually(lambda: watch.connected)
     assert any("410" in line.get("why", "") for line in output)
 
 
@@ -316,9 +310,9 @@ async def test_an_account_needs_only_get_list_and_watch_on_slices(
     with capture_logs() as output:
         async with followed(watch_of(namespace, kubeconfig)) as seen:
             await seen.until_it_is(p_0=Endpoint("10.0.0.1:7000"))
-            await until(lambda: any(line["event"] == "cluster not watched" for line in output))
+            await eventually(lambda: any(line["event"] == "cluster not watched" for line in output))
             await allow(namespace, ALLOWED)
-            await until(lambda: seen.watch.connected)
+            await eventually(lambda: seen.watch.connected)
             await namespace.write_slice("a", endpoint("p-0", 2))
             await seen.until_it_is(p_0=Endpoint("10.0.0.2:7000"))
     [refused] = [line["why"] for line in output if line["event"] == "cluster not watched"]
@@ -331,7 +325,7 @@ async def test_a_rotated_token_is_read_again(server: Server, namespace: Namespac
     (tmp_path / "token").write_text("an old one")
     with capture_logs() as output:
         async with followed(watch_of(namespace, kubeconfig)) as seen:
-            await until(lambda: any("401" in line.get("why", "") for line in output))
+            await eventually(lambda: any("401" in line.get("why", "") for line in output))
             (tmp_path / "token").write_text(good)
             await seen.until_it_is()
 
@@ -349,7 +343,7 @@ async def test_the_pods_own_account_suffices(
     watch = EndpointWatch(service, Access(None, account=tmp_path).client, Backoff(Random(1), 0.01, 0.1))
     async with followed(watch) as seen:
         await seen.until_it_is()
-        await until(lambda: watch.connected)
+        await eventually(lambda: watch.connected)
 
 
 def server_url(server: Server) -> str:
@@ -424,14 +418,14 @@ async def test_requests_go_to_the_slices_endpoints(server: Server, namespace: Na
     replica_set = ReplicaSet(link)
     following = asyncio.create_task(replica_set.follow(watch_of(namespace, server.kubeconfig)))
     await namespace.write_slice("a", endpoint("p-0", 1), endpoint("p-1", 2))
-    await until(lambda: len(replica_set.loads()) == 2)
+    await eventually(lambda: len(replica_set.loads()) == 2)
     await namespace.write_slice(
         "a", endpoint("p-0", 1), endpoint("p-1", 2, ready=False, serving=True, terminating=True)
     )
-    await until(lambda: [load.name for load in replica_set.loads()] == ["p-0"])
+    await eventually(lambda: [load.name for load in replica_set.loads()] == ["p-0"])
     assert r1.open_sessions == 1
     await namespace.write_slice("a", endpoint("p-0", 1))
-    await until(lambda: r1.open_sessions == 0)
+    await eventually(lambda: r1.open_sessions == 0)
     following.cancel()
     await asyncio.wait([following])
     for replica in (r0, r1):

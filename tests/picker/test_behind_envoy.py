@@ -12,11 +12,12 @@ import pytest
 from gateway.envoy import Gateway, ext_authz, ext_proc, gateway
 from gateway.picking import chat, ext_authz_address, ext_proc_address, picker_of
 from gateway.replica import HttpReplica
+from patience import eventually
 from penstock_picker.picker import Picker
 from penstock_pool import Application
 from penstock_runtime.envoy.ext_authz import PickerFilter
 from penstock_runtime.serving import address_of, listen
-from scripted.router import pool_with, until
+from scripted.router import pool_with
 
 BODY = orjson.dumps(chat())
 
@@ -183,7 +184,7 @@ async def test_no_replica_is_503_with_retry_after(front: Front, tmp_path: Path) 
     r0 = HttpReplica("r0")
     async with front.behind(tmp_path, r0) as (envoy, picker):
         r0.send_snapshot(draining=True)
-        await until(lambda: not picker._replica_set.loads())
+        await eventually(lambda: not picker._replica_set.loads())
         answer = await envoy.chat(BODY)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replicas")
         assert answer.headers["retry-after"] == "1"
@@ -240,7 +241,7 @@ async def test_a_disconnected_client_ends_its_request_at_the_replica(front: Fron
         stream = await envoy.http.send(request, stream=True)
         assert stream.status_code == 200 and not r0.gone.is_set()
         await stream.aclose()
-        await until(r0.gone.is_set)
+        await eventually(r0.gone.is_set)
 
 
 async def test_an_envoy_that_is_killed_ends_its_requests_and_the_next_one_serves(
@@ -253,7 +254,7 @@ async def test_an_envoy_that_is_killed_ends_its_requests_and_the_next_one_serves
             request = envoy.http.build_request("POST", "/v1/chat/completions", content=BODY)
             stream = await envoy.http.send(request, stream=True)
             envoy.process.kill()
-            await until(r0.gone.is_set)
+            await eventually(r0.gone.is_set)
             with pytest.raises(httpx2.TransportError):
                 await stream.aread()
         r0.streams = False
@@ -275,7 +276,7 @@ async def test_a_client_that_does_not_read_slows_its_own_stream_and_no_other(
         assert (await envoy.chat(BODY)).status_code == 200
         assert stream.status_code == 200 and not r0.gone.is_set()
         await stream.aclose()
-        await until(r0.gone.is_set)
+        await eventually(r0.gone.is_set)
 
 
 async def test_keys_name_the_tier_and_go_no_further_than_the_picker(front: Front, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from gateway.envoy import Gateway, ext_authz, gateway
 from gateway.picking import chat, ext_authz_address, picker_of
 from gateway.replica import HttpReplica
-from patience import answered
+from patience import answered, eventually
 from penstock_picker.admin_port import admin_app
 from penstock_picker.endpoints_file import EndpointsFile
 from penstock_picker.envoy_drain import drain_envoy
@@ -23,7 +23,6 @@ from penstock_picker.picker import Picker
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_runtime.envoy.endpoints import write_endpoints
 from penstock_runtime.serving import address_of, listen, serving
-from scripted.router import until
 from structlog.testing import capture_logs
 
 BODY = orjson.dumps(chat())
@@ -96,9 +95,9 @@ async def test_a_restarted_picker_keeps_the_endpoints_file_of_its_predecessor(tm
             await asyncio.sleep(0)
         assert (file.written, ports(path)) == (None, {7100})
         known.endpoints = {"r0": "10.0.0.1:7101", "r1": "10.0.0.2:7102"}
-        await until(lambda: ports(path) == {7101, 7102})
+        await eventually(lambda: ports(path) == {7101, 7102})
         known.links, known.endpoints = [], {}
-        await until(lambda: ports(path) == set())
+        await eventually(lambda: ports(path) == set())
         assert names_in(tmp_path) == ["endpoints.json"]
 
 
@@ -111,7 +110,7 @@ async def test_a_file_that_cannot_be_written_is_tried_again(tmp_path: Path) -> N
             await asyncio.sleep(0)
         assert file.written is None
         folder.mkdir()
-        await until(lambda: file.written is not None)
+        await eventually(lambda: file.written is not None)
         assert ports(folder / "endpoints.json") == {7100}
 
 
@@ -126,7 +125,7 @@ async def test_a_failed_write_is_logged_once(tmp_path: Path, monkeypatch: pytest
                 await asyncio.sleep(0)
             assert [line["event"] for line in logs].count("endpoints not written") == times
             folder.mkdir()
-            await until(lambda: file.written == frozenset(known.endpoints.values()))
+            await eventually(lambda: file.written == frozenset(known.endpoints.values()))
             for each in folder.iterdir():
                 each.unlink()
             folder.rmdir()
@@ -158,7 +157,7 @@ async def test_envoy_receives_changed_endpoints_without_a_restart(
     ):
         assert (await pages.get("/ready")).status_code == 503  # Envoy does not know the replica
         with kept(file, replica_set):
-            await until(lambda: file.written == frozenset({r0.endpoint}))
+            await eventually(lambda: file.written == frozenset({r0.endpoint}))
             assert (await pages.get("/ready")).status_code == 200
             await serves(envoy)
 

@@ -8,10 +8,10 @@ import orjson
 from gateway.envoy import ext_authz, gateway
 from gateway.picking import chat, ext_authz_address, picker_of
 from gateway.replica import HttpReplica
+from patience import eventually
 from penstock_runtime.envoy.settings import Tracing
 from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.serving import address_of, listen, serving
-from scripted.router import until
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -43,7 +43,7 @@ async def test_a_clients_trace_continues_in_envoys_spans_and_at_the_replica(tmp_
     ):
         for _ in range(REQUESTS):
             assert (await envoy.chat(body, traceparent=TRACEPARENT)).status_code == 200
-        await until(lambda: bool(received))
+        await eventually(lambda: bool(received))
     path, spans = received[0]
     assert path == "/v1/traces"
     assert bytes.fromhex(TRACE) in spans and b"penstock-gateway" in spans

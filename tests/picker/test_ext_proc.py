@@ -17,6 +17,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as proc_grpc
 from gateway.picking import chat, picker_of
 from gateway.replica import HttpReplica
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from patience import eventually
 from penstock_picker import ext_proc
 from penstock_picker.picker import Picker
 from penstock_pool import Pool
@@ -24,7 +25,7 @@ from penstock_routing.applications.usage_ledger import LimitDecision, Ticket
 from penstock_routing.flags import Certificate
 from penstock_routing.settings import settings_of
 from penstock_runtime.serving import StartError
-from scripted.router import pool_with, until
+from scripted.router import pool_with
 from self_signed import Identity
 from structlog.testing import capture_logs
 
@@ -171,10 +172,10 @@ async def test_a_stopped_server_leaves_no_sweeper_thread() -> None:
         return sum(thread.name == ext_proc.SWEEPER for thread in threading.enumerate())
 
     async with picker_of(()) as picker:
-        await until(lambda: sweepers() == 0)  # those of other tests have ended
+        await eventually(lambda: sweepers() == 0)  # those of other tests have ended
         async with front_of(picker):
             assert sweepers() == 1
-        await until(lambda: sweepers() == 0)
+        await eventually(lambda: sweepers() == 0)
 
 
 class AllPickers:

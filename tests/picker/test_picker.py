@@ -9,6 +9,7 @@ import orjson
 import pytest
 from gateway.picking import chat, ext_authz_address, picker_of
 from gateway.replica import HttpReplica
+from patience import eventually
 from penstock_core.routing.replica_load import RoutingRequest, estimated_tokens
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import to_json
@@ -21,7 +22,7 @@ from penstock_routing.request.request_body import INLINE_BYTES
 from penstock_routing.settings import settings_of
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.prompt_marks import prompt_marks
-from scripted.router import TIERS, pool_with, until
+from scripted.router import TIERS, pool_with
 from structlog.testing import capture_logs
 
 CHAT = "/v1/chat/completions"
@@ -78,7 +79,7 @@ async def test_a_replica_with_the_prefix_is_first_and_counts_uncached_tokens_onl
     [mark] = prompt_marks(BODY).marks
     async with picker_of((r0, r1), pool_with(routing={"order": "prefix"})) as picker:
         r1.send_prefixes(added=[mark.key], complete=True)
-        await until(lambda: value(picker, "cached_prefixes") == 1)
+        await eventually(lambda: value(picker, "cached_prefixes") == 1)
         picked = picker.pick(call())
         assert (picked.first, picked.uncached_tokens) == (
             "r1",

@@ -15,6 +15,7 @@ import pytest
 from gateway.picking import chat
 from gateway.replica import HttpReplica
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from patience import eventually
 from penstock_picker import main
 from penstock_picker.options import parse
 from penstock_picker.picker import Picker
@@ -24,7 +25,7 @@ from penstock_routing.applications.api_keys import Keys
 from penstock_routing.discovery.endpoints import Endpoint, Endpoints, Fixed, Source
 from penstock_routing.front_process import Configuration
 from penstock_runtime.serving import StartError, listen
-from scripted.router import POOL_FILE, until
+from scripted.router import POOL_FILE
 from self_signed import Identity
 from structlog.testing import capture_logs
 
@@ -69,7 +70,7 @@ async def served(
         keys = Keys(pool.spec.applications, {})
         picker = asyncio.create_task(main.serve(Configuration(pool, keys, source), options, stop))
         try:
-            await until(lambda: picker.done() or any(line["event"] == "ready" for line in logs))
+            await eventually(lambda: picker.done() or any(line["event"] == "ready" for line in logs))
             if not picker.done():
                 yield next(line for line in logs if line["event"] == "ready"), logs
             stop.set()

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from patience import eventually
 from scripted.replica import ScriptedReplica
-from scripted.router import running_router, until
+from scripted.router import running_router
 from structlog.testing import LogCapture
 
 
@@ -26,7 +27,7 @@ async def test_each_request_has_a_line_with_its_figures(lines: LogCapture) -> No
     level("DEBUG")
     async with running_router(ScriptedReplica("r0")) as router:
         await router.chat({"x-request-id": "r-1"}, stream=True)
-        await until(lambda: any(line["event"] == "ended" for line in lines.entries))
+        await eventually(lambda: any(line["event"] == "ended" for line in lines.entries))
     [line] = [line for line in lines.entries if line["event"] == "ended"]
     reported = {name: line[name] for name in ("request", "tier", "verdict", "hops", "ending")}
     assert reported == {

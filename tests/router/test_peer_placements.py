@@ -5,6 +5,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from patience import eventually
 from penstock_core.domain.slo import Tier
 from penstock_core.routing.replica_load import estimated_tokens
 from penstock_proto import replica_pb2 as wire
@@ -18,7 +19,7 @@ from penstock_routing.replicas.session_writer import Attempt
 from penstock_routing.replicas.shared_placements import read_placements
 from penstock_routing.request.generation_request import GenerationRequest
 from scripted.replica import ScriptedReplica, is_silent
-from scripted.router import make_link, until
+from scripted.router import make_link
 
 NO_LOAD = PeerLoad(0, 0)
 
@@ -79,7 +80,7 @@ async def test_placements_of_this_router_are_published() -> None:
     replica_set = ReplicaSet(linked)
     await replica.start()
     following = asyncio.create_task(replica_set.follow(Fixed({"r0": replica.address})))
-    await until(lambda: replica_set.ready)
+    await eventually(lambda: replica_set.ready)
     request = GenerationRequest("id", wire.ENDPOINT_CHAT_COMPLETIONS, b"x" * 400, Tier("chat"), 0.0)
     replica_set["r0"].submit(Attempt(request, 1, False), None, lambda: None)
     assert reported == [("r0", estimated_tokens(400))]

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
+from patience import eventually
 from penstock_core.domain.slo import Tier
 from penstock_core.routing.outlier_detection import CONSECUTIVE
 from penstock_proto import replica_pb2 as wire
@@ -18,7 +19,7 @@ from penstock_routing.replicas.session_writer import Attempt
 from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
 from penstock_routing.request.generation_request import GenerationRequest
 from scripted.replica import ScriptedReplica, is_silent
-from scripted.router import make_link, until
+from scripted.router import make_link
 
 
 class Announced:
@@ -58,11 +59,11 @@ async def test_the_set_follows_its_source() -> None:
     await r1.start()
     following = asyncio.create_task(replica_set.follow(announced))
     announced.announce(r0)
-    await until(lambda: replica_set.ready)
+    await eventually(lambda: replica_set.ready)
     announced.announce(r0, r1)
-    await until(lambda: len(replica_set.loads()) == 2)
+    await eventually(lambda: len(replica_set.loads()) == 2)
     announced.announce(r1)
-    await until(lambda: [link.name for link in replica_set.links] == ["r1"])
+    await eventually(lambda: [link.name for link in replica_set.links] == ["r1"])
     following.cancel()
     await asyncio.wait([following])
     assert replica_set.links == []
@@ -75,17 +76,17 @@ async def test_a_replica_that_leaves_the_pool_finishes_its_requests() -> None:
     await r0.start()
     following = asyncio.create_task(replica_set.follow(announced))
     announced.announce(r0)
-    await until(lambda: replica_set.ready)
+    await eventually(lambda: replica_set.ready)
     upstream = ask(replica_set, "r0")
-    await until(lambda: len(r0.parts) == 1)
+    await eventually(lambda: len(r0.parts) == 1)
     announced.announce()
-    await until(lambda: replica_set.links == [])
+    await eventually(lambda: replica_set.links == [])
     r0.parts[0].admit()
     r0.parts[0].output(b"kept")
     r0.parts[0].finish()
-    await until(lambda: upstream.end is not None)
+    await eventually(lambda: upstream.end is not None)
     assert upstream.take().data == b"kept"
-    await until(lambda: r0.open_sessions == 0)
+    await eventually(lambda: r0.open_sessions == 0)
     following.cancel()
     await asyncio.wait([following])
     await r0.die()
@@ -114,11 +115,11 @@ async def test_a_request_cancelled_before_it_was_sent_is_never_sent() -> None:
     await replica.start()
     following = asyncio.create_task(replica_set.follow(announced))
     announced.announce(replica)
-    await until(lambda: replica_set.ready)
+    await eventually(lambda: replica_set.ready)
     taken_back = ask(replica_set, "r0")
     kept = ask(replica_set, "r0")
     replica_set["r0"].abandon(taken_back)
-    await until(lambda: len(replica.parts) == 1)
+    await eventually(lambda: len(replica.parts) == 1)
     assert replica.parts[0].submit.id == kept.id
     following.cancel()
     await asyncio.wait([following])
@@ -133,7 +134,7 @@ async def followed(announced: Announced, *replicas: ScriptedReplica) -> AsyncIte
         await replica.start()
     following = asyncio.create_task(replica_set.follow(announced))
     announced.announce(*replicas)
-    await until(lambda: len(replica_set.loads()) == len(replicas))
+    await eventually(lambda: len(replica_set.loads()) == len(replicas))
     yield replica_set
     following.cancel()
     await asyncio.wait([following])
@@ -151,14 +152,14 @@ async def test_a_replica_out_of_service_gets_no_new_requests_and_finishes_its_ow
     r0, r1, announced = ScriptedReplica("r0", is_silent), ScriptedReplica("r1"), Announced()
     async with followed(announced, r0, r1) as replica_set:
         upstream = ask(replica_set, "r0")
-        await until(lambda: len(r0.parts) == 1)
+        await eventually(lambda: len(r0.parts) == 1)
         announced.announce(r0, r1, r0=condition)
-        await until(lambda: replica_set["r0"].state is state)
+        await eventually(lambda: replica_set["r0"].state is state)
         assert [load.name for load in replica_set.loads()] == ["r1"]
         r0.parts[0].admit()
         r0.parts[0].output(b"kept")
         r0.parts[0].finish()
-        await until(lambda: upstream.end is not None)
+        await eventually(lambda: upstream.end is not None)
         assert upstream.take().data == b"kept"
         assert r0.sessions == r0.open_sessions == 1
 
@@ -167,9 +168,9 @@ async def test_a_replica_that_becomes_ready_again_is_chosen_again_over_the_link_
     r0, announced = ScriptedReplica("r0"), Announced()
     async with followed(announced, r0) as replica_set:
         announced.announce(r0, r0=Condition.NOT_READY)
-        await until(lambda: not replica_set.ready)
+        await eventually(lambda: not replica_set.ready)
         announced.announce(r0)
-        await until(lambda: replica_set.ready)
+        await eventually(lambda: replica_set.ready)
         assert r0.sessions == 1
 
 
@@ -179,8 +180,8 @@ async def test_a_replica_s_own_status_is_kept_where_it_is_more_precise_than_its_
     async with followed(announced, r0) as replica_set:
         r0.send_snapshot(draining=True)
         announced.announce(r0, r1, r0=Condition.TERMINATING)
-        await until(lambda: "r1" in [link.name for link in replica_set.links])
-        await until(lambda: replica_set["r0"].state is LinkState.DRAINING)
+        await eventually(lambda: "r1" in [link.name for link in replica_set.links])
+        await eventually(lambda: replica_set["r0"].state is LinkState.DRAINING)
 
 
 async def test_no_connection_is_made_to_a_replica_that_is_leaving() -> None:
@@ -189,7 +190,7 @@ async def test_no_connection_is_made_to_a_replica_that_is_leaving() -> None:
     async with followed(announced, r0) as replica_set:
         announced.announce(r0, r1, r1=Condition.TERMINATING)
         announced.announce(r0, r0=Condition.NOT_READY)
-        await until(lambda: not replica_set.ready)
+        await eventually(lambda: not replica_set.ready)
         assert [link.name for link in replica_set.links] == ["r0"]
         assert r1.sessions == 0
     await r1.die()
@@ -200,14 +201,14 @@ async def test_the_same_name_at_another_address_is_another_replica() -> None:
     await new.start()
     async with followed(announced, old) as replica_set:
         carried = ask(replica_set, "r0")
-        await until(lambda: len(old.parts) == 1)
+        await eventually(lambda: len(old.parts) == 1)
         announced.announce(new)
-        await until(lambda: replica_set.ready and replica_set["r0"].address == new.address)
+        await eventually(lambda: replica_set.ready and replica_set["r0"].address == new.address)
         assert carried.end is None
         old.parts[0].admit()
         old.parts[0].finish()
-        await until(lambda: carried.end is not None)
-        await until(lambda: old.open_sessions == 0)
+        await eventually(lambda: carried.end is not None)
+        await eventually(lambda: old.open_sessions == 0)
     await new.die()
 
 
@@ -254,7 +255,7 @@ async def test_a_replica_that_starts_not_ready_receives_no_requests() -> None:
     await r1.start()
     async with followed(announced, r0) as replica_set:
         announced.announce(r0, r1, r1=Condition.NOT_READY)
-        await until(lambda: "r1" in [link.name for link in replica_set.links])
-        await until(lambda: replica_set["r1"].state is LinkState.NOT_READY)
+        await eventually(lambda: "r1" in [link.name for link in replica_set.links])
+        await eventually(lambda: replica_set["r1"].state is LinkState.NOT_READY)
         assert [load.name for load in replica_set.loads()] == ["r0"]
     await r1.die()

@@ -7,6 +7,7 @@ from random import Random
 
 import grpc
 import pytest
+from patience import eventually
 from penstock_core.domain.slo import Tier
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.connections.backoff import Backoff
@@ -18,7 +19,6 @@ from penstock_routing.request.generation_request import GenerationRequest
 from penstock_runtime.grpc_options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
 from scripted import replica as scripted_replica
 from scripted.replica import ScriptedReplica, is_silent
-from scripted.router import until
 
 
 def sped_up(options: Options) -> Options:
@@ -67,7 +67,7 @@ async def linked(replica: ScriptedReplica) -> AsyncIterator[tuple[ReplicaLink, N
 
     link = ReplicaLink("r0", f"{host}:{port}", connect, Backoff(Random(1), 0.005, 0.02))
     running = asyncio.create_task(link.run())
-    await until(lambda: link.state is LinkState.READY)
+    await eventually(lambda: link.state is LinkState.READY)
     yield link, network
     running.cancel()
     network.fall()
@@ -84,12 +84,12 @@ async def test_a_host_that_vanishes_is_detected_by_pings_and_reconnected(
     async with linked(replica) as (link, network):
         request = GenerationRequest("id", wire.ENDPOINT_COMPLETIONS, b"{}", Tier("chat"), 0.0)
         upstream = link.submit(Attempt(request, 1, False), None, lambda: None)
-        await until(lambda: len(replica.parts) == 1)
+        await eventually(lambda: len(replica.parts) == 1)
         network.swallows = True
-        await until(lambda: upstream.end is not None)
+        await eventually(lambda: upstream.end is not None)
         assert isinstance(upstream.end, Lost)
         assert link.state is LinkState.LOST
-        await until(lambda: replica.open_sessions == 0)  # the replica has noticed it, too
+        await eventually(lambda: replica.open_sessions == 0)  # the replica has noticed it, too
         network.swallows = False
-        await until(lambda: link.state is LinkState.READY)
+        await eventually(lambda: link.state is LinkState.READY)
         assert replica.sessions > 1

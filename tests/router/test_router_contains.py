@@ -8,13 +8,14 @@ from typing import Any
 
 import orjson
 import pytest
+from patience import eventually
 from penstock_proto import replica_pb2 as wire
 from penstock_router.observability.access_log import AccessLog
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.response import answer
 from penstock_runtime.http_connection.bounds import HttpBounds
 from scripted.replica import DONE, Part, ScriptedReplica, chat_answer, chat_chunk
-from scripted.router import MODEL, RunningRouter, pool_with, running_router, until
+from scripted.router import MODEL, RunningRouter, pool_with, running_router
 
 FAULTS = "penstock_router_faults_total"
 
@@ -42,7 +43,7 @@ async def test_a_fault_ends_its_own_request_with_its_id_and_a_count(
     replica = ScriptedReplica("r0", in_two_parts)
     async with running_router(replica) as router:
         other = asyncio.create_task(router.chat(stream=True))
-        await until(lambda: len(replica.parts) == 1)
+        await eventually(lambda: len(replica.parts) == 1)
         with monkeypatch.context() as patch:
             patch.setattr(ReplicaSet, "loads", breaks)
             reply = await router.chat({"x-request-id": "broken"})
@@ -84,7 +85,7 @@ async def test_a_client_that_disconnects_cancels_also_its_second_request() -> No
     replica = ScriptedReplica("r0", admits)
     async with running_router(replica) as router:
         with non_reading_client(router, requested=2):
-            await until(lambda: len(replica.parts) == 1)
+            await eventually(lambda: len(replica.parts) == 1)
         await replica.parts[0].cancelled.wait()
         await router.counted(ended("client_gone"))
         await router.counted("penstock_router_open_requests", 0)
@@ -120,7 +121,7 @@ async def test_a_stalled_client_with_room_left_is_dropped_and_its_work_cancelled
     pool = pool_with(router={"streamBufferBytes": 100_000_000})
     async with running_router(replica, pool=pool, bounds=HttpBounds(write_s=0.1)) as router:
         with non_reading_client(router, stream=True):
-            await until(lambda: len(replica.parts) == 1 and replica.parts[0].cancelled.is_set())
+            await eventually(lambda: len(replica.parts) == 1 and replica.parts[0].cancelled.is_set())
         await router.counted(ended("client_slow"))
         await router.counted("penstock_router_held_bytes", 0)
         assert await router.metric("penstock_router_open_requests") == 0
@@ -148,7 +149,7 @@ async def test_clients_that_do_not_read_hold_no_more_than_the_budget_between_the
         try:
             for each in clients:
                 each.__enter__()
-            await until(lambda: sum(part.cancelled.is_set() for part in replica.parts) >= 2)
+            await eventually(lambda: sum(part.cancelled.is_set() for part in replica.parts) >= 2)
             assert await router.metric("penstock_router_held_bytes") <= 4_000_000
             replica.script = quick
             assert (await router.chat()).status_code == 200
@@ -181,7 +182,7 @@ async def test_refusals_count_only_requests_sent_to_no_replica() -> None:
     async with running_router(replica) as router:
         assert (await router.chat()).status_code == 429
         replica.send_snapshot(engine_ready=False)
-        await until(lambda: not router.replica_set.ready)
+        await eventually(lambda: not router.replica_set.ready)
         assert (await router.http.get("/ready")).status_code == 503
         assert (await router.chat()).status_code == 503
         for status in (429, 503):

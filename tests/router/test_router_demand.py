@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from patience import eventually
 from penstock_proto import replica_pb2 as wire
 from scripted.replica import Part, ScriptedReplica, chat_answer, chat_chunk, is_busy, serves_as_backup
-from scripted.router import MODEL, RunningRouter, pool_with, running_router, until
+from scripted.router import MODEL, RunningRouter, pool_with, running_router
 
 
 async def demand(router: RunningRouter) -> dict[str, Any]:
@@ -89,7 +90,7 @@ async def test_requests_rejected_with_never_are_no_demand_for_replicas() -> None
 async def test_a_request_that_a_lost_replica_had_admitted_counts_once() -> None:
     async def admits_and_dies(part: Part) -> None:
         part.admit()
-        await until(lambda: part.submit.id in [p.submit.id for p in dying.parts])
+        await eventually(lambda: part.submit.id in [p.submit.id for p in dying.parts])
         part.fail(wire.FAILURE_ENGINE_LOST, 502)
 
     async def answers_late(part: Part) -> None:
@@ -118,6 +119,6 @@ async def test_the_page_has_the_last_snapshot_of_each_replica() -> None:
         )
         assert reported["tightest_tpot_s"] is None
         replica.send_snapshot(draining=True)
-        await until(lambda: not router.replica_set.ready)
+        await eventually(lambda: not router.replica_set.ready)
         [reported] = (await demand(router))["replicas"]
         assert reported["state"] == "draining"

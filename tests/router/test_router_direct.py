@@ -9,11 +9,12 @@ from typing import Any
 import openai
 import orjson
 import pytest
+from patience import eventually
 from penstock_proto import replica_pb2 as wire
 from penstock_router.direct.direct_answers import body_with
 from penstock_router.direct.engine_access import EngineAccess
 from scripted.replica import DONE, Part, ScriptedReplica, chat_answer, chat_chunk
-from scripted.router import MODEL, RunningRouter, pool_with, running_router, until
+from scripted.router import MODEL, RunningRouter, pool_with, running_router
 from scripted.simulated import events_of
 
 from tests.sidecar.conftest import Engine, Exchange
@@ -263,7 +264,7 @@ def _body() -> dict[str, Any]:
 async def test_a_request_that_the_sidecar_ends_is_ended_at_the_engine() -> None:
     async def gives_up(part: Part) -> None:
         part.admit(FIELDS)
-        await until(lambda: bool(part.reported))
+        await eventually(lambda: bool(part.reported))
         part.fail(wire.FAILURE_ENGINE_LOST, 502)
 
     async with pool(routing={"maxMoves": 0}) as (router, (replica,), (engine,)):
@@ -278,7 +279,7 @@ async def test_a_lost_sidecar_ends_its_requests_at_the_engine() -> None:
     async with pool(routing={"maxMoves": 0}) as (router, (replica,), (engine,)):
         engine.script = hangs
         reading = asyncio.create_task(router.chat(stream=True))
-        await until(lambda: bool(replica.parts) and bool(replica.parts[0].reported))
+        await eventually(lambda: bool(replica.parts) and bool(replica.parts[0].reported))
         await replica.die()
         assert b'"error"' in (await reading).content
         async with asyncio.timeout(10):

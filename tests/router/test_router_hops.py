@@ -6,6 +6,7 @@ import orjson
 import pytest
 from openai import APIError
 from openai.types.chat import ChatCompletionUserMessageParam
+from patience import eventually
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas.link_state import LinkState
 from scripted.replica import (
@@ -18,7 +19,7 @@ from scripted.replica import (
     is_silent,
     serves_as_backup,
 )
-from scripted.router import MODEL, pool_with, running_router, until
+from scripted.router import MODEL, pool_with, running_router
 
 HI: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hi"}]
 
@@ -43,7 +44,7 @@ async def test_a_replica_too_busy_to_describe_itself_keeps_its_session(
     replica = ScriptedReplica("r0")
     replica.describes_once = True
     async with running_router(replica) as router:
-        await until(lambda: replica.described > 3)
+        await eventually(lambda: replica.described > 3)
         assert (await router.chat()).status_code == 200
         assert replica.sessions == 1
 
@@ -124,7 +125,7 @@ async def test_a_draining_replica_is_passed_over() -> None:
     r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
     async with running_router(r0, r1) as router:
         r0.send_snapshot(draining=True)
-        await until(lambda: router.replica_set["r0"].state is LinkState.DRAINING)
+        await eventually(lambda: router.replica_set["r0"].state is LinkState.DRAINING)
         replies = [await router.chat() for _ in range(3)]
     assert [reply.headers["x-penstock-replica"] for reply in replies] == ["r1"] * 3
 
@@ -133,7 +134,7 @@ async def test_a_draining_replica_is_passed_over() -> None:
 async def test_a_replica_lost_before_the_first_byte_costs_a_failover(stream: bool) -> None:
     async def admits_and_dies(part: Part) -> None:
         part.admit()
-        await until(lambda: router.replica_set["r0"].load.sent == 0)  # the verdict has come
+        await eventually(lambda: router.replica_set["r0"].load.sent == 0)  # the verdict has come
         asyncio.get_running_loop().create_task(r0.die())
 
     r0, r1 = ScriptedReplica("r0", admits_and_dies), ScriptedReplica("r1")
@@ -187,7 +188,7 @@ async def test_a_replica_lost_in_a_stream_ends_it_with_an_error_event() -> None:
 async def test_a_replica_too_busy_to_answer_is_not_lost(talks: bool, status: int, kind: str) -> None:
     async def is_too_busy(part: Part) -> None:
         replica.send_snapshot(running=1)
-        await until(lambda: router.replica_set["r0"].load.snapshot.running == 1)
+        await eventually(lambda: router.replica_set["r0"].load.snapshot.running == 1)
         await exceeds_verdict_timeout(part)
 
     replica = ScriptedReplica("r0", is_too_busy if talks else exceeds_verdict_timeout)
@@ -262,7 +263,7 @@ async def test_a_client_that_disconnects_has_its_request_cancelled(script: objec
     replica = ScriptedReplica("r0", script)  # type: ignore[arg-type]
     async with running_router(replica) as router:
         asking = asyncio.create_task(router.chat(stream=True))
-        await until(lambda: len(replica.parts) == 1)
+        await eventually(lambda: len(replica.parts) == 1)
         asking.cancel()
         await replica.parts[0].cancelled.wait()
         verdict = "admitted" if script is never_ends else "none"
@@ -287,7 +288,7 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
         body = orjson.dumps({"model": MODEL, "messages": [], "stream": True})
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
-        await until(lambda: len(replica.parts) == 1)
+        await eventually(lambda: len(replica.parts) == 1)
         await replica.parts[0].cancelled.wait()
         await router.counted(
             'penstock_router_requests_total{ending="client_slow",reason="",tier="chat",verdict="admitted"}'
@@ -301,7 +302,7 @@ async def test_a_stream_cut_off_does_not_affect_the_others() -> None:
     replica = ScriptedReplica("r0", never_ends)
     async with running_router(replica) as router:
         asking = asyncio.create_task(router.chat(stream=True))
-        await until(lambda: len(replica.parts) == 1)
+        await eventually(lambda: len(replica.parts) == 1)
         asking.cancel()
         replica.script = answers
         assert (await router.chat(stream=True)).status_code == 200
@@ -311,7 +312,7 @@ async def test_a_request_over_the_bound_is_rejected() -> None:
     replica = ScriptedReplica("r0", never_ends)
     async with running_router(replica, pool=pool_with(router={"maxInflight": 1})) as router:
         asking = asyncio.create_task(router.chat(stream=True))
-        await until(lambda: len(replica.parts) == 1)
+        await eventually(lambda: len(replica.parts) == 1)
         reply = await router.chat()
         assert (reply.status_code, reply.json()["error"]["code"]) == (429, "router_full")
         assert reply.headers["retry-after"] == "1"

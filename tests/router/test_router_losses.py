@@ -5,6 +5,7 @@ from time import monotonic
 
 import pytest
 from loop_time import skip
+from patience import eventually
 from penstock_core.routing import outlier_detection, progress
 from penstock_core.routing.retry_budget import RetryBudget
 from penstock_proto import replica_pb2 as wire
@@ -20,7 +21,7 @@ from scripted.replica import (
     exceeds_verdict_timeout,
     is_silent,
 )
-from scripted.router import RunningRouter, running_router, until
+from scripted.router import RunningRouter, running_router
 
 
 class Clock:
@@ -147,7 +148,7 @@ async def test_a_half_open_replica_that_stays_silent_costs_one_request(clock: Cl
         clock.ahead_s += outlier_detection.LONGEST_S
         assert len(router.replica_set.loads()) == 2
         asking = [asyncio.create_task(router.chat()) for _ in range(8)]
-        await until(lambda: sum(task.done() for task in asking) == 7)
+        await eventually(lambda: sum(task.done() for task in asking) == 7)
         await skip(VERDICT_TIMEOUT_S)
         replies = await asyncio.gather(*asking)
         assert {reply.headers["x-penstock-replica"] for reply in replies} == {"r1"}
@@ -177,10 +178,10 @@ async def test_a_process_that_hangs_with_an_open_connection_is_lost(monkeypatch:
     replica = ScriptedReplica("r0", begins)
     async with running_router(replica) as router:
         streaming = asyncio.create_task(router.chat(stream=True))
-        await until(lambda: len(replica.parts) == 1)
+        await eventually(lambda: len(replica.parts) == 1)
         replica.hangs = True
         assert '"code":"replica_lost"' in (await streaming).text
-        await until(lambda: router.replica_set["r0"].state is LinkState.LOST)
+        await eventually(lambda: router.replica_set["r0"].state is LinkState.LOST)
         replica.hangs = False
         await router.all_in(LinkState.READY)
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import orjson
 import pytest
+from patience import eventually
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import to_json
 from penstock_proto import replica_pb2 as wire
 from penstock_runtime.prompt_marks import prompt_marks
 from scripted.replica import Part, ScriptedReplica, answers
-from scripted.router import MODEL, RunningRouter, pool_with, running_router, until
+from scripted.router import MODEL, RunningRouter, pool_with, running_router
 
 SPARE = {
     "prefill_tokens_s": 10_000.0,
@@ -62,7 +63,7 @@ async def test_a_burst_does_not_follow_one_snapshot(name: str) -> None:
     r0.snapshot, r1.snapshot = standing(work_s=1e-4), standing(work_s=2e-4)
     async with running_router(r0, r1, pool=pool_with(routing=order(name))) as router:
         asking = [asyncio.create_task(first_asked(router, "word " * 200)) for _ in range(6)]
-        await until(lambda: len(r0.parts) + len(r1.parts) == 6)
+        await eventually(lambda: len(r0.parts) + len(r1.parts) == 6)
         all_there.set()
         await asyncio.gather(*asking)
     assert (len(r0.parts), len(r1.parts)) == (3, 3)
@@ -73,7 +74,7 @@ async def test_load_of_answered_requests_is_left_to_the_snapshot() -> None:
     replica.snapshot = standing()
     async with running_router(replica) as router:
         await first_asked(router)
-        await until(lambda: router.replica_set["r0"].load.sent == 0)
+        await eventually(lambda: router.replica_set["r0"].load.sent == 0)
         assert router.replica_set["r0"].load.sent_tokens == 0
 
 
@@ -112,12 +113,12 @@ async def test_a_replica_that_reports_the_prefix_is_tried_first_until_it_no_long
     async with running_router(r0, r1, pool=pool_with(**PREFIX)) as router:
         prefixes = router.replica_set.prefixes
         r1.send_prefixes(added=[key_of("one")], complete=True)
-        await until(lambda: len(prefixes) == 1)
+        await eventually(lambda: len(prefixes) == 1)
         asked = await router.chat(**turn("one", "two"))
         assert asked.headers["x-penstock-replica"] == "r1"
         assert await first_asked(router, "another") == "r0"
         r1.send_prefixes(removed=[key_of("one")])
-        await until(lambda: len(prefixes) == 0)
+        await eventually(lambda: len(prefixes) == 0)
         assert (await router.chat(**turn("one", "two"))).headers["x-penstock-replica"] == "r0"
 
 
@@ -125,9 +126,9 @@ async def test_prefixes_of_a_lost_replica_are_forgotten() -> None:
     replica = ScriptedReplica("r0")
     async with running_router(replica, pool=pool_with(**PREFIX)) as router:
         replica.send_prefixes(added=[key_of("one")], complete=True)
-        await until(lambda: len(router.replica_set.prefixes) == 1)
+        await eventually(lambda: len(router.replica_set.prefixes) == 1)
         await replica.die()
-        await until(lambda: len(router.replica_set.prefixes) == 0)
+        await eventually(lambda: len(router.replica_set.prefixes) == 0)
 
 
 async def test_a_burst_counts_only_the_uncached_tokens_of_each_prompt() -> None:
@@ -137,9 +138,9 @@ async def test_a_burst_counts_only_the_uncached_tokens_of_each_prompt() -> None:
     replica = ScriptedReplica("r0", waits)
     async with running_router(replica, pool=pool_with(**PREFIX)) as router:
         replica.send_prefixes(added=[key_of("word " * 4000)], complete=True)
-        await until(lambda: len(router.replica_set.prefixes) == 1)
+        await eventually(lambda: len(router.replica_set.prefixes) == 1)
         asking = asyncio.create_task(router.chat(**turn("word " * 4000, "and?")))
-        await until(lambda: len(replica.parts) == 1)
+        await eventually(lambda: len(replica.parts) == 1)
         assert router.replica_set["r0"].load.sent_tokens < 50
         asking.cancel()
 
@@ -151,7 +152,7 @@ async def test_a_named_session_stays_together_where_no_prefix_is_known(reported:
     async with running_router(*replicas, pool=pool_with(**caching)) as router:
         if reported:
             replicas[0].send_prefixes(complete=True)
-            await until(lambda: router.replica_set.prefixes.known)
+            await eventually(lambda: router.replica_set.prefixes.known)
         for session in range(3):
             by_header, by_field = set(), set()
             for number in range(3):
@@ -183,6 +184,6 @@ async def test_the_default_order_follows_prefixes_if_engines_cache_them(
     r0.snapshot = r1.snapshot = standing()
     async with running_router(r0, r1, pool=pool_with(engine=engine, routing={"backup": "reject"})) as router:
         r1.send_prefixes(added=[key_of(long)], complete=True)
-        await until(lambda: len(router.replica_set.prefixes) == 1)
+        await eventually(lambda: len(router.replica_set.prefixes) == 1)
         asked = [await router.chat(**turn(long, f"question {number}")) for number in range(4)]
         assert {reply.headers["x-penstock-replica"] for reply in asked} == first

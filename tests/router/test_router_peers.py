@@ -9,6 +9,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import eventually
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_core.routing.orders import ORDERS
 from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
@@ -18,7 +19,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_routing.replicas import wire_conversion
 from penstock_routing.replicas.link_state import LinkState
 from scripted.replica import Part, ScriptedReplica, answers, chat_answer, chat_chunk
-from scripted.router import RunningRouter, running_router, until
+from scripted.router import RunningRouter, running_router
 from structlog.testing import capture_logs
 
 SOUND = to_json(time_model("llama-3-8b-a100"))
@@ -48,7 +49,7 @@ async def test_a_malformed_replica_is_left_out_counted_and_tried_again(said: str
     bad, good = ScriptedReplica("bad"), ScriptedReplica("good")
     bad.time_model_json = said
     async with running_router(bad, good, ready=False) as router:
-        await until(lambda: bad.described > 3 and router.replica_set.ready)
+        await eventually(lambda: bad.described > 3 and router.replica_set.ready)
         for _ in range(4):
             assert (await router.chat()).headers["x-penstock-replica"] == "good"
         assert await router.metric(malformed_of("bad")) > 2
@@ -62,7 +63,7 @@ async def test_a_malformed_replica_is_logged_once() -> None:
     replica.time_model_json = "{"
     with capture_logs() as logs:
         async with running_router(replica, ready=False):
-            await until(lambda: replica.described > 4)
+            await eventually(lambda: replica.described > 4)
     assert len([line for line in logs if line.get("why", "").startswith("malformed time model")]) == 1
 
 
@@ -74,7 +75,7 @@ async def test_a_malformed_description_does_not_affect_open_requests(
     replica.time_model_json = orjson.dumps(SOUND).decode()
     async with running_router(replica) as router:
         replica.time_model_json = "{"
-        await until(lambda: router.replica_set["r0"].malformed > 2)
+        await eventually(lambda: router.replica_set["r0"].malformed > 2)
         assert await serves(router)
         assert router.replica_set["r0"].description.time_model == time_model("llama-3-8b-a100")
         assert replica.sessions == 1
@@ -92,9 +93,9 @@ async def test_an_invalid_snapshot_stops_requests_until_the_next(field: str, val
     bad, good = ScriptedReplica("bad", begins), ScriptedReplica("good")
     async with running_router(bad, good) as router:
         carried = asyncio.create_task(router.chat(stream=True))
-        await until(lambda: len(bad.parts) == 1)
+        await eventually(lambda: len(bad.parts) == 1)
         bad.send_snapshot(**{field: value})
-        await until(lambda: router.replica_set["bad"].state is LinkState.MALFORMED)
+        await eventually(lambda: router.replica_set["bad"].state is LinkState.MALFORMED)
         assert [load.name for load in router.replica_set.loads()] == ["good"]
         assert await router.metric(malformed_of("bad")) == 1
         bad.parts[0].output(b"data: [DONE]\n\n")
@@ -143,7 +144,7 @@ async def test_an_event_that_cannot_be_handled_ends_its_own_request_only(
     replica = ScriptedReplica("r0", begins)
     async with running_router(replica) as router:
         other = asyncio.create_task(router.chat(stream=True))
-        await until(lambda: len(replica.parts) == 1 and router.replica_set["r0"].load.sent == 0)
+        await eventually(lambda: len(replica.parts) == 1 and router.replica_set["r0"].load.sent == 0)
         sound = wire_conversion.accepted
 
         def breaks(event: wire.Event) -> Any:
@@ -171,7 +172,7 @@ async def test_a_fault_in_a_link_loses_only_that_replica(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(wire_conversion, "snapshot", breaks)
         replica.send_snapshot(running=1)
-        await until(lambda: router.replica_set["r0"].state is LinkState.LOST)
+        await eventually(lambda: router.replica_set["r0"].state is LinkState.LOST)
         monkeypatch.setattr(wire_conversion, "snapshot", sound)
         await router.all_in(LinkState.READY)
         assert await serves(router)

@@ -7,9 +7,10 @@ import openai
 import orjson
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
+from patience import eventually
 from penstock_proto import replica_pb2 as wire
 from scripted.replica import DONE, Part, ScriptedReplica, answers, chat_chunk, is_busy
-from scripted.router import MODEL, RunningRouter, pool_with, running_router, until
+from scripted.router import MODEL, RunningRouter, pool_with, running_router
 
 HI: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hi"}]
 
@@ -166,7 +167,7 @@ async def test_many_streams_at_once_get_their_own_tokens() -> None:
 async def test_two_routers_share_a_replica() -> None:
     replica = ScriptedReplica("r0")
     async with running_router(replica) as first:
-        await until(lambda: replica.sessions == 1)
+        await eventually(lambda: replica.sessions == 1)
         port, replica.start = replica.port, _nothing  # type: ignore[method-assign]
         async with running_router(ScriptedReplicaAt("r0", port)) as second:
             replies = await asyncio.gather(first.chat(), second.chat(), first.chat(), second.chat())

@@ -8,12 +8,13 @@ from typing import Any, cast
 import httpx2
 import pytest
 from loop_time import freeze, skip, thaw, turns
+from patience import eventually
 from penstock_proto import replica_pb2 as wire
 from penstock_router.routing import waiting_room
 from penstock_router.routing.waiting_room import WaitingRoom
 from penstock_routing.replicas.replica_set import ReplicaSet
 from scripted.replica import Part, ScriptedReplica, chat_answer
-from scripted.router import RunningRouter, pool_with, running_router, until
+from scripted.router import RunningRouter, pool_with, running_router
 
 MAY_BE_NONE = {"minReplicas": 0, "maxReplicas": 2, "wakeTimeout": "20s"}
 
@@ -24,7 +25,7 @@ async def asleep(replica: ScriptedReplica, **spec: Any) -> AsyncIterator[Running
     replica.snapshot = wire.Snapshot(engine_ready=False)
     pool = pool_with(**{"autoscaling": MAY_BE_NONE, **spec})
     async with running_router(replica, pool=pool, ready=False) as router:
-        await until(lambda: replica.sessions == 1)
+        await eventually(lambda: replica.sessions == 1)
         yield router
 
 
@@ -104,7 +105,7 @@ async def test_a_client_that_disconnects_cancels_its_request() -> None:
         requested.cancel()
         await held(router, 0)
         replica.send_snapshot()
-        await until(lambda: router.replica_set.ready)
+        await eventually(lambda: router.replica_set.ready)
         assert (await router.chat()).status_code == 200
         assert len(replica.parts) == 1
 
@@ -135,7 +136,7 @@ async def test_a_request_waits_again_if_the_replica_leaves_before_it_answers() -
         requested = asyncio.create_task(router.chat())
         await held(router, 1)
         replica.send_snapshot()
-        await until(lambda: len(replica.parts) == 1)
+        await eventually(lambda: len(replica.parts) == 1)
         await held(router, 1)
         replica.send_snapshot()
         assert (await requested).status_code == 200

@@ -12,6 +12,7 @@ from typing import Any, Self
 import grpc
 import orjson
 import pytest
+from patience import eventually
 from penstock_core.domain.policy import Policy, Step
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job
@@ -38,9 +39,6 @@ from penstock_sidecar.service.replica_service import Identity, ReplicaService
 from penstock_sidecar.telemetry.step_reports import StepReports
 from prometheus_client import CollectorRegistry
 
-PATIENCE_S = 60.0
-"""How long a condition may take to come true on a busy machine before the test fails."""
-
 TOKEN = b'data: {"choices":[{"index":0,"text":"wort"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 SLOTS = 2
@@ -52,13 +50,6 @@ TIERS = {
     "slow": Tier("slow", Slo(ttft_slowdown=5.0)),
     "batch": Tier("batch", best_effort=True),
 }
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until it is true."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - the conditions are other tasks' plain state
-            await asyncio.sleep(0.002)
 
 
 class Exchange:
@@ -139,7 +130,7 @@ class Engine:
 
     async def asked(self, number: int = 1) -> Exchange:
         """The request of this number, once it has come."""
-        await until(lambda: len(self.exchanges) >= number)
+        await eventually(lambda: len(self.exchanges) >= number)
         return self.exchanges[number - 1]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -251,12 +242,12 @@ class Router:
 
     async def first(self, id: int) -> wire.Event:
         """A request's first event."""
-        await until(lambda: bool(self.events.get(id)))
+        await eventually(lambda: bool(self.events.get(id)))
         return self.events[id][0]
 
     async def ended(self, id: int) -> wire.Event:
         """A request's last event."""
-        await until(lambda: _ends(self.events.get(id, [])))
+        await eventually(lambda: _ends(self.events.get(id, [])))
         return self.events[id][-1]
 
     def kinds(self, id: int) -> list[str]:
@@ -360,7 +351,7 @@ class Rig:
             watching = asyncio.create_task(watch.run(self.replica.engine_up, self.replica.engine_down))
             async with grpc_serving(service, health, Address("127.0.0.1", 0), None) as address:
                 self.address = str(address)
-                await until(lambda: self.replica.state.engine_ready)
+                await eventually(lambda: self.replica.state.engine_ready)
                 yield
                 await self.replica.close()
             watching.cancel()

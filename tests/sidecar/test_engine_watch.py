@@ -4,11 +4,12 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from patience import eventually
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.engine.client import EngineClient, Probe
 from penstock_sidecar.engine.watch import EngineWatch
 
-from tests.sidecar.conftest import Engine, until
+from tests.sidecar.conftest import Engine
 
 UP, LATE, REFUSED = Probe(True, max_model_len=10), Probe(False, late=True), Probe(False, refused=True)
 UNWELL = Probe(False)
@@ -74,9 +75,9 @@ async def test_a_lost_request_causes_an_immediate_probe() -> None:
     bounds = replace(Bounds(), probe_s=1e6)
     watch = EngineWatch(probe, last_received_s=lambda: -inf, bounds=bounds)
     watching = asyncio.create_task(watch.run(lambda _: None, lambda _: None))
-    await until(lambda: requested == 1)
+    await eventually(lambda: requested == 1)
     watch.suspect()
-    await until(lambda: requested == 2)
+    await eventually(lambda: requested == 2)
     watching.cancel()
 
 

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from patience import eventually
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job
 from penstock_core.domain.verdict import Verdict
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import Drafting, StepReport
 
-from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router, submit, until
+from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router, submit
 
 DEEP = [b"[" * levels + b"]" * levels for levels in (100, 254, 300, 1023, 5000, 100_000)]
 HOSTILE = [
@@ -33,7 +34,7 @@ async def streaming(engine: Engine, router: Router, id: int) -> Exchange:
     exchange = await engine.asked(len(engine.exchanges) + 1)
     await exchange.begin()
     await exchange.send(TOKEN)
-    await until(lambda: "output" in router.kinds(id))
+    await eventually(lambda: "output" in router.kinds(id))
     return exchange
 
 
@@ -130,7 +131,7 @@ async def test_a_session_continues_if_no_snapshot_can_be_built(
     exchange = await streaming(engine, router, 1)
     monkeypatch.setattr(rig.mirror, "snapshot", lambda now_s, model: 1 // 0)
     await ends_whole(router, 1, exchange)
-    await until(lambda: rig.metric("faults_total", where="snapshot") > 0)
+    await eventually(lambda: rig.metric("faults_total", where="snapshot") > 0)
 
 
 async def test_an_error_at_the_end_of_a_request_leaves_the_replica_empty(
@@ -148,7 +149,7 @@ async def test_a_long_body_is_read_beside_the_streams(engine: Engine, rig: Rig, 
     await router.send(wire.RouterFrame(submits=[submit(1, long), submit(2)]))
     assert (await router.first(2)).HasField("admitted")
     assert (await router.first(1)).HasField("admitted")
-    await until(lambda: len(engine.exchanges) == 2)
+    await eventually(lambda: len(engine.exchanges) == 2)
     assert {len(exchange.body["prompt"]) for exchange in engine.exchanges} == {3, 100_000}
 
 
@@ -157,7 +158,7 @@ async def test_a_long_body_that_is_cancelled_while_it_is_read_does_not_reach_the
 ) -> None:
     frame = wire.RouterFrame(submits=[submit(1, {"prompt": "word " * 20_000})], cancels=[1])
     await router.send(frame)
-    await until(lambda: rig.metric("ends_total", tier="chat", end="cancelled") == 1)
+    await eventually(lambda: rig.metric("ends_total", tier="chat", end="cancelled") == 1)
     await router.submit(2)
     await router.first(2)
     assert [len(requested) for requested in rig.policy.asked] == [1]

@@ -4,6 +4,7 @@ from dataclasses import replace
 from time import monotonic
 
 import pytest
+from patience import eventually
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.policies import build
@@ -20,7 +21,7 @@ from penstock_sidecar.release.gate import ReleaseGate
 from penstock_sidecar.requests.estimates import Estimates
 from prometheus_client import CollectorRegistry
 
-from tests.sidecar.conftest import MODEL, Engine, Rig, Router, submit, until
+from tests.sidecar.conftest import MODEL, Engine, Rig, Router, submit
 
 
 def job(key: str, prompt_tokens: int = 100) -> Job:
@@ -50,7 +51,7 @@ async def test_the_last_report_of_an_engine_that_is_down_is_dropped(
     rig.reports.receive([held])
     assert rig.mirror.view(0.0, MODEL).running
     engine.healthy = False
-    await until(lambda: not rig.replica.state.engine_ready)
+    await eventually(lambda: not rig.replica.state.engine_ready)
     view = rig.mirror.view(0.0, MODEL)
     assert (view.running, view.busy_until_s) == ((), 0.0)
 
@@ -125,11 +126,11 @@ async def test_a_slot_that_becomes_free_is_used_immediately() -> None:
     for key in "ab":
         mirror.accept(job(key), 0.0)
         gate.hold((key,))
-    await until(lambda: not gate.holds("a") and gate._scheduled_at_s > monotonic() + 1e5)
+    await eventually(lambda: not gate.holds("a") and gate._scheduled_at_s > monotonic() + 1e5)
     assert gate.holds("b")
     mirror.forget("a")
     gate.ended("a", engine_full=False)
-    await until(lambda: not gate.holds("b"))
+    await eventually(lambda: not gate.holds("b"))
 
 
 async def test_a_slow_policy_is_called_only_within_its_share_of_time(
@@ -148,7 +149,7 @@ async def test_a_slow_policy_is_called_only_within_its_share_of_time(
     for key in "ab":
         mirror.accept(job(key), 0.0)
         gate.hold((key,))
-    await until(lambda: not gate.holds("a"))
+    await eventually(lambda: not gate.holds("a"))
     assert gate._next_s == 100 / 0.2
     assert gate.holds("b")
     gate.ended("b", engine_full=False)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import eventually
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto.telemetry_pb2 import StepReport
@@ -21,7 +22,7 @@ from penstock_sidecar.telemetry.step_reports import SILENT_S, StepReports
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from tests.sidecar.conftest import Engine, until
+from tests.sidecar.conftest import Engine
 
 MODEL = TimeModel("test", (Term(0.0001, 0.01),))
 ALLOWED = Limits(2048, 64)
@@ -156,7 +157,7 @@ async def test_a_socket_that_was_removed_is_bound_again(socket_path: Path) -> No
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.connect(str(socket_path))
         sender.send(StepReport(sequence=7).SerializeToString())
-        await until(lambda: len(got) == 1)
+        await eventually(lambda: len(got) == 1)
     receiver.close()
     assert not is_there(socket_path)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
+from patience import eventually
 from penstock_core.domain.verdict import Reason
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
@@ -11,7 +12,7 @@ from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.service import replica_service
 from penstock_sidecar.service.replica_service import is_local
 
-from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router, until
+from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router
 
 
 @pytest.fixture
@@ -44,12 +45,12 @@ async def test_a_cancel_closes_the_engines_stream(engine: Engine, rig: Rig, rout
     waiting = await engine.asked()
     await router.submit(2)
     started = await streaming(engine, 2)
-    await until(lambda: "output" in router.kinds(2))
+    await eventually(lambda: "output" in router.kinds(2))
     await router.cancel(1)
     await router.cancel(2)
     await waiting.closed.wait()
     await started.closed.wait()
-    await until(lambda: rig.replica.unfinished == 0)
+    await eventually(lambda: rig.replica.unfinished == 0)
     assert rig.metric("ends_total", tier="chat", end="cancelled") == 2
     assert not rig.mirror.view(0.0, rig.estimates.model).waiting
 
@@ -75,7 +76,7 @@ async def test_a_disconnected_router_leaves_no_request_at_the_engine(engine: Eng
         exchanges = [await engine.asked(), await streaming(engine, 2)]
     for exchange in exchanges:
         await exchange.closed.wait()
-    await until(lambda: rig.replica.unfinished == 0)
+    await eventually(lambda: rig.replica.unfinished == 0)
 
 
 async def test_closing_one_half_ends_the_session(engine: Engine, rig: Rig, router: Router) -> None:
@@ -108,7 +109,7 @@ async def test_an_engine_that_crashes_before_the_first_byte_is_a_loss(engine: En
 async def test_an_engine_that_crashes_within_an_answer_is_a_loss(engine: Engine, router: Router) -> None:
     await router.submit(1)
     exchange = await streaming(engine)
-    await until(lambda: "output" in router.kinds(1))
+    await eventually(lambda: "output" in router.kinds(1))
     exchange.die()
     assert lost(await router.ended(1))
     assert router.data(1) == TOKEN
@@ -141,21 +142,21 @@ async def test_a_killed_engine_fails_all_requests_and_recovers(
     await engine.asked()
     await router.submit(2)
     await streaming(engine, 2)
-    await until(lambda: "output" in router.kinds(2))
+    await eventually(lambda: "output" in router.kinds(2))
     await engine.kill()
     assert lost(await router.ended(1)) and lost(await router.ended(2))
-    await until(lambda: not rig.replica.state.engine_ready)
+    await eventually(lambda: not rig.replica.state.engine_ready)
     await router.submit(3)
     assert (await router.ended(3)).rejected.reason == wire.REASON_ENGINE_DOWN
     assert rig.metric("verdicts_total", tier="chat", verdict="rejected", reason=Reason.ENGINE_DOWN.value) == 1
     await engine.start()
-    await until(lambda: rig.replica.state.engine_ready)
+    await eventually(lambda: rig.replica.state.engine_ready)
     await router.submit(4)
     exchange = await streaming(engine, 3)
     await exchange.send(DONE)
     await exchange.end()
     assert (await router.ended(4)).HasField("finished")
-    await until(lambda: router.frames[-1].snapshot.engine_ready)
+    await eventually(lambda: router.frames[-1].snapshot.engine_ready)
 
 
 async def test_an_engine_that_stops_listening_may_finish_its_streams(
@@ -164,7 +165,7 @@ async def test_an_engine_that_stops_listening_may_finish_its_streams(
     await router.submit(1)
     exchange = await streaming(engine)
     engine.stop_listening()
-    await until(lambda: not rig.replica.state.engine_ready)
+    await eventually(lambda: not rig.replica.state.engine_ready)
     await exchange.send(DONE)
     await exchange.end()
     assert (await router.ended(1)).HasField("finished")
@@ -176,7 +177,7 @@ async def test_requests_of_an_unhealthy_engine_fail(engine: Engine, rig: Rig, ro
     engine.healthy = False
     assert lost(await router.ended(1))
     await exchange.closed.wait()
-    await until(lambda: bool(router.frames) and not router.frames[-1].snapshot.engine_ready)
+    await eventually(lambda: bool(router.frames) and not router.frames[-1].snapshot.engine_ready)
 
 
 async def test_a_request_over_the_bound_of_open_requests_is_rejected(rig: Rig, router: Router) -> None:
@@ -194,7 +195,7 @@ async def test_a_request_over_the_bound_of_open_requests_is_rejected(rig: Rig, r
     assert kinds == ["admitted"] * 6 + ["rejected"]
     await router.cancel(0)
     await router.cancel(1)
-    await until(lambda: rig.replica.unfinished == 6)
+    await eventually(lambda: rig.replica.unfinished == 6)
     await router.submit(10, backup=True)
     assert (await router.first(10)).HasField("best_effort")
 
@@ -210,8 +211,8 @@ async def test_a_router_that_does_not_read_loses_only_its_own_session(
         for _ in range(200):
             await exchange.send(b"data: " + b"x" * 60_000 + b"\n\n")
     await exchange.closed.wait()
-    await until(lambda: rig.metric("routers_behind_total") == 1)
-    await until(lambda: rig.replica.unfinished == 0)
+    await eventually(lambda: rig.metric("routers_behind_total") == 1)
+    await eventually(lambda: rig.replica.unfinished == 0)
     await router.submit(1)
     assert (await router.first(1)).HasField("admitted")
     await slow.__aexit__(None, None, None)
@@ -223,10 +224,10 @@ async def test_a_drain_refuses_new_requests_and_awaits_earlier_ones(
     await router.submit(1)
     exchange = await streaming(engine)
     draining = asyncio.ensure_future(router.stub.Drain(wire.DrainRequest()))
-    await until(lambda: rig.replica.state.draining)
+    await eventually(lambda: rig.replica.state.draining)
     await router.submit(2)
     assert (await router.ended(2)).rejected.reason == wire.REASON_DRAINING
-    await until(lambda: router.frames[-1].snapshot.draining)
+    await eventually(lambda: router.frames[-1].snapshot.draining)
     assert not draining.done()
     await exchange.send(DONE)
     await exchange.end()
@@ -239,7 +240,7 @@ async def test_a_drain_that_times_out_reports_its_unfinished_requests(
 ) -> None:
     await router.submit(1)
     await streaming(engine)
-    await until(lambda: "output" in router.kinds(1))
+    await eventually(lambda: "output" in router.kinds(1))
     assert (await router.stub.Drain(wire.DrainRequest(deadline_s=0.01))).unfinished == 1
 
 
@@ -255,7 +256,7 @@ async def test_a_drain_returns_requests_not_begun_and_finishes_the_rest(
         await engine.asked(id)
     begun, queued = await streaming(engine), await engine.asked(2)
     whole = await engine.asked(3)  # whether that has begun cannot be known
-    await until(lambda: "output" in router.kinds(1))
+    await eventually(lambda: "output" in router.kinds(1))
     draining = asyncio.ensure_future(router.stub.Drain(wire.DrainRequest()))
     assert handed_back(await router.ended(2))
     await queued.closed.wait()
@@ -300,12 +301,12 @@ async def test_a_drain_follows_the_engines_reports_if_there_are_any(
 async def test_a_drained_replica_can_resume(engine: Engine, rig: Rig, router: Router) -> None:
     await router.submit(1)
     exchange = await streaming(engine)
-    await until(lambda: "output" in router.kinds(1))
+    await eventually(lambda: "output" in router.kinds(1))
     draining = asyncio.ensure_future(router.stub.Drain(wire.DrainRequest()))
-    await until(lambda: rig.replica.state.draining)
+    await eventually(lambda: rig.replica.state.draining)
     await router.stub.Resume(wire.ResumeRequest())
     assert (await draining).unfinished == 1
-    await until(lambda: not router.frames[-1].snapshot.draining)
+    await eventually(lambda: not router.frames[-1].snapshot.draining)
     await router.submit(2)
     assert (await router.first(2)).HasField("admitted")
     await exchange.send(DONE)

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
+from patience import eventually
 from penstock_core.domain.policy import Step
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Request, new_job
@@ -15,7 +16,7 @@ from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.mirror.holding_mirror import HoldingMirror
 from structlog.testing import capture_logs
 
-from tests.sidecar.conftest import DONE, SLOTS, TOKEN, Engine, Exchange, Rig, Router, until
+from tests.sidecar.conftest import DONE, SLOTS, TOKEN, Engine, Exchange, Rig, Router
 
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":7}}\n\n'
 
@@ -72,7 +73,7 @@ async def fills_slots(engine: Engine, router: Router) -> list[Exchange]:
     for id in range(1, SLOTS + 1):
         await router.submit(id)
         in_slots.append(await begins(engine, id))
-        await until(lambda id=id: "output" in router.kinds(id))  # type: ignore[misc]
+        await eventually(lambda id=id: "output" in router.kinds(id))  # type: ignore[misc]
     return in_slots
 
 
@@ -83,7 +84,7 @@ async def test_requests_beyond_the_engines_slots_are_held_and_released_by_policy
     await router.submit(3)
     await router.submit(4)
     assert (await router.first(3)).HasField("admitted") and (await router.first(4)).HasField("admitted")
-    await until(lambda: rig.metric("held") == 2)
+    await eventually(lambda: rig.metric("held") == 2)
     assert ids(engine) == ["r1", "r2"]
     await ends(first)
     fourth = await begins(engine, 3)
@@ -104,9 +105,9 @@ async def test_a_request_cancelled_while_held_never_reaches_the_engine(
     first, _ = await fills_slots(engine, router)
     await router.submit(3)
     await router.submit(4)
-    await until(lambda: rig.metric("held") == 2)
+    await eventually(lambda: rig.metric("held") == 2)
     await router.cancel(4)
-    await until(lambda: rig.replica.unfinished == 3)
+    await eventually(lambda: rig.replica.unfinished == 3)
     await ends(first)
     await begins(engine, 3)
     assert ids(engine) == ["r1", "r2", "r3"]
@@ -116,7 +117,7 @@ async def test_a_request_cancelled_while_held_never_reaches_the_engine(
 async def test_held_requests_are_planned_for(engine: Engine, rig: Rig, router: Router) -> None:
     await fills_slots(engine, router)
     await router.submit(3)
-    await until(lambda: rig.metric("held") == 1)
+    await eventually(lambda: rig.metric("held") == 1)
     view = rig.mirror.view(0.0, rig.estimates.model)
     assert (len(view.running), len(view.waiting)) == (2, 1)
 
@@ -126,7 +127,7 @@ async def test_an_engine_that_goes_down_returns_held_requests_immediately(
 ) -> None:
     first, _ = await fills_slots(engine, router)
     await router.submit(3)
-    await until(lambda: rig.metric("held") == 1)
+    await eventually(lambda: rig.metric("held") == 1)
     engine.stop_listening()
     assert (await router.ended(3)).failed.failure == wire.FAILURE_ENGINE_LOST
     await ends(first)
@@ -142,7 +143,7 @@ async def test_if_the_policy_fails_requests_are_released_in_order_of_arrival(
         first, _ = await fills_slots(engine, router)
         await router.submit(3)
         await router.submit(4)
-        await until(lambda: rig.metric("held") == 2)
+        await eventually(lambda: rig.metric("held") == 2)
         await ends(first)
         await begins(engine, 3)
     assert ids(engine) == ["r1", "r2", "r3"]
@@ -176,7 +177,7 @@ async def test_an_engine_that_refused_gets_no_more_than_it_accepted(
     await full.end()
     await router.ended(2)
     await router.submit(3)
-    await until(lambda: rig.metric("held") == 1)
+    await eventually(lambda: rig.metric("held") == 1)
     assert len(engine.exchanges) == 2
     await ends(first)
     await begins(engine, 3)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import httpx2
 import pytest
+from patience import eventually
 from penstock_core.domain.verdict import Reason, Rejected
 from penstock_pool import Pool, parse_pool
 from penstock_routing.demand import Demand
@@ -17,7 +18,7 @@ from penstock_sidecar.http import request_path
 from penstock_sidecar.http.http_serving import http_app, http_serving
 from penstock_sidecar.requests.faults import Faults
 
-from tests.sidecar.conftest import DONE, TOKEN, Engine, Rig, until
+from tests.sidecar.conftest import DONE, TOKEN, Engine, Rig
 
 COMPLETIONS = "/v1/completions"
 BODY = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 5, "stream": True}
@@ -138,7 +139,7 @@ async def test_a_stream_is_forwarded_with_verdict_and_replica_in_its_headers(
     await exchange.send(TOKEN + DONE)
     assert b"".join([chunk async for chunk in chunks]).startswith(TOKEN + DONE)
     await exchange.end()
-    await until(lambda: gateway.rig.replica.unfinished == 0)
+    await eventually(lambda: gateway.rig.replica.unfinished == 0)
 
 
 async def test_an_answer_that_is_not_streamed_is_sent_whole(gateway: Gateway, engine: Engine) -> None:
@@ -227,13 +228,13 @@ async def test_a_request_rejected_by_another_replica_counts_as_arrived_only_ther
     engine.script = answer_whole
     await gateway.ask(WHOLE, x_envoy_attempt_count="3", x_penstock_max_hops="3", x_penstock_tier="chat")
     counted = {"admitted": 1, "hops": 3, "judged": 1, "met": 1, "all_judged": 1, "all_met": 1}
-    await until(lambda: gateway.demand() == counted)
+    await eventually(lambda: gateway.demand() == counted)
 
 
 async def test_a_request_is_demand_before_it_is_answered(gateway: Gateway, engine: Engine) -> None:
     asking = gateway.begin(WHOLE, x_penstock_tier="chat")
     exchange = await engine.asked()
-    await until(lambda: gateway.demand() == {"arrived": 1, "admitted": 1, "hops": 1})
+    await eventually(lambda: gateway.demand() == {"arrived": 1, "admitted": 1, "hops": 1})
     asking.cancel()
     async with asyncio.timeout(30):
         await exchange.closed.wait()
@@ -308,7 +309,7 @@ async def test_an_engine_lost_in_the_middle_of_a_stream_ends_it_with_an_error_ev
     exchange = await engine.asked()
     await exchange.begin()
     await exchange.send(TOKEN)
-    await until(lambda: gateway.rig.replica.unfinished == 1)
+    await eventually(lambda: gateway.rig.replica.unfinished == 1)
     exchange.die()
     text = (await asking).text
     assert text.startswith(TOKEN.decode())
@@ -325,9 +326,9 @@ async def test_the_engine_is_disconnected_immediately_when_the_client_is(
     asking.cancel()
     async with asyncio.timeout(30):
         await exchange.closed.wait()
-    await until(lambda: gateway.rig.replica.unfinished == 0)
+    await eventually(lambda: gateway.rig.replica.unfinished == 0)
     ended = {"tier": "chat", "verdict": "admitted", "reason": "", "ending": "client_gone"}
-    await until(lambda: gateway.metric("requests_total", **ended) == 1)
+    await eventually(lambda: gateway.metric("requests_total", **ended) == 1)
     assert gateway.metric("slo_judged_total", tier="chat") == 0
 
 
@@ -359,7 +360,7 @@ async def test_a_client_that_does_not_read_is_disconnected_and_others_continue(
         await slow.closed.wait()
     flooding.cancel()
     ended = {"tier": "chat", "verdict": "admitted", "reason": "", "ending": "client_slow"}
-    await until(lambda: gateway.metric("requests_total", **ended) == 1)
+    await eventually(lambda: gateway.metric("requests_total", **ended) == 1)
     assert gateway.metric("held_bytes") == 0
     writer.close()
     del reader

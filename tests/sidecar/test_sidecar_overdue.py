@@ -4,11 +4,12 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from patience import eventually
 from penstock_core.forecast.overdue import LEAST_S
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
 
-from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router, until
+from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router
 
 BODY = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 1000}
 WITHIN_S, PAST_S = LEAST_S - 5, 3 * 60.0
@@ -34,7 +35,7 @@ async def streaming(engine: Engine, router: Router, id: int) -> Exchange:
     exchange = await engine.asked(id)
     await exchange.begin()
     await exchange.send(TOKEN)
-    await until(lambda: "output" in router.kinds(id))
+    await eventually(lambda: "output" in router.kinds(id))
     return exchange
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from patience import eventually
 from penstock_core.domain.engine_fields import sequence_ids
 from penstock_core.domain.verdict import Admitted, Reason, Rejected
 from penstock_core.policies import build
@@ -12,7 +13,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_sidecar.bounds import Bounds
 
-from tests.sidecar.conftest import DONE, TOKEN, Engine, Rig, Router, submit, until
+from tests.sidecar.conftest import DONE, TOKEN, Engine, Rig, Router, submit
 
 BODY: dict[str, Any] = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 40, "stream": True}
 
@@ -31,7 +32,7 @@ async def test_each_answer_is_a_job(engine: Engine, rig: Rig, router: Router) ->
     assert [job.request.id for job in (first, second, third)] == list(sequence_ids(key, 3))
     assert len(rig.mirror.view(0.0, rig.estimates.model).waiting) == 3
     await router.cancel(1)
-    await until(lambda: rig.replica.unfinished == 0)
+    await eventually(lambda: rig.replica.unfinished == 0)
     assert not rig.mirror.view(0.0, rig.estimates.model).waiting
 
 
@@ -64,7 +65,7 @@ async def test_bounds_count_answers(rig: Rig, router: Router) -> None:
     assert (await router.first(3)).HasField("admitted")
     for id in (1, 3):
         await router.cancel(id)
-    await until(lambda: rig.replica.unfinished == 0)
+    await eventually(lambda: rig.replica.unfinished == 0)
     await router.submit(4, BODY | {"n": 4}, backup=True)
     assert (await router.first(4)).rejected.reason == wire.REASON_QUEUE_FULL
     await router.submit(5, BODY | {"n": 3}, backup=True)
@@ -108,7 +109,7 @@ async def test_forwarded_tokens_are_divided_among_the_answers(
     exchange = await engine.asked()
     await exchange.begin()
     await exchange.send(TOKEN * 7)
-    await until(lambda: "output" in router.kinds(1))
+    await eventually(lambda: "output" in router.kinds(1))
     running = rig.mirror.view(0.0, rig.estimates.model).running
     assert [job.generated_tokens for job in running] == [3, 2, 2]
     await exchange.send(DONE)
@@ -145,7 +146,7 @@ class TestBeforeAnExternalEngine:
         await engine.asked()
         await router.first(2)
         await router.cancel(2)
-        await until(lambda: rig.replica.unfinished == 1)
+        await eventually(lambda: rig.replica.unfinished == 1)
         await router.cancel(1)
-        await until(lambda: rig.replica.unfinished == 0)
+        await eventually(lambda: rig.replica.unfinished == 0)
         assert len(engine.exchanges) == 1

@@ -5,6 +5,7 @@ from typing import Any, cast
 import grpc
 import orjson
 import pytest
+from patience import eventually
 from penstock_core.domain.verdict import Reason, Rejected
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
@@ -13,7 +14,7 @@ from penstock_sidecar.mirror.prefix_index import PrefixIndex
 from penstock_sidecar.replica.session import ProtocolError, Session
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 
-from tests.sidecar.conftest import DONE, MODEL, TOKEN, Engine, Exchange, Rig, Router, submit, until
+from tests.sidecar.conftest import DONE, MODEL, TOKEN, Engine, Exchange, Rig, Router, submit
 
 WHOLE = b'{ "choices": [{"text": "a b"}], "usage": {"prompt_tokens": 3, "completion_tokens": 2} }'
 BODY = {"model": "m", "prompt": [1, 2, 3], "stream": True}
@@ -133,7 +134,7 @@ async def test_a_rejected_request_is_not_forwarded_and_its_id_is_free(rig: Rig, 
     rig.policy.answers = type(rig.policy)().answers
     await router.submit(1)
     await rig.engine.asked()
-    await until(lambda: router.kinds(1) == ["rejected", "admitted"])
+    await eventually(lambda: router.kinds(1) == ["rejected", "admitted"])
 
 
 @pytest.mark.parametrize("more", [{"tier": "batch"}, {"backup": True}])
@@ -206,7 +207,7 @@ async def test_describe_returns_the_replicas_identity_limits_and_time_model(rig:
 
 
 async def test_the_first_message_of_a_session_is_the_snapshot(rig: Rig, router: Router) -> None:
-    await until(lambda: bool(router.frames))
+    await eventually(lambda: bool(router.frames))
     snapshot = router.frames[0].snapshot
     assert snapshot.engine_ready and not snapshot.draining
     assert snapshot.kv_tokens_total == 16000
@@ -232,18 +233,18 @@ async def test_an_unmodified_engine_gets_the_body_unchanged(engine: Engine, boun
         assert exchange.raw == raw
         await exchange.begin()
         await exchange.send(TOKEN * 2)
-        await until(lambda: len(router.data(1)) == 2 * len(TOKEN))
+        await eventually(lambda: len(router.data(1)) == 2 * len(TOKEN))
         (job,) = rig.mirror.view(0.0, rig.estimates.model).running
         assert (job.generated_tokens, job.decoding) == (2, True)
 
 
 async def test_a_changed_state_reaches_routers_without_requests(rig: Rig) -> None:
     async with rig.router() as idle, rig.router() as busy:
-        await until(lambda: bool(idle.frames))
+        await eventually(lambda: bool(idle.frames))
         await busy.submit(1)
         await rig.engine.asked()
         rig.replica.tick()
-        await until(lambda: idle.frames[-1].snapshot.waiting == 1)
+        await eventually(lambda: idle.frames[-1].snapshot.waiting == 1)
         assert rig.metric("waiting") == 1
         assert rig.metric("open_requests") == 1
         assert rig.metric("engine_ready") == 1
@@ -252,9 +253,9 @@ async def test_a_changed_state_reaches_routers_without_requests(rig: Rig) -> Non
 async def test_one_router_s_requests_are_in_the_snapshots_of_the_others(rig: Rig) -> None:
     """Do not tick."""
     async with rig.router() as idle, rig.router() as busy:
-        await until(lambda: bool(idle.frames))
+        await eventually(lambda: bool(idle.frames))
         await busy.submit(1)
-        await until(lambda: idle.frames[-1].snapshot.waiting == 1)
+        await eventually(lambda: idle.frames[-1].snapshot.waiting == 1)
         assert all(not frame.events for frame in idle.frames)
 
 
@@ -262,12 +263,12 @@ async def test_a_rejection_sends_nothing_to_other_sessions(rig: Rig) -> None:
     everybody = rig.policy.answers
     rig.policy.answers = lambda _: Rejected(Reason.PREFILL_BUDGET, None)
     async with rig.router() as idle, rig.router() as busy:
-        await until(lambda: bool(idle.frames))
+        await eventually(lambda: bool(idle.frames))
         await busy.submit(1)
         assert (await busy.ended(1)).HasField("rejected")
         rig.policy.answers = everybody
         await busy.submit(2)
-        await until(lambda: idle.frames[-1].snapshot.waiting == 1)
+        await eventually(lambda: idle.frames[-1].snapshot.waiting == 1)
         assert len(idle.frames) == 2
 
 
@@ -287,7 +288,7 @@ async def test_a_learned_slow_down_expires_only_while_idle(rig: Rig) -> None:
             return rig.metric("time_model_scale") < estimates
 
         await router.cancel(1)
-        await until(rests)
+        await eventually(rests)
 
 
 @pytest.mark.parametrize("given", ["", "two\r\nlines", "nul\x00", "caf\xe9", "x" * 129])

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import eventually
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import Drafting, PolicyFaults, StepReport
@@ -11,7 +12,7 @@ from penstock_sidecar.requests.client_body import ClientBody, read_body
 from penstock_sidecar.telemetry.policy_faults import KINDS
 from penstock_sidecar.telemetry.socket import Continuity, TelemetrySocket
 
-from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router, until
+from tests.sidecar.conftest import DONE, TOKEN, Engine, Exchange, Rig, Router
 
 
 def report(sequence: int, instance: str = "first", **more: Any) -> StepReport:
@@ -56,7 +57,7 @@ async def test_reports_arrive_oldest_first_and_invalid_ones_are_skipped(socket_p
         engine.connect(str(socket_path))
         for data in (report(1).SerializeToString(), b"\xff\xff\xff", report(2).SerializeToString()):
             engine.send(data)
-        await until(lambda: len(got) == 2)
+        await eventually(lambda: len(got) == 2)
         assert [r.sequence for r in got] == [1, 2]
     receiver.close()
     assert not is_there(socket_path)
@@ -214,7 +215,7 @@ async def test_an_event_counts_the_tokens_that_a_speculating_engine_reported(
     for step, generated in enumerate((1, 4, 6), 1):
         rig.reports.receive([held(exchange.key, 2 + generated, generated, step, drafting=drafting)])
         await exchange.send(TOKEN)
-        await until(lambda step=step: router.data(1) == TOKEN * step)  # type: ignore[misc]
+        await eventually(lambda step=step: router.data(1) == TOKEN * step)  # type: ignore[misc]
     await exchange.send(TOKEN + DONE)
     await exchange.end()
     finished = (await router.ended(1)).finished
@@ -233,7 +234,7 @@ async def test_the_end_of_thinking_is_reported_at_the_end(rig: Rig, engine: Engi
         exchange = await engine.asked(id)
         await exchange.begin()
         await exchange.send(thought * 3 + said * 2)
-        await until(lambda id=id: len(router.data(id)) > 0)  # type: ignore[misc]
+        await eventually(lambda id=id: len(router.data(id)) > 0)  # type: ignore[misc]
         if id == 2:
             rig.reports.receive([held(exchange.key, 20, 5, thinking_tokens=[4])])
         await exchange.send(DONE)

@@ -5,13 +5,14 @@ from typing import Any
 
 import orjson
 import pytest
+from patience import eventually
 from penstock_core.domain.ticket import TICKET, EngineTicket, opened
 from penstock_core.domain.verdict import BestEffort
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_sidecar.bounds import Bounds
 
-from tests.sidecar.conftest import DONE, TOKEN, Engine, Rig, Router, until
+from tests.sidecar.conftest import DONE, TOKEN, Engine, Rig, Router
 
 KEY = b"k" * 32
 IDLE: dict[str, Any] = {"kv_blocks_total": 500, "kv_blocks_free": 500, "block_tokens": 16}
@@ -197,14 +198,14 @@ async def test_states_of_unknown_requests_are_ignored(rig: Rig, engine: Engine, 
 async def test_a_disconnected_client_frees_its_place_immediately(rig: Rig, router: Router) -> None:
     await ticket_of(router, 1)
     await router.cancel(1)
-    await until(lambda: rig.replica.unfinished == 0)
+    await eventually(lambda: rig.replica.unfinished == 0)
     assert rig.metric("ends_total", tier="chat", end="cancelled") == 1
 
 
 async def test_a_router_that_crashes_frees_its_places(rig: Rig, router: Router) -> None:
     await ticket_of(router, 1)
     router.call.cancel()
-    await until(lambda: rig.replica.unfinished == 0)
+    await eventually(lambda: rig.replica.unfinished == 0)
 
 
 async def test_an_unused_ticket_is_revoked(rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +236,7 @@ async def test_a_drain_returns_requests_that_the_engine_has_not_started(rig: Rig
 async def test_thinking_ends_when_the_router_reports_it(rig: Rig, router: Router) -> None:
     key = str((await ticket_of(router, 1)).fields["penstock_id"])
     await report_state(router, 1, wire.ANSWER_STATE_BEGUN, thinking_tokens=2)
-    await until(lambda: rig.mirror.thinking_tokens(key) == 2)
+    await eventually(lambda: rig.mirror.thinking_tokens(key) == 2)
     assert (await reported(router, 1, wire.ANSWER_STATE_WHOLE, tokens=4)).finished.thinking_tokens == 2
 
 
@@ -243,5 +244,5 @@ async def test_a_router_gets_progress_without_output(rig: Rig, router: Router) -
     key = str((await ticket_of(router, 1)).fields["penstock_id"])
     frames = len(router.frames)
     rig.reports.receive([runs(key, 1)])
-    await until(lambda: len(router.frames) > frames)
+    await eventually(lambda: len(router.frames) > frames)
     assert router.frames[-1].snapshot.running == 1

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from gateway.replica import HttpReplica
+from patience import eventually
 from penstock_picker.ext_authz import ext_authz_app
 from penstock_picker.ext_proc import ext_proc
 from penstock_picker.picker import Picker
@@ -15,7 +16,7 @@ from penstock_routing.discovery.endpoints import Fixed
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import Settings, settings_of
 from penstock_runtime.serving import address_of, listen, serving
-from scripted.router import MODEL, NoSpread, make_link, pool_with, until
+from scripted.router import MODEL, NoSpread, make_link, pool_with
 
 
 @asynccontextmanager
@@ -36,7 +37,7 @@ async def picker_of(
         following = asyncio.create_task(replica_set.follow(Fixed({r.name: r.address for r in replicas})))
         stack.push_async_callback(asyncio.wait, [following])
         stack.callback(following.cancel)
-        await until(lambda: len(replica_set.loads()) == len(replicas))
+        await eventually(lambda: len(replica_set.loads()) == len(replicas))
         known = Keys(pool.spec.applications, keys or {})
         yield Picker(pool, settings or settings_of(pool), known, replica_set, **more)
 

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import httpx2
 from openai import AsyncOpenAI, OpenAI
+from patience import eventually
 from penstock_pool import Application, Pool, parse_pool
 from penstock_router.http.admin_port import admin_app
 from penstock_router.http.app import RouterApp
@@ -65,13 +66,6 @@ def pool_with(**spec: Any) -> Pool:
     return parse_pool(document, "pool.yaml")
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110  few conditions have an event
-            await asyncio.sleep(0.002)
-
-
 @dataclass(frozen=True, slots=True)
 class RunningRouter:
     """A router that serves, with clients of its API (`http`, `openai`) and of its admin port (`admin`)."""
@@ -87,7 +81,7 @@ class RunningRouter:
         return OpenAI(base_url=f"http://{self.address}/v1", api_key="any", max_retries=0)
 
     async def all_in(self, state: LinkState = LinkState.READY) -> None:
-        await until(lambda: all(link.state is state for link in self.replica_set.links))
+        await eventually(lambda: all(link.state is state for link in self.replica_set.links))
 
     async def chat(self, headers: Mapping[str, str] | None = None, **body: Any) -> httpx2.Response:
         """Send a request for a chat completion."""
