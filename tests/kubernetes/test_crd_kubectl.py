@@ -14,7 +14,10 @@ pytestmark = pytest.mark.usefixtures("definition")
 @pytest.mark.parametrize(
     ("path", "lines"),
     [
-        ("servingpool", ["ServingPool is a model served by replicas that keep the SLOs of every request"]),
+        (
+            "servingpool",
+            ["ServingPool describes replicas that serve one model and meet the SLOs of all requests"],
+        ),
         (
             "pool.spec.tiers.slo",
             [
@@ -28,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("definition")
             "pool.spec.tiers.slo.ttft",
             [
                 "Time to first token, from when the router has read the request: a duration, or",
-                "slowdown <number> -required- Times the prompt's prefill time on an idle replica",
+                "slowdown <number> -required- Multiple of the prompt's prefill time on an idle replica",
             ],
         ),
         ("pool.spec.scheduling", ["policy <string> enum: annealing, slos-serve, sola, accelgen"]),
