@@ -46,7 +46,9 @@ def test_no_output_and_no_work_for_the_engine_before_the_verdict() -> None:
 
 
 def test_the_message_is_a_sentence() -> None:
-    with pytest.raises(ImpossibleEvent, match="a request that is finished cannot see: output"):
+    with pytest.raises(
+        ImpossibleEvent, match="event 'output' is impossible for a request in state 'finished'"
+    ):
         after(State.FINISHED, Event.OUTPUT)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from penstock_core.policies import POLICIES
 from penstock_core.routing.orders import ORDERS
-from penstock_pool.cel import CelRule, Why
+from penstock_pool.cel import CelRule, FieldErrorReason
 from penstock_pool.crd import SCHEMA_ANNOTATION, definition, schema_digest
 from penstock_pool.crd.page import page
 
@@ -99,7 +99,7 @@ def test_the_description_has_an_example() -> None:
     [
         (CelRule("self.a > 0", "is none"), {"rule": "self.a > 0", "message": "is none"}),
         (
-            CelRule("has(self.a)", "missing", at="a", why=Why.MISSING),
+            CelRule("has(self.a)", "missing", field_path="a", reason=FieldErrorReason.MISSING),
             {
                 "rule": "has(self.a)",
                 "message": "missing",

@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from penstock_pool.cel import CelRule, Why, checked_by
+from penstock_pool.cel import CelRule, FieldErrorReason, checked_by
 from penstock_pool.scalars import Count, Name, ObjectName, Text, wrong_at
 from penstock_pool.spec import Spec
 
@@ -20,8 +20,8 @@ class KeySource(Spec):
         CelRule(
             "!has(self.file)",
             "is for local tools; a cluster reads keys from a Secret of its own: write secret",
-            at="file",
-            why=Why.UNUSED,
+            field_path="file",
+            reason=FieldErrorReason.UNUSED,
         ),
     )
 

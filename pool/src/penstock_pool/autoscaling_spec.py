@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from penstock_core.autoscaling.terms import Scaling
 from pydantic import Field, model_validator
 
-from penstock_pool.cel import CelRule, Why, checked_by
+from penstock_pool.cel import CelRule, FieldErrorReason, checked_by
 from penstock_pool.scalars import Count, Duration, Number, Replicas, Url, Window, wrong_at
 from penstock_pool.spec import Spec
 
@@ -48,30 +48,30 @@ class Autoscaling(Spec):
         CelRule(
             "self.minReplicas <= self.maxReplicas",
             "is above maxReplicas; at most that",
-            at="minReplicas",
+            field_path="minReplicas",
         ),
         CelRule(
             "self.by != 'keda' || has(self.prometheusUrl)",
             "missing; by: keda needs the URL of a Prometheus",
-            at="prometheusUrl",
-            why=Why.MISSING,
+            field_path="prometheusUrl",
+            reason=FieldErrorReason.MISSING,
         ),
         CelRule(
             "self.by == 'keda' || !has(self.prometheusUrl)",
             "would not be used; write by: keda, or remove it",
-            at="prometheusUrl",
-            why=Why.UNUSED,
+            field_path="prometheusUrl",
+            reason=FieldErrorReason.UNUSED,
         ),
         CelRule(
             "self.by != 'hpa' || self.minReplicas > 0",
             "0 is not possible with by: hpa; write by: penstock, by: keda, or 1",
-            at="minReplicas",
+            field_path="minReplicas",
         ),
         CelRule(
             "self.by != 'hpa' || !has(self.targetAttainment)",
             NOT_BY_HPA,
-            at="targetAttainment",
-            why=Why.UNUSED,
+            field_path="targetAttainment",
+            reason=FieldErrorReason.UNUSED,
         ),
     )
 
@@ -112,7 +112,7 @@ class Autoscaling(Spec):
     )
 
     @property
-    def attainment_wanted(self) -> float:
+    def target_attainment_or_default(self) -> float:
         """Return `targetAttainment`, or its default."""
         return DEFAULT_ATTAINMENT if self.target_attainment is None else self.target_attainment
 
@@ -121,7 +121,7 @@ class Autoscaling(Spec):
         return Scaling(
             min_replicas=self.min_replicas,
             max_replicas=self.max_replicas,
-            target_attainment=self.attainment_wanted,
+            target_attainment=self.target_attainment_or_default,
             scale_up_window_s=self.scale_up.stabilization_window_s,
             scale_down_window_s=self.scale_down.stabilization_window_s,
             idle_timeout_s=self.idle_timeout_s,
@@ -144,7 +144,7 @@ class Autoscaling(Spec):
         return self
 
     @model_validator(mode="after")
-    def _hpa_keeps_one(self) -> Self:
+    def _hpa_needs_one_replica(self) -> Self:
         if self.by == "hpa" and self.min_replicas == 0:
             raise wrong_at(
                 "minReplicas", "0 is not possible with by: hpa; write by: penstock, by: keda, or 1"
@@ -152,7 +152,7 @@ class Autoscaling(Spec):
         return self
 
     @model_validator(mode="after")
-    def _hpa_knows_no_attainment(self) -> Self:
+    def _hpa_has_no_attainment(self) -> Self:
         if self.by == "hpa" and self.target_attainment is not None:
             raise wrong_at("targetAttainment", NOT_BY_HPA)
         return self

@@ -23,7 +23,7 @@ KEYED_BY_NAME: dict[str, Any] = {
 _VALUE = re.compile(r"\{([^{}]+)\}")
 
 
-class Why(StrEnum):
+class FieldErrorReason(StrEnum):
     """Kubernetes' reason of a field error, which is shown before the message."""
 
     INVALID = "FieldValueInvalid"
@@ -35,24 +35,24 @@ class Why(StrEnum):
 class CelRule:
     """A condition that must hold, with its error message.
 
-    holds: CEL over `self`, and over `oldSelf` for rules about a change.
-    says: the message. Expressions in braces are CEL of type string with bounded length, because Kubernetes
-        rejects messages that may be too expensive.
-    at: the field of `self` that the error names, such as `pool`; "" for `self` itself.
+    rule: CEL over `self`, and over `oldSelf` for rules about a change.
+    message: the error message. Expressions in braces are CEL of type string with bounded length, because
+        Kubernetes rejects messages that may be too expensive.
+    field_path: the field of `self` that the error names, such as `pool`; "" for `self` itself.
     """
 
-    holds: str
-    says: str
-    at: str = ""
-    why: Why = Why.INVALID
+    rule: str
+    message: str
+    field_path: str = ""
+    reason: FieldErrorReason = FieldErrorReason.INVALID
 
     def document(self) -> dict[str, str]:
         """Return the rule as in a CustomResourceDefinition."""
-        document = {"rule": self.holds, **_message(self.says)}
-        if self.at:
-            document["fieldPath"] = f".{self.at}"
-        if self.why is not Why.INVALID:
-            document["reason"] = self.why.value
+        document = {"rule": self.rule, **_message(self.message)}
+        if self.field_path:
+            document["fieldPath"] = f".{self.field_path}"
+        if self.reason is not FieldErrorReason.INVALID:
+            document["reason"] = self.reason.value
         return document
 
 
@@ -66,10 +66,10 @@ def documents(*rules: CelRule) -> dict[str, Any]:
     return {VALIDATIONS: [rule.document() for rule in rules]}
 
 
-def _message(says: str) -> dict[str, str]:
-    if "{" not in says:
-        return {"message": says}
-    texts_and_values = _VALUE.split(says)  # text at even indices, expressions in braces at odd ones
+def _message(message: str) -> dict[str, str]:
+    if "{" not in message:
+        return {"message": message}
+    texts_and_values = _VALUE.split(message)  # text at even indices, expressions in braces at odd ones
     parts = [part if place % 2 else _quoted(part) for place, part in enumerate(texts_and_values) if part]
     return {"messageExpression": " + ".join(parts)}
 

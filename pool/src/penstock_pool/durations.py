@@ -25,7 +25,7 @@ def parse_duration_s(text: str) -> float:
     Raises ValueError with the given text and valid ones.
     """
     if len(text) > LONGEST_TEXT or not _WHOLE.fullmatch(text):
-        raise ValueError(_what_is_wrong(text))
+        raise ValueError(_problem(text))
     seconds = sum(float(number) * UNIT_S[unit] for number, unit in _PART.findall(text))
     if seconds > LONGEST_S:
         raise ValueError(f'"{text}" is longer than a day; at most 24h')
@@ -44,7 +44,7 @@ def exact_duration(seconds: float) -> str:
     return f"{Decimal(repr(float(seconds))).normalize():f}s"
 
 
-def _what_is_wrong(text: str) -> str:
+def _problem(text: str) -> str:
     if not _NUMBER.fullmatch(text):
         return f'"{text}" is not a duration; write for example 800ms, 1.5s or 2m'
     number = float(text)

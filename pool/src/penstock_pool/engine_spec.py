@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock_pool.cel import CelRule, Why, checked_by
+from penstock_pool.cel import CelRule, FieldErrorReason, checked_by
 from penstock_pool.known import TimeModelName
 from penstock_pool.pod_spec import PodTemplate, Resources
 from penstock_pool.scalars import Count, Duration, Flag, Number, ObjectName, Text, wrong_at
@@ -15,7 +15,7 @@ from penstock_pool.time_models import SUFFIX
 AUTO = "auto"
 """Value of `timeModel` for a time model that is measured at start."""
 
-SPEED_OF_A_BUILT_IN = "a simulated engine cannot be measured; write for example llama-3-8b-a100"
+NEEDS_BUILT_IN_MODEL = "a simulated engine cannot be measured; write for example llama-3-8b-a100"
 
 GPU = "nvidia.com/gpu"
 """The resource whose number follows from `tensorParallelSize`."""
@@ -26,12 +26,12 @@ CACHE_ARGUMENTS = r"^--(no[-_])?enable[-_]prefix[-_]caching"
 REPORTS_CACHED = "--enable-prompt-tokens-details"
 """vLLM's argument for `usage.prompt_tokens_details` in answers."""
 
-GIVEN_TWICE = "is also set by an argument in args; remove one of them"
+ALSO_IN_ARGS = "is also set by an argument in args; remove one of them"
 
 MORE_GPUS = r"^(--(pipeline|data)[-_]parallel[-_]size|-pp|-dp)"
 """vLLM's arguments by which a replica uses more GPUs than `tensorParallelSize`."""
 
-NOT_THE_GPUS_SPANNED = (
+GPU_COUNT_DIFFERS = (
     f"{GPU} differs from tensorParallelSize, the number of GPUs of one replica: write the same number, "
     f'leave {GPU} out, or write "0" for an engine without such GPUs'
 )
@@ -79,8 +79,8 @@ class ModelSpec(Spec):
             "self.name == oldSelf.name",
             'cannot change from "{oldSelf.name}": replicas are replaced one by one, and meanwhile clients '
             "would get answers of both models; create a second pool",
-            at="name",
-            why=Why.UNUSED,
+            field_path="name",
+            reason=FieldErrorReason.UNUSED,
         )
     )
 
@@ -118,30 +118,30 @@ class EngineSpec(Spec):
     model_config = checked_by(
         CelRule(
             f"self.type != 'simulated' || !self.timeModel.matches('^({AUTO}|.*[{SUFFIX[0]}]{SUFFIX[1:]})$')",
-            SPEED_OF_A_BUILT_IN,
-            at="timeModel",
+            NEEDS_BUILT_IN_MODEL,
+            field_path="timeModel",
         ),
         CelRule(
             "self.type != 'openai' || has(self.image)",
             "missing; a cluster needs the engine's container image, for example vllm/vllm-openai:v0.33.0",
-            at="image",
-            why=Why.MISSING,
+            field_path="image",
+            reason=FieldErrorReason.MISSING,
         ),
         CelRule(
             "self.type != 'vllm' || !has(self.resources) || !has(self.resources.limits) || "
             f"!('{GPU}' in self.resources.limits) || "
             f"string(self.resources.limits['{GPU}']) in ['0', string(self.tensorParallelSize)] || "
             f"(has(self.args) && self.args.exists(argument, argument.matches('{MORE_GPUS}')))",
-            NOT_THE_GPUS_SPANNED,
-            at="resources.limits",
+            GPU_COUNT_DIFFERS,
+            field_path="resources.limits",
         ),
         CelRule(
             "!has(self.prefixCaching) || !has(self.args) || "
             f"!self.args.exists(argument, argument.matches('{CACHE_ARGUMENTS}'))",
-            GIVEN_TWICE,
-            at="prefixCaching",
+            ALSO_IN_ARGS,
+            field_path="prefixCaching",
         ),
-        CelRule("self.type != 'openai' || self.answerPath != 'direct'", NO_TICKETS, at="answerPath"),
+        CelRule("self.type != 'openai' || self.answerPath != 'direct'", NO_TICKETS, field_path="answerPath"),
     )
 
     type: Literal["vllm", "openai", "simulated"] = Field(
@@ -260,15 +260,15 @@ class EngineSpec(Spec):
     @model_validator(mode="after")
     def _simulated_needs_time_model(self) -> Self:
         if self.type == "simulated" and (self.time_model == AUTO or self.time_model.endswith(SUFFIX)):
-            raise wrong_at("timeModel", SPEED_OF_A_BUILT_IN)
+            raise wrong_at("timeModel", NEEDS_BUILT_IN_MODEL)
         return self
 
     @model_validator(mode="after")
-    def _has_the_gpus_that_it_spans(self) -> Self:
+    def _gpu_count_matches(self) -> Self:
         given = str(self.resources.limits.get(GPU, "0"))
         more = any(re.match(MORE_GPUS, argument) for argument in self.args)
         if self.type == "vllm" and given not in ("0", str(self.tensor_parallel_size)) and not more:
-            raise wrong_at("resources.limits", NOT_THE_GPUS_SPANNED)
+            raise wrong_at("resources.limits", GPU_COUNT_DIFFERS)
         return self
 
     @model_validator(mode="after")
@@ -278,9 +278,9 @@ class EngineSpec(Spec):
         return self
 
     @model_validator(mode="after")
-    def _says_its_cache_once(self) -> Self:
+    def _prefix_caching_set_once(self) -> Self:
         if self.prefix_caching is not None and any(re.match(CACHE_ARGUMENTS, word) for word in self.args):
-            raise wrong_at("prefixCaching", GIVEN_TWICE)
+            raise wrong_at("prefixCaching", ALSO_IN_ARGS)
         return self
 
 

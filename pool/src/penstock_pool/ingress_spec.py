@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock_pool.cel import CelRule, Why, checked_by
+from penstock_pool.cel import CelRule, FieldErrorReason, checked_by
 from penstock_pool.scalars import Host, LabelName, Name, ObjectName, wrong_at
 from penstock_pool.spec import Spec
 
@@ -28,26 +28,26 @@ class Ingress(Spec):
         CelRule(
             "self.kind != 'HTTPRoute' || has(self.gateway)",
             "missing; kind: HTTPRoute needs the Gateway that it attaches to",
-            at="gateway",
-            why=Why.MISSING,
+            field_path="gateway",
+            reason=FieldErrorReason.MISSING,
         ),
         CelRule(
             "self.kind == 'HTTPRoute' || !has(self.gateway)",
             "would not be used; write kind: HTTPRoute, or remove it",
-            at="gateway",
-            why=Why.UNUSED,
+            field_path="gateway",
+            reason=FieldErrorReason.UNUSED,
         ),
         CelRule(
             "self.kind == 'Ingress' || !has(self.className)",
             "would not be used; write kind: Ingress, or remove it",
-            at="className",
-            why=Why.UNUSED,
+            field_path="className",
+            reason=FieldErrorReason.UNUSED,
         ),
         CelRule(
             "self.kind == 'Ingress' || !has(self.tlsSecret)",
             "would not be used; the Gateway has its own, or write kind: Ingress",
-            at="tlsSecret",
-            why=Why.UNUSED,
+            field_path="tlsSecret",
+            reason=FieldErrorReason.UNUSED,
         ),
     )
 
@@ -78,7 +78,7 @@ class Ingress(Spec):
     )
 
     @model_validator(mode="after")
-    def _says_only_what_its_kind_uses(self) -> Self:
+    def _fields_match_kind(self) -> Self:
         if self.kind == "HTTPRoute" and self.gateway is None:
             raise wrong_at("gateway", "missing; kind: HTTPRoute needs the Gateway that it attaches to")
         if self.kind == "Ingress" and self.gateway is not None:

@@ -55,14 +55,14 @@ RULES = {
 }
 """Descriptions of valid values by pydantic's error types."""
 
-SILENT = {"default_factory_not_called"}
+FOLLOW_UP_ERRORS = {"default_factory_not_called"}
 """Error types that follow from another error, which has its own line."""
 
 
 def schema_problems(error: ValidationError, root: type[BaseModel]) -> Iterator[Problem]:
     """Yield a problem for each field that pydantic rejected."""
     for detail in error.errors(include_url=False):
-        if detail["type"] not in SILENT:
+        if detail["type"] not in FOLLOW_UP_ERRORS:
             location = [part for part in detail["loc"] if not _is_tag(part)]
             field = detail.get("ctx", {}).get("field")
             at = [*location, field] if field else location
@@ -88,7 +88,7 @@ def shown(value: Any) -> str:
 def _message(detail: ErrorDetails, location: Location, root: type[BaseModel]) -> str:
     kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "pool":
-        return _own_words(detail)
+        return _own_message(detail)
     if kind == "missing":
         return _missing(_field_at(root, location))
     if kind == "extra_forbidden":
@@ -102,7 +102,7 @@ def _message(detail: ErrorDetails, location: Location, root: type[BaseModel]) ->
     return f"{shown(given)}: {detail['msg']}" if rule is None else f"{shown(given)} {rule.format(**context)}"
 
 
-def _own_words(detail: ErrorDetails) -> str:
+def _own_message(detail: ErrorDetails) -> str:
     message = str(detail["msg"])
     whole = message.startswith('"') or message.startswith("missing") or "field" in detail.get("ctx", {})
     return message if whole else f"{shown(detail['input'])} {message}"

@@ -87,12 +87,12 @@ def _positive(seconds: float) -> float:
 
 DURATION = r"^([0-9]+([.][0-9]+)?(ns|us|µs|ms|s|m|h))+$"
 DURATION_FORMAT = "penstock-duration"
-_BARE = "^[0-9]+([.][0-9]+)?$"
+_WITHOUT_UNIT = "^[0-9]+([.][0-9]+)?$"
 _IS_DURATION = f"self.matches('{DURATION}')"
 _ANY_DURATION = (
-    CelRule(f"!self.matches('{_BARE}')", '"{self}" has no unit; write {self}ms or {self}s'),
+    CelRule(f"!self.matches('{_WITHOUT_UNIT}')", '"{self}" has no unit; write {self}ms or {self}s'),
     CelRule(
-        f"self.matches('{_BARE}') || {_IS_DURATION}",
+        f"self.matches('{_WITHOUT_UNIT}') || {_IS_DURATION}",
         '"{self}" is not a duration; write for example 800ms, 1.5s or 2m',
     ),
     CelRule(

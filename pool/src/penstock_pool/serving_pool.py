@@ -13,8 +13,8 @@ from penstock_pool.gateway_spec import (
     GATEWAY_RULES,
     NO_CERTIFICATE,
     NO_INGRESS,
-    NOT_TO_ZERO,
-    NOT_TRACED,
+    NO_SCALE_TO_ZERO,
+    NO_TRACING,
     GatewayName,
 )
 from penstock_pool.ingress_spec import Ingress
@@ -37,7 +37,7 @@ class Metadata(Spec):
     name: PoolName = Field(description="The pool's name.", examples=["llama3-8b"])
 
 
-_LIKE_THE_FIRST = "write the name of one in tiers, such as {self.tiers[0].name}"
+_TIER_HINT = "write the name of one in tiers, such as {self.tiers[0].name}"
 
 
 class PoolSpec(Spec):
@@ -47,26 +47,26 @@ class PoolSpec(Spec):
         CelRule(
             "!has(self.autoscaling) || self.replicas <= self.autoscaling.maxReplicas",
             "is above autoscaling's maxReplicas; at most that",
-            at="replicas",
+            field_path="replicas",
         ),
         CelRule(
             "self.tiers.size() == 0 || !has(self.defaultTier) || "
             "self.tiers.exists(tier, tier.name == self.defaultTier)",
-            f'"{{self.defaultTier}}" is not a tier; {_LIKE_THE_FIRST}',
-            at="defaultTier",
+            f'"{{self.defaultTier}}" is not a tier; {_TIER_HINT}',
+            field_path="defaultTier",
         ),
         CelRule(
             "self.tiers.size() == 0 || !has(self.applications) || self.applications.all(application, "
             "self.tiers.exists(tier, tier.name == application.tier))",
-            f"the tier of an application does not exist; {_LIKE_THE_FIRST}",
-            at="applications",
+            f"the tier of an application does not exist; {_TIER_HINT}",
+            field_path="applications",
         ),
         CelRule(
             "self.tiers.size() == 0 || !has(self.applications) || self.applications.all(application, "
             "!has(application.allow) || "
             "application.allow.all(name, self.tiers.exists(tier, tier.name == name)))",
-            f"a tier that an application allows does not exist; {_LIKE_THE_FIRST}",
-            at="applications",
+            f"a tier that an application allows does not exist; {_TIER_HINT}",
+            field_path="applications",
         ),
         *GATEWAY_RULES,
     )
@@ -125,7 +125,7 @@ class PoolSpec(Spec):
         return self.routing.order_with(self.engine.caches_prefixes)
 
     @model_validator(mode="after")
-    def _starts_within_the_bounds(self) -> Self:
+    def _initial_replicas_within_bounds(self) -> Self:
         bounds = self.autoscaling
         if bounds is not None and self.replicas > bounds.max_replicas:
             raise wrong_at(
@@ -135,14 +135,14 @@ class PoolSpec(Spec):
         return self
 
     @model_validator(mode="after")
-    def _has_a_gateway_that_can_do_it(self) -> Self:
+    def _gateway_supports_fields(self) -> Self:
         to_zero = self.autoscaling is not None and self.autoscaling.min_replicas == 0
         if to_zero and self.gateway != "router":
-            raise wrong_at("autoscaling.minReplicas", NOT_TO_ZERO)
+            raise wrong_at("autoscaling.minReplicas", NO_SCALE_TO_ZERO)
         if self.gateway == "inferencePool" and self.ingress is not None and self.ingress.kind == "Ingress":
             raise wrong_at("ingress.kind", NO_INGRESS)
         if self.gateway != "envoy" and self.router.tracing is not None:
-            raise wrong_at("router.tracing", NOT_TRACED)
+            raise wrong_at("router.tracing", NO_TRACING)
         if self.gateway == "inferencePool" and self.router.tls is not None:
             raise wrong_at("router.tls", NO_CERTIFICATE)
         return self

@@ -26,20 +26,20 @@ ORDER_WITH_CACHES = "best-fit"
 ORDER_WITHOUT_CACHES = "round-robin"
 """Order of a pool that names none and whose engines have no prefix cache."""
 
-_TOO_LONG = f"is longer than one message between router and replica can be; at most {MOST_BODY_BYTES}"
+_TOO_LONG_BODY = f"is longer than one message between router and replica can be; at most {MOST_BODY_BYTES}"
 
 
-def _fits_a_message(body_bytes: int) -> int:
+def _within_one_message(body_bytes: int) -> int:
     if body_bytes > MOST_BODY_BYTES:
-        raise wrong(_TOO_LONG)
+        raise wrong(_TOO_LONG_BODY)
     return body_bytes
 
 
-BodyBytes = Annotated[Count, AfterValidator(_fits_a_message)]
+BodyBytes = Annotated[Count, AfterValidator(_within_one_message)]
 """Length of a request's body that fits into a session's message."""
 
 
-def _no_offload(backup: Any) -> Any:
+def _not_offload(backup: Any) -> Any:
     if backup == "offload":
         raise wrong(
             "is not supported: routers do not send requests to another pool; write best-effort or reject"
@@ -97,7 +97,7 @@ class Routing(Spec):
         examples=["prefix"],
     )
     max_hops: Count = Field(default=3, description="Most replicas tried before the backup.", examples=[3])
-    backup: Annotated[Literal["best-effort", "reject"], BeforeValidator(_no_offload)] = Field(
+    backup: Annotated[Literal["best-effort", "reject"], BeforeValidator(_not_offload)] = Field(
         default="best-effort",
         description="Treatment of a request that no replica can serve in time: served as `best-effort`, or "
         "`reject`ed with 429.",
@@ -154,7 +154,7 @@ class RouterSpec(Spec):
         default=8 * 2**20,
         description="Largest request body, in bytes, at most 60 MiB; larger is answered 413.",
         examples=[8388608],
-        json_schema_extra=documents(CelRule(f"self <= {MOST_BODY_BYTES}", _TOO_LONG)),
+        json_schema_extra=documents(CelRule(f"self <= {MOST_BODY_BYTES}", _TOO_LONG_BODY)),
     )
     max_header_bytes: Count = Field(
         default=32 * 2**10,

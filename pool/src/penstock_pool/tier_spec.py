@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from penstock_core.domain.slo import Judge, Slo, Tier
 from pydantic import ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from penstock_pool.cel import CelRule, Why, checked_by, documents
+from penstock_pool.cel import CelRule, FieldErrorReason, checked_by, documents
 from penstock_pool.durations import LONGEST_TEXT
 from penstock_pool.scalars import DURATION, Duration, Flag, Name, Number, wrong_at
 from penstock_pool.spec import Spec
@@ -23,7 +23,7 @@ def _ttft_kind(given: Any) -> str:
     return "<slowdown>" if isinstance(given, dict | Slowdown) else "<duration>"
 
 
-_LIKE: list[Any] = ["800ms", "1.5s", {"slowdown": 5}]
+_TTFT_EXAMPLES: list[Any] = ["800ms", "1.5s", {"slowdown": 5}]
 _NO_OTHER_TYPE = {"minimum": 1, "maximum": 0, "minItems": 1, "maxItems": 0, "not": {"enum": [True, False]}}
 """Matches no number, list or boolean, because Kubernetes has no keyword for that."""
 
@@ -39,7 +39,10 @@ Ttft = Annotated[
             "properties": {"slowdown": Slowdown.model_json_schema()["properties"]["slowdown"]},
             "required": ["slowdown"],
             "maxProperties": 1,
-            "anyOf": [{"enum": _LIKE}, _NO_OTHER_TYPE],  # for values of other types, the error lists examples
+            "anyOf": [
+                {"enum": _TTFT_EXAMPLES},
+                _NO_OTHER_TYPE,
+            ],  # for values of other types, the error lists examples
         }
     ),
 ]
@@ -48,13 +51,13 @@ Ttft = Annotated[
 """
 
 
-def _no_later_than_the_last_token(field: str) -> CelRule:
+def _not_after_last_token(field: str) -> CelRule:
     both = f"has(self.{field}) && has(self.e2e)"
     durations = f"self.{field}.matches('{DURATION}') && self.e2e.matches('{DURATION}')"
     return CelRule(
         f"!({both} && {durations}) || duration(self.{field}) <= duration(self.e2e)",
         f"is shorter than {field}; the last token is not due before the others",
-        at="e2e",
+        field_path="e2e",
     )
 
 
@@ -64,7 +67,7 @@ class SloSpec(Spec):
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [{"required": [target]} for target in ("ttft", "tpot", "answerTpot", "e2e")],
-            **documents(*(_no_later_than_the_last_token(pace) for pace in ("tpot", "answerTpot"))),
+            **documents(*(_not_after_last_token(pace) for pace in ("tpot", "answerTpot"))),
         }
     )
 
@@ -125,14 +128,14 @@ class TierSpec(Spec):
         CelRule(
             "!self.bestEffort || !has(self.slo)",
             "best effort has no SLO; remove slo, or bestEffort: true",
-            at="slo",
-            why=Why.UNUSED,
+            field_path="slo",
+            reason=FieldErrorReason.UNUSED,
         ),
         CelRule(
             "self.bestEffort || has(self.slo)",
             "missing; write targets, or bestEffort: true",
-            at="slo",
-            why=Why.MISSING,
+            field_path="slo",
+            reason=FieldErrorReason.MISSING,
         ),
     )
 

@@ -140,7 +140,7 @@ class HttpRequest:
 
     @property
     def client_host(self) -> str:
-        """The client's address."""
+        """Return the client's address."""
         return self._connection.client_host
 
     async def body(

@@ -37,7 +37,7 @@ class Capped(Steered):
     def _lookahead_within_caps(
         self, request: EngineRequest, num_computed_tokens: int, num_new_tokens: int
     ) -> int:
-        """Replaces `_reserve_prefill_lookahead`.
+        """Return the lookahead within the caps, instead of `_reserve_prefill_lookahead`.
 
         A new request's padding to a decode with draft tokens stays.
         """

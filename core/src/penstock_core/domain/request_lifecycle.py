@@ -59,7 +59,7 @@ class ImpossibleEvent(Exception):
     """An event that is impossible in this state: a defect of its sender."""
 
     def __init__(self, state: State, event: Event) -> None:
-        super().__init__(f"a request that is {state.value} cannot see: {event.value}")
+        super().__init__(f"event '{event.value}' is impossible for a request in state '{state.value}'")
         self.state, self.event = state, event
 
 
@@ -111,7 +111,7 @@ def page() -> str:
 _HEAD = (
     "# The life of a request in a replica",
     "",
-    "Generated from `TABLE` in `penstock_core.domain.request_lifecycle`; a test keeps it fresh.",
+    "Generated from `TABLE` in `penstock_core.domain.request_lifecycle`; a test checks that it is current.",
     "Pairs that the table below leaves empty cannot happen and raise `ImpossibleEvent`.",
     "",
 )

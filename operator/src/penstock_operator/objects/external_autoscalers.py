@@ -135,7 +135,7 @@ def _queries(context: RenderContext, autoscaling: Autoscaling) -> list[tuple[str
     )
     open_requests = f"sum({metrics.prefix}_open_requests{{{metrics.labels}}})"
     no_replicas = f"(sum({metrics.ready}{{{metrics.labels}}}) or 0 * {open_requests}) == 0"
-    shortfall = _shortfall_query(context, replicas, metrics, autoscaling.attainment_wanted)
+    shortfall = _shortfall_query(context, replicas, metrics, autoscaling.target_attainment_or_default)
     queries = [
         (f"sum(penstock_replica_filled_ratio{{{replicas}}}) or {no_replicas}", TARGET_FILL),
         (f"{shortfall} or 0 * {open_requests}", TARGET_FILL),

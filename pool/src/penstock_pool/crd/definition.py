@@ -72,7 +72,7 @@ def schema() -> Schema:
             "kind": {"type": "string", "description": f"Always {KIND}."},
             "metadata": {"type": "object"},
             "spec": _schema_of(PoolSpec),
-            "status": _only_what_is_written(_schema_of(PoolStatus)),
+            "status": _without_defaults(_schema_of(PoolStatus)),
         },
         **rules,
     }
@@ -99,14 +99,14 @@ def columns() -> list[dict[str, Any]]:
     ]
 
 
-def _only_what_is_written(status: Schema) -> Schema:
+def _without_defaults(status: Schema) -> Schema:
     """Return a schema without defaults, because absent values mean that nothing was observed."""
     kept = {key: value for key, value in status.items() if key != "default"}
     if "properties" in kept:
         fields = kept["properties"].items()
-        kept["properties"] = {name: _only_what_is_written(field) for name, field in fields}
+        kept["properties"] = {name: _without_defaults(field) for name, field in fields}
     if "items" in kept:
-        kept["items"] = _only_what_is_written(kept["items"])
+        kept["items"] = _without_defaults(kept["items"])
     return kept
 
 

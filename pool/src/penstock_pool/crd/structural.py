@@ -22,7 +22,7 @@ def structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> 
     """Return a schema with all of its references resolved in place."""
     whole = _one_type(schema, definitions)
     built: Schema = {}
-    if about := _about(whole):
+    if about := _description(whole):
         built["description"] = about
     for key, value in whole.items():
         if key not in DROPPED and value != DURATION_FORMAT:
@@ -44,7 +44,7 @@ def _one_type(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> S
     return whole | ({"anyOf": kinds} if kinds else {})
 
 
-def _about(whole: Schema) -> str:
+def _description(whole: Schema) -> str:
     """Return the description, with an example if it differs from the default."""
     described = str(whole.get("description", ""))
     examples = whole.get("examples", ())

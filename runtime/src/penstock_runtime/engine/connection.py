@@ -166,7 +166,7 @@ class EngineConnection(asyncio.Protocol):
             self._settle(None)
 
     def on_body(self, piece: bytes) -> None:
-        """Take a piece of the body."""
+        """Add a piece of the body."""
         self._unaccounted_bytes = 0
         self._pieces.append(piece)
 

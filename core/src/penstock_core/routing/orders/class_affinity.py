@@ -33,7 +33,7 @@ ALIKE = 1.25
 
 
 def class_affinity(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> tuple[str, ...]:
-    """Order: replicas of its own class that are not busy, then others that are not, then the rest."""
+    """Order by class: own replicas that are not busy, then other ones that are not, then busy ones."""
     return ranked(loads, request, lambda load: _key(load, request))
 
 
