@@ -30,7 +30,10 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class SidecarTls:
-    """Files of the server's identity. client_ca: signs clients that may connect; None lets all connect."""
+    """Files of the server's certificate.
+
+    client_ca: CA of the clients that may connect; None if all may.
+    """
 
     cert: Path
     key: Path
@@ -39,9 +42,10 @@ class SidecarTls:
 
 @dataclass(frozen=True, slots=True)
 class EngineTls:
-    """ca: signs the engine's certificate. server_name: the name in it; None for the URL's host.
+    """Files for TLS to the engine.
 
-    cert, key: shown to an engine that requires its clients' certificates; None shows none.
+    ca: CA of the engine's certificate. server_name: name in it; None for the URL's host.
+    cert, key: client certificate for an engine that requires one; None without.
     """
 
     ca: Path
@@ -52,11 +56,13 @@ class EngineTls:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One sidecar's settings. metrics: None serves no pages. drain_s: None takes the pool's.
+    """One sidecar's settings.
 
-    http: where gateways send requests; None takes none over HTTP. http_tls: of that port; None in the clear.
-    engine_key: the engine's API key, empty where it has none.
-    engine_tls: of an engine with https; None for the authorities that this machine trusts.
+    metrics: address of the pages; None to serve none.
+    drain_s: longest wait for open requests; None takes the pool's value.
+    http: address for gateways; None to serve none. http_tls: for that port; None without TLS.
+    engine_key: the engine's API key; empty if it has none.
+    engine_tls: for an engine with https; None to trust this machine's CA certificates.
     """
 
     pool: Path
@@ -76,7 +82,7 @@ class Options:
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """Return the flags, checked. An invalid one ends the process with a line on stderr and exit code 2."""
+    """Return the checked flags. An invalid one ends the process with a line on stderr and exit code 2."""
     parser = _parser()
     given = parser.parse_args(arguments)
     try:
@@ -185,7 +191,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(given: argparse.Namespace) -> None:
-    """Raise ValueError where flags contradict each other, or name files that do not exist."""
+    """Raise ValueError if flags contradict each other, or name files that do not exist."""
     if bool(given.tls_cert) != bool(given.tls_key):
         raise ValueError("--tls-cert and --tls-key belong together")
     if given.tls_client_ca and not given.tls_cert:
@@ -222,7 +228,7 @@ def _url(text: str) -> str:
 
 
 def _is_url(text: str) -> bool:
-    """Return whether this is a URL that fits into a request's head. One with a password would be logged."""
+    """Return whether a URL is valid. One with a password is not, because URLs are logged."""
     try:
         parts = urlsplit(text)
         known = parts.scheme in ("http", "https") and parts.port != 0

@@ -16,9 +16,10 @@ from penstock_sidecar.replica.serving import ServiceState
 def inspection_app(
     name: str, registry: CollectorRegistry, replicas: Sequence[Replica], demand: Demand | None
 ) -> App:
-    """Serve `/metrics`, `/health` of the process, `/ready` of the replica of this name, and its demand.
+    """Return the pages `/metrics`, `/health`, `/ready`, and demand if the replica serves HTTP.
 
-    replicas: this replica, once it is known. demand: of requests over HTTP; None where it takes none.
+    name: the replica's name. replicas: this replica; empty until it is assembled.
+    demand: demand of requests over HTTP; None if the replica does not serve HTTP.
     """
 
     def ready() -> bytes:
@@ -42,7 +43,7 @@ def inspection_app(
 
 
 def _state(service: ServiceState) -> LinkState:
-    """Return the state as a router would name it."""
+    """Return the state in a router's terms."""
     if service.draining:
         return LinkState.DRAINING
     return LinkState.READY if service.engine_ready else LinkState.ENGINE_DOWN

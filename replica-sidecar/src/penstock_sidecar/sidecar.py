@@ -65,11 +65,11 @@ class Parts:
 
 
 async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None:
-    """Serve until `stop`, then drain. Raises StartError where it cannot start."""
+    """Serve until `stop` is set, then drain. Raises StartError if the sidecar cannot start."""
     bounds = bounds_of(pool)
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    replicas: list[Replica] = []  # none, until the engine is known
+    replicas: list[Replica] = []  # empty until the engine is known
     async with contextlib.AsyncExitStack() as stack:
         demand = None if options.http is None else Demand(pool.tiers())
         metrics_address = await stack.enter_async_context(_serve_pages(options, registry, replicas, demand))
@@ -134,7 +134,7 @@ def assemble_parts(
     metrics: Metrics,
     bounds: Bounds,
 ) -> Parts:
-    """Return the parts of a replica, whose policy is warm. Raises what `tickets` raises."""
+    """Return the parts of a replica, after a warm-up of its policy. Raises the errors of `tickets`."""
     estimates = Estimates(facts.model)
     mirror, serves = mirror_of(pool, facts.kv, estimates, bounds), serving_of(pool)
     warm_up(serves.policy, mirror.view(0.0, estimates.model), serves.tiers.values())
@@ -160,7 +160,7 @@ def assemble_parts(
 
 @contextlib.contextmanager
 def _receiving(path: Path | None, parts: Parts, metrics: Metrics) -> Iterator[list[Callable[[], None]]]:
-    """Receive step reports within the block, if there is a socket. Yields what is to be called every tick."""
+    """Receive step reports within the block, if there is a socket. Yields functions to call every tick."""
     if path is None:
         yield []
         return
@@ -197,7 +197,7 @@ def _log_ready(
 
 
 async def stop_serving(replica: Replica, http: Server | None, drain_s: float) -> None:
-    """Drain a replica for up to `drain_s`, then end its sessions and what is left of its requests."""
+    """Drain a replica for up to `drain_s`, then end its sessions and remaining requests."""
     replica.state.stopping = True
     if http is not None:
         http.close_after_responses()
@@ -213,7 +213,7 @@ def _model_file(options: Options) -> Path | None:
 def identity_of(
     options: Options, pool: Pool, metrics_address: str | None, http: socket.socket | None
 ) -> Identity:
-    """Return how this replica describes itself."""
+    """Return the description of this replica."""
     metrics_url = "" if metrics_address is None else f"http://{metrics_address}/metrics"
     http_port = 0 if http is None else http.getsockname()[1]
     policy, direct = pool.spec.scheduling.policy, pool.spec.engine.direct
@@ -223,13 +223,13 @@ def identity_of(
 
 
 def root_port(engine: str, scheme: str) -> int:
-    """Return the port of an engine with this scheme that routers can reach without a path; else 0."""
+    """Return the port of an engine's URL if it has this scheme and no path; else 0."""
     parts = urlsplit(engine)
     return (parts.port or PORTS[scheme]) if parts.scheme == scheme and not parts.path.strip("/") else 0
 
 
 def engine_tls(options: Options) -> Contexts | None:
-    """Return the TLS of connections to the engine, where the flags say it. Raises StartError."""
+    """Return the TLS of connections to the engine; None without flags for it. Raises StartError."""
     tls = options.engine_tls
     try:
         return None if tls is None else client_contexts(tls.ca, tls.cert, tls.key, tls.server_name)
@@ -238,7 +238,7 @@ def engine_tls(options: Options) -> Contexts | None:
 
 
 def bounds_of(pool: Pool) -> Bounds:
-    """Return the sidecar's bounds with those that the pool sets."""
+    """Return the sidecar's bounds, including those that the pool sets."""
     scheduling, engine = pool.spec.scheduling, pool.spec.engine
     return replace(
         Bounds(),
@@ -251,7 +251,7 @@ def bounds_of(pool: Pool) -> Bounds:
 
 
 def serving_of(pool: Pool) -> Serving:
-    """Return what this pool's replicas serve."""
+    """Return the model that this pool's replicas serve, and its settings."""
     engine, scheduling = pool.spec.engine, pool.spec.scheduling
     return Serving(
         policy=build(scheduling.policy, scheduling.knobs()),
@@ -276,9 +276,9 @@ def mirror_of(pool: Pool, kv: KvCache, estimates: Estimates, bounds: Bounds) -> 
 
 
 def tickets_of(pool: Pool, options: Options, mirror: ReplicaMirror) -> Tickets:
-    """Return what seals tickets, with a new key beside the telemetry socket, where the pool has tickets.
+    """Return the tickets of this replica, with a new key in a file beside the telemetry socket.
 
-    Raises StartError.
+    Without direct answers in the pool, no tickets are sealed. Raises StartError.
     """
     if not pool.spec.engine.direct or options.telemetry is None:
         return Tickets()
@@ -292,7 +292,7 @@ def tickets_of(pool: Pool, options: Options, mirror: ReplicaMirror) -> Tickets:
 def gate_of(
     serves: Serving, mirror: ReplicaMirror, estimates: Estimates, bounds: Bounds, metrics: Metrics
 ) -> ReleaseGate | None:
-    """Return the gate before an engine that schedules by itself; None before any other."""
+    """Return the gate before an engine with its own scheduler; None for other engines."""
     if not isinstance(mirror, HoldingMirror):
         return None
     return ReleaseGate(serves.policy, mirror, estimates, bounds=bounds, metrics=metrics)
@@ -302,7 +302,7 @@ def gate_of(
 async def _serve_pages(
     options: Options, registry: CollectorRegistry, replicas: Sequence[Replica], demand: Demand | None
 ) -> AsyncIterator[str | None]:
-    """Serve the pages within the block. replicas: this one, once it is known."""
+    """Serve the pages within the block. replicas: this replica; empty until it is assembled."""
     if options.metrics is None:
         yield None
         return
@@ -323,9 +323,9 @@ async def background(
     ticks: Sequence[Callable[[], None]],
     faults: Faults,
 ) -> AsyncIterator[None]:
-    """Run what is not of one request: probes, ticks, load queries. A failure in it ends the sidecar.
+    """Run probes, ticks and load queries within the block. A failure in them ends the sidecar.
 
-    ticks: called every second or so.
+    ticks: functions that are called about every second.
     """
     async with asyncio.TaskGroup() as tasks:
         ticking = _ticking(ticks, bounds.snapshot_s, faults)

@@ -1,8 +1,8 @@
-"""A policy's first decision, made before the replica is ready.
+"""Warm-up of a policy before the replica is ready.
 
 First calls import modules and initialize libraries: slos-serve takes 0.1 s for its first decision and 0.3 ms
-for every other. So before it is ready, a sidecar has the policy decide on one synthetic request of each tier
-at an idle replica, and discards the verdicts. A policy that raises here would fail every request, so the
+for every other. So before a sidecar is ready, its policy decides about one synthetic request of each tier at
+an idle replica, and the verdicts are discarded. A policy that raises here would fail every request, so the
 sidecar does not start.
 """
 
@@ -15,11 +15,11 @@ from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Tier
 
 PROMPT_TOKENS, ANSWER_TOKENS = 500, 200
-"""Size of the requests that the policy decides on: any will do."""
+"""Size of the synthetic requests. Any size has the same effect."""
 
 
 def warm_up(policy: Policy[Any], idle: ReplicaView, tiers: Iterable[Tier]) -> None:
-    """Have the policy decide one request of each tier. Raises what it raises."""
+    """Let the policy decide about one request of each tier. Raises the policy's errors."""
     policy.admit(idle, [_job(tier, idle) for tier in tiers])
 
 

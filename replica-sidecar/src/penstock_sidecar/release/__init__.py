@@ -1,1 +1,1 @@
-"""Release control: when a request enters an engine that schedules by itself."""
+"""Release of requests into an engine with its own scheduler."""

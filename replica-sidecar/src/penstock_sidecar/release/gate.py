@@ -1,11 +1,12 @@
-"""The gate before an engine that schedules by itself: accepted requests are held here until their turn.
+"""The gate before an engine with its own scheduler: it holds accepted requests until their release.
 
-Core decides which requests enter (`penstock_core.external_engine.release`). This module decides when to ask
-it: when a request arrives, when output passes, when a request ends, and at intervals while requests are held,
-because slack changes with time. Events within one turn of the event loop lead to one decision.
+Core decides which requests to release (`penstock_core.external_engine.release`). This module decides when to
+call it: when a request arrives, when output is forwarded, when a request ends, and at intervals while
+requests are held, because slack changes with time. Events within one turn of the event loop lead to one
+decision.
 
-A request that ends while it is held never reaches the engine. Where the policy fails, requests enter in order
-of arrival; the first failure is logged.
+A request that ends while it is held never reaches the engine. If the policy fails, requests are released in
+order of arrival; the first failure is logged.
 """
 
 import asyncio
@@ -62,7 +63,8 @@ class ReleaseGate:
     def hold(self, keys: tuple[str, ...]) -> None:
         """Hold a request that the mirror has accepted.
 
-        Its answers enter together, with the first whose turn comes: they are one request at the engine.
+        Its answers are released together, with the first that core releases: they are one request at the
+        engine.
         """
         self._held[keys[0]] = asyncio.get_running_loop().create_future()
         self._sequence_keys.update(dict.fromkeys(keys, keys))
@@ -74,12 +76,12 @@ class ReleaseGate:
             await released
 
     def passed(self, key: str, tokens: int, now_s: float) -> None:
-        """Note tokens of a request that have passed towards its client."""
+        """Record tokens of a request that were forwarded to its client."""
         self._step_timer.passed(key, tokens, now_s)
         self.schedule_decision()
 
     def ended(self, key: str, engine_full: bool) -> None:
-        """Note that a request has ended, held or not. engine_full: the engine had no room for it."""
+        """Record that a request has ended. engine_full: whether the engine had no capacity for it."""
         for sequence_key in self._sequence_keys.get(key, ()):
             del self._sequence_keys[sequence_key]
         if self._held.pop(key, None) is None and engine_full:
@@ -87,13 +89,13 @@ class ReleaseGate:
         self.schedule_decision()
 
     async def refresh_load(self, load: Callable[[], Awaitable[EngineLoad | None]]) -> None:
-        """Take the engine's own load into account, if it has one."""
+        """Apply the engine's load, if it reports one."""
         before = self._mirror.count
         self._mirror.engine_load(await load(), before, self._mirror.count)
         self._metrics.engine_slots.set(self._mirror.slots.most)
 
     def schedule_decision(self) -> None:
-        """Decide again: something has changed that may release a request."""
+        """Schedule a decision, because a change may allow a release."""
         if self._held:
             self._schedule_at(max(self._next_s, monotonic()))
 

@@ -1,9 +1,9 @@
-"""Step times of an engine that sends no reports, measured by the tokens of one of its decodes.
+"""Step times of an engine without step reports, measured by the tokens of one of its decodes.
 
 While no prompt is computed, every iteration generates one token of every decode, so the tokens of one decode
-show the iterations. One decode at a time is measured, over several tokens, since a single one may be delayed.
-A prompt that enters or finishes meanwhile ends the measurement, because its share of the time is unknown.
-Engines that speculate are not measured: their tokens are not iterations.
+show the iterations. One decode at a time is measured, over several tokens, because single tokens may be
+delayed. A prompt that enters or finishes meanwhile ends the measurement, because its share of the time is
+unknown. Engines that speculate are not measured, because they generate several tokens in an iteration.
 """
 
 from penstock_core.timing.time_model import BatchWork
@@ -13,23 +13,23 @@ from penstock_sidecar.mirror.holding_mirror import HoldingMirror
 from penstock_sidecar.requests.estimates import Estimates
 
 TOKENS = 4
-"""Tokens of one measurement. Engines rarely compute no prompt for longer."""
+"""Tokens of one measurement. More would be rarely possible, because busy engines often compute prompts."""
 
 SILENT_S = 1.0
-"""A decode without a token for this long is measured no more."""
+"""Silence after which another decode is measured."""
 
 
 class StepTimer:
-    """Measures decodes, and corrects the time model by them."""
+    """Measures step times, and corrects the time model by them."""
 
     def __init__(self, mirror: HoldingMirror, estimates: Estimates, metrics: Metrics) -> None:
         self._mirror, self._estimates, self._metrics = mirror, estimates, metrics
         self._key = ""
         self._began_s = self._last_s = float("-inf")
-        self._decode_batches: list[tuple[int, int]] = []  # decodes and their context, with each token
+        self._decode_batches: list[tuple[int, int]] = []  # decodes and their context tokens, at each token
 
     def passed(self, key: str, tokens: int, now_s: float) -> None:
-        """Note tokens of a request that have passed towards its client, and that the mirror has."""
+        """Record tokens that were forwarded to a client, after the mirror has recorded them."""
         if key != self._key and now_s - self._last_s < SILENT_S:
             return
         in_engine = self._mirror.in_engine

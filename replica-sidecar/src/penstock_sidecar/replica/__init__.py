@@ -1,1 +1,1 @@
-"""One replica: its sessions, intake, admission, and the requests that it has accepted."""
+"""One replica: its sessions, intake, admission, and accepted requests."""

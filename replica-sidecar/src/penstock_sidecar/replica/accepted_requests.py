@@ -17,16 +17,17 @@ from penstock_sidecar.requests.gate import Gate
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 
 UNUSED_S = VALID_S + 2.0
-"""A ticket that no report shows in use by then is worth nothing, and its request holds no memory or time. The
-engine reports every step, and an idle one every second."""
+"""Age at which a ticket is unused if no report has shown its request. It is then invalid. An engine reports
+every step, and every second when idle."""
 
 log = structlog.get_logger()
 
 
 class AcceptedRequests:
-    """Holds them by key, in the mirror too; learns from each that ends; ends those that the engine has lost.
+    """The accepted requests by key, which are also in the mirror.
 
-    sequences: how many answers they ask for.
+    Learns from each request that ends, and ends those that the engine has lost.
+    sequences: number of answers that they request.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class AcceptedRequests:
 
     @property
     def best_effort(self) -> int:
-        """How many answers were accepted as best effort."""
+        """The number of answers that were accepted as best effort."""
         return len(self._best_effort)
 
     def add(self, request: ReplicaRequest, *, best_effort: bool, now_s: float) -> None:
@@ -61,13 +62,15 @@ class AcceptedRequests:
         if best_effort:
             self._best_effort.update(request.keys)
         body = request.body
-        counted = body.prompt_token_ids is not None and body.prompts == 1  # of several, only the longest is
+        counted = (
+            body.prompt_token_ids is not None and body.prompts == 1
+        )  # of several prompts, only the longest is counted
         self._mirror.prompt_sent(request.key, body.marks)
         for job in request.jobs:
             self._mirror.accept(job, now_s, prompt_known=counted, timed=not request.shows_output)
 
     def discard(self, request: ReplicaRequest) -> bool:
-        """Free what a request held, and learn from it. Returns whether it had been accepted."""
+        """Remove a request that has ended, and learn from it. Return whether it had been accepted."""
         if self._requests.pop(request.key, None) is None:
             return False
         with self._faults.within("end"):
@@ -79,14 +82,14 @@ class AcceptedRequests:
         return True
 
     def prompt_known(self, key: str, prompt_tokens: int) -> None:
-        """Learn how long a request's prompt is, as the engine reports it."""
+        """Learn the length of a request's prompt from the engine's report."""
         request = self._requests.get(key)
         if request is not None and request.body is not None and request.body.prompts == 1:
             self._estimates.prompt(request.body, prompt_tokens)
             request.prompt_reported = True
 
     def return_waiting(self) -> None:
-        """Return requests that the engine has not begun: another replica serves them sooner than a drain."""
+        """Return requests that the engine has not begun to their routers, which try other replicas."""
         for request in list(self._requests.values()):
             if request.state is State.WAITING and not self._is_begun(request):
                 self._metrics.returned.inc()
@@ -94,7 +97,7 @@ class AcceptedRequests:
                     request.returned()
 
     def engine_down(self, all_lost: bool) -> None:
-        """End requests that a missing engine will not serve: those that it has not been given, or all."""
+        """End requests of an engine that is down: those that it has not received, or all if all are lost."""
         self._mirror.lose_reports()
         for request in list(self._requests.values()):
             if all_lost or self._gate.holds(request.key):
@@ -102,7 +105,7 @@ class AcceptedRequests:
                     request.engine_lost()
 
     def end_overdue(self, now: Snapshot, now_s: float, silence_s: float) -> bool:
-        """End requests that the engine makes no progress with. Returns whether there were any."""
+        """End requests without progress at the engine. Return whether there were any."""
         overdue = [
             (request, signs)
             for request in self._requests.values()
@@ -122,7 +125,7 @@ class AcceptedRequests:
         return bool(overdue)
 
     def end_unused(self, now_s: float) -> None:
-        """End requests whose routers have had a ticket for longer than it is valid, and have not used it."""
+        """End requests whose tickets have expired unused."""
         for request in list(self._requests.values()):
             if not request.direct:
                 continue
@@ -134,12 +137,12 @@ class AcceptedRequests:
                     request.engine_lost()
 
     def cancel_all(self) -> None:
-        """End all of them."""
+        """Cancel all requests."""
         for request in list(self._requests.values()):
             request.cancelled()
 
     def _is_begun(self, request: ReplicaRequest) -> bool:
-        """Return whether the engine computes a request, as far as is known."""
+        """Return whether the engine has probably begun a request."""
         if self._gate.holds(request.key):
             return False
         return self._mirror.computes(request.key, shows_output=request.shows_output)
@@ -147,7 +150,7 @@ class AcceptedRequests:
     def _overdue(
         self, request: ReplicaRequest, now: Snapshot, now_s: float, silence_s: float
     ) -> Signs | None:
-        """Return the last signs of a request of whose answers each is overdue; None where one is not."""
+        """Return the last signs of a request if all of its answers are overdue; else None."""
         expected, signs = _expected(request, now), None
         for key in request.keys:
             signs = self._mirror.signs(key, request.shows_output)
@@ -166,7 +169,7 @@ class AcceptedRequests:
         self._gate.ended(request.key, engine_full)
 
     def _learn_cached(self, request: ReplicaRequest) -> None:
-        """Learn from a whole answer what the engine had cached of its prompt."""
+        """Learn the cached tokens of a prompt from a complete answer."""
         usage, body, job = request.usage, request.body, request.job
         assert usage is not None and body is not None and job is not None
         if body.prompts > 1 or request.sequences > 1:
@@ -177,7 +180,7 @@ class AcceptedRequests:
             self._metrics.cached(planned_tokens, usage.cached_tokens, usage.prompt_tokens)
 
     def _learn(self, request: ReplicaRequest) -> None:
-        """Learn from a whole answer how long answers are, and how fast."""
+        """Learn lengths and durations from a complete answer."""
         self._metrics.ttft(request.tier).observe(request.first_s - request.arrived_s)
         if request.tokens > 1:
             self._metrics.tpot(request.tier).observe(request.tpot_s)
@@ -192,10 +195,10 @@ class AcceptedRequests:
 
 
 def _met_slo(request: ReplicaRequest, targets: Targets) -> bool:
-    """Return whether a finished request met its targets, as far as it shows here.
+    """Return whether a finished request met its targets, as far as the sidecar knows.
 
-    Its TPOT is the mean over its answer: a single window that was late does not show. An answer whose
-    thinking has a target of its own is held to the looser of the two.
+    TPOT is the mean over the answer, so a single late window is not detected. If thinking and answer have
+    separate targets, the looser one counts.
     """
     looser_s = max(filter(None, (targets.tpot_s, targets.answer_tpot_s)), default=None)
     return not (
@@ -206,7 +209,7 @@ def _met_slo(request: ReplicaRequest, targets: Targets) -> bool:
 
 
 def _expected(request: ReplicaRequest, now: Snapshot) -> Expected:
-    """Return what the planner forecasts for an accepted request."""
+    """Return the planner's forecast for an accepted request."""
     assert request.job is not None
     first_s, step_s = 0.0, now.step_s
     if isinstance(verdict := request.verdict, Admitted):

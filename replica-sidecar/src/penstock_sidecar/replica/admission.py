@@ -26,9 +26,9 @@ log = structlog.get_logger()
 
 
 class AdmissionController:
-    """Decides requests in groups, and hands those that are accepted to the forwarder.
+    """Decides about requests in groups, and forwards the accepted ones.
 
-    on_accepted: called after a turn in which requests were accepted.
+    on_accepted: called after a decision by which requests were accepted.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class AdmissionController:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for their verdict."""
+        """The number of requests that wait for their verdict."""
         return len(self._queue)
 
     def add(self, request: ReplicaRequest) -> None:
-        """Queue a request that has been planned."""
+        """Queue a request that has a job."""
         self._queue.add(request)
 
     def give_verdict(self, request: ReplicaRequest, verdict: Verdict) -> None:
@@ -82,7 +82,7 @@ class AdmissionController:
             self._forwarder.start(request)
 
     def _decide(self, candidates: Sequence[ReplicaRequest]) -> None:
-        """Decide a group. A request for several answers is planned alone: all are accepted, or none."""
+        """Decide about a group. A request for several answers is planned alone: all are accepted, or none."""
         before = len(self._accepted)
         self._decide_together([request for request in candidates if request.sequences == 1])
         for request in candidates:
@@ -92,7 +92,7 @@ class AdmissionController:
             self._on_accepted()
 
     def _decide_together(self, candidates: Sequence[ReplicaRequest]) -> None:
-        """Decide by one plan. Where planning fails, each is planned alone, and those that fail alone end."""
+        """Decide by one plan. If that fails, each request is planned alone, and ends if that fails too."""
         if not candidates:
             return
         try:
@@ -109,12 +109,12 @@ class AdmissionController:
                 self.give_verdict(request, verdict)
 
     def _update_cached(self, request: ReplicaRequest) -> None:
-        """Count what the engine has cached of a prompt, which may have changed since it was read."""
+        """Update the cached tokens of a prompt, which may have changed since it was read."""
         if request.job is not None and request.body is not None:
             request.job = self._mirror.candidate(request.job, request.body.marks)
 
     def _verdicts(self, candidates: Sequence[ReplicaRequest]) -> Sequence[Verdict]:
-        """Return a verdict for each of several requests for one answer, or for one request for several."""
+        """Return one verdict for each request. A request for several answers must be the only one."""
         for request in candidates:
             self._update_cached(request)
         jobs = [job for request in candidates for job in request.jobs]

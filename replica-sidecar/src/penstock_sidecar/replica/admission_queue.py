@@ -1,9 +1,9 @@
-"""Requests that wait for their verdict, which they get together.
+"""The queue of requests that wait for their verdict.
 
-What is read before the event loop turns is decided by one call of the policy: a burst is one plan, and a lone
-request does not wait. A burst larger than the planner takes at once is decided in groups, in order. Groups
-follow one another for a bounded time within one turn, because forwarding the admitted would delay the
-verdicts of the others; then open streams get their turn, and verdicts go out.
+One call of the policy decides about all requests that were read within one turn of the event loop: a burst is
+one plan, and a single request does not wait. A larger burst is decided in groups, in order. Several groups
+are decided within one turn, because forwarding admitted requests would delay the verdicts of the others.
+After a bounded time the event loop continues, so that open streams are served and verdicts are sent.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class AdmissionQueue:
     """The queue before the planner.
 
     decide: gives each request of a group its verdict.
-    clock_s: reads seconds within one turn of the event loop, whose own clock stops there.
+    clock_s: returns seconds also within one turn of the event loop, whose own clock stops there.
     """
 
     def __init__(self, decide: Decide, bounds: Bounds, clock_s: Callable[[], float] = monotonic) -> None:
@@ -35,7 +35,7 @@ class AdmissionQueue:
         return len(self._waiting)
 
     def add(self, request: ReplicaRequest) -> None:
-        """Queue a request, which gets its verdict when the loop turns."""
+        """Queue a request, which gets its verdict in the next turn of the event loop."""
         if not self._waiting:
             self._loop.call_soon(self._decide_waiting)
         self._waiting.append(request)

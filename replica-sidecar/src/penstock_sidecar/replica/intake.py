@@ -1,4 +1,4 @@
-"""Converts a submitted request to a job that waits for its verdict."""
+"""Reads submitted requests, and converts them to jobs for admission."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from penstock_sidecar.requests.replica_request import ReplicaRequest
 
 
 class SubmitIntake:
-    """Reads requests and queues them for admission. Long bodies are read in a thread, one after another."""
+    """Reads requests and queues them for admission. A thread parses long bodies, one after another."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class SubmitIntake:
         self._reading: set[asyncio.Task[None]] = set()
 
     def take(self, request: ReplicaRequest, submit: wire.Submit) -> None:
-        """Take a request in. It has ended on return where it cannot be served at all."""
+        """Accept a submitted request. If it cannot be served, it has ended on return."""
         with self._faults.of(request, "submit"):
             if self._admission.waiting + len(self._reading) >= self._bounds.requests:
                 self._admission.give_verdict(request, Rejected(Reason.QUEUE_FULL))
@@ -53,7 +53,7 @@ class SubmitIntake:
                 self._take(request, submit)
 
     async def close(self) -> None:
-        """Read no more bodies."""
+        """Stop reading bodies."""
         self._reader.shutdown(wait=False, cancel_futures=True)
         if self._reading:
             await asyncio.wait(self._reading)
@@ -65,7 +65,7 @@ class SubmitIntake:
             request.invalid(error)
 
     async def _take_long(self, request: ReplicaRequest, submit: wire.Submit) -> None:
-        """Take a request in whose body the thread reads. The request may end meanwhile."""
+        """Accept a request whose body the thread parses. The request may end meanwhile."""
         read = self._read(submit)
         with self._faults.of(request, "submit"):
             try:
@@ -81,7 +81,7 @@ class SubmitIntake:
         return partial(read_body, submit.endpoint, submit.body, most, marked=self._prefixes.wanted)
 
     def _queue(self, request: ReplicaRequest, submit: wire.Submit, body: ClientBody) -> None:
-        """Queue a request whose body is read. Raises ApiError where it cannot be planned."""
+        """Queue a request whose body is parsed. Raises ApiError if it cannot be planned."""
         tier = self._serving.tiers.get(submit.tier)
         if tier is None:
             raise ApiError(

@@ -1,8 +1,8 @@
 """One replica: the state that all its sessions share.
 
-A submitted request passes three stages: `intake` reads it, `admission` decides on it together with those that
-arrived at the same time, `forwarding` sends it to the engine and its answer to the session's outbox.
-Everything here runs in one event loop, and no decision spans an await.
+A submitted request passes three stages: `intake` reads it, `admission` decides about it together with others
+that arrived at the same time, `forwarding` sends it to the engine and its answer to the session's outbox.
+Everything runs in one event loop, and no decision spans an await.
 """
 
 import asyncio
@@ -44,10 +44,10 @@ def _ignore(*_: object) -> None:
 class Replica:
     """Serves sessions, follows the engine's health, and drains.
 
-    gate: holds requests before an engine that schedules by itself.
-    tickets: by which an engine knows that a request was accepted here.
-    engine_lost: called when a request has lost the engine.
-    serves_changed: called with whether new requests are admitted, when that may have changed.
+    gate: holds requests before an engine with its own scheduler.
+    tickets: prove to an engine that a request was accepted here.
+    engine_lost: called when a request has lost its connection to the engine.
+    serves_changed: called with whether new requests are accepted, when that may have changed.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Replica:
         self._mirror, self._estimates = mirror, estimates
         self._metrics, self._bounds = metrics, bounds
         self._engine_lost, self._serves_changed = engine_lost, serves_changed
-        self._now_s = monotonic  # the loop's own clock counts milliseconds and stops within a turn
+        self._now_s = monotonic  # the event loop's clock has milliseconds and stops within a turn
         self._ticked_s = self._now_s()
         self._key_prefix, self._numbers = os.urandom(3).hex(), count(1)
         self._last_snapshot = wire.Snapshot()
-        self._sessions: dict[Session, None] = {}  # in the order in which they came
+        self._sessions: dict[Session, None] = {}  # in the order of connection
         metrics.cached_tokens.set_function(mirror.prefixes.cached_tokens)
         self._reported_changes = 0  # changes of cached prefixes, at the last tick
         self._drained = asyncio.Event()
@@ -113,7 +113,7 @@ class Replica:
 
     @property
     def unfinished(self) -> int:
-        """How many requests were accepted and have not ended."""
+        """The number of requests that were accepted and have not ended."""
         return len(self.accepted)
 
     def open_session(self) -> Session:
@@ -126,41 +126,42 @@ class Replica:
         return session
 
     def close_session(self, session: Session) -> None:
-        """Forget a session that is over."""
+        """Remove a session that has ended."""
         self._sessions.pop(session, None)
         self._metrics.sessions.set(len(self._sessions))
 
     def submit(self, submit: wire.Submit, owner: Owner) -> ReplicaRequest:
-        """Take a request in. It has ended on return where it cannot be served at all."""
+        """Accept a submitted request. If it cannot be served, it has ended on return."""
         key = f"{self._key_prefix}-{next(self._numbers)}"
         request = ReplicaRequest(submit, key, owner, self._ended, self._now_s())
         self._intake.take(request, submit)
         return request
 
     def snapshot(self) -> wire.Snapshot:
-        """Return the replica's load; the last one where it cannot be made."""
+        """Return the replica's snapshot; the previous one if computing it fails."""
         with self._faults.within("snapshot"):
             self._last_snapshot = snapshot_message(self.load, self.state.engine_ready, self.state.draining)
         return self._last_snapshot
 
     def engine_up(self, probe: Probe) -> None:
-        """Admit requests: the engine serves."""
+        """Accept requests, because the engine is ready."""
         self.state.engine_ready = True
         self.state.max_model_len = probe.max_model_len or self.state.max_model_len
         log.info("engine up", max_model_len=self.state.max_model_len)
         self._changed()
 
     def engine_down(self, all_lost: bool) -> None:
-        """Admit nothing: the engine takes no new requests. all_lost: it will not finish those it has."""
+        """Reject new requests, because the engine is down. all_lost: whether it has lost its requests."""
         self.state.engine_ready = False
         log.warning("engine down", unfinished=self.unfinished)
         self.accepted.engine_down(all_lost)
         self._changed()
 
     async def drain(self, deadline_s: float | None) -> int:
-        """Admit nothing, return what the engine has not begun, and let the rest finish.
+        """Reject new requests, return those that the engine has not begun, and wait for the others.
 
-        Returns what is unfinished when all has ended, the deadline has passed or `resume` was called.
+        Return the number of unfinished requests when all have ended, the deadline has passed, or `resume` is
+        called.
         """
         if not self.state.draining:
             self.state.draining = True
@@ -178,7 +179,7 @@ class Replica:
         return self.unfinished
 
     def resume(self) -> None:
-        """Admit requests again after a drain."""
+        """Accept requests again after a drain."""
         if self.state.draining:
             self.state.draining = False
             log.info("resumed")
@@ -195,14 +196,14 @@ class Replica:
         await self._forwarder.closed()
 
     def tick(self) -> None:
-        """Do what time alone brings about; called every second or so."""
+        """Do periodic work. Called about every second."""
         now_s = self._now_s()
         self._metrics.telemetry_live.set(self._mirror.check(now_s))
         if self.accepted:
             self.accepted.end_unused(now_s)
             if self.accepted.end_overdue(self._load(now_s), now_s, self._bounds.silence_s):
                 self._engine_lost()
-        else:  # an idle engine teaches nothing, and what was learned ages
+        else:  # without requests nothing is measured, and estimates age
             self._estimates.age(now_s - self._ticked_s)
             self._metrics.time_scale.set(self._estimates.model.scale)
         self._ticked_s = now_s
@@ -214,18 +215,18 @@ class Replica:
             session.outbox.send_changes()
 
     def report_prefixes(self) -> None:
-        """Report changed prefixes to all routers soon."""
+        """Send changed prefixes to all routers within `prefixes_s`."""
         for session in self._sessions:
             session.outbox.send_within(self._bounds.prefixes_s)
 
     def send_progress(self) -> None:
-        """Send progress to routers that read answers at the engine, which get no frames with output."""
+        """Send snapshots to routers that read answers from the engine, and so get no frames with output."""
         for session in self._sessions:
             if session.direct:
                 session.outbox.send_within(self._bounds.direct_snapshot_s)
 
     def _ended(self, request: ReplicaRequest) -> None:
-        """Count a request that has ended, and free what it held."""
+        """Count a request that has ended, and release its resources."""
         tier = request.tier if request.tier in self._tiers else "unknown"
         self._metrics.ends(tier, request.state.value).inc()
         if self.accepted.discard(request) and not self.accepted:
@@ -233,14 +234,14 @@ class Replica:
 
     @property
     def load(self) -> Snapshot:
-        """What the replica has to do now."""
+        """The current load."""
         return self._load(self._now_s())
 
     def _load(self, now_s: float) -> Snapshot:
         return self._mirror.snapshot(now_s, self._estimates.admission_model(now_s))
 
     def _send_burst_snapshots(self) -> None:
-        """Send all routers a snapshot with the new requests, before they decide by an old one."""
+        """Send all routers a snapshot with the new requests, so that none decides by an old one."""
         within_s = self._bounds.burst_snapshot_s * len(self._sessions)
         for session in self._sessions:
             session.outbox.send_within(within_s)

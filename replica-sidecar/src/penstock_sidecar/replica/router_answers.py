@@ -1,7 +1,7 @@
-"""Answers that routers read at the engine itself, as far as the sidecar has to know.
+"""The state of answers that routers read directly from the engine.
 
-Progress is in the engine's step reports. What no report has comes from the router: that thinking is over,
-that the answer is whole, or that there will be none.
+The engine's step reports have their progress. Routers report the rest: the end of thinking, and whether the
+answer is complete or has failed.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,11 +21,11 @@ from penstock_sidecar.requests.replica_request import ReplicaRequest
 log = structlog.get_logger()
 
 REFUSED_STATUS = 502
-"""Status of a request that the engine has refused. Its router has the engine's own, and has answered it."""
+"""Status of a request that the engine has refused. Its router has answered with the engine's own status."""
 
 
 class RouterAnswers:
-    """Answers that routers read at one replica's engine.
+    """The state of answers that routers read from one replica's engine.
 
     engine_lost: called when a router has lost its connection to the engine.
     """
@@ -53,7 +53,7 @@ class RouterAnswers:
         }
 
     def take(self, request: ReplicaRequest, answer: wire.EngineAnswer) -> None:
-        """Take in a router's message about a request. States of a later version are ignored."""
+        """Apply a router's message about a request. States of a later version are ignored."""
         if not request.direct:
             return
         with self._faults.of(request, "direct"):
@@ -67,7 +67,7 @@ class RouterAnswers:
                 act(request, answer)
 
     def _whole(self, request: ReplicaRequest, answer: wire.EngineAnswer) -> None:
-        """End a request whose router has all of its answer."""
+        """End a request whose router has received the complete answer."""
         usage = None
         if answer.HasField("prompt_tokens") and answer.HasField("completion_tokens"):
             cached_tokens = answer.cached_tokens if answer.HasField("cached_tokens") else None
@@ -86,6 +86,6 @@ class RouterAnswers:
         self._engine_lost()
 
     def _unreachable(self, request: ReplicaRequest, _: wire.EngineAnswer) -> None:
-        """Serve a request through this sidecar: its router cannot reach the engine."""
+        """Forward a request through this sidecar, because its router cannot reach the engine."""
         request.direct = False
         self._forwarder.start(request)

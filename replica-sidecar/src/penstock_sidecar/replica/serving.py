@@ -10,12 +10,13 @@ from penstock_core.domain.slo import Tier
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a replica serves, and how.
+    """The model that a replica serves, and its settings.
 
     reads_fields: whether its engine reads SLO fields from a request's `vllm_xargs`.
-    max_model_len: as the pool says; the engine corrects it.
-    max_sequences: answers that one request may ask for.
-    delivery_s: kept back from first-token and end-to-end targets for the way to the engine and back.
+    max_model_len: the pool's value, until the engine reports its own.
+    max_sequences: most answers of one request.
+    delivery_s: time that is subtracted from first-token and end-to-end targets for transport to and from the
+        engine.
     """
 
     policy: Policy[Any]
@@ -31,7 +32,7 @@ class ServiceState:
     """Whether a replica takes new requests.
 
     max_model_len: tokens of the model's context; 0 if unknown.
-    stopping: the process ends, so a drain cannot be taken back.
+    stopping: whether the process is ending, so that a drain cannot be resumed.
     """
 
     max_model_len: int
@@ -41,5 +42,5 @@ class ServiceState:
 
     @property
     def serves(self) -> bool:
-        """Whether new requests are admitted at all."""
+        """Whether new requests are accepted for admission."""
         return self.engine_ready and not self.draining

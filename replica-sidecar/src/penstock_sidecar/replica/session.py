@@ -1,10 +1,10 @@
 """One router's session: submits and cancels in, frames out.
 
-A reader and a writer run side by side. The session ends with the first of them: the router has closed its
-half, is gone, or does not read. Then its requests are cancelled, at the engine too.
+A reader and a writer run concurrently. The session ends with the first of them, when the router has closed
+its side, was lost, or does not read. Its requests are then cancelled, also at the engine.
 
-gRPC sends a call's status after the frame that is being written, and no status where that write was
-cancelled: the router would never learn that the session is over. So the frame gets a moment to be written.
+gRPC sends a call's status after the frame that is being written, and no status if that write is cancelled.
+The router would then not notice the end of the session. So the frame gets some time to be written.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ Write = Callable[[wire.ReplicaFrame], Awaitable[None]]
 
 
 LAST_FRAME_S = 1.0
-"""Time for the frame that is being written when a session ends."""
+"""Longest wait for the frame that is being written when a session ends."""
 
 
 class ProtocolError(Exception):
-    """The router broke the protocol; the message says how."""
+    """A violation of the protocol by the router. The message describes it."""
 
 
 class Session:
-    """The requests of one router, and the events for it. prefixes: those that are reported to the router."""
+    """The requests of one router, and the events for it. prefixes: prefixes that are reported to it."""
 
     def __init__(
         self,
@@ -46,12 +46,14 @@ class Session:
         bounds: Bounds,
     ) -> None:
         self._submit, self._answered, self._prefixes = submit, answered, prefixes
-        self._reported: int | None = None  # changes of cached prefixes that it has been sent; None: nothing
+        self._reported: int | None = (
+            None  # number of changes of cached prefixes that were sent; None before the first
+        )
         self._requests: dict[int, ReplicaRequest] = {}
         self.outbox = Outbox(bounds, snapshot, lambda: len(self._requests), self._prefix_changes)
 
     async def run(self, frames: AsyncIterator[wire.RouterFrame], write: Write) -> None:
-        """Run until the router ends it or falls behind, or `close` was called and everything is written.
+        """Run until the router ends the session or falls behind, or all frames are written after `close`.
 
         Raises ProtocolError. Afterwards `outbox.behind` is set if the router has fallen behind.
         """
@@ -70,20 +72,20 @@ class Session:
             await self._end(writing, parts)
 
     def close(self) -> None:
-        """End it once everything held is written."""
+        """End the session once all buffered events are written."""
         self.outbox.close()
 
     @property
     def direct(self) -> bool:
-        """Whether its router reads an answer at the engine."""
+        """Whether the router reads an answer from the engine."""
         return any([request.direct for request in self._requests.values()])
 
     def forget(self, request: ReplicaRequest) -> None:
-        """Drop a request that has ended. Its id may be used again."""
+        """Remove a request that has ended. Its id may be used again."""
         self._requests.pop(request.id, None)
 
     def _prefix_changes(self) -> wire.CachedPrefixes | None:
-        """Return the changes of cached prefixes that the router has not been sent; None without any."""
+        """Return the changes of cached prefixes since the last frame; None if there are none."""
         cached, before = self._prefixes.reported, self._reported
         if before == cached.count or not (self._prefixes.used or cached.count):
             return None
@@ -99,7 +101,7 @@ class Session:
                 if request := self._requests.get(answer.id):
                     self._answered(request, answer)
             for id in frame.cancels:
-                if request := self._requests.get(id):  # else it has ended, and the cancel crossed its end
+                if request := self._requests.get(id):  # otherwise it ended before the cancel arrived
                     request.cancelled()
 
     def _take(self, submit: wire.Submit) -> None:
@@ -128,6 +130,6 @@ class Session:
 
 
 def _log_error(part: asyncio.Task[object]) -> None:
-    """Log what ended a part of a session. As a callback: gRPC may cancel the call that awaits the parts."""
+    """Log the error of a session's task. As a callback, because gRPC may cancel the call that awaits it."""
     if not part.cancelled() and (error := part.exception()) and not isinstance(error, ProtocolError):
         log.warning("session failed", error=repr(error))

@@ -1,1 +1,1 @@
-"""One request at this replica: its body, its job, its lifecycle, forwarding to the engine and back."""
+"""One request at this replica: its body, job and lifecycle, and its forwarding to the engine."""

@@ -1,9 +1,8 @@
-"""The fields of a client's body that planning needs, and the body that goes to the engine.
+"""The fields of a client's body that planning needs, and the body that is sent to the engine.
 
-Every other field is skipped and left to the engine. Nothing is built from skipped fields, so a body costs by
-its bytes: 8 MiB of empty arrays take 20 ms, parsing them all takes 600. The bytes are passed on unchanged:
-SLO fields are appended, and replace the client's own `vllm_xargs`, because the last of two equal names
-counts.
+Other fields are left to the engine. They are skipped without building their values: 8 MiB of empty arrays
+take 20 ms, where parsing takes 600 ms. The bytes are forwarded unchanged. SLO fields are appended and replace
+the client's own `vllm_xargs`, because JSON parsers use the last of two equal names.
 """
 
 import re
@@ -28,13 +27,13 @@ ASKS_IDS = b',"return_token_ids":true}'
 """End of a body to which a router has added a request for token ids, so that its stream can move."""
 
 PENSTOCK_FIELDS = "penstock_"
-"""Prefix of fields that only the sidecar writes: a client cannot give itself an SLO."""
+"""Prefix of fields that only the sidecar may write, so that clients cannot set their own SLO."""
 
 XARGS_BYTES = 1 << 16
 """Longest `vllm_xargs`."""
 
 REWRITTEN_BYTES = 1 << 20
-"""Longest body that is written anew for its `stream_options`. A longer one is sent unchanged, and its
+"""Longest body that is rewritten to change its `stream_options`. A longer one is sent unchanged, and its
 answer's tokens are counted by events."""
 
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
@@ -43,16 +42,16 @@ _PART = re.compile(r"(?<=content)\[.*")
 
 @dataclass(frozen=True, slots=True)
 class ClientBody:
-    """A body that can be served. Of several prompts, prompt_token_ids and text_bytes are the longest one's.
+    """A valid body. Of several prompts, prompt_token_ids and text_bytes are those of the longest.
 
-    prompt_token_ids: tokens of the prompt if it came as ids, else None.
+    prompt_token_ids: number of tokens if the prompt is given as token ids, else None.
     text_bytes: UTF-8 bytes of its text, messages or tools.
-    messages: how many, for templates that add tokens to each.
-    max_tokens: the client's own bound on the answer, or None.
-    prompts: how many there are. sequences: answers that the engine generates, over all of them.
-    xargs: the client's own `vllm_xargs` without any of our fields; empty without.
-    stream_options: the client's own, as it came; empty without.
-    marks: by which its prompt is compared with others; none where they were not asked for.
+    messages: number of messages, because templates add tokens to each.
+    max_tokens: the client's bound on the answer; None without one.
+    prompts: number of prompts. sequences: answers that the engine generates for all of them.
+    xargs: the client's `vllm_xargs` without fields of Penstock; empty if there are none.
+    stream_options: the client's own, as JSON; empty if there are none.
+    marks: marks of its prompt, to compare it with others; none if they were not requested.
     """
 
     raw: bytes
@@ -68,11 +67,11 @@ class ClientBody:
     marks: PromptMarks = UNMARKED
 
     def with_fields(self, fields: Mapping[str, Scalar]) -> bytes:
-        """Return the body for the engine: the client's, with `fields` among its `vllm_xargs`."""
+        """Return the client's body with `fields` in its `vllm_xargs`, for the engine."""
         return self._with(XARGS, {**self.xargs, **fields})
 
     def xargs_with(self, fields: Mapping[str, Scalar]) -> bytes:
-        """Return the client's `vllm_xargs` with `fields` among them, as JSON."""
+        """Return the client's `vllm_xargs` with `fields`, as JSON."""
         return msgspec.json.encode({**self.xargs, **fields})
 
     @property
@@ -85,7 +84,7 @@ class ClientBody:
         return replace(self, raw=self.raw.removesuffix(ASKS_IDS) + b"}") if self.asks_ids else self
 
     def asking_usage(self) -> bytes | None:
-        """Return the body with a request for usage; None where it has one, or cannot be given one."""
+        """Return the body with a request for usage; None if it has one, or it cannot be added."""
         if not self.stream:
             return None
         raw_text = bytes(self.stream_options)
@@ -114,9 +113,9 @@ def read_body(
     *,
     marked: bool = False,
 ) -> ClientBody:
-    """Return the body, checked. Raises ApiError (400) that names the field.
+    """Return the checked body. Raises ApiError (400) that names an invalid field.
 
-    most_sequences: answers that it may ask for, over all its prompts. marked: whether `marks` are wanted.
+    most_sequences: most answers over all its prompts. marked: whether to compute `marks`.
     """
     if too_much := nesting_of(raw).too_much:
         raise ApiError(400, f"the body is {too_much}, the most there may be", code="too_complex")
@@ -140,7 +139,7 @@ def read_body(
 
 
 def check_context(body: ClientBody, max_model_len: int) -> None:
-    """Raise ApiError where a prompt certainly does not fit into the model's context. 0: it is not known."""
+    """Raise ApiError (400) if a prompt certainly exceeds the model's context. max_model_len: 0 if unknown."""
     tokens = body.prompt_token_ids
     if max_model_len and tokens is not None and tokens >= max_model_len:
         raise ApiError(
@@ -161,11 +160,11 @@ class _Part(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    content: str | list[_Part] | None = None  # a call of tools says nothing itself
+    content: str | list[_Part] | None = None  # messages that call tools have no content
 
 
 class _Fields(msgspec.Struct):
-    """What both endpoints take."""
+    """Fields of both endpoints."""
 
     max_tokens: _Count | None = None
     max_completion_tokens: _Count | None = None
@@ -212,7 +211,7 @@ def _decoded(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
 
 
 def _object(raw: bytes) -> dict[str, Raw] | None:
-    """Return an object's fields unparsed; None if it is not an object."""
+    """Return an object's fields as JSON; None if it is not an object."""
     try:
         return _OBJECT.decode(raw)
     except msgspec.DecodeError:
@@ -241,7 +240,7 @@ def _content_bytes(content: str | list[_Part] | None, index: int) -> int:
 
 
 def _text(raw: bytes, where: str) -> str:
-    """Return the text in a part; empty without."""
+    """Return the text in a part; empty if it has none."""
     if not raw.startswith(b'"'):
         return ""
     try:
@@ -264,7 +263,7 @@ def _prompt(raw: Raw) -> _Prompt:
 
 
 def _xargs(raw: Raw) -> Mapping[str, Raw]:
-    """Return the client's own. Engines take only scalars there, so a long one is a mistake."""
+    """Return the client's `vllm_xargs`. Engines accept only scalars in it, so a long one is an error."""
     raw_text = bytes(raw)
     if len(raw_text) > XARGS_BYTES:
         raise _invalid(XARGS, f"'{XARGS}' has {len(raw_text)} bytes; there may be {XARGS_BYTES} at most")

@@ -1,6 +1,6 @@
-"""What this replica has learned from its engine: its speed, lengths of prompts and answers.
+"""Estimates about this replica's engine: its speed, and lengths of prompts and answers.
 
-Holds the state; how each part learns is in core. Every part has a prior, so all are usable from the start.
+This module has the state; core has the estimators. Each has a prior, so all are usable from the start.
 """
 
 from math import ceil
@@ -19,8 +19,9 @@ from penstock_sidecar.requests.client_body import ClientBody
 class Estimates:
     """Estimates, corrected as the engine is observed.
 
-    fitted: the time model as the pool names it. Slowdowns refer to it: targets do not move with the engine.
-    model: the time model to plan with: corrected, with a margin for iterations that take longer.
+    fitted: the time model before corrections. Slowdown targets refer to it, so they do not change with the
+        engine.
+    model: the time model for plans: corrected, with a margin for iterations that take longer.
     """
 
     def __init__(self, fitted: TimeModel) -> None:
@@ -32,21 +33,21 @@ class Estimates:
         self.model = self._expected = fitted
 
     def step(self, work: BatchWork, seconds: float) -> float:
-        """Learn from a measured iteration. Returns its relative error against the mean prediction."""
+        """Learn from a measured iteration. Return the relative error of its mean prediction."""
         predicted_s = self._expected.seconds(work)
         self._correct(observe(self._correction, self.fitted, work, seconds))
         return abs(seconds / predicted_s - 1) if predicted_s else 0.0
 
     def judged(self, met: bool, now_s: float) -> None:
-        """Learn whether an admitted request that has ended kept its SLO."""
+        """Learn whether an admitted request that has ended met its SLO."""
         self._margin = judged(self._margin, met, now_s)
 
     def admission_model(self, now_s: float) -> TimeModel:
-        """Return the time model to admit with: slower if too few admitted requests meet their SLO."""
+        """Return the time model for admission: slower if too few admitted requests meet their SLO."""
         return widened(self.model, self._margin, now_s)
 
     def age(self, seconds: float) -> None:
-        """Age the correction: the engine has been idle for so long."""
+        """Age the correction by the time that the engine has been idle."""
         self._correct(rested(self._correction, seconds))
 
     def _correct(self, correction: Correction) -> None:
@@ -55,7 +56,7 @@ class Estimates:
         self._expected = expected(self.fitted, correction)
 
     def prompt_tokens(self, body: ClientBody, prefix: SharedPrefix | None = None) -> int:
-        """Return a prompt's tokens: counted if it came as ids, else estimated beyond a known prefix."""
+        """Return a prompt's tokens: counted if it is given as ids, else estimated beyond a known prefix."""
         if body.prompt_token_ids is not None:
             return body.prompt_token_ids
         if prefix is None or not prefix.exact:
@@ -65,12 +66,12 @@ class Estimates:
         return prefix.tokens + rest_tokens * (age > 0)
 
     def prompt(self, body: ClientBody, prompt_tokens: int) -> None:
-        """Learn from a prompt's true length."""
+        """Learn from a prompt's exact length."""
         if body.prompt_token_ids is None:
             self._prompts = self._prompts.observe(body.text_bytes, body.messages, prompt_tokens)
 
     def output_tokens(self, request: Request, generated_tokens: int) -> int:
-        """Return the length to plan an answer with, of which so much is generated."""
+        """Return the predicted length of an answer. generated_tokens: tokens generated so far."""
         return self._lengths.predict(
             request.tier, request.prompt_tokens, generated_tokens, request.max_output_tokens
         )
@@ -80,10 +81,10 @@ class Estimates:
         return self._lengths.sure(request)
 
     def longer(self, job: Job) -> int:
-        """Return the length to plan with for a job that has outrun its prediction."""
+        """Return a new predicted length for a job that has exceeded its prediction."""
         return self.output_tokens(job.request, job.generated_tokens)
 
     def answer(self, request: Request, prompt_tokens: int, output_tokens: int) -> None:
-        """Learn from the length of a whole answer."""
+        """Learn from the length of a complete answer."""
         cut_short = output_tokens >= request.max_output_tokens
         self._lengths.observe(request.tier, prompt_tokens, output_tokens, cut_short=cut_short)

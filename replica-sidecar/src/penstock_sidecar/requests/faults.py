@@ -1,8 +1,7 @@
 """Faults of the sidecar's own code, contained where they occur.
 
-An exception while a request is read, decided or forwarded ends that request only: it is answered with
-`FAILURE_INTERNAL`, the cause is logged in one line, and a counter counts it. Periodic work for all requests
-together is tried again at its next time.
+An exception while a request is read, decided or forwarded ends only that request: it is answered with
+`FAILURE_INTERNAL`, logged and counted. Periodic work for all requests is tried again at its next time.
 """
 
 from types import TracebackType
@@ -16,21 +15,21 @@ log = structlog.get_logger()
 
 
 class Faults:
-    """Counts faults by where they occur, and ends the requests that they are of."""
+    """Counts faults by where they occur, and ends their requests."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
 
     def of(self, request: ReplicaRequest, where: str) -> "_Contained":
-        """Return a context whose faults end one request."""
+        """Return a context in which a fault ends one request."""
         return _Contained(self, where, request)
 
     def within(self, where: str) -> "_Contained":
-        """Return a context whose faults end nothing."""
+        """Return a context in which a fault is only counted and logged."""
         return _Contained(self, where, None)
 
     def count(self, where: str, request: ReplicaRequest | None) -> None:
-        """Count and log the exception that is being handled, and end the request that it is of."""
+        """Count and log the exception that is being handled, and end its request."""
         self._counter.labels(where).inc()
         if request is None:
             log.exception("sidecar fault", where=where)
@@ -41,7 +40,7 @@ class Faults:
 
 
 class _Contained:
-    """Entered several times a request, so it is a class: a generator takes three times as long."""
+    """A context of faults. It is a class because a generator takes three times as long."""
 
     __slots__ = ("_faults", "_request", "_where")
 

@@ -1,8 +1,7 @@
-"""Forwards accepted requests to the engine, and its answers back.
+"""Forwards accepted requests to the engine, and its answers to the sessions.
 
-Each request has a task of its own. Output of the engine is counted, added to the session's outbox and
-recorded in the mirror, in this order, within the turn of the event loop that reads it, without waking the
-task.
+Each request has a task. Output of the engine is counted, added to the session's outbox and recorded in the
+mirror, in this order, within the turn of the event loop that reads it, without waking the task.
 """
 
 import asyncio
@@ -29,22 +28,22 @@ from penstock_sidecar.requests.tickets import Tickets, slo_fields
 log = structlog.get_logger()
 
 FULL = frozenset({429, 503})
-"""Statuses by which an engine says that it has no room: the next replica may have."""
+"""Statuses of an engine without capacity. The next replica is tried."""
 
 BODY_REFUSED = frozenset({400, 422})
-"""Statuses by which an engine says that it cannot read a body."""
+"""Statuses of an engine that does not accept a body."""
 
 
 class CutShort(Exception):
-    """The engine closed an answer that was not whole."""
+    """An incomplete answer that the engine has closed."""
 
 
 class BodyRefused(Exception):
-    """The engine refused a body that asks for more than the client's own, which may be understood."""
+    """The engine's rejection of a body with additions. It may accept the client's own body."""
 
 
 class EngineBody(NamedTuple):
-    """A body for the engine. ids, usage: what it asks for beyond the client's own."""
+    """A body for the engine. ids, usage: whether it requests these in addition to the client's own body."""
 
     body: bytes
     ids: bool = False
@@ -55,8 +54,8 @@ class Forwarder:
     """Sends accepted requests to the engine and passes its answers on.
 
     reads_fields: whether the engine reads SLO fields from a request's `vllm_xargs`.
-    tickets: by which an engine knows that its requests are of this sidecar.
-    answer_bytes: largest answer that is held whole.
+    tickets: prove to an engine that a request was accepted here.
+    answer_bytes: largest answer that is not streamed.
     engine_lost: called when a request has lost its connection to the engine.
     """
 
@@ -80,7 +79,7 @@ class Forwarder:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, request: ReplicaRequest) -> None:
-        """Forward an accepted request in a task of its own."""
+        """Forward an accepted request in a new task."""
         self._gate.hold(request.keys)
         request.task = task = asyncio.create_task(self._forward(request))
         self._tasks.add(task)
@@ -109,7 +108,7 @@ class Forwarder:
                 request.internal_error()
 
     async def _send_and_read(self, request: ReplicaRequest, body: ClientBody) -> None:
-        """Send the body that the engine needs, or the client's own where that one is not understood."""
+        """Send the body with additions, and if the engine rejects it, with fewer ones."""
         if self._reads_fields:
             now_s = self._now_s()
             fields = slo_fields(request, request.verdict, now_s)
@@ -127,7 +126,7 @@ class Forwarder:
             return
 
     def _bodies(self, body: ClientBody) -> list["EngineBody"]:
-        """Return bodies to send, each where the one before it is refused. The client's own is the last."""
+        """Return the bodies to try, each after the previous one is rejected. The client's own is the last."""
         own, engine = body.without_ids(), self._engine
         bodies: list[EngineBody] = []
         for one in [body, own] if body.asks_ids and engine.takes_token_ids else [own]:
@@ -137,7 +136,7 @@ class Forwarder:
         return [*bodies, EngineBody(own.raw)]
 
     def _note_refused(self, refused: "EngineBody", taken: "EngineBody") -> None:
-        """Ask this engine no more for what makes the difference."""
+        """Stop making the addition that the engine has rejected."""
         if refused.ids and not taken.ids:
             self._engine.takes_token_ids = False
         else:
@@ -146,9 +145,10 @@ class Forwarder:
     async def _send(
         self, request: ReplicaRequest, body: bytes, strip: UsageStrip | None = None, *, last: bool = True
     ) -> None:
-        """Send a body once. The request has ended on return. Raises BodyRefused unless it is the `last`.
+        """Send a body and read the answer. The request has ended on return.
 
-        strip: takes out of the stream what `body` asks for beyond the client's own.
+        Raises BodyRefused if the engine does not accept the body and it is not the `last`.
+        strip: removes usage that only the sidecar has requested from the stream.
         """
         async with self._engine.answer(request.endpoint, body, request.request_id) as answer:
             if answer.status in FULL:
@@ -182,7 +182,7 @@ class Forwarder:
         if not count.done:
             if not count.finished:
                 raise CutShort
-            self._pass_on(request, DONE + b"\n\n", 0)  # clients wait for it
+            self._pass_on(request, DONE + b"\n\n", 0)  # the engine omitted it, and clients wait for it
         return count.usage
 
     async def _whole(self, request: ReplicaRequest, answer: EngineResponse) -> EngineUsage | None:
@@ -194,9 +194,9 @@ class Forwarder:
         return usage
 
     def _pass_on(self, request: ReplicaRequest, data: bytes, tokens: int) -> None:
-        """Send bytes of an answer to the router, and note what they show."""
+        """Send output to the router, and record its tokens."""
         now_s = self._now_s()
-        if request.sequences == 1:  # the usual case, once a token
+        if request.sequences == 1:  # the usual case, for each token
             new_tokens = request.output(data, tokens, self._mirror.tokens_out(request.key), now_s)
             self._mirror.passed(request.key, new_tokens, now_s)
         else:
@@ -207,7 +207,7 @@ class Forwarder:
         self._gate.passed(request.key, new_tokens, now_s)
 
     def finish(self, request: ReplicaRequest, usage: EngineUsage | None) -> None:
-        """End a request whose answer is whole. Without usage, tokens are those that were seen."""
+        """End a request whose answer is complete. Without usage, the tokens that were forwarded count."""
         assert request.job is not None
         usage = usage or EngineUsage(request.job.request.prompt_tokens, request.tokens)
         tokens = max(request.tokens, usage.completion_tokens) // request.sequences
@@ -216,7 +216,7 @@ class Forwarder:
 
 
 def _shares(request: ReplicaRequest, new_tokens: int) -> list[tuple[str, int]]:
-    """Divide the newest tokens among a request's answers, which take turns: the stream mixes them."""
+    """Distribute new tokens over a request's answers in turn, because the stream mixes them."""
     after, keys = request.tokens, request.keys
     before, last = after - new_tokens, len(keys) - 1
     return [

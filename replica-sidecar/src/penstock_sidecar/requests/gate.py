@@ -1,10 +1,10 @@
-"""When an accepted request enters the engine."""
+"""The gate between admission and the engine."""
 
 from typing import Protocol
 
 
 class Gate(Protocol):
-    """Holds accepted requests until the engine may have them. Keys name a request's answers."""
+    """Holds accepted requests until they may enter the engine. keys: one for each answer of a request."""
 
     def hold(self, keys: tuple[str, ...]) -> None:
         """Hold a request."""
@@ -16,27 +16,27 @@ class Gate(Protocol):
         """Wait until the request with this first key may enter the engine."""
 
     def passed(self, key: str, tokens: int, now_s: float) -> None:
-        """Note tokens of a request that have passed towards its client."""
+        """Record tokens of a request that were forwarded to its client."""
 
     def ended(self, key: str, engine_full: bool) -> None:
-        """Note that a request has ended. engine_full: the engine had no room for it."""
+        """Record that a request has ended. engine_full: whether the engine had no capacity for it."""
 
 
 class OpenGate:
-    """Lets every request in at once: the engine schedules by the pool's own policy."""
+    """Releases every request immediately, for an engine that schedules by the pool's policy."""
 
     def hold(self, keys: tuple[str, ...]) -> None:
-        """Hold nothing."""
+        """Do nothing: the request may enter."""
 
     def holds(self, key: str) -> bool:
-        """Return False."""
+        """Return False: no request is held."""
         return False
 
     async def wait_for_turn(self, key: str) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def passed(self, key: str, tokens: int, now_s: float) -> None:
-        """Learn nothing."""
+        """Do nothing."""
 
     def ended(self, key: str, engine_full: bool) -> None:
-        """Free nothing."""
+        """Do nothing: no request is held."""

@@ -1,4 +1,4 @@
-"""The job that admission plans with, from a submit and its body."""
+"""Converts a submit and its body to the job that admission plans with."""
 
 from dataclasses import replace
 from math import isfinite
@@ -28,10 +28,10 @@ def job_of(
     delivery_s: float,
     now_s: float,
 ) -> Job:
-    """Return the job, which arrived as long ago as the router says. Its slowdown refers to the fitted model.
+    """Return the job, with the arrival time that the router reports. A slowdown refers to the fitted model.
 
-    prefix: of its prompt, that an earlier one shares. context_tokens: the model\'s, 0 if unknown.
-    delivery_s: kept back from its targets for delivery.
+    prefix: longest prefix that an earlier prompt shares. context_tokens: the model's context; 0 if unknown.
+    delivery_s: time that is subtracted from its targets for transport.
     """
     prompt_tokens = estimates.prompt_tokens(body, prefix)
     request = Request(
@@ -50,7 +50,7 @@ def job_of(
 
 
 def check_times(submit: wire.Submit) -> None:
-    """Raise ApiError where a submit's times are negative or not finite: they would spoil every plan."""
+    """Raise ApiError (400) if a submit's times are negative or not finite, because plans would be invalid."""
     for name in ("spent_s", "ttft_s", "tpot_s"):
         seconds = getattr(submit, name)
         if not (isfinite(seconds) and seconds >= 0):
@@ -58,7 +58,7 @@ def check_times(submit: wire.Submit) -> None:
 
 
 def targets_of(submit: wire.Submit, tier: Tier, idle_prefill_s: float) -> Targets:
-    """Return the tier's targets for this prompt, with the request's own in their place."""
+    """Return the tier's targets for this prompt, replaced by the request's own if it has any."""
     slo = tier.slo
     if submit.HasField("ttft_s"):
         slo = replace(slo, ttft_s=submit.ttft_s, ttft_slowdown=None)
@@ -68,7 +68,7 @@ def targets_of(submit: wire.Submit, tier: Tier, idle_prefill_s: float) -> Target
 
 
 def less_delivery(targets: Targets, delivery_s: float) -> Targets:
-    """Return the targets that the engine must meet. Delivery delays each token alike, so TPOT stays."""
+    """Return the targets that the engine must meet. Transport delays all tokens alike, so TPOT stays."""
     ttft_s = None if targets.ttft_s is None else targets.ttft_s - delivery_s
     e2e_s = None if targets.e2e_s is None else targets.e2e_s - delivery_s
     return replace(targets, ttft_s=ttft_s, e2e_s=e2e_s)

@@ -1,8 +1,8 @@
 """One request at this replica, from its submit to its last event.
 
 `penstock_core.domain.request_lifecycle` defines the transitions of a request and their actions. This module
-executes the actions: it adds events to the outbox of the request's session, and cancels the task that
-forwards the request when something else ends it.
+executes the actions: it adds events to the outbox of the request's session, and cancels the forwarding task
+if the request ends for another reason.
 """
 
 import asyncio
@@ -32,47 +32,47 @@ from penstock_sidecar.frames.outbox import Urgency
 from penstock_sidecar.requests.client_body import ClientBody
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-"""Request ids that a header and a log line can hold; routers send no others."""
+"""Request ids that are valid in a header and a log line. Routers send no others."""
 
 LONGEST_GAP_US = 2**32 - 1
-"""Longest gap between tokens that an event can carry: 71 minutes."""
+"""Longest gap between tokens that an event can contain: 71 minutes."""
 
 
 class Sink(Protocol):
-    """Takes a request's events."""
+    """The receiver of a request's events."""
 
     def output(self, id: int, data: bytes, tokens: int, urgency: Urgency) -> None:
-        """Take bytes of the answer."""
+        """Add output."""
 
     def put(self, event: wire.Event, data_bytes: int = 0, urgency: Urgency = Urgency.STEP) -> None:
-        """Take any other event."""
+        """Add another event."""
 
 
 class Owner(Protocol):
-    """What a request came by: a router's session, or an HTTP request of its own."""
+    """The source of a request: a router's session, or an HTTP request."""
 
     @property
     def outbox(self) -> Sink:
-        """The sink of its events."""
+        """The receiver of its events."""
 
     def forget(self, request: "ReplicaRequest") -> None:
-        """Drop a request that has ended."""
+        """Remove a request that has ended."""
 
 
 class ReplicaRequest:
     """A request between its router and the engine.
 
-    id: the router's, unique in its session.
-    request_id: the client's, where a header can hold it; else `key`.
-    key: this replica's own, unique in the engine. keys: one for each of the request's answers.
+    id: the router's id, unique in its session.
+    request_id: the client's id if it is valid in a header; else `key`.
+    key: this replica's id, unique in the engine. keys: one for each of the request's answers.
     body, job: None until `planned`.
     verdict: None until `decided`.
-    first_s, last_s: times of its first and its latest output; of an answer that is not streamed, of its first
-        and last token, if reports have it.
-    tokens: generated so far.
-    usage: the engine's own counts, once the answer is whole.
-    prompt_reported: whether the engine has reported how long the prompt is.
-    takes_ticket: whether its router can send it to the engine itself. direct: whether the router does.
+    first_s, last_s: times of its first and latest output. Of an answer that is not streamed, times of the
+        first and last token if reports have them.
+    tokens: tokens generated so far.
+    usage: the engine's counts, once the answer is complete.
+    prompt_reported: whether the engine has reported the length of the prompt.
+    takes_ticket: whether its router can send it to the engine directly. direct: whether the router does.
     task: forwards it to the engine; None before it is accepted.
     """
 
@@ -127,12 +127,12 @@ class ReplicaRequest:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can happen to it any more."""
+        """Whether the request has ended."""
         return self.state in ENDS
 
     @property
     def sequences(self) -> int:
-        """How many answers it asks for."""
+        """The number of answers that it requests."""
         return len(self.keys)
 
     @property
@@ -152,7 +152,7 @@ class ReplicaRequest:
 
     @property
     def shows_output(self) -> bool:
-        """Whether its answer passes here while it is generated."""
+        """Whether its answer passes this sidecar while it is generated."""
         return self.streams and not self.direct
 
     @property
@@ -161,39 +161,39 @@ class ReplicaRequest:
         return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else 0.0
 
     def planned(self, body: ClientBody, job: Job) -> None:
-        """Take its body and its job."""
+        """Set its body and its job."""
         self.body, self.job = body, job
         if body.sequences > 1:
             self.keys = sequence_ids(self.key, body.sequences)
 
     def invalid(self, error: ApiError) -> None:
-        """End it: its body cannot be served."""
+        """End the request, because its body is invalid."""
         self._fail(Event.INVALID, wire.FAILURE_BAD_REQUEST, error)
 
     def decided(self, verdict: Verdict, engine_fields: bytes = b"") -> None:
-        """Send its router the verdict. engine_fields: with which the router sends it to the engine itself."""
+        """Send the verdict. engine_fields: fields for a router that sends the request to the engine."""
         self.verdict = verdict
         rejected = isinstance(verdict, Rejected)
         event = verdict_event(self.id, verdict)
         event.engine_fields = engine_fields
-        acts = rejected or engine_fields  # else the router waits for output
+        acts = rejected or engine_fields  # otherwise the router waits for output
         self._owner.outbox.put(event, urgency=Urgency.IMMEDIATE if acts else Urgency.NONE)
         self._transition(Event.REFUSED if rejected else Event.ACCEPTED)
 
     def begun_at_router(self, now_s: float) -> None:
-        """Note that its router has something of the answer."""
+        """Record that its router has received output from the engine."""
         self._transition(Event.OUTPUT)
         self.first_s = now_s
 
     def read_by_router(self, tokens: int, first_s: float, last_s: float) -> None:
-        """Note the whole answer that its router has, and when its tokens were generated."""
+        """Record the complete answer that its router has read, and when its tokens were generated."""
         self.tokens, self.first_s, self.last_s = tokens, first_s, last_s
 
     def output(self, data: bytes, tokens: int, reported_tokens: int, now_s: float) -> int:
-        """Pass on bytes of the answer. Returns how many tokens are new with them.
+        """Forward output. Return the number of new tokens.
 
-        tokens: in these bytes, as far as they show. reported_tokens: of the whole answer so far, by the
-        engine's reports; 0 if they do not have it.
+        tokens: visible tokens in the output. reported_tokens: tokens of the answer so far by the engine's
+        reports; 0 if they do not show it.
         """
         first = self.state is not State.STREAMING
         if first:
@@ -208,9 +208,9 @@ class ReplicaRequest:
         return new_tokens
 
     def finished(self, usage: EngineUsage, token_times_s: Sequence[float], thinking_tokens: int) -> None:
-        """End it: the answer is whole.
+        """End the request with a complete answer.
 
-        token_times_s: when its tokens were generated, of an answer that was not streamed; empty if unknown.
+        token_times_s: for an answer that was not streamed, when its tokens were generated; empty if unknown.
         """
         self.usage, self.tokens = usage, max(self.tokens, usage.completion_tokens)
         if token_times_s:
@@ -226,28 +226,28 @@ class ReplicaRequest:
         self._transition(Event.ENDED, event, urgency=Urgency.NONE if self.streams else Urgency.IMMEDIATE)
 
     def engine_refused(self, status: int, body: bytes) -> None:
-        """End it: the engine answered with an error status."""
+        """End the request, because the engine answered with an error status."""
         failed = failed_event(self.id, wire.FAILURE_ENGINE_REFUSED, status, body)
         self._transition(Event.ENGINE_REFUSED, failed, len(body))
 
     def engine_full(self) -> None:
-        """End it: the engine has no room. The router tries the next replica, as after any rejection."""
+        """End the request as rejected: the engine has no capacity. The router tries the next replica."""
         self._transition(Event.REFUSED, verdict_event(self.id, Rejected(Reason.QUEUE_FULL)))
 
     def engine_lost(self) -> None:
-        """End it: the connection broke, or the engine does not answer any more."""
+        """End the request, because the connection broke or the engine no longer responds."""
         self._fail(Event.ENGINE_LOST, wire.FAILURE_ENGINE_LOST, ENGINE_LOST)
 
     def returned(self) -> None:
-        """End it: the replica drains before the engine has begun. The router tries the next replica."""
+        """End the request, which the engine has not begun, because of a drain. The router tries another."""
         self._fail(Event.RETURNED, wire.FAILURE_RETURNED, RETURNED)
 
     def internal_error(self) -> None:
-        """End it: a fault of the sidecar."""
+        """End the request, because of a fault of the sidecar."""
         self._fail(Event.INTERNAL_ERROR, wire.FAILURE_INTERNAL, INTERNAL)
 
     def cancelled(self) -> None:
-        """End it without an event: its client or its router is gone."""
+        """End the request without an event, because its client or router has disconnected."""
         self._transition(Event.CANCELLED)
 
     async def closed(self) -> None:

@@ -14,7 +14,7 @@ from penstock_sidecar.service.renewed_certificate import server_credentials
 from penstock_sidecar.service.replica_service import ReplicaService
 
 STOP_GRACE_S = 1.0
-"""Time for sessions to take their last frame when the server stops."""
+"""Longest wait for sessions to take their last frame when the server stops."""
 
 
 @contextlib.asynccontextmanager
@@ -34,7 +34,7 @@ async def grpc_serving(
 
 
 def _bind(server: "grpc.aio.Server", requested: Address, tls: SidecarTls | None) -> Address:
-    """Bind the server. The address is tried first, because gRPC's error has no cause."""
+    """Bind the server. A plain socket is bound first, because gRPC's error does not name the cause."""
     listen(requested.host, requested.port).close()
     try:
         if tls is None:

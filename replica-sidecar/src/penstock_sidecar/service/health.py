@@ -1,4 +1,4 @@
-"""gRPC's standard health service: serving while the engine is up and the replica takes requests."""
+"""gRPC's standard health service: SERVING while the engine is up and the replica takes requests."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ SERVICE = "penstock.v1.Replica"
 
 
 class Health:
-    """Answers for the process (empty name) and for the replica service alike. At first nothing is served."""
+    """The health of the process (empty name) and of the replica service. At first both are NOT_SERVING."""
 
     def __init__(self) -> None:
         self._servicer = health.aio.HealthServicer()
@@ -16,11 +16,11 @@ class Health:
         self.set_serving(False)
 
     def add_to(self, server: object) -> None:
-        """Serve it from a gRPC server."""
+        """Add the health service to a gRPC server."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     def set_serving(self, serving: bool) -> None:
-        """Answer this from now on."""
+        """Set the status."""
         task = asyncio.get_running_loop().create_task(self._set(serving))
         self._updates.add(task)
         task.add_done_callback(self._updates.discard)

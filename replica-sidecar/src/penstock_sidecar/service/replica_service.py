@@ -25,18 +25,18 @@ from penstock_sidecar.requests.estimates import Estimates
 log = structlog.get_logger()
 
 MOST_TOKENS = 64
-"""Tokens whose text may be asked for at once."""
+"""Most tokens of one `Detokenize` call."""
 
 FINAL_STATUS_S = 1.0
-"""Time for a router that has fallen behind to take the status that ends its session."""
+"""Longest wait for a router that has fallen behind to receive the status that ends its session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """How a replica describes itself.
+    """The description of a replica.
 
-    http_port: where gateways send requests; 0: it takes none over HTTP.
-    engine_port: where routers send requests with a ticket; 0: nowhere. engine_tls_port: the same, over TLS.
+    http_port: port for gateways; 0 if it does not serve HTTP.
+    engine_port: port for routers' requests with a ticket; 0 if they cannot. engine_tls_port: same, over TLS.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Identity:
 
 
 class ReplicaService(replica_pb2_grpc.ReplicaServicer):
-    """`penstock.v1.Replica` over one replica."""
+    """The service `penstock.v1.Replica` of one replica."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
     async def Describe(
         self, request: wire.DescribeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> wire.DescribeReply:
-        """Describe this replica."""
+        """Return the description of this replica."""
         return wire.DescribeReply(
             replica=self._identity.name,
             model=self._identity.model,
@@ -103,7 +103,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
     async def Detokenize(
         self, request: wire.DetokenizeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> wire.DetokenizeReply:
-        """Return the text of tokens, by the engine."""
+        """Return the engine's text of tokens."""
         if len(request.tokens) > MOST_TOKENS:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MOST_TOKENS} tokens")
         text = await self._detokenize(request.tokens)
@@ -114,7 +114,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
     async def Drain(
         self, request: wire.DrainRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> wire.DrainReply:
-        """Admit nothing more. Answer when all accepted requests have ended, or the deadline has passed."""
+        """Drain the replica. Return when all accepted requests have ended, or the deadline has passed."""
         await _require_local(context)
         unfinished = await self._replica.drain(request.deadline_s or None)
         return wire.DrainReply(unfinished=unfinished)
@@ -122,7 +122,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
     async def Resume(
         self, request: wire.ResumeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> wire.ResumeReply:
-        """Admit requests again."""
+        """Accept requests again."""
         await _require_local(context)
         if self._replica.state.stopping:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this replica is stopping")
@@ -140,7 +140,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
 
 
 async def _require_local(context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-    """Abort the call unless its peer is on this machine: a router must not take replicas out of service."""
+    """Abort the call unless its peer is on this machine, because routers must not drain replicas."""
     if not is_local(context.peer()):
         log.warning("drain or resume refused", peer=context.peer())
         await context.abort(

@@ -1,1 +1,1 @@
-"""Step reports of an engine: the socket, the reports themselves, gaps in them."""
+"""Step reports of an engine: their socket, their processing, and lost reports."""

@@ -1,4 +1,4 @@
-"""Policy failures inside the engine, which its reports count from its start."""
+"""Policy failures inside the engine, which reports count since the engine's start."""
 
 from penstock_proto.telemetry_pb2 import StepReport
 from prometheus_client import Counter
@@ -15,7 +15,7 @@ class PolicyFaults:
         self._counted: dict[str, int] = {}
 
     def add(self, report: StepReport) -> None:
-        """Add what is new in a report."""
+        """Add the new failures in a report."""
         if report.engine_instance != self._instance:
             self._instance, self._counted = report.engine_instance, {}
         if not report.HasField("policy_faults"):

@@ -1,8 +1,8 @@
 """Step reports from the engine, over a Unix datagram socket that the sidecar owns.
 
-The engine sends one report an iteration and never waits; the sidecar reads all that have arrived. Each report
-is the whole state, so of several only the last one shows the present, but each measures an iteration. A gap
-in their numbers shows how many were lost, a changed instance that the engine has been restarted.
+The engine sends one report for each iteration and never waits; the sidecar reads all that have arrived. Each
+report has the whole state, so the last one shows the current state, but each one measures an iteration. A gap
+in their numbers shows how many were lost, and a changed instance shows a restart of the engine.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from penstock_proto.telemetry_pb2 import StepReport
 from penstock_runtime.serving import StartError
 
 DATAGRAM_BYTES = 1 << 20
-"""Longest report read. Four thousand requests take about 100 KB."""
+"""Longest report that is read. Four thousand requests take about 100 KB."""
 
 BUFFER_BYTES = 4 << 20
 """Kernel buffer for waiting reports, capped at net.core.rmem_max."""
@@ -39,7 +39,7 @@ class Continuity:
     sequence: int = 0
 
     def outdated(self, report: StepReport) -> bool:
-        """Return whether a later report of the same engine has come already."""
+        """Return whether a later report of the same engine was already received."""
         return report.engine_instance == self.instance and report.sequence < self.sequence
 
     def lost_before(self, report: StepReport) -> int:
@@ -50,7 +50,7 @@ class Continuity:
 
 
 class TelemetrySocket:
-    """Receives while open. `receive` gets the reports that have arrived, oldest first."""
+    """The socket, which receives until it is closed. receive: called with new reports, oldest first."""
 
     def __init__(self, path: Path, receive: Callable[[Sequence[StepReport]], None]) -> None:
         self._path, self._receive = path, receive
@@ -61,16 +61,16 @@ class TelemetrySocket:
         self._loop.add_reader(self._socket, self._read)
 
     def close(self) -> None:
-        """Stop receiving, and free the path."""
+        """Stop receiving, and remove the socket's path."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
         if _is_at(self._path, self._inode):
             self._path.unlink(missing_ok=True)
 
     def renew(self) -> None:
-        """Bind again where the path is gone or another process has it: engines could not find the socket.
+        """Bind again if the path was removed or replaced, because engines could not find the socket.
 
-        A failure is logged once; engines that are connected to the old socket are still received.
+        A failure is logged once. Reports of engines that are connected to the old socket are still received.
         """
         if _is_at(self._path, self._inode):
             return
@@ -92,14 +92,14 @@ class TelemetrySocket:
         with contextlib.suppress(BlockingIOError):
             while len(reports) < MOST_REPORTS:
                 size = self._socket.recv_into(self._buffer)
-                with contextlib.suppress(DecodeError):  # its number will be missing, and counts as lost
+                with contextlib.suppress(DecodeError):  # the gap in numbers counts it as lost
                     reports.append(StepReport.FromString(bytes(self._buffer[:size])))
         if reports:
             self._receive(reports)
 
 
 def _bind(path: Path) -> socket.socket:
-    """Return a bound socket. The path of a dead process is taken over; one in use raises StartError."""
+    """Return a bound socket, on the path of an ended process too. Raises StartError if the path is in use."""
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     receiver.setblocking(False)
     receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)

@@ -1,4 +1,4 @@
-"""Step reports taken in: the time model learns from them, the mirror follows them, gaps are counted."""
+"""Applies step reports: it corrects the time model, updates the mirror and counts lost reports."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,16 +19,16 @@ from penstock_sidecar.telemetry.whole_reports import WholeReports
 log = structlog.get_logger()
 
 SILENT_S = 30.0
-"""An engine that serves and has not reported for this long is logged."""
+"""Silence of a ready engine after which a warning is logged."""
 
 
 class StepReports:
-    """Feeds reports to `estimates` and to the mirror.
+    """Applies reports to `estimates` and to the mirror.
 
-    path: of their socket, for the log.
+    path: path of the socket, for the log.
     prompt_known: called with a request's key and its prompt's tokens, once a report shows them.
-    prefixes_changed: called when other prefixes are to be reported to routers.
-    applied: called when the mirror has followed a report.
+    prefixes_changed: called when the prefixes for routers have changed.
+    applied: called after the mirror has applied a report.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class StepReports:
         self._complete_reports, self._policy_faults = WholeReports(), PolicyFaults(metrics.policy_faults)
 
     def receive(self, reports: Sequence[StepReport]) -> None:
-        """Take in reports, oldest first. Each measures a step; the last one is the present state."""
+        """Apply reports, oldest first. Each measures a step; the last one has the current state."""
         valid = list(filter(is_valid, reports))
         self._metrics.malformed.inc(len(reports) - len(valid))
         if valid:
@@ -67,7 +67,7 @@ class StepReports:
         before = self._mirror.prefixes.reported.count
         last: StepReport | None = None
         for report in reports:
-            if not self._continuity.outdated(report):  # what it said of caches is not so any more
+            if not self._continuity.outdated(report):  # its state of the cache is outdated
                 self._follow(report)
                 self._measure(report)
                 last = report
@@ -84,9 +84,9 @@ class StepReports:
         self._applied()
 
     def check_silence(self, engine_ready: bool) -> None:
-        """Log once that an engine serves and does not report. Called every second or so.
+        """Log once that a ready engine does not report. Called about every second.
 
-        An idle engine reports too. One that computes a long step is late by that step.
+        An idle engine reports too. During a long step its report is late by the duration of the step.
         """
         now_s = self._now_s()
         if not engine_ready:

@@ -1,25 +1,25 @@
-"""Step reports completed with the columns that the engine left out.
+"""Restores the columns that the engine left out of step reports.
 
-If an engine's requests are those of an earlier report, and each running one has advanced by the same number
-of tokens, its report has that number instead of columns. Here they are restored from the earlier report.
+If an engine's requests are the same as in an earlier report, and each running one has advanced by the same
+number of tokens, the report has that number instead of columns.
 """
 
 from penstock_proto.telemetry_pb2 import StepReport
 
 
 class WholeReports:
-    """Keeps the last report with columns."""
+    """Restores columns from the last report that has them."""
 
     def __init__(self) -> None:
         self._base = StepReport()
 
     def keep(self, report: StepReport) -> None:
-        """Keep a report that has columns."""
+        """Keep a report if it has columns."""
         if not report.since:
             self._base = report
 
     def restored(self, report: StepReport) -> StepReport | None:
-        """Return a report with its columns; None where the report that has them was lost."""
+        """Return a report with its columns; None if the report that has them was lost."""
         base, running = self._base, report.running
         if not report.since:
             return report
