@@ -211,7 +211,7 @@ def test_extra_arguments_may_have_their_longest_length() -> None:
         return read_body(COMPLETIONS, b'{"prompt": "a", "vllm_xargs": {"a":"' + b"x" * padding + b'"}}')
 
     assert len(bytes(body(XARGS_BYTES).xargs["a"])) == XARGS_BYTES - len('{"a":}')
-    with pytest.raises(ApiError, match=f"has {XARGS_BYTES + 1} bytes; there may be {XARGS_BYTES} at most"):
+    with pytest.raises(ApiError, match=f"has {XARGS_BYTES + 1} bytes; at most {XARGS_BYTES} are allowed"):
         body(XARGS_BYTES + 1)
 
 
@@ -220,7 +220,7 @@ def test_extra_arguments_may_have_their_longest_length() -> None:
     [
         (b"[1]", "the body must be a JSON object: "),
         (b"{", "the body is not JSON: "),
-        (b'{"prompt": "a", "n": 0}', "'n' is wrong: "),
+        (b'{"prompt": "a", "n": 0}', "'n' is invalid: "),
     ],
 )
 def test_an_invalid_body_is_refused_with_its_reason(raw: bytes, output: str) -> None:

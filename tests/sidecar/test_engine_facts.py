@@ -110,7 +110,7 @@ def test_an_engine_that_cannot_be_measured_names_the_pools_setting(tmp_path: Pat
 
 
 def test_a_model_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"cannot leave the time model at .*: No such file"):
+    with pytest.raises(StartError, match=r"cannot write the time model to .*: No such file"):
         run(facts_from(connected(VirtualEngine()), pool_of(tmp_path), None, tmp_path / "none" / "m.json"))
 
 

@@ -142,7 +142,7 @@ def test_an_engine_that_serves_without_reports_is_logged_once(monkeypatch: pytes
         reports.receive([StepReport(sequence=1)])
         reports.check_silence(engine_ready=True)
     silent, again = logs
-    assert silent["event"].startswith("engine does not report: planning by the tokens that pass")
+    assert silent["event"].startswith("engine does not report: planning by forwarded tokens")
     assert (silent["telemetry"], again["event"]) == ("/run/t.sock", "engine reports again")
 
 
@@ -153,7 +153,7 @@ async def test_a_socket_that_was_removed_is_bound_again(socket_path: Path) -> No
     with capture_logs() as logs:
         receiver.renew()
         receiver.renew()
-    assert [log["event"] for log in logs] == ["telemetry socket was gone and is bound again"]
+    assert [log["event"] for log in logs] == ["telemetry socket was removed and is bound again"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.connect(str(socket_path))
         sender.send(StepReport(sequence=7).SerializeToString())
@@ -175,7 +175,7 @@ async def test_a_socket_whose_folder_is_missing_is_logged_once(tmp_path: Path) -
         receiver.renew()
     lost, back = logs
     assert lost["cause"] == f"cannot receive telemetry at {folder / 't.sock'}: no such file or directory"
-    assert back["event"] == "telemetry socket was gone and is bound again"
+    assert back["event"] == "telemetry socket was removed and is bound again"
     receiver.close()
 
 

@@ -118,5 +118,5 @@ def test_a_key_that_cannot_be_written_is_logged_at_start(tmp_path: Path) -> None
     flags = ["--engine", "http://127.0.0.1:8000", "--telemetry", str(tmp_path / "none" / "steps.sock")]
     options = parse(["-f", str(file), "--name", "r0", "--listen", "127.0.0.1:0", *flags])
     mirror = mirror_of(pool, builtin_facts(pool).kv, Estimates(model), Bounds())
-    with pytest.raises(StartError, match="cannot write the key of tickets"):
+    with pytest.raises(StartError, match="cannot write the ticket key"):
         tickets_of(pool, options, mirror)

@@ -20,19 +20,19 @@ class Metrics(FrontMetrics):
         registry = self.registry
         requests = Counter(
             "penstock_picker_requests",
-            "Requests that endpoints were picked for.",
+            "Requests for which endpoints were picked.",
             ["tier"],
             registry=registry,
         )
         endpoints = Counter(
             "penstock_picker_endpoints",
-            "Endpoints picked for them; divided by requests, the length of a list.",
+            "Endpoints picked; divided by requests, the mean length of a list.",
             ["tier"],
             registry=registry,
         )
         refused = Counter(
             "penstock_picker_refused",
-            "Requests answered with an error instead, by HTTP status.",
+            "Requests answered with an error, by HTTP status.",
             ["status"],
             registry=registry,
         )
@@ -40,13 +40,13 @@ class Metrics(FrontMetrics):
         self._refused = cache(refused.labels)
         self.seconds = Histogram(
             "penstock_picker_decision_seconds",
-            "Time that one decision took.",
+            "Duration of one decision.",
             buckets=SECONDS,
             registry=registry,
         )
         replicas = Gauge(
             "penstock_picker_replicas",
-            "Known replicas that take requests, or do not.",
+            "Known replicas, by whether they take requests.",
             ["ready"],
             registry=registry,
         )

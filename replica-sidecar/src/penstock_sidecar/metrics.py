@@ -52,7 +52,9 @@ class Metrics:
         self.verdicts = cache(
             make.counter("verdicts_total", "Verdicts given.", "tier", "verdict", "reason").labels
         )
-        self.ends = cache(make.counter("ends_total", "Requests that ended, by how.", "tier", "end").labels)
+        self.ends = cache(
+            make.counter("ends_total", "Requests that ended, by kind of end.", "tier", "end").labels
+        )
         self.ttft = cache(
             make.histogram("ttft_seconds", "From submit to the first output.", _SECONDS, "tier").labels
         )
@@ -70,7 +72,7 @@ class Metrics:
         )
 
     def _add_planning(self, make: _MetricFactory) -> None:
-        self.planner = make.histogram("planner_seconds", "One call of the planner.", _PLANNING)
+        self.planner = make.histogram("planner_seconds", "Duration of one call of the planner.", _PLANNING)
         self.planner_max = make.gauge("planner_seconds_max", "Longest call of the planner since the start.")
         self.time_error = make.histogram(
             "time_model_error_ratio", "Relative error of an iteration's predicted duration.", _RATIOS
@@ -81,20 +83,19 @@ class Metrics:
         )
 
     def _add_cached_tokens(self, make: _MetricFactory) -> None:
-        self._prompt_tokens = make.counter(
-            "prompt_tokens_total", "Tokens of prompts that were answered whole."
-        )
+        self._prompt_tokens = make.counter("prompt_tokens_total", "Tokens of prompts with a complete answer.")
         self._cached_planned = make.counter(
-            "cached_tokens_planned_total", "Of them, those that admission took to be cached."
+            "cached_tokens_planned_total", "Tokens of these prompts that admission assumed to be cached."
         )
         self._cached_found = make.counter(
-            "cached_tokens_found_total", "Of them, those that the engine found in its cache."
+            "cached_tokens_found_total", "Tokens of these prompts that the engine found in its cache."
         )
         self._cached_missing = make.counter(
-            "cached_tokens_missing_total", "Those that were taken to be cached, and were not found."
+            "cached_tokens_missing_total",
+            "Tokens that admission assumed to be cached and the engine did not find.",
         )
         self.cached_tokens = make.gauge(
-            "cached_tokens", "Tokens that the engine has cached of the prompts that this sidecar knows."
+            "cached_tokens", "Tokens that the engine has cached of the prompts known to this sidecar."
         )
 
     def _add_load(self, make: _MetricFactory) -> None:
@@ -102,8 +103,10 @@ class Metrics:
         self.waiting = make.gauge("waiting", "Requests that wait for KV memory.")
         self.best_effort = make.gauge("best_effort", "Best-effort requests held.")
         self.kv_used = make.gauge("kv_used_ratio", "Share of the KV cache in use.")
-        self.filled = make.gauge("filled_ratio", "Share of what can be admitted that admitted requests take.")
-        self.sessions = make.gauge("sessions", "Routers connected.")
+        self.filled = make.gauge(
+            "filled_ratio", "Share of the replica's capacity that admitted requests take."
+        )
+        self.sessions = make.gauge("sessions", "Connected routers.")
         self.routers_behind = make.counter(
             "routers_behind_total", "Sessions closed because the router did not read."
         )
@@ -118,27 +121,31 @@ class Metrics:
         self.engine_restarts = make.counter("engine_restarts_total", "Restarts of the engine.")
         self.stalled = make.counter(
             "stalled_total",
-            "Requests that the engine made no progress with, by where they were.",
+            "Requests without progress at the engine, by where they were.",
             "tier",
             "at",
         )
         self.reports = make.counter("telemetry_reports_total", "Step reports received.")
         self.lost = make.counter("telemetry_lost_total", "Step reports that were lost.")
-        self.malformed = make.counter("telemetry_malformed_total", "Step reports with impossible values.")
+        self.malformed = make.counter("telemetry_malformed_total", "Step reports with invalid values.")
         self.telemetry_live = make.gauge("telemetry_live", "1 while planning uses the engine's reports.")
         self.policy_faults = make.counter("policy_faults_total", "Steps in which the policy failed.", "fault")
 
     def _add_release(self, make: _MetricFactory) -> None:
         """Add the metrics of an engine of type `openai`."""
         self.held = make.gauge("held", "Accepted requests held before an engine of type openai.")
-        self.engine_slots = make.gauge("engine_slots", "Most requests in such an engine at once.")
+        self.engine_slots = make.gauge(
+            "engine_slots", "Most concurrent requests in an engine of type openai."
+        )
         self.release = make.histogram(
-            "release_seconds", "One decision about which requests enter it.", _PLANNING
+            "release_seconds", "Duration of a decision about which requests enter the engine.", _PLANNING
         )
         self.release_failures = make.counter(
             "release_failures_total", "Release decisions in which the policy failed."
         )
-        self.engine_full = make.counter("engine_full_total", "Requests that the engine had no room for.")
+        self.engine_full = make.counter(
+            "engine_full_total", "Requests that the engine rejected for lack of capacity."
+        )
 
     def planned(self, seconds: float) -> None:
         """Record one call of the planner."""

@@ -286,7 +286,7 @@ def tickets_of(pool: Pool, options: Options, mirror: ReplicaMirror) -> Tickets:
     try:
         return Tickets(write_new_key(path), lambda: mirror.live and mirror.checks_tickets)
     except OSError as error:
-        raise StartError(f"cannot write the key of tickets at {path}: {error.strerror}") from None
+        raise StartError(f"cannot write the ticket key to {path}: {error.strerror}") from None
 
 
 def gate_of(

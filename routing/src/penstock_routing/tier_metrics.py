@@ -43,28 +43,34 @@ class TierMetrics:
             "refused", "Requests answered before they were sent to any replica, by HTTP status.", "status"
         )
         self._hops = self._histogram(
-            "hops", "Replicas that answered a request, with the one that served it.", HOPS
+            "hops", "Replicas that answered a request, including the one that served it.", HOPS
         )
-        self._ttft = self._histogram("ttft_seconds", "Request read to first token written.", SECONDS)
+        self._ttft = self._histogram(
+            "ttft_seconds", "From reading the request to writing the first token.", SECONDS
+        )
         self._tpot = self._histogram(
-            "tpot_seconds", "Per token after the first, as the tier judges.", TPOT_SECONDS
+            "tpot_seconds", "Time per token after the first, as the tier judges it.", TPOT_SECONDS
         )
-        self._e2e = self._histogram("e2e_seconds", "Request read to end of the answer.", SECONDS)
-        self._met = self._count("slo_met", "Requests that kept every target of their tier.", "tier")
+        self._e2e = self._histogram(
+            "e2e_seconds", "From reading the request to the end of the answer.", SECONDS
+        )
+        self._met = self._count("slo_met", "Requests that met every target of their tier.", "tier")
         self._missed = self._count(
             "slo_missed",
-            "Requests that did not: which targets (several count each), rejected, failed, client_slow.",
+            "Requests that missed their SLO: by each missed target, or rejected, failed, client_slow.",
             "tier",
             "why",
         )
         self._untimed = self._count(
             "untimed_answers",
-            "Answers, not streamed, whose tokens' times the engine does not report: judged by e2e alone.",
+            "Answers without streaming whose token times the engine does not report: judged by e2e alone.",
             "tier",
         )
         self._judged = self._count("slo_judged", "Requests judged: met and missed.", "tier")
         self._failovers = self._count(
-            "failovers", "Replicas lost before a request's first byte; it was sent to another.", "tier"
+            "failovers",
+            "Replicas lost before a request's first byte, after which it was sent to another.",
+            "tier",
         )
         for tier in tiers:
             self._met(tier)

@@ -72,7 +72,7 @@ def _write_model(model: TimeModel, path: Path) -> None:
         unfinished.write_bytes(orjson.dumps(to_json(model)))
         unfinished.replace(path)
     except OSError as error:
-        raise StartError(f"cannot leave the time model at {path}: {error.strerror}") from None
+        raise StartError(f"cannot write the time model to {path}: {error.strerror}") from None
 
 
 async def _kv_of(pool: Pool, engine: MeasuredEngine) -> KvCache:
@@ -83,6 +83,6 @@ async def _kv_of(pool: Pool, engine: MeasuredEngine) -> KvCache:
     if reported is None:
         raise StartError(
             "spec.engine.kvCacheTokens: missing, and this engine does not report it; "
-            "write how many tokens its KV cache holds"
+            "set it to the number of tokens that its KV cache holds"
         )
     return KvCache(reported.blocks, reported.blocks, reported.block_tokens)

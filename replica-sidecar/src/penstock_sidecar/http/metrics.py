@@ -26,13 +26,15 @@ class HttpMetrics:
         registry.register(VerdictCounters(PREFIX, self.demand))
         self.passed_on = Counter(
             f"{PREFIX}_passed_on",
-            "Requests rejected here while the gateway had another replica to ask.",
+            "Requests rejected here after which the gateway tries another replica.",
             ["tier"],
             registry=registry,
         )
-        self.open = Gauge(f"{PREFIX}_open_requests", "Requests under way.", registry=registry)
+        self.open = Gauge(f"{PREFIX}_open_requests", "Requests in progress.", registry=registry)
         held = Gauge(
-            f"{PREFIX}_held_bytes", "Bodies, and output that clients have not taken.", registry=registry
+            f"{PREFIX}_held_bytes",
+            "Bytes of bodies, and of output that clients have not read.",
+            registry=registry,
         )
         held.set_function(lambda: budget.held_bytes)
 

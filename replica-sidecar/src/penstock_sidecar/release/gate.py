@@ -143,6 +143,6 @@ class ReleaseGate:
         except Exception:
             self._metrics.release_failures.inc()
             if not self._failed:
-                log.exception("release decision failed; where it does, requests enter in order of arrival")
+                log.exception("release decision failed; requests then enter in order of arrival")
             self._failed = True
             return release(in_order_of_arrival, view, in_engine, self._policy.start(), self._window)

@@ -118,7 +118,7 @@ def read_body(
     most_sequences: most answers over all its prompts. marked: whether to compute `marks`.
     """
     if too_much := nesting_of(raw).too_much:
-        raise ApiError(400, f"the body is {too_much}, the most there may be", code="too_complex")
+        raise ApiError(400, f"the body is {too_much}", code="too_complex")
     chat = endpoint == wire.ENDPOINT_CHAT_COMPLETIONS
     body = _decoded(_CHAT if chat else _COMPLETION, raw)
     prompt = _messages(body) if chat else _prompt(body.prompt)
@@ -144,8 +144,8 @@ def check_context(body: ClientBody, max_model_len: int) -> None:
     if max_model_len and tokens is not None and tokens >= max_model_len:
         raise ApiError(
             400,
-            f"the prompt has {tokens} tokens; with an answer at most {max_model_len} fit into the "
-            "model's context",
+            f"the prompt has {tokens} tokens, but the model's context has only {max_model_len}, "
+            "including the answer",
             param="prompt",
             code="context_length_exceeded",
         )
@@ -205,7 +205,7 @@ def _decoded(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
         reason = _PATH.sub("", raw_text)
         if not param:
             raise _invalid(None, f"the body must be a JSON object: {reason}") from None
-        raise _invalid(param, f"'{param}' is wrong: {reason}") from None
+        raise _invalid(param, f"'{param}' is invalid: {reason}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _invalid(None, f"the body is not JSON: {error}") from None
 
@@ -266,7 +266,7 @@ def _xargs(raw: Raw) -> Mapping[str, Raw]:
     """Return the client's `vllm_xargs`. Engines accept only scalars in it, so a long one is an error."""
     raw_text = bytes(raw)
     if len(raw_text) > XARGS_BYTES:
-        raise _invalid(XARGS, f"'{XARGS}' has {len(raw_text)} bytes; there may be {XARGS_BYTES} at most")
+        raise _invalid(XARGS, f"'{XARGS}' has {len(raw_text)} bytes; at most {XARGS_BYTES} are allowed")
     if raw_text in (b"", b"null"):
         return {}
     if (own := _object(raw_text)) is None:
@@ -294,6 +294,4 @@ def _sequences(body: _Fields, prompts: int, most: int) -> int:
     if prompts * each <= most:
         return prompts * each
     param = name if each > 1 else "prompt"
-    raise _invalid(
-        param, f"'{param}' asks for {prompts * each} answers; a request may ask for {most} at most"
-    )
+    raise _invalid(param, f"'{param}' requests {prompts * each} answers; at most {most} are allowed")

@@ -108,7 +108,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MOST_TOKENS} tokens")
         text = await self._detokenize(request.tokens)
         if text is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine does not report it")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine did not return the text")
         return wire.DetokenizeReply(text=text)
 
     async def Drain(
@@ -145,7 +145,7 @@ async def _require_local(context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         log.warning("drain or resume refused", peer=context.peer())
         await context.abort(
             grpc.StatusCode.PERMISSION_DENIED,
-            "only this replica's own machine may ask for that",
+            "only processes on this replica's machine may call this",
         )
 
 

@@ -85,7 +85,7 @@ class TelemetrySocket:
         self._socket.close()
         self._socket, self._inode, self._logged = renewed, self._path.stat().st_ino, ""
         self._loop.add_reader(self._socket, self._read)
-        log.warning("telemetry socket was gone and is bound again", path=str(self._path))
+        log.warning("telemetry socket was removed and is bound again", path=str(self._path))
 
     def _read(self) -> None:
         reports: list[StepReport] = []

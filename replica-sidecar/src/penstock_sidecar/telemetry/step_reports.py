@@ -94,7 +94,7 @@ class StepReports:
         elif not self._silent and now_s - self._received_s > SILENT_S:
             self._silent = True
             log.warning(
-                "engine does not report: planning by the tokens that pass; vLLM has to be started with "
+                "engine does not report: planning by forwarded tokens; start vLLM with "
                 "--scheduler-cls penstock_vllm.scheduler.PenstockScheduler and PENSTOCK_TELEMETRY",
                 telemetry=self._path,
                 silent_s=SILENT_S,

@@ -28,13 +28,13 @@ class Metrics(FrontMetrics):
         self.refused = self._tiers.refused
         self.held_bytes = Gauge(
             "penstock_router_held_bytes",
-            "Bodies, and output that clients have not taken.",
+            "Bytes of bodies, and of output that clients have not read.",
             registry=registry,
         )
-        self.open = Gauge("penstock_router_open_requests", "Requests under way.", registry=registry)
+        self.open = Gauge("penstock_router_open_requests", "Requests in progress.", registry=registry)
         self.held = Gauge(
             "penstock_router_held_requests",
-            "Of them, those that wait because no replica is in service.",
+            "Requests that wait because no replica is in service.",
             registry=registry,
         )
         self.usage = UsageMetrics(registry)
@@ -58,7 +58,7 @@ class _Replicas(Collector):
 
     def collect(self) -> Iterable[Metric]:
         ready = GaugeMetricFamily(
-            "penstock_router_replica_ready", "Whether the replica takes work.", labels=["replica"]
+            "penstock_router_replica_ready", "Whether the replica takes requests.", labels=["replica"]
         )
         malformed = CounterMetricFamily(
             "penstock_router_replica_malformed",
@@ -67,7 +67,7 @@ class _Replicas(Collector):
         )
         ejected = GaugeMetricFamily(
             "penstock_router_replica_ejected",
-            "Whether the replica gets no requests, because it did not answer.",
+            "Whether the replica is ejected because it did not answer.",
             labels=["replica"],
         )
         ejections = CounterMetricFamily(
@@ -75,7 +75,7 @@ class _Replicas(Collector):
         )
         stalled = CounterMetricFamily(
             "penstock_router_stalled_requests",
-            "Requests ended because no message about them came for far longer than forecast.",
+            "Requests ended because no message about them was received for far longer than forecast.",
             labels=["replica"],
         )
         take_replay = GaugeMetricFamily(
@@ -91,12 +91,12 @@ class _Replicas(Collector):
             malformed.add_metric([link.name], link.malformed)
         connected = GaugeMetricFamily(
             "penstock_router_discovery_connected",
-            "Whether a change of the replica set would be noticed now.",
+            "Whether changes of the replica set are received now.",
             value=float(self._replica_set.connected),
         )
         unread = CounterMetricFamily(
             "penstock_router_discovery_malformed",
-            "Objects of the cluster that are unusable.",
+            "Malformed objects of the cluster.",
             value=self._replica_set.malformed,
         )
         return [ready, ejected, ejections, stalled, take_replay, malformed, connected, unread]

@@ -32,7 +32,7 @@ class MoveMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.moves = Counter(
             "penstock_router_moves",
-            "Streams that lost their replica, by cause and by what became of them.",
+            "Streams that lost their replica, by cause and outcome.",
             ["cause", "outcome"],
             registry=registry,
         )

@@ -23,7 +23,7 @@ class KeyMetrics:
     def __init__(self, registry: CollectorRegistry, process: str = "router") -> None:
         self.unreadable = Gauge(
             f"penstock_{process}_keys_unreadable",
-            "1 where the application's keys could not be read last time; those known before stay valid.",
+            "1 if the last read of the application's keys failed; the previous keys stay valid.",
             ["application"],
             registry=registry,
         )

@@ -52,18 +52,18 @@ class LimitMetrics:
     def __init__(self, registry: CollectorRegistry, process: str = "router") -> None:
         self.limited = Counter(
             f"penstock_{process}_limited",
-            "Requests refused because their application is at a limit.",
+            "Requests rejected because their application has reached a limit.",
             ["application", "limit"],
             registry=registry,
         )
         self.decided_locally = Counter(
             f"penstock_{process}_limits_decided_locally",
-            "Requests decided by this router's own account because Redis did not answer.",
+            "Requests decided by this process's own count because Redis did not answer.",
             registry=registry,
         )
         self.shared = Gauge(
             f"penstock_{process}_limits_shared",
-            "Whether applications' limits hold over all routers now.",
+            "Whether applications' limits apply to all routers together now.",
             registry=registry,
         )
 
