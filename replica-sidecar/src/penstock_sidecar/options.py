@@ -124,70 +124,72 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"If the engine requires an API key, it is read from the environment variable {VARIABLE}.",
     )
     add_common(parser)
-    flag = parser.add_argument
-    flag("--name", required=True, help="this replica's name, like r0")
-    flag(
+    add = parser.add_argument
+    add("--name", required=True, help="this replica's name, like r0")
+    add(
         "--listen",
         type=_address,
         required=True,
         metavar="HOST:PORT",
         help="address to listen on for routers; port 0 for any",
     )
-    flag(
-        "--engine",
-        type=_url,
-        required=True,
-        metavar="URL",
-        help="URL of the engine, like http://127.0.0.1:8000",
-    )
-    flag(
-        "--engine-tls-ca",
-        type=Path,
-        metavar="PEM",
-        help="CA certificates that sign the engine's certificate (default: those of this machine)",
-    )
-    flag(
-        "--engine-tls-server-name",
-        metavar="NAME",
-        help="DNS name in the engine's certificate (default: the host of --engine)",
-    )
-    flag(
-        "--engine-tls-cert",
-        type=Path,
-        metavar="PEM",
-        help="client certificate for an engine that requires one (vLLM's --ssl-cert-reqs 2)",
-    )
-    flag("--engine-tls-key", type=Path, metavar="PEM", help="private key of --engine-tls-cert")
-    flag("--telemetry", type=Path, metavar="PATH", help="Unix socket for the engine's step reports")
-    flag("--metrics-port", type=port, metavar="PORT", help="port for /metrics, /health and /ready; 0 for any")
-    flag(
+    add(
         "--http-port",
         type=port,
         metavar="PORT",
         help="port for OpenAI's HTTP API behind a gateway, on the host of --listen; 0 for any",
     )
-    flag("--http-insecure", action="store_true", help="serve --http-port without TLS despite --tls-cert")
-    flag(
+    add("--metrics-port", type=port, metavar="PORT", help="port for /metrics, /health and /ready; 0 for any")
+    add(
         "--metrics-host",
         default="127.0.0.1",
         metavar="HOST",
         help="address of --metrics-port (default: %(default)s)",
     )
-    flag(
+    add(
         "--drain-s",
         type=seconds,
         metavar="S",
         help="when stopped, longest wait for open requests (default: the pool's value)",
     )
-    flag("--tls-cert", type=Path, metavar="PEM", help="serve TLS with this certificate")
-    flag("--tls-key", type=Path, metavar="PEM", help="private key of --tls-cert")
-    flag(
-        "--tls-client-ca", type=Path, metavar="PEM", help="accept only clients with a certificate of this CA"
+    _add_engine(parser)
+    _add_tls(parser)
+    return parser
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the engine").add_argument
+    add("--engine", type=_url, required=True, metavar="URL", help="its URL, like http://127.0.0.1:8000")
+    add("--telemetry", type=Path, metavar="PATH", help="Unix socket for the engine's step reports")
+    add(
+        "--engine-tls-ca",
+        type=Path,
+        metavar="PEM",
+        help="CA certificates that sign the engine's certificate (default: those of this machine)",
     )
-    flag(
+    add(
+        "--engine-tls-server-name",
+        metavar="NAME",
+        help="DNS name in the engine's certificate (default: the host of --engine)",
+    )
+    add(
+        "--engine-tls-cert",
+        type=Path,
+        metavar="PEM",
+        help="client certificate for an engine that requires one (vLLM's --ssl-cert-reqs 2)",
+    )
+    add("--engine-tls-key", type=Path, metavar="PEM", help="private key of --engine-tls-cert")
+
+
+def _add_tls(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("TLS of routers and gateways").add_argument
+    add("--tls-cert", type=Path, metavar="PEM", help="serve TLS with this certificate")
+    add("--tls-key", type=Path, metavar="PEM", help="private key of --tls-cert")
+    add("--tls-client-ca", type=Path, metavar="PEM", help="accept only clients with a certificate of this CA")
+    add(
         "--insecure", action="store_true", help="allow --listen without TLS on an address beyond this machine"
     )
-    return parser
+    add("--http-insecure", action="store_true", help="serve --http-port without TLS despite --tls-cert")
 
 
 def _check(given: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import structlog
@@ -85,19 +86,9 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         release_compiler_memory()
         replicas.append(parts.replica)
         ticks = [parts.replica.tick, *stack.enter_context(_receiving(options.telemetry, parts, metrics))]
-        listener = http_listener(options.http)
-        http = None
-        if listener is not None and demand is not None:
-            app = http_app(
-                options.name,
-                pool,
-                parts.replica,
-                parts.estimates,
-                demand=demand,
-                registry=registry,
-                faults=Faults(metrics.faults),
-            )
-            http = await stack.enter_async_context(http_serving(app, listener, pool, options.http_tls))
+        serving_http = _serve_http(options, pool, parts, demand, registry=registry, metrics=metrics)
+        http = await stack.enter_async_context(serving_http)
+        listener = None if http is None else http.listener
         service = ReplicaService(
             identity_of(options, pool, metrics_address, listener),
             parts.replica,
@@ -122,7 +113,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         _log_ready(options, str(address), metrics_address, listener)
         await stop.wait()
         drain_s = pool.spec.scheduling.drain_timeout_s if options.drain_s is None else options.drain_s
-        await stop_serving(parts.replica, http, drain_s)
+        await stop_serving(parts.replica, None if http is None else http.server, drain_s)
 
 
 def assemble_parts(
@@ -156,6 +147,41 @@ def assemble_parts(
         serves_changed=health.set_serving,
     )
     return Parts(replica, mirror, estimates, gate, watch, health)
+
+
+class _Http(NamedTuple):
+    """The HTTP interface of a replica that serves it."""
+
+    server: Server
+    listener: socket.socket
+
+
+@contextlib.asynccontextmanager
+async def _serve_http(
+    options: Options,
+    pool: Pool,
+    parts: Parts,
+    demand: Demand | None,
+    *,
+    registry: CollectorRegistry,
+    metrics: Metrics,
+) -> AsyncIterator[_Http | None]:
+    """Serve gateways within the block, if the flags name a port for them."""
+    listener = http_listener(options.http)
+    if listener is None or demand is None:
+        yield None
+        return
+    app = http_app(
+        options.name,
+        pool,
+        parts.replica,
+        parts.estimates,
+        demand=demand,
+        registry=registry,
+        faults=Faults(metrics.faults),
+    )
+    async with http_serving(app, listener, pool, options.http_tls) as server:
+        yield _Http(server, listener)
 
 
 @contextlib.contextmanager
