@@ -11,16 +11,16 @@ PACKAGES = sorted(path.parent.name for path in ROOT.glob("*/src/penstock_*/__ini
 
 MAIN = "def main(arguments=None):\n    return 77\n"
 IN_THE_CLONE = """
-from live.nursery import Nursery
+from live.fork_server import ForkServer
 from live.process import Process
 from penstock_simulator.main import main
 
 def test_everything_is_the_clones(tmp_path):
     assert main() == 77
-    nursery = Nursery()
-    for number, start in enumerate((nursery, Process)):
+    fork_server = ForkServer()
+    for number, start in enumerate((fork_server, Process)):
         assert start("engine", ["penstock-engine"], tmp_path / f"{number}.log").exit_code() == 77
-    nursery.close()
+    fork_server.close()
 """
 
 

@@ -12,9 +12,9 @@ import httptools
 from containment.report import Row, row
 from hostile.bodies import CHAT, COMPLETIONS, MODEL, Body, make_body
 from live import raw_client
+from live.concurrent_streams import ConcurrentStreams
 from live.pool import LivePool
 from live.raw_http import Answer, chat, post
-from live.victims import Victims
 
 BODIES, STREAMS, AT_ONCE, ANSWER_S = 185, 12, 4, 5.0
 STREAM_TOKENS = 400
@@ -59,8 +59,8 @@ async def hostile_bodies(pool: LivePool, seed: int) -> list[Row]:
             answer = await _answer(pool.address("router", "main"), body)
             answers.append((body, answer, time.monotonic() - began_s))
 
-    victims = Victims([pool.url()], streams_each=STREAMS, tokens=STREAM_TOKENS)
-    async with victims.running(), asyncio.TaskGroup() as group:
+    streams = ConcurrentStreams([pool.url()], streams_each=STREAMS, tokens=STREAM_TOKENS)
+    async with streams.running(), asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
             group.create_task(send_in_turn())
     statuses = Counter(str(answer.status) if answer else "none" for _, answer, _ in answers)
@@ -80,8 +80,8 @@ async def hostile_bodies(pool: LivePool, seed: int) -> list[Row]:
         row(
             "streams of others that changed by a byte meanwhile",
             "0",
-            f"{len(victims.harmed)} of {len(victims.harmed) + victims.finished}",
-            not victims.harmed,
+            f"{len(streams.harmed)} of {len(streams.harmed) + streams.finished}",
+            not streams.harmed,
         ),
     ]
 

@@ -19,9 +19,9 @@ from hostile.bodies import CHAT, Body, make_body
 from hostile.frames import Frames, make_frames, make_http2
 from hostile.http_bytes import Exchange, make_exchange
 from live import raw_client
+from live.concurrent_streams import ConcurrentStreams
 from live.pool import LivePool
 from live.raw_http import Answer, chat, post
-from live.victims import Victims
 from patience import PATIENCE_S
 from penstock_proto import replica_pb2 as wire
 
@@ -79,7 +79,7 @@ async def beside_victims(pool: LivePool, make: Callable[[Random, Target], Case])
 
     async def work() -> None:
         for number in numbers:
-            if victims.harmed:
+            if streams.harmed:
                 return
             case, carry_out = make(Random(f"{SEED} {number}"), target)
             under_way[number] = case
@@ -91,13 +91,13 @@ async def beside_victims(pool: LivePool, make: Callable[[Random, Target], Case])
                 raise
             del under_way[number]
 
-    victims = Victims([pool.url("main"), pool.url("fuzzed")])
-    async with victims.running(), asyncio.TaskGroup() as group:
+    streams = ConcurrentStreams([pool.url("main"), pool.url("fuzzed")])
+    async with streams.running(), asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
             group.create_task(work())
     cases = "\n".join(shown(number, case) for number, case in under_way.items())
-    assert not victims.harmed, f"{victims.harmed[0]}\nwhile these were under way:\n{cases}"
-    assert victims.finished >= 2 * victims.streams_each
+    assert not streams.harmed, f"{streams.harmed[0]}\nwhile these were under way:\n{cases}"
+    assert streams.finished >= 2 * streams.streams_each
 
 
 def shown(number: int, case: object) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live.nursery import Nursery
+from live.fork_server import ForkServer
 from live.open_pool import OpenPool
 from live.pool import LivePool
 from live.pool_file import write_pool
@@ -37,8 +37,8 @@ ENGINE = {"timeModel": "llama-3-8b-h100", "speculation": {"maxTokens": 3, "accep
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    opened = Nursery()
+def fork_server() -> Iterator[ForkServer]:
+    opened = ForkServer()
     try:
         yield opened
     finally:
@@ -46,10 +46,10 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.fixture(scope="module")
-def varied(nursery: Nursery, open_module_pool: OpenPool) -> LivePool:
+def varied(fork_server: ForkServer, open_module_pool: OpenPool) -> LivePool:
     """A replica for every policy, in their order."""
     each = [{"scheduling": {"policy": policy}} for policy in POLICIES]
-    return open_module_pool(len(POLICIES), each=each, start=nursery, engine=ENGINE, tiers=TIERS)
+    return open_module_pool(len(POLICIES), each=each, start=fork_server, engine=ENGINE, tiers=TIERS)
 
 
 async def served(pool: LivePool) -> list[tuple[str, int]]:
@@ -94,11 +94,11 @@ def test_every_policy_serves_streams_that_arrive_together(
 
 @pytest.mark.parametrize("name", ["distserve", "vllm-real"])
 def test_a_policy_for_simulations_only_is_refused_in_one_line(
-    name: str, nursery: Nursery, tmp_path: Path
+    name: str, fork_server: ForkServer, tmp_path: Path
 ) -> None:
     file = write_pool(tmp_path / "pool.yaml", scheduling={"policy": name})
     flags = ["-f", str(file)]
-    for start, command in ((Process, ["penstock", "up", *flags]), (nursery, ["penstock-engine", *flags])):
+    for start, command in ((Process, ["penstock", "up", *flags]), (fork_server, ["penstock-engine", *flags])):
         process = start(command[0], command, tmp_path / f"{command[0]}.log")
         assert process.exit_code() == 2
         (line,) = process.printed_text.strip().splitlines()

@@ -24,7 +24,7 @@ MAINS = {
 }
 
 
-class Nursery:
+class ForkServer:
     """Call it to start a process, as `Process` is called."""
 
     def __init__(self) -> None:
@@ -59,13 +59,13 @@ class Nursery:
 class Forked(Started):
     """A child of the process that forks."""
 
-    def __init__(self, nursery: Nursery, pid: int, name: str, command: list[str], log: Path) -> None:
+    def __init__(self, fork_server: ForkServer, pid: int, name: str, command: list[str], log: Path) -> None:
         super().__init__(name, command, log)
-        self.pid, self._nursery, self._code = pid, nursery, None
+        self.pid, self._fork_server, self._code = pid, fork_server, None
 
     def poll(self) -> int | None:
         if self._code is None:
-            self._code = self._nursery.ask(self.pid)
+            self._code = self._fork_server.ask(self.pid)
         return self._code
 
     def signal(self, number: signal.Signals) -> None:

@@ -47,7 +47,7 @@ def difference(data: bytes, id: str, tokens: int) -> str | None:
 
 
 @dataclass
-class Victims:
+class ConcurrentStreams:
     """Keeps so many streams running through each router.
 
     urls: routers. finished: streams that ended as they should. harmed: what happened to the others.
@@ -62,7 +62,7 @@ class Victims:
     _over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator["Victims"]:
+    async def running(self) -> AsyncIterator["ConcurrentStreams"]:
         """Streams run until the block ends, and each is read to its own end."""
         limits = httpx2.Limits(max_connections=None)
         async with (
