@@ -43,7 +43,7 @@ TRAILERS = proc.ProcessingRequest(request_trailers=proc.HttpTrailers())
 
 
 class Gateway(RuleBasedStateMachine):
-    """Sends what a gateway may send in any mode, and what none should."""
+    """Messages that a gateway may send in any mode, and invalid ones."""
 
     @initialize(refuses=st.booleans())
     def begin(self, refuses: bool) -> None:

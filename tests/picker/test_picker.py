@@ -1,4 +1,4 @@
-"""A picker's decisions: which endpoints, what is counted, and whose limits hold."""
+"""A picker's decisions: endpoints, counts, and limits of applications."""
 
 from dataclasses import replace
 from threading import current_thread, main_thread

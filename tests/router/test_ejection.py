@@ -87,7 +87,7 @@ def test_a_probe_that_is_answered_ends_the_ejection(clock: Clock) -> None:
 
 def test_only_a_cancelled_probe_allows_another(clock: Clock) -> None:
     made = ejected(clock)
-    made.sent(1)  # still ejected: it is no probe
+    made.sent(1)  # still ejected: it is not a probe
     clock.now_s += FIRST_S
     made.sent(2)
     made.sent(3)

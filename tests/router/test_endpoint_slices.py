@@ -92,7 +92,7 @@ def test_an_endpoint_that_is_no_pod_is_called_by_its_host_name_or_address() -> N
 
 @pytest.mark.parametrize("stale_first", [True, False])
 def test_of_two_endpoints_of_one_pod_the_better_counts(stale_first: bool) -> None:
-    """A pod that has come back under its name is in a new slice before it has left the old one."""
+    """A recreated pod is in a new slice before it is removed from the old one."""
     slices = [
         slice_of(endpoint("p-0", "10.0.0.9", ready=False, terminating=True)),
         slice_of(endpoint("p-0", "10.0.0.1")),

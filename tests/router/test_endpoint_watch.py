@@ -132,7 +132,7 @@ async def test_an_invalid_event_restarts_the_watch() -> None:
 
 A, B = endpoint_slice("a", p0="10.0.0.1"), endpoint_slice("b", p1="10.0.0.2")
 P2 = change("ADDED", "c", "9", p2="10.0.0.3")
-"""A change that a test waits for: what came before it has been applied by then."""
+"""A change that a test waits for, after which all earlier changes have been applied."""
 
 
 def names(sets: list[Endpoints]) -> list[list[str]]:

@@ -176,7 +176,7 @@ VALUES = st.recursive(
 
 
 def places(value: Any) -> bool:
-    """Whether there is a place in it that nothing allows."""
+    """Return whether it has a forbidden URL."""
     if isinstance(value, dict):
         texts = {"type", "text"}
         return any(places(each) for name, each in value.items() if not (name in texts and type(each) is str))

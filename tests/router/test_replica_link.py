@@ -90,7 +90,7 @@ class MemoryReplica:
 
     def __init__(self) -> None:
         self.sessions: list[MemorySession] = []
-        self.describes: list[float] = []  # when it was asked what it is
+        self.describes: list[float] = []  # when it was asked for its description
         self.answers = asyncio.Event()
         self.answers.set()
         self.description = wire.DescribeReply(replica="r0")
@@ -407,7 +407,7 @@ BUSY = grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadat
 async def test_an_unusable_description_counts_as_an_answer(
     still: None, answer: wire.DescribeReply, refusal: Exception | None, malformed: int
 ) -> None:
-    """One that misses one question in two is never silent, and is asked no oftener than it should be."""
+    """A replica that misses every other answer does not count as silent, and is not queried more often."""
     async with linked() as (link, replica):
         reported = link.description
         replica.description, replica.refusal = answer, refusal

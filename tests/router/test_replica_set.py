@@ -128,7 +128,7 @@ async def test_a_request_cancelled_before_it_was_sent_is_never_sent() -> None:
 
 @asynccontextmanager
 async def followed(announced: Announced, *replicas: ScriptedReplica) -> AsyncIterator[ReplicaSet]:
-    """A replica set that follows what is announced, beginning with these replicas, which take work."""
+    """A replica set that follows the announcements, starting with these replicas in service."""
     replica_set = ReplicaSet(make_link)
     for replica in replicas:
         await replica.start()
@@ -175,7 +175,7 @@ async def test_a_replica_that_becomes_ready_again_is_chosen_again_over_the_link_
 
 
 async def test_a_replica_s_own_status_is_kept_where_it_is_more_precise_than_its_owner_s() -> None:
-    """What a replica lacks itself is the better reason: it is not hidden by what its owner wants."""
+    """A replica's own condition is the better reason: a condition of its endpoint does not hide it."""
     r0, r1, announced = ScriptedReplica("r0"), ScriptedReplica("r1"), Announced()
     async with followed(announced, r0) as replica_set:
         r0.send_snapshot(draining=True)

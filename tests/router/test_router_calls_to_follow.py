@@ -31,7 +31,7 @@ Pairs = set[tuple[Function, Function]]
 
 
 def function_of(frame: FrameType) -> Function | None:
-    """None where it is no function of these packages."""
+    """Return None unless it is a function of these packages."""
     code = frame.f_code
     file = code.co_filename.rpartition("/src/")[2]
     known = file.startswith((OWN, *SHARED)) and not code.co_name.startswith("<")
@@ -47,7 +47,7 @@ def followed(pairs: Pairs) -> Iterator[None]:
         entered = function_of(frame) if event == "call" and frame not in begun else None
         if entered is None:
             return
-        begun.add(frame)  # a coroutine that goes on is no new call
+        begun.add(frame)  # a resumed coroutine is not a new call
         back = frame.f_back
         while back is not None and function_of(back) is None:
             back = back.f_back
@@ -78,7 +78,7 @@ def counted() -> tuple[int, int]:
 async def test_a_request_is_followed_with_fewer_than_a_dozen_returns() -> None:
     pairs: Pairs = set()
     async with running_router(ScriptedReplica("r0")) as router:
-        await router.chat()  # what is done at the first request only is no part of it
+        await router.chat()  # work of the first request only is not counted
         with followed(pairs):
             await router.chat()
     ours = {(caller, callee) for caller, callee in pairs if caller[0].startswith(OWN)}

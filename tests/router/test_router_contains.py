@@ -109,7 +109,7 @@ def non_reading_client(router: RunningRouter, requested: int = 1, **body: Any) -
 
 
 async def writes_and_waits(part: Part) -> None:
-    """Fills the buffers between the router and its client, stays within what is held, and never ends."""
+    """Fill the buffers between the router and its client within the bound, and never end."""
     part.admit()
     for _ in range(100):
         part.output(chat_chunk("x" * 60_000))
@@ -282,7 +282,7 @@ async def test_output_of_a_lost_replica_is_dropped_before_the_next_attempt() -> 
 
 
 async def test_a_client_that_falls_behind_and_catches_up_gets_every_byte_in_order() -> None:
-    """What it cannot take is held, and what comes once it reads again does not pass what is held."""
+    """Output that it cannot take is buffered, and later output does not overtake it."""
     chunks = [chat_chunk(f"{number} " + "x" * 20_000) for number in range(200)]
     reads_again = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""What a router counts, by itself: replicas as they are when it is asked, answers as they were judged."""
+"""A router's metrics: the present state of replicas, and judged answers."""
 
 from typing import Any
 

@@ -25,7 +25,7 @@ FIRST_SENT = ("id", "object", "created", "model")
 
 
 def serves(replica: ScriptedReplica, *losses: str, events: int = 9) -> Script:
-    """Answers as a simulated engine, and loses its first requests after so many events, in these ways."""
+    """Return a script that answers as a simulated engine and loses its first requests in these ways."""
     left = list(losses)
 
     async def script(part: Part) -> None:
@@ -57,7 +57,7 @@ async def _lose(replica: ScriptedReplica, part: Part, way: str) -> None:
     else:
         if way == "drain":
             replica.send_snapshot(draining=True)
-        await asyncio.sleep(0.05)  # what was said has to be on its way before the process is gone
+        await asyncio.sleep(0.05)  # sent events have to be in transit before the process ends
         asyncio.get_running_loop().create_task(replica.die())
 
 

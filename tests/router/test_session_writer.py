@@ -23,7 +23,7 @@ def attempt(body: bytes = b"{}", arrival_s: float = 0.0) -> Attempt:
 
 
 class Wire:
-    """What has been written, and a gate that a write waits at."""
+    """A call that records its writes, each of which waits at a gate."""
 
     def __init__(self) -> None:
         self.frames: list[wire.RouterFrame] = []

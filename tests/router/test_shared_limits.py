@@ -67,7 +67,7 @@ async def answers(shared: SharedLimits, *tokens: int) -> list[Any]:
 
 
 def reported(redis: ScriptedRedis) -> list[tuple[int, dict[int, int], list[int]]]:
-    """What each call has said: requests under way, corrections, requests asked about."""
+    """Return the content of each call: requests in progress, corrections, requests asked for."""
     return [(call.open_requests, call.corrections, call.asks) for call in redis.calls]
 
 

@@ -21,7 +21,7 @@ MAY_BE_NONE = {"minReplicas": 0, "maxReplicas": 2, "wakeTimeout": "20s"}
 
 @asynccontextmanager
 async def asleep(replica: ScriptedReplica, **spec: Any) -> AsyncIterator[RunningRouter]:
-    """A router whose only replica takes no work yet, in a pool that may have none."""
+    """A router whose only replica is not in service yet, in a pool that scales to zero."""
     replica.snapshot = wire.Snapshot(engine_ready=False)
     pool = pool_with(**{"autoscaling": MAY_BE_NONE, **spec})
     async with running_router(replica, pool=pool, ready=False) as router:

@@ -67,7 +67,7 @@ async def test_renewed_files_are_used_for_the_next_connection(folder: Path) -> N
     async with engine(folder, ca) as url:
         before = contexts()
         assert contexts() is before
-        make_certificates(folder, f"DNS:{NAME}")  # of another authority: nothing old is trusted
+        make_certificates(folder, f"DNS:{NAME}")  # of another authority: earlier certificates are not trusted
         assert await asked(url, contexts) == b"well"
         cert.write_text("half of a")
         kept = contexts()

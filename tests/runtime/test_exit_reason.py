@@ -12,7 +12,7 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
 
 
 def failed_core(error: str) -> str:
-    """The engine's process logs why and says it again; the server that waited for it ends the log."""
+    """The engine's process logs the cause twice; the server that waited for it ends the log."""
     head = "(EngineCore pid=20866) ERROR 11-21 22:59:45 [core.py:1510] "
     logged = [f"{head}EngineCore failed to start.", f"{head}Traceback (most recent call last):"]
     return "\n".join([*logged, f"{head}{error}", "Process EngineCore:", error, SERVER_WAITED])

@@ -23,7 +23,7 @@ RELIABILITY = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 
 class App:
-    """Answers at once, before it has read the body, or with an end that a test lets come."""
+    """An app that answers immediately, before it has read the body, or when the test permits."""
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()

@@ -27,7 +27,7 @@ on_each_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["a
 
 
 class App:
-    """Refuses, echoes, or writes without end. gone: requests whose client went away."""
+    """An app that refuses, echoes, or writes without end. gone: requests whose client has disconnected."""
 
     def __init__(self) -> None:
         self.gone: asyncio.Queue[HttpRequest] = asyncio.Queue()
@@ -244,7 +244,7 @@ def test_a_whole_answer_that_no_client_reads_is_dropped(run: Run) -> None:
 
 
 async def test_a_client_that_reads_slowly_is_not_dropped() -> None:
-    """In a full buffer, however slowly: only one that takes none between two looks is."""
+    """A slow client is not dropped: only one that takes no byte between two checks is."""
     async with served(App(), write_s=30.0) as (server, _):
         transport = Wire()
         connection = server.connection()

@@ -123,7 +123,7 @@ def test_invalid_bytes_end_their_own_connection_with_one_refusal_at_most(
 
 
 async def test_every_request_before_invalid_bytes_is_answered() -> None:
-    """The last has begun, and its body is no body."""
+    """The last request has begun, and its body is invalid."""
     seen, wire, connection = await fed([PLAIN * 2 + CHUNKED_HEAD + b"no length\r\n"])
     assert (len(seen), wire.statuses) == (2, [200, 200, 400])
     connection.connection_lost(None)

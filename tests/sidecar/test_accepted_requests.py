@@ -42,7 +42,7 @@ class Mirror(ReplicaMirror):
 
 
 class Taught(Estimates):
-    """One that says what it was taught: prompts' tokens, and answers' with those of their prompts."""
+    """A predictor that records its observations: tokens of prompts, and of answers with their prompts."""
 
     def __init__(self) -> None:
         super().__init__(TimeModel("test", (Term(0.0001, 0.01),)))
@@ -266,7 +266,7 @@ def test_a_prompt_that_the_engine_has_reported_is_learned_once() -> None:
 
 
 def held(*rows: tuple[str, int]) -> StepReport:
-    """The engine holds these, with so many tokens generated."""
+    """Return a report in which the engine has these requests, with their generated tokens."""
     names, generated = zip(*rows, strict=True)
     return StepReport(
         sequence=1,

@@ -13,14 +13,14 @@ BOUNDS = replace(Bounds(), decided_together=2, decision_burst_s=1.0, requests=7)
 
 @dataclass
 class Candidate:
-    """As much of a carried request as the queue looks at."""
+    """The part of a request that the queue reads."""
 
     name: str
     state: State = State.DECIDING
 
 
 class Planner:
-    """Decides whatever it is asked; each plan takes `plan_s` on its clock."""
+    """Decides all requests; each plan takes `plan_s` on its clock."""
 
     def __init__(self, plan_s: float) -> None:
         self.now_s, self.plan_s = 0.0, plan_s

@@ -33,7 +33,7 @@ def test_only_unchanged_read_only_pages_of_the_library_are_released() -> None:
 
 
 def test_the_compiler_works_as_before_and_most_of_it_is_not_resident() -> None:
-    """In a process of its own, as other tests use this one's compiler."""
+    """The test runs in its own process, because other tests use this one's compiler."""
     program = """
 from pathlib import Path
 from numba import njit

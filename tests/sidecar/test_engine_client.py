@@ -19,7 +19,7 @@ LOAD = b"vllm:num_requests_running 3\nvllm:num_requests_waiting 4\n"
 
 @dataclass
 class Page:
-    """What a path answers. short: bytes of the body that are never sent; silent: nothing at all."""
+    """The answer of a path. short: bytes of the body that are never sent; silent: no answer."""
 
     body: bytes = b"{}"
     status: int = 200
@@ -33,7 +33,7 @@ REDIRECT = Page(status=307, headers="location: /elsewhere\r\n")
 
 @dataclass
 class Server:
-    """An engine's HTTP side, with each of its pages as a test wants it. heads: what it was asked with."""
+    """An engine's HTTP side with scripted pages. heads: request heads that it received."""
 
     pages: dict[str, Page]
     heads: list[str] = field(default_factory=list)
@@ -153,7 +153,7 @@ async def test_a_truncated_probe_is_late_and_a_refused_connection_is_down() -> N
 
 
 async def test_each_probe_opens_its_own_connections() -> None:
-    """One that was kept might be to an engine that is gone."""
+    """A kept connection might be to an engine that has ended."""
     async with talking() as (client, server):
         for _ in range(2):
             await client.probe()

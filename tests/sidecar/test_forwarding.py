@@ -185,7 +185,7 @@ async def test_a_request_enters_the_engine_when_it_is_released() -> None:
     await desk.forwarder.closed()
     assert desk.engine.sent[0][0::2] == (wire.ENDPOINT_COMPLETIONS, "r7")
     assert request.state is State.FINISHED
-    await desk.forwarder.closed()  # with nothing left to wait for
+    await desk.forwarder.closed()  # with no event left to wait for
 
 
 async def test_output_of_the_engine_is_forwarded_and_counted_once() -> None:

@@ -132,7 +132,7 @@ class Call:
 
 
 async def page(path: str, method: str = "GET", *, serves: bool = True) -> dict[str, Any]:
-    """Return what a page says. Raises ApiError."""
+    """Return the content of a page. Raises ApiError."""
     app = HttpApp("org/m", "vllm", cast(Any, State(serves=serves)), cast(Any, None), cast(Any, None))
     call = Call(path, method)
     await app(cast(HttpRequest, call))

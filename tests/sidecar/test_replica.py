@@ -28,7 +28,7 @@ from tests.sidecar.conftest import DONE, MODEL, TIERS, TOKEN, AdmitsAll, submit
 
 
 class Engine:
-    """Answers each request with a token, and ends when the test says so."""
+    """An engine that answers each request with a token and ends when the test permits."""
 
     takes_stream_options = takes_token_ids = True
 
@@ -49,7 +49,7 @@ class Engine:
 
 
 class Rest(Estimates):
-    """What is learned, and for how long there was nothing to learn from."""
+    """Records what is learned, and the idle times."""
 
     def __init__(self) -> None:
         super().__init__(MODEL)
@@ -180,7 +180,7 @@ async def test_a_drain_waits_for_the_last_request_and_is_counted_once() -> None:
         await turns()
         assert [drain.result() for drain in drains] == [0, 0]
         assert desk.metric("drains_total") == 1
-        assert await desk.replica.drain(None) == 0  # nothing to wait for
+        assert await desk.replica.drain(None) == 0  # no request to wait for
 
 
 async def test_a_drain_that_is_aborted_or_times_out_returns_the_unfinished_requests() -> None:

@@ -266,7 +266,7 @@ def test_a_requests_stage_follows_the_reports() -> None:
     m.apply(report([("b", 101, 2)], [], waiting=5), 0.7)  # most that wait have no row
     assert [where(id) for id in "abc"] == [Where.QUEUED, Where.RUNNING, Where.QUEUED]
     m.apply(report([]), 0.8)
-    m.apply(report([]), 0.9)  # ended at the engine, which has not said so
+    m.apply(report([]), 0.9)  # ended at the engine, which has not reported it
     assert [where(id) for id in "abc"] == [Where.COMING, Where.RUNNING, Where.COMING]
     assert m.signs("unknown", shows_output=True) is None
 

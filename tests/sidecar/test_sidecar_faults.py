@@ -264,7 +264,7 @@ async def test_a_drain_returns_requests_not_begun_and_finishes_the_rest(
     await begun.send(DONE)
     await begun.end()
     assert (await router.ended(1)).HasField("finished")
-    for id in (4, 5):  # two ways there and back, after which a drain that had ended would have said so
+    for id in (4, 5):  # two round trips, after which an ended drain would have been reported
         await router.submit(id)
         assert (await router.ended(id)).rejected.reason == wire.REASON_DRAINING
     assert not draining.done()

@@ -1,4 +1,4 @@
-"""Before an engine that has no policy of its own: two slots, an engine of the test's making."""
+"""The gate before an engine without a policy: a scripted engine with two slots."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -104,7 +104,7 @@ def test_routers_reach_engines_only_with_tickets(
     tickets = tickets_of(pool, options, mirror)
     assert identity_of(options, pool, None, None).engine_port == (8000 if reached else 0)
     assert Path(f"{steps}.ticket-key").exists() is reached
-    assert not tickets.admit_routers  # no report has said that they are checked
+    assert not tickets.admit_routers  # no report has stated that they are checked
     mirror.apply(StepReport(checks_tickets=True), 0.0)
     assert tickets.admit_routers is reached
     mirror.lose_reports()

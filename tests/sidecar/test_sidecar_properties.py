@@ -44,7 +44,7 @@ PUTS = st.lists(
 
 
 async def _framed(puts: list[tuple[int, bytes, int, Urgency, bool]]) -> dict[int, UpstreamRequest]:
-    """What reaches a router's exchanges of what is put, when frames are taken at any point between."""
+    """Return a router's upstream requests after these outputs, with frames taken at any point between."""
     bounds = replace(Bounds(), frame_bytes=256, step_s=0.0, not_urgent_s=0.0)
     outbox = Outbox(bounds, wire.Snapshot, lambda: 99)
     exchanges = {id: UpstreamRequest(id) for id in (1, 2, 3)}

@@ -42,7 +42,7 @@ Build = Callable[[str, Knobs], Any]
 
 @dataclass
 class Scripted:
-    """vLLM's steps, with verdicts as a test says.
+    """vLLM's steps with scripted verdicts.
 
     views: what it was shown when it was asked. together: requests decided in one call.
     """

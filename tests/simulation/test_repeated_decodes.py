@@ -38,7 +38,7 @@ class Counted:
 
 
 class Load(NamedTuple):
-    """kv_share: of the scenario's memory that there is."""
+    """kv_share: the used share of the scenario's memory."""
 
     policy: str
     scenario: str

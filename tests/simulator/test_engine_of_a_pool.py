@@ -93,7 +93,7 @@ async def test_a_context_is_bounded_by_memory(longest: int, context: int) -> Non
     assert api._api_key == "k"
 
 
-# Where vLLM is looked for.
+# Locations of vLLM.
 
 
 @pytest.fixture

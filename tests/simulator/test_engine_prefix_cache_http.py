@@ -108,7 +108,7 @@ async def test_without_a_prefix_cache_none_is_reported(real_time: RealTime) -> N
 
 
 class Pausing:
-    """vLLM's policy, which plans nothing while it is paused."""
+    """vLLM's policy, which returns empty steps while it is paused."""
 
     def __init__(self) -> None:
         self.paused, self._policy = False, build("vllm")

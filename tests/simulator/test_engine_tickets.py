@@ -18,7 +18,7 @@ def ticket(id: str = "r-1") -> dict[str, Any]:
 
 
 async def served(engine: Any, xargs: dict[str, Any], request_id: str = "x") -> tuple[str, bool]:
-    """Whose job the engine made of a request, and whether as best effort."""
+    """Return the id of the engine's job of a request, and whether it is best effort."""
     submitted: list[Job] = []
     submit = type(engine.loop).submit.__get__(engine.loop)
 

@@ -57,7 +57,7 @@ def held(name: str = "a", *, lora: int = 0, of: Job | None = None, **fields: Any
     return HeldRequest(anything(request_id=f"engine-{name}", lora_request=adapter, **fields), of or job(name))
 
 
-# What vLLM's configuration says.
+# vLLM's configuration.
 
 
 def scheduler(**other: Any) -> Any:
@@ -342,7 +342,7 @@ def test_requests_that_vllm_will_not_compute_keep_their_slots() -> None:
     assert seen(StepsInProgress.OTHER, running=1).limits.running == 0
 
 
-# Drafts and what was learned.
+# Drafts and learned rates.
 
 
 def test_drafts_are_cut_to_the_plan_and_to_those_that_the_worker_kept() -> None:

@@ -19,7 +19,7 @@ VIEW = ReplicaView(0.0, 0.0, (), (), KvCache(10, 10, 16), Limits(), MODEL)
 
 
 class Scripted:
-    """A policy that counts calls and records their views. It fails where a test says so."""
+    """A policy that counts calls and records their views. It fails if the test requires it."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[ReplicaView, int]] = []

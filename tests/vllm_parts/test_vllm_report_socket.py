@@ -232,7 +232,7 @@ def test_after_a_failed_report_all_requests_are_reported_again(path: Path, reade
     reports.send(MOVING)
     reports.record_loss()
     assert reports.broken
-    reports.send(MOVING._replace(uniform_steps=1, rows=None))  # what it builds on may be wrong
+    reports.send(MOVING._replace(uniform_steps=1, rows=None))  # its base may be wrong
     reports.send(MOVING._replace(uniform_steps=2))
     assert [received_by(reader).sequence for _ in range(2)] == [1, 4]
     reports.close()

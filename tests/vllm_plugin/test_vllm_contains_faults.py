@@ -34,11 +34,11 @@ PLUG_IN_METHODS = [
     "penstock_vllm.plan_execution.PlanExecution._held_running",
     "penstock_vllm.plan_execution.PlanExecution._offered",
 ]
-"""What is called around vLLM's own methods."""
+"""Methods of the plug-in that are called around vLLM's own."""
 
 
 class InjectedError(Exception):
-    """What code of ours raises in these tests."""
+    """The error that the plug-in's code raises in these tests."""
 
 
 def raising_every(call: Callable[..., Any], raised: Counter[str], every: int = 4) -> Callable[..., Any]:

@@ -64,7 +64,7 @@ def prompt(number: int, blocks: int) -> list[int]:
 
 
 def served(kind: Kind = ONE) -> Engine:
-    """An engine that has computed prompt 1, of 30 blocks of its 100, and nothing since."""
+    """Return an engine that has computed only prompt 1, of 30 of its 100 blocks."""
     engine, _ = watched(kind)
     engine.add("first", 0, 1, prompt=prompt(1, 30), fields=CHAT)
     engine.drain()
@@ -215,7 +215,7 @@ def test_reported_prompts_converge_to_the_cached_prefixes(kind: str) -> None:
     for engine, _ in cached_life(KINDS[kind], seed=3, steps=300):
         wire = wire or wired(engine)
     assert engine is not None
-    for number in range(200):  # nothing is evicted while so little is computed
+    for number in range(200):  # no block is evicted while so little is computed
         engine.add(f"idle{number}", 1, 1, prompt=[1], fields=CHAT)
         engine.drain()
     said, prefixes = cached_by(wire.reports), engine.scheduler._prefixes

@@ -15,7 +15,7 @@ CHAT = TIERS[0]
 def decoding(
     kind: Kind, count: int, output_tokens: int = 40, *, always: bool = False, **more: Any
 ) -> tuple[Engine, Any]:
-    """An engine in which so many decode, and its policy. always: it is asked for every step."""
+    """Return an engine with this many decodes, and its policy. always: it is called for every step."""
     engine, policy = watched(kind, always=always)
     for at in range(count):
         engine.add(f"r{at}", 20, output_tokens, fields=CHAT | {"penstock_id": f"p{at}"}, **more)

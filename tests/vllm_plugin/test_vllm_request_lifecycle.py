@@ -53,7 +53,7 @@ ANSWERS: dict[str, Callable[[ReplicaView], Step]] = {
 
 
 class Broken(Exception):
-    """What a policy with a fault raises."""
+    """The error of a faulty policy."""
 
 
 class World:

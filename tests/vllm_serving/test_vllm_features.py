@@ -144,7 +144,7 @@ async def test_a_preempted_request_is_answered_once_and_in_full(
 
 
 async def streamed(engine: Server, body: dict[str, Any]) -> str:
-    """A stream's text, after a look at how it ended: once, and with as many tokens as were asked for."""
+    """Return a stream's text after checking that it ended once, with the requested number of tokens."""
     events = [event async for event in engine.events(**body, stream_options={"include_usage": True})]
     assert events.count("[DONE]") == 1
     assert events[-1] == "[DONE]"

@@ -1,4 +1,4 @@
-"""A stream that is cut anywhere continues at vLLM as if it were whole: the router's code, a real engine.
+"""A stream that is cut anywhere continues at a real vLLM to the same answer, by the router's code.
 
 The tokens of the tiny model are bytes, and its answers are random, so most of its characters are broken or
 several tokens long: the hardest text there is.
@@ -65,7 +65,7 @@ async def kept_of(transcript: Transcript, engine: Server) -> list[int]:
 async def moved(
     engine: Server, endpoint: "wire.Endpoint.ValueType", body: dict[str, Any], events: list[bytes]
 ) -> bytes:
-    """What a client gets of a stream that is cut behind these events and continued."""
+    """Return the bytes that a client gets of a stream that is cut after these events and continued."""
     transcript = Transcript()
     out = b"".join(read(transcript, events))
     kept = await kept_of(transcript, engine)

@@ -42,7 +42,7 @@ class Lost(Exception):
 
 
 LOST = "no replica answered: upstream_reset_before_response_started at "
-"""Begins the error of a client whose endpoint was lost so; the endpoint follows."""
+"""Prefix of the error of a client whose endpoint was lost; the endpoint follows."""
 
 Headers = dict[bytes, bytes]
 Ask = Callable[[Headers, bytes], Awaitable[Headers]]

@@ -193,7 +193,7 @@ def _broken_error(answer: Answer) -> Iterator[str]:
 
 
 def _begun(answer: Answer) -> Iterator[str]:
-    """What a client got that left is the beginning of its answer."""
+    """Yield errors unless a disconnected client has a prefix of its answer."""
     if answer.status == 200 and answer.plan.body["stream"]:
         whole = answer.body[: answer.body.rfind(b"\n\n") + 2]
         text = _text(answer, list(_events(whole)))

@@ -19,7 +19,7 @@ from penstock_vllm.ledger import EngineLedger, HeldRequest
 from penstock_vllm.step_in_progress import StepInProgress, step_in_progress
 
 MODEL = time_model("llama-3-8b-a100")
-"""Of durations, which nothing here depends on."""
+"""Any time model: durations do not matter here."""
 
 NEAR_S = 1e-6
 """Deadlines differ by less: a request carries the seconds that it has spent, not the time of its arrival."""

@@ -1,6 +1,6 @@
 """The production processes of a pool, each on a simulated host: engines, sidecars and a router.
 
-What is assembled here is what the processes' own mains assemble, without sockets, logs and pages of metrics.
+They are assembled as by the processes' own mains, without sockets, logs and pages of metrics.
 """
 
 import asyncio

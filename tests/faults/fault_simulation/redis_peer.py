@@ -63,7 +63,7 @@ class RedisProcess:
         return [slot, in_minute, MINUTE_MS, tokens, MINUTE_MS, *verdicts]
 
     def _correct(self, slot: int, at: int, change: int) -> None:
-        """Correct what was accepted in a second; what no longer counts is not given back."""
+        """Correct the tokens accepted in a second, unless it no longer counts."""
         if at >= slot - SLOTS and at in self.tokens:
             self._take(at, change)
         elif change > 0:

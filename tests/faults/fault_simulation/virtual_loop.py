@@ -73,7 +73,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Any = None
     ) -> Any:
-        """Call it in the next turn. There are no other threads."""
+        """Call it in the next turn, because there are no other threads."""
         return self.call_soon(callback, *args, context=context)
 
     def run_in_executor(  # type: ignore[override]

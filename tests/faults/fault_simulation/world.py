@@ -164,7 +164,7 @@ class World:
     # Routers and pickers
 
     def start_front(self, name: str) -> None:
-        """Start a router or the picker, again where there was one."""
+        """Start or restart a router or the picker."""
         host, scenario, random = self._host(name), self.scenario, Random(self.random.random())
         source = EndpointWatch(self.cluster, lambda: random.random() * LATE_S)
 
@@ -188,7 +188,7 @@ class World:
             )
 
     async def end_front(self, name: str) -> None:
-        """Kill a router or picker, and keep what it has counted."""
+        """Kill a router or picker, and keep its counts."""
         front = self.fronts[name]
         self.moves += moves_of(front)
         self.ready_since_s.pop(name, None)
@@ -223,13 +223,13 @@ class World:
         ]
 
     def start_redis(self) -> None:
-        """Start the Redis, again where there was one."""
+        """Start or restart the Redis."""
         self.redis = start_redis(self.network, self._host("redis"))
 
     # Observed state
 
     def orphans(self) -> Iterator[str]:
-        """Yield what replicas that no fault has touched for long carry, and nobody before them does."""
+        """Yield requests of replicas without recent faults that no router or sidecar before them has."""
         now_s = asyncio.get_running_loop().time()
         for name in self.replicas:
             if self.unwell_until_s.get(name, 0.0) < now_s:

@@ -31,7 +31,7 @@ def chat_answer(text: str) -> bytes:
 
 
 class Part:
-    """A replica's part in one request: what it sends, and what it receives."""
+    """A replica's part in one request: sent and received messages."""
 
     def __init__(self, submit: wire.Submit, frames: "asyncio.Queue[wire.ReplicaFrame]") -> None:
         self.submit = submit
@@ -141,7 +141,7 @@ class ScriptedReplica(ReplicaServicer):
         self.time_model_json = ""
         self.described = 0
         self.describes_once = False
-        self.texts: Callable[[list[int]], str] | None = None  # of tokens, where its engine tells
+        self.texts: Callable[[list[int]], str] | None = None  # of tokens, if its engine reports them
         self.hangs = False  # sends nothing, over open connections
         self.port = self.engine_port = self.engine_tls_port = 0
         self._frames: list[asyncio.Queue[wire.ReplicaFrame]] = []

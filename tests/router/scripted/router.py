@@ -144,7 +144,7 @@ async def running_router(
 
 
 def make_link(name: str, address: str, changed: Callable[[], None] = lambda: None) -> ReplicaLink:
-    """Return a link that reconnects at once."""
+    """Return a link that reconnects immediately."""
 
     def connect(address: str) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)

@@ -70,7 +70,7 @@ class Moment(NamedTuple):
 def watched(
     kind: Kind, accepted: Callable[[int], int] = lambda drafts: drafts // 2, *, always: bool = False
 ) -> tuple[Engine, Recorder]:
-    """An engine whose policy is watched; always: and asked for every step."""
+    """An engine whose policy is recorded. always: it is called for every step."""
     engine = Engine(kind, accepted)
     recorder = Recorder(engine.scheduler.planning._policy, always=always)
     engine.scheduler.planning._policy = recorder

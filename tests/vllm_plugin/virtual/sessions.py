@@ -77,7 +77,7 @@ def cached_life(
 
 
 def started_by(output: Any, recorder: Recorder) -> list[Started]:
-    """What a planned step has started."""
+    """Return the requests that a planned step has started."""
     assert recorder.view is not None
     planned = {job.request.id: job.computed_tokens for job in recorder.view.waiting}
     new = [(one.req_id, one.num_computed_tokens, False) for one in output.scheduled_new_reqs]
