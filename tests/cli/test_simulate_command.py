@@ -172,7 +172,7 @@ def test_a_request_longer_than_the_engine_allows_fails(simulate: Simulate) -> No
             [],
             "spec.engine.timeModel: auto needs a live engine",
         ),
-        ("backup: reject", "backup: offload, pool: b", [], 'spec.routing.backup: "offload" is not served'),
+        ("backup: reject", "backup: offload, pool: b", [], 'spec.routing.backup: "offload" is not supported'),
         ("replicas: 2", "replicas: 65", [], "spec.replicas: 65 is above the limit of 64"),
         ("replicas: 2", "replicas: 0", [], "spec.replicas: 0 is valid only in a cluster"),
         ("", "", ["--replicas", "65"], "--replicas"),
