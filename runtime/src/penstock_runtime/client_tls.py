@@ -9,6 +9,7 @@ from collections.abc import Callable
 from errno import EINVAL
 from pathlib import Path
 
+from penstock_runtime.certificate_files import load_certificate
 from penstock_runtime.renewed_files import RenewedFiles
 
 Contexts = Callable[[], ssl.SSLContext]
@@ -62,12 +63,5 @@ def _context(ca: Path, cert: Path | None, key: Path | None, server_name: str | N
     except (ssl.SSLError, ValueError):  # ValueError: no text, or an empty file
         raise OSError(EINVAL, "not a certificate of an authority", str(ca)) from None
     if cert is not None and key is not None:
-        for file in (cert, key):
-            file.open().close()  # ssl's error would not name the file
-        try:
-            context.load_cert_chain(cert, key, password="")
-        except ssl.SSLError as error:
-            raise OSError(
-                EINVAL, f"not a certificate with its key in {key} ({error.reason})", str(cert)
-            ) from None
+        load_certificate(context, cert, key)
     return context

@@ -5,9 +5,9 @@ gets the one in the files.
 """
 
 import ssl
-from errno import EINVAL
 from pathlib import Path
 
+from penstock_runtime.certificate_files import load_certificate
 from penstock_runtime.renewed_files import RenewedFiles
 
 
@@ -30,16 +30,9 @@ def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.
 
 
 def _context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
-    for file in (cert, key):
-        file.open().close()  # ssl's error would not name the file
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(cert, key, password="")
-    except ssl.SSLError as error:
-        raise OSError(
-            EINVAL, f"not a certificate with its key in {key} ({error.reason})", str(cert)
-        ) from None
+    load_certificate(context, cert, key)
     if client_ca is not None:
         context.load_verify_locations(client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
