@@ -66,7 +66,7 @@ def wrong(message: str) -> PydanticCustomError:
 
 
 def wrong_at(field: str, message: str) -> PydanticCustomError:
-    """Return an error of an object about one of its fields. field: as written in the file."""
+    """Return an error of an object about one of its fields. field: its name in the file."""
     return PydanticCustomError("pool", "{message}", {"message": message, "field": field})
 
 

@@ -82,7 +82,7 @@ class HttpRequest:
     """A request of a client, and its response.
 
     method, path, headers: `path` is decoded and without the query; names of headers are in lower case.
-    version: of HTTP, like "1.1".
+    version: HTTP version, like "1.1".
     keep_alive: whether the connection stays open after the response.
     gone: whether the connection was lost before the response was complete. Then no more bytes are written.
     slow: whether it was aborted because the client did not read.

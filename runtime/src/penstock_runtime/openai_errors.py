@@ -14,7 +14,7 @@ class ApiError(Exception):
     type: an identifier for programs, like `invalid_request_error`.
     param: the invalid field or header, if there is one.
     code: a more specific identifier, if there is one.
-    headers: in addition to content-type, like `retry-after`.
+    headers: headers besides content-type, like `retry-after`.
     """
 
     status: int

@@ -22,7 +22,7 @@ MOST_NOTED = 16
 class EngineEstimates:
     """Estimates, updated as steps end.
 
-    speculation: of the drafter; None without one.
+    speculation: estimate of the drafter; None without one.
     """
 
     def __init__(self, fitted: TimeModel, drafter: Speculation | None) -> None:

@@ -38,7 +38,7 @@ POOLED_TOKENS = 1
 class HeldRequest:
     """One request in the engine.
 
-    job: as of the last step whose end is known.
+    job: state after the last step whose end is known.
     planned: whether the policy plans it.
     running: whether it holds KV.
     blocked: whether it waits and cannot be started yet.

@@ -24,7 +24,7 @@ class RepeatedPlan:
 
     membership: the ledger's count when it was made. least_blocks: blocks that must be free.
     steps_left: steps until the first request reaches its planned end.
-    running: number of requests. work: of the last step. seconds: its predicted duration.
+    running: number of requests. work: work of the last step. seconds: its predicted duration.
     increase_s: increase of the duration per step, since all contexts grow.
     """
 

@@ -228,7 +228,7 @@ class BoundaryRecorder:
     def knows(self, changes: int, steps: Iterable[StepInProgress], now_s: float) -> bool:
         """Return whether the last reported requests are still correct, apart from one token each per step.
 
-        changes: the ledger's count. steps: in progress.
+        changes: the ledger's count. steps: the steps in progress.
         """
         if changes != self._changes or now_s - self._reported_s >= WHOLE_EVERY_S or self._reports.broken:
             return False

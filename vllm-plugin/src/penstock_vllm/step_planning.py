@@ -28,7 +28,7 @@ from penstock_vllm.view import view_of
 class StepPlanning(PlanExecution):
     """A scheduler with a policy and the policy's inputs.
 
-    estimates: of the engine. planning: calls the policy. faults: counts its failures.
+    estimates: estimates of the engine. planning: calls the policy. faults: counts its failures.
     """
 
     faults: PolicyFaultLog

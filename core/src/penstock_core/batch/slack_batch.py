@@ -25,7 +25,7 @@ MayStart = Callable[[Job], bool]
 class PromptBounds(NamedTuple):
     """Bounds on prompts: end of the batch, its tokens, and jobs that may be preempted.
 
-    victims: may be preempted for running prompts. relegated_victims: for new requests.
+    victims: jobs that running prompts may preempt. relegated_victims: jobs that new requests may preempt.
     """
 
     limit_s: float

@@ -20,7 +20,7 @@ TOLERANCE_S = 1e-6
 class Judgement(NamedTuple):
     """Measurements of a finished request.
 
-    tpot_s: as its tier judges it, of the worse stage; None with fewer than two tokens.
+    tpot_s: TPOT of the worse stage, as the tier judges it; None with fewer than two tokens.
     broken: the targets that were missed: "ttft", "tpot", "e2e".
     """
 

@@ -40,7 +40,7 @@ class InFlightLimits:
 class AdmissionState:
     """State of the replica, beside its view, on which verdicts depend.
 
-    requests, best_effort: as in `InFlightLimits`, their present numbers.
+    requests, best_effort: present numbers of the requests that `InFlightLimits` bounds.
     """
 
     draining: bool

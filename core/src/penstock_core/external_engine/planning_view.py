@@ -23,7 +23,7 @@ class EngineJobs(NamedTuple):
     """Requests that were sent to an engine and have not ended.
 
     decodes: jobs with output. prefills: those without, in the order they were sent.
-    since_s: when the first of `prefills` began.
+    since_s: time at which the first of `prefills` began.
     """
 
     decodes: tuple[Job, ...] = ()

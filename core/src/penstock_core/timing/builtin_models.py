@@ -42,7 +42,7 @@ class UnknownTimeModel(KeyError):
 class Builtin:
     """A time model with the memory of the hardware it was measured on.
 
-    memory_gb: of all its GPUs together. weights_gb: in 16 bits. kv_token_bytes: keys and values of one token.
+    memory_gb: memory of all GPUs together. weights_gb: weights in 16 bits. kv_token_bytes: KV of one token.
     """
 
     model: TimeModel

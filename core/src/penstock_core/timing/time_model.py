@@ -148,7 +148,7 @@ def largest_chunk(
     An empty batch gets a chunk even if one token takes longer than that. The next step would find the same
     prompt and the same limit, so it would never be computed.
 
-    computed_tokens: of the prompt, before this chunk.
+    computed_tokens: tokens of the prompt before this chunk.
     """
     if beside.tokens == 0:
         one_s = iteration_seconds(model, with_chunk(beside, 1, computed_tokens))

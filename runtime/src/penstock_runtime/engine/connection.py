@@ -47,7 +47,7 @@ class Malformed(Exception):
 class EngineConnection(asyncio.Protocol):
     """A connection to an engine. on_lost: called when it is closed, by either side.
 
-    status, content_type: of the answer, once `send_request` has returned.
+    status, content_type: properties of the answer, set once `send_request` has returned.
     """
 
     transport: asyncio.Transport

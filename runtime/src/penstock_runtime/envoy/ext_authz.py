@@ -27,7 +27,7 @@ CONNECT_S = 0.25
 class PickerFilter(NamedTuple):
     """The filter by which a gateway calls its picker.
 
-    filter: the HTTP filter. namespace: of the metadata in which the picker returns endpoints.
+    filter: the HTTP filter. namespace: metadata namespace in which the picker returns endpoints.
     picker: the cluster of the picker.
     """
 

@@ -48,7 +48,8 @@ def serve_urgent(batch: OpenBatch, claims: Sequence[Claim], room: Budget, best_e
     """Add decodes that cannot wait, then urgent prompts and other decodes by remaining time [Algorithm 1,
     lines 1-4].
 
-    claims: of all jobs. A decode that needs a block preempts the job with the most remaining time; an urgent
+    claims: the claims of all jobs. A decode that needs a block preempts the job with the most remaining time;
+        an urgent
         prompt preempts only decodes with enough of it.
     """
     in_order = sorted(claims, key=lambda claim: (_can_skip_iteration(claim, room), *_patience(claim)))

@@ -33,7 +33,8 @@ LEARNING_RATE = 0.05
 class Pauses(NamedTuple):
     """Observed preemptions: a waiting request with generated tokens is preempted.
 
-    since: when each preempted request was first seen so. longest_s: P_max. share: P, per generated token.
+    since: when each preempted request was first seen as preempted. longest_s: P_max. share: P, per generated
+        token.
     """
 
     since: Mapping[RequestId, float] = {}

@@ -49,7 +49,7 @@ class PlanInput(NamedTuple):
 class RunningRequests:
     """Running requests that continue while batches join them.
 
-    count: their number. met: how many of them will meet their SLO.
+    count: number of them. met: number of those that will meet their SLO.
     latency_s: the sum of their end-to-end latencies, by the size of the first batch that joins them (from 1);
         empty without running requests.
     """

@@ -44,7 +44,7 @@ ALL_BITS = 2.0**32
 class BatchSequence(NamedTuple):
     """An order of requests in batches.
 
-    order: requests by column, first served first. sizes: of the batches, in the same order.
+    order: requests by column, first served first. sizes: batch sizes, in the same order.
     value: its G. moves: annealing moves made to find it; 0 without annealing.
     """
 

@@ -79,7 +79,7 @@ def feasible(
 
 
 class _Peak(NamedTuple):
-    """Future peak of the KV cache. share: of all blocks. over_in_steps: steps until it has passed."""
+    """Future peak of the KV cache. share: share of all blocks. over_in_steps: steps until it has passed."""
 
     share: float
     over_in_steps: int

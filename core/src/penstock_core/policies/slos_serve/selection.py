@@ -68,7 +68,8 @@ class Program:
     period_s, tokens_s: prefill rates by number of chosen candidates (rows) and tightest TPOT class (columns);
         a rate of 0 is an infeasible state.
     tightest: tightest TPOT class that runs already.
-    values: of each candidate. claims: KV blocks of each candidate per bucket of steps. room: free blocks per
+    values: values of the candidates. claims: KV blocks of each candidate per bucket of steps. room: free
+        blocks per
         bucket.
     """
 
