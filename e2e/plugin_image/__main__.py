@@ -127,8 +127,8 @@ def check_serving(folder: Path, plugin: Path, engine_container: EngineContainer)
     telemetry, home = folder / "telemetry", folder / "home"
     telemetry.mkdir()
     home.mkdir()
-    sidecar = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-    sidecar.bind(str(telemetry / Path(TELEMETRY_SOCKET).name))
+    reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    reports.bind(str(telemetry / Path(TELEMETRY_SOCKET).name))
     command = [
         str(foreign_python(folder / "venv")),
         *cpu_arguments(engine_container.container["args"], model, port),
@@ -137,11 +137,11 @@ def check_serving(folder: Path, plugin: Path, engine_container: EngineContainer)
     places = [str(plugin), str(telemetry), str(home)]
     pod = ["unshare", "--mount", "sh", "-c", POD_SCRIPT, "sh", *places]
     began_s = time.monotonic()
-    with sidecar, running([*pod, *command], environment(variables | CPU_ENVIRONMENT), log) as process:
+    with reports, running([*pod, *command], environment(variables | CPU_ENVIRONMENT), log) as process:
         until_healthy(f"http://127.0.0.1:{port}/health", process, log)
         print(f"ready in {time.monotonic() - began_s:.0f} s")
         answer = complete(f"http://127.0.0.1:{port}/v1/completions")
-        generated = reported_tokens(sidecar)
+        generated = reported_tokens(reports)
     if answer != ANSWER_TOKENS or not generated:
         sys.exit(f"answered {answer} tokens, reported {generated}: the plug-in did not run")
     if not list(home.rglob("*.nbi")):
@@ -178,6 +178,7 @@ def running(
 
 
 def until_healthy(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Wait until the server answers. Exits with the end of its log if it ends or does not start in time."""
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s and process.poll() is None:
         try:
@@ -196,12 +197,12 @@ def complete(url: str) -> int:
         return int(json.load(reply)["usage"]["completion_tokens"])
 
 
-def reported_tokens(sidecar: socket.socket) -> int:
+def reported_tokens(reports: socket.socket) -> int:
     """Return the largest number of tokens of a request in the step reports in the socket's buffer."""
     most = 0
     while True:
         try:
-            report = StepReport.FromString(sidecar.recv(1 << 20))
+            report = StepReport.FromString(reports.recv(1 << 20))
         except BlockingIOError:
             return most
         most = max([most, *report.generated_tokens])

@@ -1,6 +1,6 @@
-"""The chart on a real API server: taken as it is rendered, and installed, upgraded, rolled back, uninstalled.
+"""The chart on a real API server: validated as rendered, and installed, upgraded, rolled back, uninstalled.
 
-The server is this module's own: a release changes the definition of ServingPool, which the server shares.
+This module runs its own server, because a release changes the CRD, which all tests of a server share.
 """
 
 import json
@@ -42,7 +42,7 @@ NUMBERS = count()
 
 @pytest.fixture
 def kubectl(kubeconfig: Path) -> Iterator[Kubectl]:
-    """The administrator's, in a fresh namespace that only takes restricted pods."""
+    """kubectl of the administrator, in a new namespace that accepts only restricted pods."""
     kubectl = Kubectl(binaries() / "kubectl", kubeconfig, f"test-{next(NUMBERS)}")
     kubectl.out("create", "namespace", kubectl.namespace)
     kubectl.out("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=restricted")
@@ -70,7 +70,7 @@ def helm(kubeconfig: Path, namespace: str) -> Callable[..., str]:
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart as an earlier release might have been: its definition lacks the printer columns."""
+    """An older version of the chart, whose CRD lacks the printer columns."""
     folder = tmp_path_factory.mktemp("older") / "penstock"
     shutil.copytree(CHART, folder)
     file = folder / "files" / "servingpools.yaml"
@@ -171,7 +171,7 @@ def test_a_release_can_adopt_objects_of_an_earlier_one(
 def test_a_namespaces_administrator_can_install_the_locked_down_chart(
     kubeconfig: Path, kubectl: Kubectl, namespace: str
 ) -> None:
-    """Rendered as that person may: Roles of a namespace can only grant what their maker has there."""
+    """Kubernetes lets a user grant only rights that the user has."""
     manifests = rendered("locked-down", ["--set", f"watchNamespaces={{{namespace}}}"], namespace)
     granted = [rule for m in manifests if m["kind"] == "Role" for rule in m["rules"]]
     kubectl.out("apply", "--filename=-", stdin=yaml.safe_dump_all(maintainer(granted)))
@@ -185,7 +185,7 @@ def test_a_namespaces_administrator_can_install_the_locked_down_chart(
 
 
 def maintainer(granted: list[Manifest]) -> list[Manifest]:
-    """The cluster's admin of a namespace, with what the operator needs beside that."""
+    """Return bindings that make a user the namespace's admin, with the operator's further rights."""
     group = "rbac.authorization.k8s.io"
     more = [*granted, {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]}]
     subject = {"kind": "User", "name": "maintainer", "apiGroup": group}

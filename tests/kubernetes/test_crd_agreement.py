@@ -224,7 +224,7 @@ DIFFERENCES: dict[str, tuple[str, object, bool]] = {
 
 
 def locally_fine(document: dict[str, Any]) -> bool:
-    """Whether local tools accept the pool."""
+    """Return whether local tools accept the pool."""
     try:
         parse_pool(copy.deepcopy(document), "pool.yaml")
     except PoolError:

@@ -11,7 +11,7 @@ from valid_pool import REMOVED, VALID_POOL, with_change
 
 OBJECT, STRING = 'Invalid value: "object": ', 'Invalid value: "string": '
 NAME_RULE = "lower-case letters, digits and inner dashes, a letter first, at most 40"
-FIRST = "write the name of one in tiers, such as chat"
+TIER_HINT = "write the name of one in tiers, such as chat"
 
 TABLE: list[tuple[str, object, list[str]]] = [
     (
@@ -195,16 +195,16 @@ TABLE: list[tuple[str, object, list[str]]] = [
         0,
         ["spec.tiers[1].value: Invalid value: 0: spec.tiers[1].value in body should be greater than 0"],
     ),
-    ("spec/defaultTier", "chatt", [f'spec.defaultTier: {OBJECT}"chatt" is not a tier; {FIRST}']),
+    ("spec/defaultTier", "chatt", [f'spec.defaultTier: {OBJECT}"chatt" is not a tier; {TIER_HINT}']),
     (
         "spec/applications/0/tier",
         "x",
-        [f"spec.applications: {OBJECT}the tier of an application does not exist; {FIRST}"],
+        [f"spec.applications: {OBJECT}the tier of an application does not exist; {TIER_HINT}"],
     ),
     (
         "spec/applications/0/allow/1",
         "x",
-        [f"spec.applications: {OBJECT}a tier that an application allows does not exist; {FIRST}"],
+        [f"spec.applications: {OBJECT}a tier that an application allows does not exist; {TIER_HINT}"],
     ),
     (
         "spec/applications/0/keys",
@@ -344,7 +344,7 @@ def test_a_model_keeps_its_name(pools: Pools) -> None:
 
 
 def test_a_pool_at_all_its_bounds_is_still_validated(pools: Pools) -> None:
-    """The rules' costs were foreseen: none is given up on where everything is as large as it may be."""
+    """The API server limits the cost of CEL rules, and the largest valid pool stays below the limit."""
     document = with_change("spec/tiers", [])
     spec = document["spec"]
     names = [f"{place:02}-{'t' * 60}" for place in range(16)]
@@ -374,7 +374,7 @@ def test_oversized_values_are_refused(pools: Pools, path: str, value: object, fi
 
 
 def rules(schema: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """Every rule of a schema, at any depth."""
+    """Yield every rule of a schema, at any depth."""
     yield from schema.get(VALIDATIONS, ())
     inner = [schema[kind] for kind in ("items", "additionalProperties") if kind in schema]
     for field in [*schema.get("properties", {}).values(), *inner]:
@@ -384,7 +384,7 @@ def rules(schema: dict[str, Any]) -> Iterator[dict[str, str]]:
 def test_every_rule_has_an_invalid_pool_above() -> None:
     schema = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     output = "\n".join(line for _, _, lines in TABLE for line in lines)
-    silent = {
+    untested = {
         rule["message"] for rule in rules(schema) if "message" in rule and rule["message"] not in output
     }
-    assert silent == set()
+    assert untested == set()

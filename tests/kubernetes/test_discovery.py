@@ -288,7 +288,7 @@ async def test_a_watch_that_timed_out_continues_from_its_version(
 
 
 async def test_events_too_old_for_a_watch_are_listed_again(server: Server, namespace: Namespace) -> None:
-    """The server knows nothing of so old a version any more (410); what is gone since must go here too."""
+    """The server no longer has so old a version (410), so endpoints removed since then must go as well."""
     await namespace.write_slice("a", endpoint("p-0", 1))
     watch = watch_of(namespace, server.kubeconfig)
     async with followed(watch) as seen:
@@ -352,7 +352,7 @@ def server_url(server: Server) -> str:
 
 
 async def account(namespace: Namespace, server: Server, folder: Path, verbs: list[str]) -> Path:
-    """A service account that may do this to slices, its token in a file: a kubeconfig that names both."""
+    """Return a kubeconfig of a service account with these rights on slices. Its token is in a file."""
     accounts = "/api/v1/namespaces/{}/serviceaccounts"
     await namespace.send("POST", accounts, json={"metadata": {"name": "router"}})
     await allow(namespace, verbs)

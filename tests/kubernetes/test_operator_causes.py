@@ -1,6 +1,6 @@
 """A pool that is valid and cannot run says why, in its conditions and in an Event, and heals with its cause.
 
-What only a node can find out is said by the test in the kubelet's words; the rest is the cluster's own doing.
+The test writes the states that only a kubelet reports; the cluster itself causes all others.
 """
 
 from collections.abc import Callable
@@ -140,7 +140,7 @@ def test_failures_reported_by_the_node_become_the_pools_reason(
 
 
 def reported(well: Object, container: str, says: Callable[[Object], Object]) -> Object:
-    """A pod's status when one of its containers is not well."""
+    """Return a pod's status in which one container has failed."""
 
     def each(statuses: list[Object]) -> list[Object]:
         return [

@@ -23,7 +23,7 @@ def got(world: World, kind: str, name: str) -> Object:
 
 
 def selected(world: World, labels: dict[str, str]) -> set[str]:
-    """The names of the pods that have the labels."""
+    """Return the names of the pods that have the labels."""
     pods = world.all("Pod", ",".join(f"{name}={value}" for name, value in labels.items()))
     return {pod["metadata"]["name"] for pod in pods}
 

@@ -15,7 +15,7 @@ from operating.world import World, pool_document
 
 
 def replicas(world: World, pool: str) -> int | None:
-    """The replicas in the specification of the pool's StatefulSet."""
+    """Return the number of replicas in the spec of the pool's StatefulSet."""
     found = world.get("StatefulSet", f"{pool}-replica")
     return None if found is None else int(found["spec"]["replicas"])
 

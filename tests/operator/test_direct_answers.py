@@ -44,7 +44,7 @@ def test_routers_reach_engines_only_if_the_pool_permits(
 
 
 @pytest.mark.parametrize("gateway", ["envoy", "inferencePool"])
-def test_no_other_front_end_reaches_the_engine_s_port(want: Want, gateway: str) -> None:
+def test_no_other_front_end_reaches_the_engines_port(want: Want, gateway: str) -> None:
     assert ENGINE_PORT not in ports_for_routers(want(engine=DIRECT, gateway=gateway))
 
 
@@ -57,7 +57,7 @@ def test_an_engine_that_routers_reach_requires_tickets(
 
 
 @pytest.mark.parametrize(("engine", "has_key"), [(VLLM, False), (DIRECT, True)])
-def test_routers_have_the_engine_s_key_only_if_they_need_it(
+def test_routers_have_the_engines_key_only_if_they_need_it(
     want: Want, engine: dict[str, Any], has_key: bool
 ) -> None:
     variables = environment(want(engine=engine), "Deployment/llama-router", "router")

@@ -81,7 +81,7 @@ PASTS: dict[str, tuple[Past, ...]] = {
 
 
 def samples(namespace: str, phases: tuple[Past, ...]) -> Iterator[str]:
-    """What Prometheus scraped, one phase after the other, up to now. Series in order of time."""
+    """Return the series that Prometheus scraped in all phases until now, in order of time."""
     series: dict[str, list[str]] = {}
     counts = {(tier["name"], verdict): 0.0 for tier in TIERS for verdict in VERDICTS}
     at_s = NOW.timestamp() - sum(past.seconds for past in phases)

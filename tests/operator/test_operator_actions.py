@@ -125,7 +125,7 @@ def test_an_object_no_longer_desired_is_deleted_by_its_uid(want: Want) -> None:
 
 
 def foreign(manifest: Manifest, **owner: Any) -> Manifest:
-    """The same, with a foreign ownerReference, or with none."""
+    """Return the object with a foreign ownerReference, or with none."""
     other = stored(manifest)
     other["metadata"]["ownerReferences"] = [owner] if owner else []
     return other

@@ -45,7 +45,7 @@ def access(url: str, authority: Path | None = None) -> SingleConfig:
 
 
 def asked(server: HttpApi, use: Callable[[Api], Awaitable[T]]) -> T:
-    """The result of a use of the client against a server."""
+    """Return the result of a use of the client against a server."""
 
     async def story() -> T:
         async with server.listening():
@@ -59,7 +59,7 @@ def asked(server: HttpApi, use: Callable[[Api], Awaitable[T]]) -> T:
 
 
 def refused(*answer: Any) -> ApiStatusError:
-    """The exception of a request that is answered so."""
+    """Return the exception of a request with this answer."""
     with pytest.raises(ApiStatusError) as caught:
         asked(HttpApi([answer]), lambda api: api.apply(MADE))
     return caught.value
@@ -211,7 +211,7 @@ def made_authority() -> CertificateAndKey:
 
 
 def shown(signer: CertificateAndKey, folder: Path, context: ssl.SSLContext | None = None) -> ssl.SSLContext:
-    """A server's context with a new certificate of this authority."""
+    """Return a server's TLS context with a new certificate of this authority."""
     subject = Subject("localhost", ExtendedKeyUsageOID.SERVER_AUTH)
     pair = issue(subject, signer, datetime.now(UTC), timedelta(days=1), new_key)
     (folder / "tls.pem").write_bytes(pair.certificate + pair.key)

@@ -45,7 +45,7 @@ def port_of(server: HttpApi) -> int:
 
 
 def asked(server: HttpApi, *rounds: list[Manifest]) -> list[list[str]]:
-    """The routers that answered, in each round."""
+    """Return the routers that answered, in each round."""
 
     async def story() -> list[list[str]]:
         async with server.listening():

@@ -18,7 +18,7 @@ TIME = {"timeModel": "llama-3-8b-a100"}
 
 @pytest.fixture
 def pod_of(want: Want) -> PodOf:
-    """The spec of a replica's pod with this engine."""
+    """Return the spec of a replica's pod with this engine."""
 
     def pod(kind: str, *, model: dict[str, Any] | None = None, **engine: Any) -> Any:
         parts = {"engine": {"type": kind, **TIME, **engine}, **({"model": model} if model else {})}
@@ -313,7 +313,7 @@ def after(container: Any, flag: str) -> str:
 
 
 def shared(pod: Any, path: str) -> str:
-    """The volume that engine and sidecar both have at this path."""
+    """Return the volume that engine and sidecar both mount at this path."""
     (name,) = {
         mount["name"]
         for container in (engine_of(pod), pod["containers"][0])

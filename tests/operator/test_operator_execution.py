@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 INVALID = ApiStatusError(422, "Invalid", "spec.ports: may not have two of one name")
 FORBIDDEN = ApiStatusError(403, "Forbidden", "pods is forbidden")
 QUOTA = ApiStatusError(403, "Forbidden", "exceeded quota: pods")
-LEAVING = ApiStatusError(403, "Forbidden", "being terminated", ("NamespaceTerminating",))
+TERMINATING = ApiStatusError(403, "Forbidden", "being terminated", ("NamespaceTerminating",))
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Api:
     """An API that records its requests. refusing: errors in turn, by an object's name."""
 
     refusing: dict[str, list[Exception]] = field(default_factory=dict)
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)
 
     async def apply(self, manifest: Manifest) -> Manifest:
         return self._do("apply", manifest)
@@ -35,11 +35,11 @@ class Api:
         return self._do("overwrite", manifest)
 
     async def delete(self, ref: Ref, uid: str) -> None:
-        self.asked.append(("delete", f"{ref.name} {uid}"))
+        self.requests.append(("delete", f"{ref.name} {uid}"))
 
     def _do(self, verb: str, manifest: Manifest) -> Manifest:
         name = manifest["metadata"]["name"]
-        self.asked.append((verb, name))
+        self.requests.append((verb, name))
         if refusals := self.refusing.get(name):
             raise refusals.pop(0)
         return {**manifest, "metadata": {**manifest["metadata"], "uid": name, "resourceVersion": "1"}}
@@ -59,14 +59,14 @@ def drifted(name: str) -> Apply:
     return Apply(made(name), ActionReason.DRIFTED)
 
 
-async def carried_out(api: Api, *actions: Action) -> tuple[tuple[PoolProblem, ...], Cache, OperatorMetrics]:
+async def executed(api: Api, *actions: Action) -> tuple[tuple[PoolProblem, ...], Cache, OperatorMetrics]:
     cache, metrics = Cache(), OperatorMetrics(CollectorRegistry())
     as_api: Any = api
     return await execute(actions, as_api, cache, metrics), cache, metrics
 
 
 def ends(metrics: OperatorMetrics) -> set[tuple[str, str, str]]:
-    """Kind, reason and end of all actions."""
+    """Return the kind, reason and end of all actions."""
     (family,) = metrics.actions.collect()
     return {
         (sample.labels["kind"], sample.labels["reason"], sample.labels["end"])
@@ -77,7 +77,7 @@ def ends(metrics: OperatorMetrics) -> set[tuple[str, str, str]]:
 
 async def test_applied_objects_except_secrets_are_in_the_cache_at_once() -> None:
     api = Api()
-    problems, cache, metrics = await carried_out(api, missing("chat"), missing("chat-ca", kind="Secret"))
+    problems, cache, metrics = await executed(api, missing("chat"), missing("chat-ca", kind="Secret"))
     assert problems == ()
     assert [child["metadata"]["name"] for child in cache.children(PoolKey("team", "chat"))] == ["chat"]
     assert ends(metrics) == {("Service", "missing", "done"), ("Secret", "missing", "done")}
@@ -85,33 +85,33 @@ async def test_applied_objects_except_secrets_are_in_the_cache_at_once() -> None
 
 async def test_a_refused_action_does_not_stop_the_others() -> None:
     api = Api(refusing={"first": [FORBIDDEN], "second": [QUOTA]})
-    problems, _, metrics = await carried_out(api, missing("first"), missing("second"), missing("third"))
+    problems, _, metrics = await executed(api, missing("first"), missing("second"), missing("third"))
     assert problems == (
         PoolProblem(Cause.API_REFUSED, 'Service "first": pods is forbidden', Component.ROUTER),
         PoolProblem(Cause.QUOTA_EXCEEDED, 'Service "second": exceeded quota: pods', Component.ROUTER),
     )
-    assert api.asked == [("apply", "first"), ("apply", "second"), ("apply", "third")]
+    assert api.requests == [("apply", "first"), ("apply", "second"), ("apply", "third")]
     assert ends(metrics) == {("Service", "missing", "done"), ("Service", "missing", "refused")}
 
 
 async def test_in_a_namespace_that_is_being_deleted_no_further_action_is_tried() -> None:
-    api = Api(refusing={"first": [LEAVING]})
-    problems, _, metrics = await carried_out(api, missing("first"), missing("second"))
-    assert (problems, api.asked, ends(metrics)) == ((), [("apply", "first")], set())
+    api = Api(refusing={"first": [TERMINATING]})
+    problems, _, metrics = await executed(api, missing("first"), missing("second"))
+    assert (problems, api.requests, ends(metrics)) == ((), [("apply", "first")], set())
 
 
 async def test_an_unresponsive_api_server_ends_the_execution() -> None:
     api = Api(refusing={"first": [ApiUnreachable("no answer")]})
     with pytest.raises(ApiUnreachable):
-        await carried_out(api, missing("first"), missing("second"))
-    assert api.asked == [("apply", "first")]
+        await executed(api, missing("first"), missing("second"))
+    assert api.requests == [("apply", "first")]
 
 
 async def test_a_field_that_excludes_a_foreign_addition_replaces_it() -> None:
     api = Api(refusing={"chat": [INVALID]})
-    problems, _, _ = await carried_out(api, drifted("chat"))
+    problems, _, _ = await executed(api, drifted("chat"))
     assert problems == ()
-    assert api.asked == [("apply", "chat"), ("overwrite", "chat"), ("apply", "chat")]
+    assert api.requests == [("apply", "chat"), ("overwrite", "chat"), ("apply", "chat")]
 
 
 @pytest.mark.parametrize(("action", "refusal"), [(drifted("chat"), FORBIDDEN), (missing("chat"), INVALID)])
@@ -119,20 +119,20 @@ async def test_other_conflicts_are_reported_and_not_overwritten(
     action: Apply, refusal: ApiStatusError
 ) -> None:
     api = Api(refusing={"chat": [refusal]})
-    (problem,), _, _ = await carried_out(api, action)
+    (problem,), _, _ = await executed(api, action)
     assert problem.message == f'Service "chat": {refusal}'
-    assert api.asked == [("apply", "chat")]
+    assert api.requests == [("apply", "chat")]
 
 
 async def test_orphans_are_deleted_and_conflicts_become_problems_of_the_pool() -> None:
     api, ref = Api(), Ref("v1", "Service", "team", "chat")
-    problems, _, metrics = await carried_out(
+    problems, _, metrics = await executed(
         api,
         Delete(ref, "uid-7"),
         Conflict(ref, "belongs to another"),
         DroppedFields(made("chat"), ("spec.a", "spec.b")),
     )
-    assert api.asked == [("delete", "chat uid-7")]
+    assert api.requests == [("delete", "chat uid-7")]
     taken, left_out = problems
     assert taken == PoolProblem(Cause.NAME_TAKEN, "belongs to another")
     assert (left_out.cause, left_out.component) == (Cause.API_REFUSED, Component.ROUTER)

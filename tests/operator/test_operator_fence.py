@@ -47,7 +47,7 @@ class Server:
 
 
 async def sent(use: Callable[[Api], Awaitable[object]], fence: Callable[[], None]) -> tuple[bytes, bool]:
-    """What reaches the API server, and whether the Lease was found lost."""
+    """Return the requests that reach the API server, and whether the Lease was found lost."""
     server = Server()
     async with await asyncio.start_server(server.answer, "127.0.0.1", 0) as listening:
         cluster = Cluster(server=f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")

@@ -132,7 +132,7 @@ def test_kopf_does_not_log_events_that_the_operator_logs_itself(monkeypatch: pyt
 
 
 def ran(monkeypatch: pytest.MonkeyPatch, options: OperatorOptions, end: object) -> tuple[int, dict[str, Any]]:
-    """The exit code where kopf ends so, and what kopf was run with. end: an exception, or a refusal."""
+    """Return the exit code and kopf's arguments when kopf ends with `end`, an exception or a start error."""
     given: dict[str, Any] = {}
 
     async def operator(**arguments: Any) -> None:

@@ -11,7 +11,7 @@ TEMPLATE = Path(__file__).resolve().parents[2] / "charts/penstock/templates/rbac
 
 
 def rules_after(line: str) -> Any:
-    """The list of rules that follows a line of the template."""
+    """Return the list of rules that follows a line of the template."""
     lines = TEMPLATE.read_text().splitlines()
     start = next(i for i, text in enumerate(lines) if text.startswith(line)) + 1
     block: list[str] = []

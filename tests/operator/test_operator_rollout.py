@@ -1,4 +1,4 @@
-"""Which change of a pool rolls which pods, and how long pods may take to leave."""
+"""Changes of a pool and the pods that they roll, and the time that pods have to stop."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
@@ -134,15 +134,15 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("monitoring.serviceMonitor", {"monitoring": {"serviceMonitor": True}}, NONE),
     ("monitoring.labels", {"monitoring": {"labels": {"a": "b"}}}, NONE),
 ]
-OF_NO_CLUSTER = {"applications.keys.file"}
-PARTS_OF_ANOTHER = {"ingress.gateway.name", "ingress.gateway.namespace"}
+LOCAL_FIELDS = {"applications.keys.file"}
+FIELDS_OF_OTHER_CASES = {"ingress.gateway.name", "ingress.gateway.namespace"}
 """Changed together with `ingress.kind`."""
-OF_ENVOYS = {"router.tracing.otlpUrl": {}, "router.tracing.sampling": {"sampling": 0.5}}
-"""What only a pool with Envoys has: tracing with these fields, beside the collector's."""
+TRACING_FIELDS = {"router.tracing.otlpUrl": {}, "router.tracing.sampling": {"sampling": 0.5}}
+"""Fields of pools with Envoys, and the settings of `router.tracing` that set each, beside the URL."""
 
 
 def changed(change: dict[str, Any]) -> dict[str, Any]:
-    """BEFORE with the change laid over; None removes."""
+    """Return BEFORE with a change applied. A value of None removes the field."""
     after = dict(BEFORE)
     for part, value in change.items():
         if part == "applications":
@@ -164,11 +164,11 @@ def test_a_change_rolls_the_pods_that_read_it_and_no_others(
 
 def test_every_field_of_the_schema_has_a_rollout_case() -> None:
     assert set(leaves("", PoolSpec)) == (
-        {case[0] for case in CASES} | OF_NO_CLUSTER | PARTS_OF_ANOTHER | OF_ENVOYS.keys()
+        {case[0] for case in CASES} | LOCAL_FIELDS | FIELDS_OF_OTHER_CASES | TRACING_FIELDS.keys()
     )
 
 
-@pytest.mark.parametrize("tracing", OF_ENVOYS.values(), ids=OF_ENVOYS)
+@pytest.mark.parametrize("tracing", TRACING_FIELDS.values(), ids=TRACING_FIELDS)
 def test_tracing_rolls_only_the_envoys(want: Want, tracing: dict[str, Any]) -> None:
     envoys: dict[str, Any] = {**changed({"gateway": "envoy"}), "autoscaling": None}
     url = {"otlpUrl": "http://collector:4318"}
@@ -178,7 +178,7 @@ def test_tracing_rolls_only_the_envoys(want: Want, tracing: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    "spelled",
+    "equivalent",
     [
         {"tiers": [{"name": "chat", "slo": {"ttft": "0.8s", "tpot": "0.05s", "judge": "mean"}}, BATCH]},
         {"scheduling": {"policy": "slos-serve", "maxRunning": 256}},
@@ -188,8 +188,8 @@ def test_tracing_rolls_only_the_envoys(want: Want, tracing: dict[str, Any]) -> N
     ],
     ids=["units", "defaults", "the first tier", "routing", "engine"],
 )
-def test_an_equivalent_spec_rolls_no_pod(want: Want, spelled: dict[str, Any]) -> None:
-    assert templates(want(**changed(spelled))) == templates(want(**BEFORE))
+def test_an_equivalent_spec_rolls_no_pod(want: Want, equivalent: dict[str, Any]) -> None:
+    assert templates(want(**changed(equivalent))) == templates(want(**BEFORE))
 
 
 def test_scaling_to_zero_makes_routers_hold_requests(want: Want) -> None:
@@ -247,7 +247,7 @@ def test_a_new_router_is_ready_before_an_old_one_stops(want: Want) -> None:
         ([BATCH], 8192, 30),
         ([{"name": "a", "slo": {"e2e": "40s"}}, {"name": "b", "slo": {"e2e": "70s"}}, BATCH], 8192, 70),
     ],
-    ids=["e2e", "pace", "slowdown", "two paces", "long", "no pace", "short", "best effort", "the longest"],
+    ids=["e2e", "TPOT", "slowdown", "two TPOTs", "long", "no TPOT", "short", "best effort", "the longest"],
 )
 def test_a_pod_has_time_to_finish_the_longest_request_of_its_tiers(
     make_pool: MakePool, tiers: list[Any], max_model_len: int, drain_s: float

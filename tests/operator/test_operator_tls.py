@@ -40,7 +40,7 @@ def make_key() -> MakeKey:
 
 
 def numbered_keys() -> MakeKey:
-    """Keys by their number: the same in every run."""
+    """Return a source of keys that are the same in every run."""
     numbers: Iterator[int] = iter(range(1, 10_000))
 
     def key() -> ec.EllipticCurvePrivateKey:
@@ -53,7 +53,7 @@ def numbered_keys() -> MakeKey:
 def trusts(
     authorities: tuple[CertificateAndKey, ...], shown: CertificateAndKey, now: datetime, *, name: str | None
 ) -> bool:
-    """Whether a peer that has these authorities accepts this certificate. name: None for a client's."""
+    """Return whether a peer with these authorities accepts a certificate. name: None for a client's."""
     roots = [x509.load_pem_x509_certificate(pair.certificate) for pair in authorities]
     builder = verification.PolicyBuilder().store(verification.Store(roots)).time(now)
     certificate = x509.load_pem_x509_certificate(shown.certificate)
@@ -67,19 +67,19 @@ def trusts(
     return True
 
 
-def works(one: Credentials, other: Credentials, now: datetime) -> bool:
-    """Whether a router with the one and a replica with the other accept each other."""
+def accept_each_other(one: Credentials, other: Credentials, now: datetime) -> bool:
+    """Return whether a router with the one and a replica with the other accept each other."""
     server = trusts(one.authorities, other.server, now, name=NAME)
     return server and trusts(other.authorities, one.client, now, name=None)
 
 
 def test_routers_and_replicas_trust_each_other(make_key: MakeKey) -> None:
     held = renew_credentials(StoredCredentials(), NAME, START, make_key)
-    assert works(held, held, START)
+    assert accept_each_other(held, held, START)
     assert trusts(held.authorities, held.picker, START, name=f"picker.{NAME}")
     assert trusts(held.authorities, held.engine, START, name=f"engine.{NAME}")
-    assert works(held, held, START + CERTIFICATE_LIFE - DAY)
-    assert not works(held, held, START + CERTIFICATE_LIFE + DAY)
+    assert accept_each_other(held, held, START + CERTIFICATE_LIFE - DAY)
+    assert not accept_each_other(held, held, START + CERTIFICATE_LIFE + DAY)
 
 
 def test_no_other_certificate_is_trusted(make_key: MakeKey) -> None:
@@ -104,7 +104,7 @@ def parsed(pair: CertificateAndKey) -> x509.Certificate:
 
 
 def extensions(certificate: x509.Certificate) -> dict[str, tuple[bool, Any]]:
-    """Whether each is critical, and its value."""
+    """Return the extensions by name: whether each is critical, and its value."""
     return {type(each.value).__name__: (each.critical, each.value) for each in certificate.extensions}
 
 
@@ -213,20 +213,20 @@ def test_certificates_are_renewed_in_time_and_by_the_same_authority(make_key: Ma
     assert new.authorities == held.authorities
     assert new.server != held.server
     assert new.client != held.client
-    assert works(new, held, later)
-    assert works(held, new, later)
+    assert accept_each_other(new, held, later)
+    assert accept_each_other(held, new, later)
 
 
 def test_over_decades_old_and_new_pods_always_trust_each_other(make_key: MakeKey) -> None:
-    """Looked at weekly, with pods that are as much as a week behind with what they have read."""
+    """Credentials are renewed weekly, and pods read them up to a week later."""
     now, before = START, renew_credentials(StoredCredentials(), NAME, START, make_key)
     authorities = set(before.authorities)
     while now < START + 2 * AUTHORITY_LIFE:
         now += 7 * DAY
         held = renew_credentials(before, NAME, now, make_key)
         if held != before:
-            assert works(held, before, now), now
-            assert works(before, held, now), now
+            assert accept_each_other(held, before, now), now
+            assert accept_each_other(before, held, now), now
         authorities |= set(held.authorities)
         assert len(held.authorities) <= 2
         before = held
@@ -245,7 +245,7 @@ def test_a_certificate_of_a_missing_authority_is_replaced(make_key: MakeKey) -> 
         Credentials(one.authorities, other.server, one.client, one.picker, one.engine), NAME, START, make_key
     )
     assert (new.client, new.authorities) == (one.client, one.authorities)
-    assert works(new, new, START)
+    assert accept_each_other(new, new, START)
 
 
 def test_expired_credentials_are_created_again(make_key: MakeKey) -> None:
@@ -253,7 +253,7 @@ def test_expired_credentials_are_created_again(make_key: MakeKey) -> None:
     later = START + AUTHORITY_LIFE + DAY
     new = renew_credentials(held, NAME, later, make_key)
     assert len(new.authorities) == 1
-    assert works(new, new, later)
+    assert accept_each_other(new, new, later)
 
 
 Want = Callable[..., dict[str, Manifest]]
@@ -284,7 +284,7 @@ def _without(entry: str) -> Callable[[Any], None]:
     return lambda data: data.pop(entry)
 
 
-def _saying(entry: str, value: str) -> Callable[[Any], None]:
+def _with_value(entry: str, value: str) -> Callable[[Any], None]:
     return lambda data: data.update({entry: value})
 
 
@@ -296,11 +296,11 @@ def _mixed(data: Any) -> None:
     ("name", "spoil", "lost"),
     [
         ("ca", _without("ca.key"), "authorities"),
-        ("ca", _saying("ca.key", ""), "authorities"),
+        ("ca", _with_value("ca.key", ""), "authorities"),
         ("tls", _without("client.key"), "client"),
         ("tls", _without("engine.crt"), "engine"),
-        ("tls", _saying("tls.crt", b64encode(b"not a certificate").decode()), "server"),
-        ("tls", _saying("tls.key", "?"), "server"),
+        ("tls", _with_value("tls.crt", b64encode(b"not a certificate").decode()), "server"),
+        ("tls", _with_value("tls.key", "?"), "server"),
         ("tls", _mixed, "server"),
     ],
     ids=["no key", "no authority", "no client", "no engine", "no certificate", "no base64", "another's key"],
@@ -321,8 +321,8 @@ def test_missing_secrets_have_no_credentials() -> None:
 def test_lost_certificates_are_signed_again_by_the_remaining_authority(make_key: MakeKey) -> None:
     held = renew_credentials(StoredCredentials(), NAME, START, make_key)
     new = renew_credentials(StoredCredentials(held.authorities), NAME, START + DAY, make_key)
-    assert works(new, held, START + DAY)
-    assert works(held, new, START + DAY)
+    assert accept_each_other(new, held, START + DAY)
+    assert accept_each_other(held, new, START + DAY)
 
 
 async def test_grpc_accepts_the_credentials_on_both_sides(make_key: MakeKey) -> None:

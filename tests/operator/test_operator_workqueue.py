@@ -1,3 +1,5 @@
+"""The queue of pools to reconcile: one entry per pool, delays and backoff."""
+
 import asyncio
 
 import uvloop
@@ -65,7 +67,7 @@ async def test_a_removed_key_is_not_queued_later() -> None:
 
 
 def test_a_key_that_is_due_may_be_added_again_before_it_is_taken() -> None:
-    """uvloop's handle of such a timer has no time."""
+    """With uvloop, the handle of a due timer has no time."""
 
     async def taken() -> str:
         queue: WorkQueue[str] = WorkQueue()

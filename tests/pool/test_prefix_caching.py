@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from penstock_pool.engine_spec import REPORTS_CACHED, EngineSpec, cache_arguments
+from penstock_pool.engine_spec import CACHED_TOKENS_ARGUMENT, EngineSpec, cache_arguments
 from penstock_pool.serving_pool import PoolSpec
 
 SWITCHED: list[tuple[dict[str, Any], bool, tuple[str, ...]]] = [
@@ -11,9 +11,9 @@ SWITCHED: list[tuple[dict[str, Any], bool, tuple[str, ...]]] = [
     ({"type": "vllm", "args": ["--no-enable-prefix-caching"]}, False, ()),
     ({"type": "vllm", "args": ["-v", "--enable-prefix-caching"]}, True, ()),
     ({"type": "vllm", "prefixCaching": False}, False, ("--no-enable-prefix-caching",)),
-    ({"type": "vllm", "prefixCaching": True}, True, ("--enable-prefix-caching", REPORTS_CACHED)),
+    ({"type": "vllm", "prefixCaching": True}, True, ("--enable-prefix-caching", CACHED_TOKENS_ARGUMENT)),
     (
-        {"type": "vllm", "prefixCaching": True, "args": [REPORTS_CACHED]},
+        {"type": "vllm", "prefixCaching": True, "args": [CACHED_TOKENS_ARGUMENT]},
         True,
         ("--enable-prefix-caching",),
     ),

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from images.archive import write_layer
 from images.debian import CACHE
 from images.dockerfile import Recipe
-from images.members import KEPT, remove_old_layers
+from images.members import KEPT_LAYERS, remove_old_layers
 
 IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info")
 """As in .dockerignore."""
@@ -26,7 +26,7 @@ def copied_layer(recipe: Recipe, checkout: Path) -> Path:
         made = Path(unfinished, "layer")
         write_layer(made, [(path, PurePath(path.name)) for path in sorted(root.iterdir())])
         layer = made.rename(CACHE / f"copied-{hashlib.sha256(made.read_bytes()).hexdigest()[:12]}.tar")
-    remove_old_layers(KEPT, "copied")
+    remove_old_layers(KEPT_LAYERS, "copied")
     return layer
 
 

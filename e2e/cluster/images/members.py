@@ -21,12 +21,12 @@ from images.dockerfile import Recipe
 FORWARDED_PREFIXES = ("UV_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 """Prefixes of environment variables that the command gets, to reach package indexes."""
 
-KEPT = 3
+KEPT_LAYERS = 3
 """Number of layers of one name that stay in the cache."""
 
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 
-IN_ROOT = """
+INSTALL_SCRIPT = """
 set -eu
 root=$1 checkout=$2 opt=$3 uv=$4 cache=$5; shift 5
 mkdir -p "$root/src" "$root/opt/penstock" "$root/proc" "$root/dev" "$root/root/.cache/uv"
@@ -55,7 +55,7 @@ def member_layer(recipe: Recipe, checkout: Path) -> Path:
             _install(root, checkout, opt, recipe)
             write_layer(Path(unfinished, "layer"), [(opt, PurePath("opt/penstock"))])
             Path(unfinished, "layer").rename(layer)
-        remove_old_layers(KEPT, recipe.install[1])
+        remove_old_layers(KEPT_LAYERS, recipe.install[1])
     return layer
 
 
@@ -98,7 +98,7 @@ def _sources(distribution: str, checkout: Path) -> list[Path]:
 def _install(root: Path, checkout: Path, opt: Path, recipe: Recipe) -> None:
     for name in ("resolv.conf", "ssl/certs/ca-certificates.crt"):
         (root / "etc" / name).touch()
-    enter = ["unshare", "--mount", "sh", "-c", IN_ROOT, "sh"]
+    enter = ["unshare", "--mount", "sh", "-c", INSTALL_SCRIPT, "sh"]
     places = map(str, [root, checkout, opt, _uv(), _uv_cache()])
     command = [*enter, *places, *recipe.install]
     ran = subprocess.run(command, env=_environment(recipe.build_env), check=False, stdout=sys.stderr)

@@ -70,7 +70,7 @@ def chart(context: Context) -> None:
     own = f"app.kubernetes.io/instance={RELEASE}"
     until(
         lambda: (
-            not context.tools.exists(f"{OWNED}", "--namespace", SYSTEM, "--selector", own)
+            not context.tools.exists(OWNED, "--namespace", SYSTEM, "--selector", own)
             and not context.tools.exists(CLUSTER_WIDE, "--selector", own)
         ),
         "all objects of the release are deleted",

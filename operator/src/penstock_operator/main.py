@@ -14,7 +14,7 @@ import uvloop
 from penstock_runtime.flags import port
 from penstock_runtime.logs import configure_logs
 
-from penstock_operator.options import OperatorOptions, lease_in, read_options
+from penstock_operator.options import OperatorOptions, lease_in, namespaces_in, read_options
 from penstock_operator.settings import OperatorSettings, SettingsError, read_settings
 
 EPILOG = """
@@ -46,12 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     configure_logs("penstock-operator", args.log_level, args.log_json)
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    logging.getLogger("kopf.activities").setLevel(
-        logging.CRITICAL
-    )  # the error that ends the process is printed below
-    warnings.filterwarnings(
-        "ignore", "coroutine .* was never awaited", RuntimeWarning
-    )  # kopf's, if it ends early
+    # kopf would log the error that `_run` prints
+    logging.getLogger("kopf.activities").setLevel(logging.CRITICAL)
+    # coroutines of kopf, if it ends early
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     return _run(settings, _options(defaults, args))
 
 
@@ -84,10 +82,6 @@ def _options(defaults: OperatorOptions, args: argparse.Namespace) -> OperatorOpt
     )
 
 
-def _namespaces(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 def _positive(text: str) -> float:
     try:
         value = float(text)
@@ -114,7 +108,7 @@ def _parser(defaults: OperatorOptions) -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "--namespaces",
-        type=_namespaces,
+        type=namespaces_in,
         default=defaults.namespaces,
         metavar="A,B",
         help="serve only pools in these namespaces, with Roles there; otherwise all, with a ClusterRole"

@@ -20,8 +20,9 @@ class OperatorOptions:
     """Options of one process.
 
     namespaces: namespaces whose pools are served; empty for all.
-    lease: Lease for leader election; None without. identity: this process in the Lease.
-    port: port of metrics and health; 0 for any free one.
+    lease: Lease for leader election; None: no leader election. identity: name of this process in the Lease.
+    host, port: address of metrics and health; port 0 for any free one.
+    workers: number of pools reconciled concurrently. resync_s: time between full lists of all objects.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -35,14 +36,18 @@ class OperatorOptions:
 
 def read_options(environment: Mapping[str, str]) -> OperatorOptions:
     """Return the options in an environment. Raises SettingsError."""
-    namespaces = environment.get("PENSTOCK_NAMESPACES", "").split(",")
     return OperatorOptions(
-        namespaces=tuple(name.strip() for name in namespaces if name.strip()),
+        namespaces=namespaces_in(environment.get("PENSTOCK_NAMESPACES", "")),
         lease=lease_in(environment.get("PENSTOCK_LEASE_NAMESPACE", "")),
         identity=environment.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
         host=environment.get("PENSTOCK_HOST") or "0.0.0.0",
-        port=_whole("PENSTOCK_PORT", environment.get("PENSTOCK_PORT") or "8080"),
+        port=_port("PENSTOCK_PORT", environment.get("PENSTOCK_PORT") or "8080"),
     )
+
+
+def namespaces_in(text: str) -> tuple[str, ...]:
+    """Return the namespaces in a list separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def lease_in(namespace: str) -> Ref | None:
@@ -50,7 +55,7 @@ def lease_in(namespace: str) -> Ref | None:
     return Ref(LEASE.api_version, LEASE.kind, namespace, LEASE_NAME) if namespace else None
 
 
-def _whole(variable: str, given: str) -> int:
+def _port(variable: str, given: str) -> int:
     if given.isdecimal() and int(given) <= 65535:
         return int(given)
     raise SettingsError(f'{variable}: "{given}" is not a port: 0 to 65535')

@@ -23,12 +23,12 @@ GPU = "nvidia.com/gpu"
 CACHE_ARGUMENTS = r"^--(no[-_])?enable[-_]prefix[-_]caching"
 """vLLM's arguments for the setting `prefixCaching`."""
 
-REPORTS_CACHED = "--enable-prompt-tokens-details"
+CACHED_TOKENS_ARGUMENT = "--enable-prompt-tokens-details"
 """vLLM's argument for `usage.prompt_tokens_details` in answers."""
 
 ALSO_IN_ARGS = "is also set by an argument in args; remove one of them"
 
-MORE_GPUS = r"^(--(pipeline|data)[-_]parallel[-_]size|-pp|-dp)"
+PARALLELISM_ARGUMENTS = r"^(--(pipeline|data)[-_]parallel[-_]size|-pp|-dp)"
 """vLLM's arguments by which a replica uses more GPUs than `tensorParallelSize`."""
 
 GPU_COUNT_DIFFERS = (
@@ -36,7 +36,7 @@ GPU_COUNT_DIFFERS = (
     f'leave {GPU} out, or write "0" for an engine without such GPUs'
 )
 
-NO_TICKETS = "direct needs an engine that checks the sidecar's tickets, of type vllm or simulated"
+DIRECT_NEEDS_TICKETS = "direct needs an engine that checks the sidecar's tickets, of type vllm or simulated"
 
 Argument = Annotated[str, Field(max_length=4096)]
 """One argument of a command."""
@@ -131,7 +131,7 @@ class EngineSpec(Spec):
             "self.type != 'vllm' || !has(self.resources) || !has(self.resources.limits) || "
             f"!('{GPU}' in self.resources.limits) || "
             f"string(self.resources.limits['{GPU}']) in ['0', string(self.tensorParallelSize)] || "
-            f"(has(self.args) && self.args.exists(argument, argument.matches('{MORE_GPUS}')))",
+            f"(has(self.args) && self.args.exists(argument, argument.matches('{PARALLELISM_ARGUMENTS}')))",
             GPU_COUNT_DIFFERS,
             field_path="resources.limits",
         ),
@@ -141,7 +141,11 @@ class EngineSpec(Spec):
             ALSO_IN_ARGS,
             field_path="prefixCaching",
         ),
-        CelRule("self.type != 'openai' || self.answerPath != 'direct'", NO_TICKETS, field_path="answerPath"),
+        CelRule(
+            "self.type != 'openai' || self.answerPath != 'direct'",
+            DIRECT_NEEDS_TICKETS,
+            field_path="answerPath",
+        ),
     )
 
     type: Literal["vllm", "openai", "simulated"] = Field(
@@ -266,15 +270,15 @@ class EngineSpec(Spec):
     @model_validator(mode="after")
     def _gpu_count_matches(self) -> Self:
         given = str(self.resources.limits.get(GPU, "0"))
-        more = any(re.match(MORE_GPUS, argument) for argument in self.args)
+        more = any(re.match(PARALLELISM_ARGUMENTS, argument) for argument in self.args)
         if self.type == "vllm" and given not in ("0", str(self.tensor_parallel_size)) and not more:
             raise wrong_at("resources.limits", GPU_COUNT_DIFFERS)
         return self
 
     @model_validator(mode="after")
-    def _checks_tickets(self) -> Self:
+    def _direct_engine_checks_tickets(self) -> Self:
         if self.type == "openai" and self.direct:
-            raise wrong_at("answerPath", NO_TICKETS)
+            raise wrong_at("answerPath", DIRECT_NEEDS_TICKETS)
         return self
 
     @model_validator(mode="after")
@@ -293,5 +297,5 @@ def cache_arguments(spec: EngineSpec) -> tuple[str, ...]:
         return ()
     if not spec.prefix_caching:
         return ("--no-enable-prefix-caching",)
-    reporting = () if REPORTS_CACHED in spec.args else (REPORTS_CACHED,)
+    reporting = () if CACHED_TOKENS_ARGUMENT in spec.args else (CACHED_TOKENS_ARGUMENT,)
     return ("--enable-prefix-caching", *reporting)

@@ -30,7 +30,7 @@ def load_pool(path: Path) -> Pool:
         document = read_document(path, KIND)
     except DocumentError as error:
         raise PoolError([f"{path}: {error}"]) from None
-    return _with_time_model_found(parse_pool(document, str(path)), path)
+    return _with_time_model_path(parse_pool(document, str(path)), path)
 
 
 def parse_pool(document: Any, source: str) -> Pool:
@@ -45,7 +45,7 @@ def parse_pool(document: Any, source: str) -> Pool:
     return Pool.model_validate(document)
 
 
-def _with_time_model_found(pool: Pool, path: Path) -> Pool:
+def _with_time_model_path(pool: Pool, path: Path) -> Pool:
     """Return the pool with the path of its measured time model. Raises PoolError if the file is invalid."""
     engine = pool.spec.engine
     if not engine.time_model.endswith(SUFFIX):
@@ -63,14 +63,16 @@ def _wrong_type(document: dict[str, Any]) -> list[Problem]:
     """Return only problems of `apiVersion` and `kind`, because the fields of another kind may be valid."""
     wanted = {"apiVersion": API_VERSION, "kind": KIND}
     return [
-        (field, f"missing; write {field}: {value}" if field not in document else _not(document[field], value))
+        (field, _type_problem(document, field, value))
         for field, value in wanted.items()
         if document.get(field) != value
     ]
 
 
-def _not(given: Any, wanted: str) -> str:
-    return f"{shown(given)} is not supported; write {wanted}"
+def _type_problem(document: dict[str, Any], field: str, wanted: str) -> str:
+    if field not in document:
+        return f"missing; write {field}: {wanted}"
+    return f"{shown(document[field])} is not supported; write {wanted}"
 
 
 def _wrong_fields(document: dict[str, Any]) -> list[Problem]:

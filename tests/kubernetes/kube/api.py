@@ -13,7 +13,7 @@ NOT_CHECKED = "some validation rules were not checked"
 
 
 def administrator(kubeconfig: Path) -> httpx2.Client:
-    """A client with the kubeconfig's rights. The caller closes it."""
+    """Return a client with the kubeconfig's rights. The caller closes it."""
     config = yaml.safe_load(kubeconfig.read_text())
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     return httpx2.Client(
@@ -46,11 +46,11 @@ class Pools:
         )
 
     def path_of(self, name: str, part: str = "") -> str:
-        """Where one is served."""
+        """Return the path of a pool."""
         return f"{self._path}/{name}{f'/{part}' if part else ''}"
 
     def accepts(self, document: dict[str, Any]) -> bool:
-        """Whether it could be created."""
+        """Return whether a pool can be created."""
         answer = self.create(document, dry=True)
         assert answer.status_code in {201, 400, 413, 422}, answer.text
         return answer.status_code == 201
@@ -63,7 +63,7 @@ class Pools:
 
 
 def refusals_in(answer: httpx2.Response) -> list[str]:
-    """Every cause of a refusal as `field: message`, or the message where it has none."""
+    """Return the causes of a refusal as `field: message`; its message if it has no causes."""
     status = answer.json()
     causes = status.get("details", {}).get("causes", ())
     reported = [

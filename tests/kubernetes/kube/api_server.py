@@ -16,20 +16,20 @@ DEFINITION = ROOT / "crds" / "servingpools.yaml"
 
 
 def binaries() -> Path:
-    """The folder with kubectl and its like."""
+    """Return the folder with kubectl and the other programs."""
     return Path(_run("build", "--dir"))
 
 
 def upstream_definitions() -> list[Path]:
-    """Files of the CRDs of other projects, which pools use and clusters may lack."""
+    """Return files with the CRDs of other projects that pools use and clusters may lack."""
     return [Path(line) for line in _run("definitions").splitlines()]
 
 
 @contextmanager
 def api_server(folder: Path, *flags: str) -> Iterator[Path]:
-    """Yields the administrator's kubeconfig.
+    """Run an API server. Yields the administrator's kubeconfig.
 
-    folder: where its state goes; a socket in it has to fit. flags: of the script.
+    folder: the server's state; its path must be short enough for a Unix socket. flags: flags of the script.
     """
     kubeconfig = Path(_run("apiserver", "up", str(folder), *flags))
     try:
@@ -44,7 +44,7 @@ def backup(folder: Path, to: Path) -> None:
 
 
 def restore(folder: Path, copy: Path) -> None:
-    """Restore etcd from a copy: resource versions go back."""
+    """Restore etcd from a copy. Resource versions decrease."""
     _run("apiserver", "restore", str(folder), str(copy))
 
 

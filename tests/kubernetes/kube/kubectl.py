@@ -1,4 +1,4 @@
-"""kubectl, as a person would use it."""
+"""Runs kubectl as a user does."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from patience import PATIENCE_S
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended."""
+    """Result of a command."""
 
     code: int
     out: str
@@ -32,7 +32,7 @@ class Kubectl:
             [
                 self.binary,
                 f"--kubeconfig={self.kubeconfig}",
-                f"--cache-dir={self.kubeconfig.parent}/kubectl-cache",  # a port may have been another's
+                f"--cache-dir={self.kubeconfig.parent}/kubectl-cache",  # other servers had this port
                 f"--namespace={self.namespace}",
                 *map(str, arguments),
             ],
@@ -51,6 +51,6 @@ class Kubectl:
         return done.out
 
     def get(self, *arguments: object) -> dict[str, Any]:
-        """An object, or a list of them, as a document."""
+        """Return an object, or a list of objects, as a document."""
         document: dict[str, Any] = json.loads(self.out("get", "--output=json", *arguments))
         return document

@@ -15,7 +15,7 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 @contextmanager
 def operator_home(client: httpx2.Client) -> Iterator[str]:
-    """A namespace for an operator's account and Lease."""
+    """Create a namespace for an operator's account and Lease."""
     body = {"metadata": {"generateName": "penstock-"}}
     home = _maker(client)("/api/v1/namespaces", body)["metadata"]["name"]
     try:
@@ -27,7 +27,10 @@ def operator_home(client: httpx2.Client) -> Iterator[str]:
 def operator_account(
     client: httpx2.Client, administrator: Path, home: str, folder: Path, namespaces: tuple[str, ...] = ()
 ) -> Path:
-    """Makes the account in the namespace `home`; its kubeconfig. namespaces: that it may serve; none: all."""
+    """Create the account in the namespace `home` and return its kubeconfig.
+
+    namespaces: those that it may serve; none: all.
+    """
     make = _maker(client)
     make(f"/api/v1/namespaces/{home}/serviceaccounts", {"metadata": {"name": ACCOUNT}})
     _grant(make, home, f"{ACCOUNT}-lease", LEASE, home)

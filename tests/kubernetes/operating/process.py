@@ -51,7 +51,7 @@ class OperatorProcess:
         return httpx2.get(f"http://{self._address()}{path}", timeout=STOP_S, trust_env=False)
 
     def metric(self, name: str) -> float:
-        """A metric's value, over all its labels; 0 where it has none yet."""
+        """Return the sum of a metric over its labels; 0 if it has no value yet."""
         lines = self.page("/metrics").text.splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}(\{{| )", line))
 

@@ -96,7 +96,7 @@ def _server(certificate: Path, change: Callable[[dict[str, Any]], Patch]) -> Ite
 
 
 def _certificate(folder: Path) -> Path:
-    """A certificate for 127.0.0.1 that signs itself, with its key beside it."""
+    """Write a self-signed certificate for 127.0.0.1 and its key."""
     key, name = (
         ec.generate_private_key(ec.SECP256R1()),
         x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "webhook")]),

@@ -17,7 +17,7 @@ KINDS = {kind.kind: kind for kind in (POOL, EVENT, *WATCHED)} | {
 
 
 def pool_document(name: str = "chat", **spec: Any) -> Object:
-    """A small pool of simulated engines. spec: fields in place of its own."""
+    """Return a small pool of simulated engines. spec: fields that replace its own."""
     return {
         "apiVersion": POOL.api_version,
         "kind": POOL.kind,
@@ -44,19 +44,19 @@ class World:
     namespace: str
 
     def make(self, kind: str, body: Object) -> Object:
-        """A new object."""
+        """Create an object and return it."""
         path = KINDS[kind].path(self.namespace)
         answer = self.client.post(path, json=body | {"apiVersion": KINDS[kind].api_version, "kind": kind})
         assert answer.is_success, answer.text
         return dict(answer.json())
 
     def get(self, kind: str, name: str) -> Object | None:
-        """An object, or None."""
+        """Return an object, or None."""
         answer = self.client.get(KINDS[kind].path(self.namespace, name))
         return None if answer.status_code == 404 else dict(answer.raise_for_status().json())
 
     def all(self, kind: str, labels: str = "") -> list[Object]:
-        """Every object of a kind."""
+        """Return every object of a kind."""
         answer = self.client.get(KINDS[kind].path(self.namespace), params={"labelSelector": labels})
         return list(answer.raise_for_status().json()["items"])
 
@@ -75,7 +75,7 @@ class World:
         self.client.delete(KINDS[kind].path(self.namespace, name)).raise_for_status()
 
     def pool(self, name: str = "chat") -> Object:
-        """A pool that has to exist."""
+        """Return a pool, which must exist."""
         found = self.get("ServingPool", name)
         assert found is not None, f"no pool {name}"
         return found
@@ -114,7 +114,7 @@ class World:
         ]
 
     def pods(self, component: str, pool: str = "chat") -> list[Object]:
-        """A component's pods that are to stay."""
+        """Return a component's pods that are not being deleted."""
         labels = f"penstock.dev/pool={pool},app.kubernetes.io/component={component}"
         return [pod for pod in self.all("Pod", labels) if "deletionTimestamp" not in pod["metadata"]]
 

@@ -33,7 +33,7 @@ WHOLE = {"selector", "podSelector", "nodeSelector", "labelSelector"}
 
 
 def fields_of(value: Any, name: str = "") -> dict[str, Any]:
-    """The tree of fields that an apply of this value owns, as `managedFields` has it."""
+    """Return the tree of fields that an apply of this value owns, in the form of `managedFields`."""
     if isinstance(value, dict) and name not in WHOLE:
         return {f"f:{inner}": fields_of(each, inner) for inner, each in value.items()}
     if isinstance(value, list) and value and (key := list_key(name, value)) is not None:
@@ -115,7 +115,7 @@ class MemoryApi:
 
 
 def _without(tree: dict[str, Any], taken: dict[str, Any]) -> dict[str, Any]:
-    """A tree of fields without those that another manager has written."""
+    """Return a tree of fields without those that another manager has written."""
     left = {}
     for name, inner in tree.items():
         if name in taken and not taken[name]:
@@ -125,5 +125,5 @@ def _without(tree: dict[str, Any], taken: dict[str, Any]) -> dict[str, Any]:
 
 
 def when() -> str:
-    """A time of this run, as statuses have it."""
+    """Return a time of this run in the format of statuses."""
     return f"2026-01-01T00:{int(now_s()) // 60 % 60:02}:{int(now_s()) % 60:02}Z"

@@ -14,7 +14,7 @@ READY = "Server is ready to receive web requests"
 
 
 def binaries() -> Path:
-    """The folder with both. Builds them where they are not there yet: minutes, once a machine."""
+    """Return the folder with both programs. Builds them, in minutes, if the machine lacks them."""
     built = subprocess.run([ROOT / "e2e/cluster/prometheus"], check=True, stdout=subprocess.PIPE, text=True)
     return Path(built.stdout.strip())
 

@@ -55,7 +55,7 @@ class Keda:
             yield value, float(trigger["metadata"]["threshold"])
 
     def value(self, metadata: Mapping[str, Any]) -> float:
-        """A trigger's value. Raises ScalerError."""
+        """Return a trigger's value. Raises ScalerError."""
         parameters = {"query": metadata["query"], "time": f"{self.at:%Y-%m-%dT%H:%M:%SZ}"}
         answer = httpx2.get(f"{self.prometheus}/api/v1/query", params=parameters, timeout=30)
         if not answer.is_success:

@@ -14,7 +14,7 @@ own image.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock_pool.engine_spec import GPU, EngineSpec, cache_arguments
@@ -88,12 +88,12 @@ class EngineContainer:
 
     container: Json
     init: tuple[Json, ...] = ()
-    volumes: tuple[Json, ...] = field(default=())
+    volumes: tuple[Json, ...] = ()
 
 
 def engine(context: RenderContext) -> EngineContainer:
     """Return the pool's engine. Raises UnsupportedPool if it has no image."""
-    result = _TYPES[context.pool.spec.engine.type](context)
+    result = _BY_TYPE[context.pool.spec.engine.type](context)
     if key := engine_key(context, ENGINE_KEY, "VLLM_API_KEY"):
         result.container["env"] = [*key, *result.container.get("env", [])]
     return _with_tls(context, result) if context.engine_tls else result
@@ -101,10 +101,10 @@ def engine(context: RenderContext) -> EngineContainer:
 
 def _with_tls(context: RenderContext, result: EngineContainer) -> EngineContainer:
     """Return the engine with TLS. It requires no certificate of clients, because the kubelet has none."""
-    engine = result.container
-    engine["args"] = [*_TLS, *engine["args"]]
-    engine["env"] = [*engine.get("env", []), *_env(TLS_ENVIRONMENT)]
-    engine["volumeMounts"] = [*engine["volumeMounts"], ENGINE_TLS_MOUNT]
+    changed = result.container
+    changed["args"] = [*_TLS, *changed["args"]]
+    changed["env"] = [*changed.get("env", []), *_env(TLS_ENVIRONMENT)]
+    changed["volumeMounts"] = [*changed["volumeMounts"], ENGINE_TLS_MOUNT]
     volume = tls_volume(tls_name(context.name), TLS_ENTRIES, ENGINE_TLS_MOUNT)
     return replace(result, volumes=(*result.volumes, volume))
 
@@ -136,11 +136,7 @@ def _simulated(context: RenderContext) -> EngineContainer:
         startupProbe=probe("/health", ENGINE, period_s=1, failures=120, tls=context.engine_tls),
         livenessProbe=_liveness(context),
         resources=resources(spec.resources, SIMULATED_RESOURCES),
-        volumeMounts=[
-            CONFIG_MOUNT,
-            TELEMETRY_MOUNT,
-            temporary_mount,
-        ],
+        volumeMounts=[CONFIG_MOUNT, TELEMETRY_MOUNT, temporary_mount],
     )
     return EngineContainer(result, volumes=(temporary,))
 
@@ -300,7 +296,7 @@ _HOME_ENVIRONMENT = {
     "XDG_CACHE_HOME": f"{CACHE_FOLDER}/cache",
     "USER": "engine",  # for libraries that need a user name: /etc/passwd has no entry for the uid
 }
-_TYPES: dict[str, Callable[[RenderContext], EngineContainer]] = {
+_BY_TYPE: dict[str, Callable[[RenderContext], EngineContainer]] = {
     "simulated": _simulated,
     "vllm": _vllm,
     "openai": _openai,

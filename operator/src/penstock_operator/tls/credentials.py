@@ -92,7 +92,7 @@ def renew_credentials(
 ) -> Credentials:
     """Return credentials that remain valid for a while: the stored ones, with those due for renewal replaced.
 
-    now: aware.
+    now: a time with a time zone.
     """
     authorities = _authorities(stored.authorities, server_name, now, make_key)
     signer = _signer(authorities, now)
