@@ -1,6 +1,6 @@
-"""A real API server for all tests of a worker, and a namespace for each: no test sees another's objects.
+"""A real API server for all tests of a worker process, and a namespace for each test.
 
-Starting one takes seconds, and half a gigabyte: so it is one per process, and only where a test asks for it.
+A server takes seconds to start and half a gigabyte of memory, so it starts only if a test uses it.
 """
 
 import re
@@ -24,7 +24,7 @@ KOPF_AT_ITS_END = re.compile(
     r"RuntimeError: generator didn't stop after athrow\(\)",
     re.DOTALL,
 )
-"""What a watch of kopf's prints if the loop closes it while it yields an event: after all work has ended."""
+"""Output of a watch of kopf that the event loop closes while it yields an event, after all work has ended."""
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +86,7 @@ def pools(client: httpx2.Client, namespace: str, definition: None) -> Pools:
 
 @pytest.fixture
 def world(client: httpx2.Client, namespace: str, definition: None) -> World:
-    """The test's namespace, with what tests of the operator do there."""
+    """The test's namespace, with operations for tests of the operator."""
     return World(client, namespace)
 
 
@@ -94,7 +94,7 @@ def world(client: httpx2.Client, namespace: str, definition: None) -> World:
 def operator(
     apiserver: Path, client: httpx2.Client, definition: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorProcess]:
-    """An operator of all namespaces with exactly the rights of its table; none may turn out to be missing."""
+    """An operator of all namespaces with exactly the rights of its table. A missing right fails the tests."""
     folder = tmp_path_factory.mktemp("operator")
     with operator_home(client) as home:
         kubeconfig = operator_account(client, apiserver, home, folder)

@@ -1,4 +1,4 @@
-"""A pool that is valid and cannot run says why, in its conditions and in an Event, and heals with its cause.
+"""A valid pool that cannot run has the reason in a condition and an Event, and recovers without the cause.
 
 The test writes the states that only a kubelet reports; the cluster itself causes all others.
 """
@@ -14,14 +14,14 @@ pytestmark = pytest.mark.usefixtures("operator")
 ENGINE = {"type": "simulated", "timeModel": "llama-3-8b-a100", "kvCacheTokens": 43296}
 
 
-def broken(world: World, reason: str) -> str:
+def wait_degraded(world: World, reason: str) -> str:
     """Wait until the pool reports the reason in a condition and an Event; return the message."""
     message = world.until("Degraded", "True", reason)
     eventually(lambda: world.events(reason))
     return message
 
 
-def healed(world: World) -> None:
+def wait_recovered(world: World) -> None:
     world.until("Degraded", "False")
     world.ready()
     eventually(lambda: world.events("Recovered"))
@@ -30,20 +30,20 @@ def healed(world: World) -> None:
 def test_a_missing_gpu_is_reported(world: World) -> None:
     gpus = ENGINE | {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     world.make("ServingPool", pool_document(engine=gpus))
-    message = broken(world, "GpuMissing")
+    message = wait_degraded(world, "GpuMissing")
     assert "Insufficient nvidia.com/gpu" in message
     assert world.condition("ReplicasReady")[1] == "GpuMissing"
     world.until("RouterReady", "True")
     world.change("ServingPool", "chat", {"spec": {"engine": {"resources": {"limits": None}}}})
-    healed(world)
+    wait_recovered(world)
 
 
 def test_a_pod_that_fits_no_node_is_reported(world: World) -> None:
-    picky = ENGINE | {"podTemplate": {"spec": {"nodeSelector": {"gpu": "a100"}}}}
-    world.make("ServingPool", pool_document(engine=picky))
-    assert "node affinity/selector" in broken(world, "Unschedulable")
+    selecting = ENGINE | {"podTemplate": {"spec": {"nodeSelector": {"gpu": "a100"}}}}
+    world.make("ServingPool", pool_document(engine=selecting))
+    assert "node affinity/selector" in wait_degraded(world, "Unschedulable")
     world.change("ServingPool", "chat", {"spec": {"engine": {"podTemplate": None}}})
-    healed(world)
+    wait_recovered(world)
 
 
 def test_a_missing_claim_of_the_weights_is_reported(world: World) -> None:
@@ -51,7 +51,7 @@ def test_a_missing_claim_of_the_weights_is_reported(world: World) -> None:
     model = {"name": "meta-llama/Llama-3.1-8B-Instruct", "source": source}
     engine = {"type": "openai", "image": "sglang:1", "timeModel": "llama-3-8b-a100"}
     world.make("ServingPool", pool_document(model=model, engine=engine))
-    message = broken(world, "ClaimMissing")
+    message = wait_degraded(world, "ClaimMissing")
     assert 'spec.model.source.persistentVolumeClaim: there is no PersistentVolumeClaim "weights"' in message
     claim = {
         "accessModes": ["ReadOnlyMany"],
@@ -65,30 +65,30 @@ def test_a_missing_claim_of_the_weights_is_reported(world: World) -> None:
 def test_a_missing_secret_of_api_keys_is_reported(world: World) -> None:
     applications = [{"name": "ide", "tier": "chat", "keys": {"secret": "ide-keys"}}]
     world.make("ServingPool", pool_document(applications=applications))
-    message = broken(world, "SecretMissing")
+    message = wait_degraded(world, "SecretMissing")
     assert 'spec.applications[0].keys.secret: there is no Secret "ide-keys"' in message
     world.make("Secret", {"metadata": {"name": "ide-keys"}, "stringData": {"keys": "key-1"}})
-    healed(world)
+    wait_recovered(world)
 
 
 def test_a_missing_measured_time_model_is_reported(world: World) -> None:
     engine = {"type": "openai", "image": "sglang:1", "timeModel": "measured.json"}
     world.make("ServingPool", pool_document(engine=engine))
-    message = broken(world, "ConfigMapMissing")
+    message = wait_degraded(world, "ConfigMapMissing")
     assert 'spec.engine.timeModel: there is no ConfigMap "measured"' in message
     world.make("ConfigMap", {"metadata": {"name": "measured"}, "data": {"time-model.json": "{}"}})
-    healed(world)
+    wait_recovered(world)
 
 
 def test_an_exhausted_quota_is_reported(world: World) -> None:
     world.make("ResourceQuota", {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}})
     world.make("ServingPool", pool_document())
-    assert "exceeded quota: few" in broken(world, "QuotaExceeded")
+    assert "exceeded quota: few" in wait_degraded(world, "QuotaExceeded")
     world.delete("ResourceQuota", "few")
     world.make("ResourceQuota", {"metadata": {"name": "many"}, "spec": {"hard": {"pods": "9"}}})
     world.change("ServingPool", "chat", {"spec": {"replicas": 1}})  # its controllers try again at once
     world.change("ServingPool", "chat", {"spec": {"replicas": 2}})
-    healed(world)
+    wait_recovered(world)
 
 
 def waiting(reason: str, message: str) -> Callable[[Object], Object]:
@@ -102,7 +102,7 @@ def crashed(container: Object) -> Object:
 
 
 @pytest.mark.parametrize(
-    ("container", "says", "reason", "words"),
+    ("container", "change", "reason", "expected"),
     [
         (
             "engine",
@@ -126,31 +126,31 @@ def crashed(container: Object) -> Object:
     ],
 )
 def test_failures_reported_by_the_node_become_the_pools_reason(
-    world: World, container: str, says: Callable[[Object], Object], reason: str, words: str
+    world: World, container: str, change: Callable[[Object], Object], reason: str, expected: str
 ) -> None:
     world.make("ServingPool", pool_document(replicas=1))
     world.ready()
     (pod,) = world.pods("replica")
-    well = pod["status"]
-    world.as_kubelet(pod, reported(well, container, says))
-    assert words in broken(world, reason)
+    healthy = pod["status"]
+    world.as_kubelet(pod, with_failure(healthy, container, change))
+    assert expected in wait_degraded(world, reason)
     world.until("Ready", "False", reason)
-    world.as_kubelet(pod, well)
-    healed(world)
+    world.as_kubelet(pod, healthy)
+    wait_recovered(world)
 
 
-def reported(well: Object, container: str, says: Callable[[Object], Object]) -> Object:
+def with_failure(healthy: Object, container: str, change: Callable[[Object], Object]) -> Object:
     """Return a pod's status in which one container has failed."""
 
     def each(statuses: list[Object]) -> list[Object]:
         return [
-            one | {"ready": False, "started": False} | says(one) if one["name"] == container else one
+            one | {"ready": False, "started": False} | change(one) if one["name"] == container else one
             for one in statuses
         ]
 
     unready = [
         c | {"status": "False"} if c["type"] in ("Ready", "ContainersReady") else c
-        for c in well["conditions"]
+        for c in healthy["conditions"]
     ]
     lists = ("initContainerStatuses", "containerStatuses")
-    return {"conditions": unready} | {name: each(well[name]) for name in lists if name in well}
+    return {"conditions": unready} | {name: each(healthy[name]) for name in lists if name in healthy}

@@ -1,6 +1,6 @@
 """Demand that routers count becomes attainment in a pool's status, and replicas.
 
-The pods do not run here, so a router's page is served by the test, at the address that its pod is given.
+Pods do not run here, so the test serves a router's page and gives its address to the router's pod.
 """
 
 import json
@@ -36,18 +36,18 @@ AUTOSCALING = {"minReplicas": 1, "maxReplicas": 4, "scaleUp": {"stabilizationWin
 
 
 class Router:
-    """A router's page. Each answer counts `each` on, so that a look sees demand since the look before."""
+    """A router's demand page. Each answer first adds `increase` to the counters."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(COUNTERS, 0)
-        self.each: dict[str, int] = {}
+        self.increase: dict[str, int] = {}
         self.since_s = 100.0
-        self.asked = 0
+        self.requests = 0
 
     def page(self) -> bytes:
-        self.asked += 1
+        self.requests += 1
         self.since_s += 10
-        for counter, more in self.each.items():
+        for counter, more in self.increase.items():
             self.counts[counter] += more
         page: dict[str, Any] = {
             "held": 0,
@@ -88,17 +88,17 @@ def router() -> Iterator[Router]:
         yield router
 
 
-def answers_for(world: World) -> None:
-    """The pool's router pod has the test's address."""
+def give_address(world: World) -> None:
+    """Give the pool's router pod the test's address."""
     (pod,) = world.pods("router")
     world.as_kubelet(pod, {"podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}]})
 
 
 def reconcile_again(world: World, router: Router) -> None:
     """Cause a reconciliation of the pool, and wait for it."""
-    requested = router.asked
-    world.change("ConfigMap", "chat-router", {"metadata": {"annotations": {"look": str(requested)}}})
-    eventually(lambda: router.asked > requested)
+    requested = router.requests
+    world.change("ConfigMap", "chat-router", {"metadata": {"annotations": {"reconcile": str(requested)}}})
+    eventually(lambda: router.requests > requested)
 
 
 def scaled(world: World) -> dict[str, Any]:
@@ -115,8 +115,8 @@ def test_rejected_demand_adds_replicas_and_a_restart_keeps_the_learned_capacity(
         with operator_process(kubeconfig, tmp_path / "first", flags):
             world.make("ServingPool", pool_document(replicas=1, autoscaling=AUTOSCALING))
             world.ready()
-            answers_for(world)
-            router.each = {"arrived": 100, "admitted": 40, "rejected": 60, "hops": 100}
+            give_address(world)
+            router.increase = {"arrived": 100, "admitted": 40, "rejected": 60, "hops": 100}
 
             def more() -> bool:
                 reconcile_again(world, router)
@@ -124,7 +124,7 @@ def test_rejected_demand_adds_replicas_and_a_restart_keeps_the_learned_capacity(
 
             eventually(more)
             eventually(lambda: world.events("Scaled"))
-            router.each = {}
+            router.increase = {}
             eventually(lambda: world.pool()["status"]["readyReplicas"] == scaled(world)["replicas"])
         decided = scaled(world)
         assert decided["startedFrom"] == 1
@@ -150,7 +150,7 @@ def test_attainment_is_computed_from_the_routers_counts(world: World, router: Ro
     router.counts |= {"all_judged": 1000, "all_met": 982}
     world.make("ServingPool", pool_document())
     world.ready()
-    answers_for(world)
+    give_address(world)
     eventually(lambda: world.pool()["status"].get("attainment") == "98.2%")
     assert world.pool()["status"]["tiers"] == [{"name": "chat", "attainment": 0.982, "requests": 1000}]
 
@@ -162,7 +162,7 @@ def test_a_pool_without_demand_scales_to_zero_and_a_held_request_starts_it(
     asleep = AUTOSCALING | {"minReplicas": 0, "idleTimeout": "1s", "scaleDown": {"stabilizationWindow": "0s"}}
     world.make("ServingPool", pool_document(replicas=1, autoscaling=asleep))
     world.ready()
-    answers_for(world)
+    give_address(world)
 
     def sleeps() -> bool:
         reconcile_again(world, router)
@@ -181,7 +181,7 @@ def test_a_pool_without_demand_scales_to_zero_and_a_held_request_starts_it(
 
 
 def _held(router: Router) -> bytes:
-    router.asked += 1
+    router.requests += 1
     router.since_s += 10
     tiers = {"chat": router.counts}
     return json.dumps({"held": 1, "since_s": router.since_s, "tiers": tiers, "replicas": []}).encode()
