@@ -13,9 +13,9 @@ from penstock_core.policies.accelgen.policy import AccelGen, AccelGenState
 from penstock_core.policies.accelgen.remaining_time import (
     LEARNING_RATE,
     IterationSpeed,
-    Pauses,
+    PreemptionHistory,
     claim,
-    pauses_after,
+    preemptions_after,
 )
 from penstock_core.policies.accelgen.token_budget import Budget, budget, pivot_tokens
 from penstock_core.timing.builtin_models import time_model
@@ -141,9 +141,9 @@ def test_recomputation_takes_all_chunks_of_the_computed_context() -> None:
 
 def test_many_preemptions_at_once_count_as_one_a_token() -> None:
     paused = [preempted(decode(name)) for name in "abcd"]
-    assert pauses_after(Pauses(), replica([], paused), 2).share == LEARNING_RATE
-    assert pauses_after(Pauses(), replica([], paused), 8).share == LEARNING_RATE / 2
-    assert pauses_after(Pauses(), replica([], paused[:1]), 0).share == LEARNING_RATE
+    assert preemptions_after(PreemptionHistory(), replica([], paused), 2).share == LEARNING_RATE
+    assert preemptions_after(PreemptionHistory(), replica([], paused), 8).share == LEARNING_RATE / 2
+    assert preemptions_after(PreemptionHistory(), replica([], paused[:1]), 0).share == LEARNING_RATE
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_time_saved_or_overrun_by_an_iteration_is_carried_to_the_next(used_s: fl
 
 def test_expected_preemptions_shorten_the_time_that_a_job_may_wait() -> None:
     job = advance(prompt("a", 400, waited_s=0.0, targets=JOB_TARGET, output=51), 400, 1, NOW_S)
-    assert remaining_s(job) - remaining_s(job, TEMPO._replace(pause_s=0.01)) == pytest.approx(0.01)
+    assert remaining_s(job) - remaining_s(job, TEMPO._replace(preempted_s=0.01)) == pytest.approx(0.01)
 
 
 def test_the_nearer_of_two_targets_counts() -> None:
@@ -207,10 +207,10 @@ def test_a_computed_chunk_advances_the_schedule() -> None:
 
 def test_pauses_are_measured_while_a_request_with_tokens_waits() -> None:
     paused = preempted(decode("a"))
-    first = pauses_after(Pauses(), replica([decode("b")], [paused, prompt("c")]), 1)
-    assert first == Pauses({"a": NOW_S}, 0.0, 0.05)
-    later = pauses_after(first, replica([decode("a")], [], now_s=NOW_S + 2), 1)
-    assert later == Pauses({}, 2.0, 0.05 * 0.95)
+    first = preemptions_after(PreemptionHistory(), replica([decode("b")], [paused, prompt("c")]), 1)
+    assert first == PreemptionHistory({"a": NOW_S}, 0.0, 0.05)
+    later = preemptions_after(first, replica([decode("a")], [], now_s=NOW_S + 2), 1)
+    assert later == PreemptionHistory({}, 2.0, 0.05 * 0.95)
     assert later.per_token_s == pytest.approx(2 * 0.05 * 0.95)
 
 

@@ -201,7 +201,7 @@ def test_a_message_names_the_replicas_required_within_the_window() -> None:
     memory = remembering(4, down=(ScalingDecision(NOW_S - 60, 4),))
     decision = decided(POOL, seen(chat(60), pool_of(4, 0.3)), memory)
     assert decision == Decision(
-        4, Reason.STABILISING, "the demand needs 2: the accepted requests fill 1.20 replicas"
+        4, Reason.STABILISING, "the demand needs 2: the admitted requests fill 1.20 replicas"
     )
 
 

@@ -12,7 +12,7 @@ from penstock_core.timing.speculation import Speculation
 from penstock_simulator.scenarios import SCENARIOS, arrivals, scenario
 from penstock_simulator.scenarios.length_distribution import deviation, fitted
 from penstock_simulator.scenarios.recording import RecordedRequest, RecordingWindow, recording
-from penstock_simulator.scenarios.request_sources import as_recorded, pairs, spread, tool_sessions
+from penstock_simulator.scenarios.request_sources import as_recorded, pairs, stratified, tool_sessions
 
 SAMPLES = {
     ("chatbot", 0): (1561, 1187102, 417555, 0, 644189.682),
@@ -131,7 +131,7 @@ def test_a_deviation_is_that_of_the_whole_sample() -> None:
 
 
 def test_a_stratified_sample_has_one_value_of_each_part() -> None:
-    shares = spread(50, Random(4))
+    shares = stratified(50, Random(4))
     assert [int(share * 50) for share in sorted(shares)] == list(range(50))
     assert shares != sorted(shares)
 

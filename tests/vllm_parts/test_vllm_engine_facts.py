@@ -183,19 +183,19 @@ def test_the_next_step_starts_when_the_earlier_ones_end() -> None:
     assert line.free_s(2.0, MODEL) == 2.0
     assert (line.left_s(1.0), line.left_s(1.5), line.left_s(9.0)) == (0.75, 0.25, 0.0)
     assert line.take(first.output) is first
-    assert line.end(first, 1.5, works_on=True) == MeasuredStep(BatchWork(10), 0.5)
+    assert line.end(first, 1.5, more_work=True) == MeasuredStep(BatchWork(10), 0.5)
     assert line.left_s(1.5) == 0.25
 
 
 def test_a_steps_time_counts_from_its_request_or_the_previous_end() -> None:
     line, one = Pipeline(), step(1.0)
     line.begin(one)
-    assert line.end(one, 3.0, works_on=True) == MeasuredStep(one.work, 2.0)
-    assert line.end(step(2.5), 4.0, works_on=False) == MeasuredStep(BatchWork(1), 1.0)
-    assert line.end(step(6.0), 6.5, works_on=True) == MeasuredStep(BatchWork(1), 0.5)
+    assert line.end(one, 3.0, more_work=True) == MeasuredStep(one.work, 2.0)
+    assert line.end(step(2.5), 4.0, more_work=False) == MeasuredStep(BatchWork(1), 1.0)
+    assert line.end(step(6.0), 6.5, more_work=True) == MeasuredStep(BatchWork(1), 0.5)
     line.pause()
-    assert line.end(step(8.0), 8.25, works_on=True) == MeasuredStep(BatchWork(1), 0.25)
-    assert line.end(step(9.0), 8.25, works_on=True) is None
+    assert line.end(step(8.0), 8.25, more_work=True) == MeasuredStep(BatchWork(1), 0.25)
+    assert line.end(step(9.0), 8.25, more_work=True) is None
 
 
 def test_steps_that_never_ended_are_dropped_and_empty_ones_ignored() -> None:

@@ -14,8 +14,8 @@ from typing import TypeVar
 NEIGHBOURS = 4
 """Readings before and after one that share its slowdown: a second or two."""
 
-TURNS = 4
-"""Number of alternations; the second already changes little."""
+POLISH_ROUNDS = 4
+"""Rounds of the median polish; the second already changes little."""
 
 Probe = TypeVar("Probe", bound=Hashable)
 
@@ -23,7 +23,7 @@ Probe = TypeVar("Probe", bound=Hashable)
 def slowdowns(readings: Sequence[tuple[Probe, float]]) -> list[float]:
     """Return the machine's slowdown at each reading, 1 if usual. Readings are (probe, seconds) by time."""
     found = [1.0] * len(readings)
-    for _ in range(TURNS):
+    for _ in range(POLISH_ROUNDS):
         usual_s = _usual_s(readings, found)
         slower = [seconds / usual_s[probe] for probe, seconds in readings]
         found = [median(slower[max(at - NEIGHBOURS, 0) : at + NEIGHBOURS + 1]) for at in range(len(readings))]

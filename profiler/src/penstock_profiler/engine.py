@@ -1,4 +1,4 @@
-"""Client of the engine to measure: streamed completions over its OpenAI API, and vLLM's counters of drafts.
+"""Client of the engine to measure: completions streamed over its OpenAI API, and vLLM's draft token counters.
 
 Prompts are random token ids, so that no prefix cache has them and their length is exact; if an engine accepts
 text only, they are words, and its usage reports their length. Answers have the requested length
@@ -162,11 +162,11 @@ async def connected(
     connector = aiohttp.TCPConnector(limit=0, ssl=True if tls is None else tls())
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
         model, context_tokens = await _first_model(session, base)
-        for kind in product((True, False), repeat=2):
-            engine = MeasuredEngine(session, base, model, context_tokens, *kind)
+        for variant in product((True, False), repeat=2):
+            engine = MeasuredEngine(session, base, model, context_tokens, *variant)
             if await _accepts(engine):
                 break
-        yield engine  # if no variant works, the first probe raises the reason
+        yield engine  # if it accepts no variant, the first probe raises the reason
 
 
 async def _first_model(session: aiohttp.ClientSession, url: str) -> tuple[str, int]:

@@ -107,8 +107,8 @@ def lengthened_gap(beside: CompletionStream, prompt: CompletionStream, overhead_
     before, after = beside.arrivals[at - 1], beside.arrivals[at]
     usual_s = median(gaps_s(beside.arrivals[:at])) if at > 1 else 0.0
     latest_s = prompt.sent_s + overhead_s + MOST_GAPS_BEFORE_PREFILL * usual_s
-    together = abs(after.at_s - first_s) <= usual_s and after.tokens == before.tokens + 1
-    if not together or before.at_s > latest_s:
+    ends_with_prompt = abs(after.at_s - first_s) <= usual_s and after.tokens == before.tokens + 1
+    if not ends_with_prompt or before.at_s > latest_s:
         return None
     tokens, context = prompt.prompt_tokens, beside.prompt_tokens + after.tokens
     return Point(BatchWork(tokens + 1, context, chunk_work(tokens, 0)), after.at_s - before.at_s)

@@ -139,7 +139,7 @@ class Readings:
         return found
 
     def order(self, probes: Sequence[Probe]) -> Iterator[Probe]:
-        """Yield every probe a few times, then the one that gains most, until all are accurate.
+        """Yield every probe `ROUNDS` times, then the one that most needs a reading, until all are accurate.
 
         Ends if no probe could be read.
         """
@@ -152,7 +152,7 @@ class Readings:
     def _worth(self, usual_spread: float, probe: Probe) -> float:
         """Return the uncertainty that one more reading would remove, per second that it takes.
 
-        The spread of a few readings is itself uncertain, so that of all readings counts as much.
+        The spread of a few readings is itself uncertain, so the mean spread of all probes has equal weight.
         """
         points = self.points[probe]
         more = 1 / sqrt(len(points)) - 1 / sqrt(len(points) + 1)
@@ -170,7 +170,7 @@ def uncertainty(readings: Iterable[Sequence[Point]]) -> float:
 
 
 def reading(probe: Probe, points: Sequence[Point]) -> ProbeReading:
-    """Return the probe's readings as one."""
+    """Return the probe's readings as one point: the median duration, with the work of the nearest reading."""
     middle_s = median(point.seconds for point in points)
     nearest = min(points, key=lambda point: abs(point.seconds - middle_s))
     return ProbeReading(probe, Point(nearest.work, middle_s), len(points), _spread(points))

@@ -11,12 +11,12 @@ DESTINATION = "x-gateway-destination-endpoint"
 """Endpoints to try, in order: `host:port,host:port`. Its name is from the Gateway API Inference Extension."""
 
 MAX_HOPS = "x-penstock-max-hops"
-"""Number of endpoints after the first one and before those that serve best effort.
+"""Number of endpoints to try after the first one, before the request is served best effort.
 
 If it is present, the picker has resolved the tier."""
 
 MAX_RETRIES = "x-envoy-max-retries"
-"""Number of endpoints after the first one, for Envoy, which does not forward it."""
+"""Number of endpoints to try after the first one. Envoy reads it and does not forward it."""
 
 APPLICATION = "x-penstock-application"
 """The application whose API key the gateway has checked."""

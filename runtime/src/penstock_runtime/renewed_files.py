@@ -16,6 +16,8 @@ import structlog
 
 T = TypeVar("T")
 Stamp = tuple[tuple[int, int, int, int], ...]
+"""Device, inode, modification and change time of each file."""
+
 log = structlog.get_logger()
 
 
@@ -28,8 +30,8 @@ class RenewedFiles(Generic[T]):
     def __init__(self, files: Sequence[Path], read: Callable[[], T]) -> None:
         """Read the value. Raises OSError."""
         self._files, self._read, self._lock = files, read, threading.Lock()
-        self._seen = _stamp(files)
-        self._trouble = ""
+        self._stamp = _stamp(files)
+        self._last_warning = ""
         self.value = read()
 
     def reload(self) -> T | None:
@@ -37,24 +39,24 @@ class RenewedFiles(Generic[T]):
         with self._lock:
             try:
                 stamp = _stamp(self._files)
-                if stamp == self._seen:
+                if stamp == self._stamp:
                     return None
-                self._seen = stamp
+                self._stamp = stamp
                 value = self._read()
                 if _stamp(self._files) != stamp:  # renewed while they were read: the next call reads them
                     return None
             except OSError as error:
                 self._warn_once(error)
                 return None
-            self.value, self._trouble = value, ""
+            self.value, self._last_warning = value, ""
             log.info("files renewed", file=str(self._files[0]))
             return value
 
     def _warn_once(self, error: OSError) -> None:
         """Log a reason once, because clients can trigger any number of handshakes."""
-        trouble = f"{error.filename}: {error.strerror}"
-        if trouble != self._trouble:
-            self._trouble = trouble
+        warning = f"{error.filename}: {error.strerror}"
+        if warning != self._last_warning:
+            self._last_warning = warning
             log.warning("files not renewed", file=error.filename, why=error.strerror)
 
 

@@ -12,15 +12,15 @@ from penstock_runtime.renewed_files import RenewedFiles
 
 
 def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
-    """Return a context for TLS 1.2 or later that follows its files.
+    """Return a context for TLS 1.2 or later that reloads its files when they are renewed.
 
     client_ca: authority of the clients that may connect; None: all may connect.
-    Raises OSError if they are not a valid pair.
+    Raises OSError if certificate and key are not a valid pair.
     """
     parts = (cert, key, *([client_ca] if client_ca else []))
     files = RenewedFiles(parts, lambda: _context(cert, key, client_ca))
 
-    def at_handshake(connection: ssl.SSLObject, server_name: str | None, asked: ssl.SSLContext) -> None:
+    def at_handshake(connection: ssl.SSLObject, server_name: str | None, initial: ssl.SSLContext) -> None:
         files.reload()
         connection.context = files.value
 

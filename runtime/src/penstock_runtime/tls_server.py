@@ -14,7 +14,7 @@ from contextlib import suppress
 from penstock_runtime.http_connection.bounds import HttpBounds
 
 TLS_SHUTDOWN_S = 1.0
-"""Seconds for a client to answer the end of TLS; then its connection is closed."""
+"""Timeout for a client to answer TLS's `close_notify`; then its connection is closed."""
 
 NO_SOCKETS_PAUSE_S = 1.0
 """Seconds until the next accept if the process has no free file descriptor. The kernel queues clients."""

@@ -35,12 +35,12 @@ def memory_of(scheduler: EngineScheduler) -> Callable[[], KvMemory]:
 def can_be_steered(scheduler: EngineScheduler) -> bool:
     """Return whether policies support this model's requests; otherwise every step is vLLM's own."""
     config = scheduler.vllm_config.model_config
-    unlike = {
+    unsupported = {
         "chunked prefill is off": not scheduler.scheduler_config.enable_chunked_prefill,
         "the model is an encoder and a decoder": config.is_encoder_decoder,
         "the model is a diffusion model": config.is_diffusion,
     }
-    reasons = [reason for reason, holds in unlike.items() if holds]
+    reasons = [reason for reason, holds in unsupported.items() if holds]
     if reasons:
         log.warning("penstock: vLLM schedules by its own rules, because %s", ", ".join(reasons))
     return not reasons

@@ -69,9 +69,12 @@ class Pipeline:
                 return step
         return None
 
-    def end(self, step: StepInProgress, now_s: float, *, works_on: bool) -> MeasuredStep | None:
-        """Record the end of a step. Returns its measurement, if it took time."""
+    def end(self, step: StepInProgress, now_s: float, *, more_work: bool) -> MeasuredStep | None:
+        """Record the end of a step. Returns its measurement, if it took time.
+
+        more_work: whether requests are left, so that the engine is not idle until the next step.
+        """
         duration_s = now_s - (self._ended_s if self._busy else step.requested_s)
         self._began_s = self._ended_s = now_s
-        self._busy = works_on
+        self._busy = more_work
         return MeasuredStep(step.work, duration_s) if duration_s > 0 else None

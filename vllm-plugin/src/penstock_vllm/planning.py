@@ -1,6 +1,6 @@
 """Calls the policy, and handles its failures.
 
-A policy may have a defect, and an engine serves admitted requests. If the policy raises, returns an
+A policy may have a defect, but its engine must continue to serve. If the policy raises, returns an
 impossible step, or exceeds its time limit, that step is vLLM's own; the fault is counted, and logged the
 first time. A policy that was too slow is not called again until its excess time has been compensated, at
 `planning_s` per step, so an engine spends at most twice that on average.
@@ -26,7 +26,7 @@ class TooSlow(Exception):
 
 
 class Planning:
-    """A policy and its memory. faults: counts its failures."""
+    """A policy and its state between steps. faults: counts its failures."""
 
     def __init__(
         self, policy: Policy[Any], planning_s: float, clock: Callable[[], float], faults: PolicyFaultLog

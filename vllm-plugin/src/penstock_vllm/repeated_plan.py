@@ -1,7 +1,7 @@
 """A plan that can be repeated: while all running requests decode, most steps equal the previous one.
 
 If a policy's step says so (`Step.repeatable_blocks`), the policy is not called while the condition holds:
-vLLM makes the step by itself, since it gives every running request its pending tokens. Arrivals, ends and
+vLLM then makes the same step, since it gives every running request its pending tokens. Arrivals, ends and
 preemptions change the ledger's count, as does a step with any other result, so only a few numbers are
 compared.
 """

@@ -19,7 +19,7 @@ class ReportedPrompts:
         self._prompts: OrderedDict[str, CachedPrompt] = OrderedDict()
         self._resets = 0
 
-    def note(self, resets: int, prompts: Iterable[CachedPrompt]) -> None:
+    def record(self, resets: int, prompts: Iterable[CachedPrompt]) -> None:
         """Record the prompts of a report. resets: number of times that the cache was emptied."""
         if resets != self._resets:
             self.forget()

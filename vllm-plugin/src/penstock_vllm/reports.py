@@ -2,11 +2,12 @@
 
 A report has the data for the sidecar's model of the engine: the measured step that has ended; the planned
 step that begins; memory; and the state of every request in between. With asynchronous scheduling, steps in
-progress count as begun: requests are reported in their last known state, with the prefills of those steps.
+progress count as begun: requests are reported in their last known state, together with the prefills of those
+steps.
 
-Most steps generate one token of every running request. Then a report refers to an earlier one, which had the
-requests, with the number of tokens since. That needs an earlier report that was received, and lasts for at
-most `WHOLE_EVERY_S`.
+Most steps generate one token of every running request. Then a report has the number of tokens since an
+earlier report with all requests, instead of the requests. The earlier report must have been received, and is
+at most `WHOLE_EVERY_S` old.
 
 The engine's own thread only records the state (`BoundaryRecorder`). Another thread (`report_thread`) makes
 and sends the reports, while the engine waits for its device.
@@ -156,7 +157,7 @@ class Reports:
             self._prompts.forget()
         if now.cache is not None:
             self._cache_resets = now.cache.resets
-            self._prompts.note(now.cache.resets, now.cache.prompts)
+            self._prompts.record(now.cache.resets, now.cache.prompts)
             _add_prompts(report, now.cache.prompts)
         if self._cache_resets is not None:  # also where the cache has not changed
             report.caches_prefixes, report.cache_resets = True, self._cache_resets
@@ -296,6 +297,7 @@ def report_of(now: Boundary) -> StepReport:
 
 def _add_requests(report: StepReport, rows: ReportRows) -> None:
     jobs, chunks = rows
+    # Fields by index, which is faster: request, computed_tokens, generated_tokens, best_effort.
     report.request_ids.extend([job[0].id for job in jobs])
     report.computed_tokens.extend([job[1] for job in jobs])
     report.generated_tokens.extend([job[2] for job in jobs])

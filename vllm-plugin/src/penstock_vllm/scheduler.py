@@ -7,8 +7,8 @@ asks for every request how many tokens it may have (`caps`). Before that, draft 
 number (`drafts`), and requests to preempt are preempted. So vLLM makes the planned step with all its other
 parts, and omits by its own rules whatever is impossible (an image that does not fit, a missing block).
 
-If the previous plan can be repeated, vLLM continues by itself (`repeated_plan`). Without a plan, because the
-policy failed or the model needs something that policies do not support, the step is vLLM's own.
+If the previous plan can be repeated, vLLM makes the step without a new plan (`repeated_plan`). If there is no
+plan, because the policy failed or does not support the model, the step is vLLM's own.
 
 An exception in a scheduler ends its engine with all of its requests. So all code here before and after vLLM's
 own methods is contained: an error is counted (`faults`), the step continues as vLLM's own, and before the
@@ -235,7 +235,7 @@ class Steering(StepPlanning):
 
     @contained
     def _repeat(self, output: StepOutput, repeated: RepeatedPlan, now_s: float) -> None:
-        """Record a step that vLLM made by itself: the repeated plan's, or another."""
+        """Record a step that vLLM made without a new plan: the repeated one, or another."""
         if not computes_one_each(output, repeated.running):
             self._begin(output, None, now_s)
             return
@@ -284,6 +284,7 @@ class Steering(StepPlanning):
         return step._replace(membership=ledger.membership)
 
     def _computes(self, step: StepInProgress) -> None:
+        """Record a step that the engine begins to compute."""
         self._pipeline.begin(step)
         self._last_computed = step.output.num_scheduled_tokens
 
@@ -322,14 +323,14 @@ class Steering(StepPlanning):
         self._drop(self.finished_req_ids)
         if step is None:
             return
-        works_on = bool(self.running) or self.has_unfinished_requests()
-        ended = self._pipeline.end(step, now_s, works_on=works_on)
+        more_work = bool(self.running) or self.has_unfinished_requests()
+        ended = self._pipeline.end(step, now_s, more_work=more_work)
         if ended is not None:
             self._boundaries.ended = ended
             self.estimates.step(ended)
 
 
-class PenstockScheduler(Steering, Scheduler):  # type: ignore[misc]  # vLLM has no types to check by
+class PenstockScheduler(Steering, Scheduler):  # type: ignore[misc]  # vLLM has no types
     """The scheduler for `--scheduler-cls`.
 
     With asynchronous scheduling it is replaced by the asynchronous one.

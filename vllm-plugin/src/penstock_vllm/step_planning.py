@@ -83,6 +83,7 @@ class StepPlanning(PlanExecution):
         )
 
     def _is_ready(self, held: HeldRequest) -> bool:
+        """Return whether a blocked request can start now."""
         request = held.request
         if request.num_stale_output_tokens and not request.drop_stale_output:
             return False
@@ -92,5 +93,5 @@ class StepPlanning(PlanExecution):
 
 
 def can_start(request: EngineRequest) -> bool:
-    """Return whether vLLM could start this request now, as far as its own state goes."""
+    """Return whether the request's status lets vLLM start it."""
     return request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)

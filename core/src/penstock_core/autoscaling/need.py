@@ -3,7 +3,7 @@
 - Shortfall: `ready / kept`. If a third was rejected, half as many replicas again would have admitted it.
 - Offered load, over the load at which one replica began to reject. This estimate keeps the number after
   rejections have ended.
-- Utilization: how many full replicas the accepted requests make (memory at its peak, time for prefills). This
+- Utilization: how many full replicas the admitted requests make (memory at its peak, time for prefills). This
   is the only estimate before the first rejection, and it keeps capacity for running requests.
 
 All three plan replicas to be at most `fill` full, so that there is capacity for requests that arrive while
@@ -53,7 +53,7 @@ def _by_offered_load(scaling: Scaling, memory: AutoscalerState) -> Need:
 def _by_utilization(scaling: Scaling, memory: AutoscalerState) -> Need:
     periods = memory.periods
     full = sum(period.filled for period in periods) / len(periods) if periods else 0.0
-    explanation = f"the accepted requests fill {full:.2f} replicas"
+    explanation = f"the admitted requests fill {full:.2f} replicas"
     return Need(full / scaling.fill, ScalingReason.FILLED, explanation)
 
 

@@ -1,6 +1,6 @@
 """Configuration and result of autoscaling.
 
-`Scaling` is what the pool's owner sets: bounds, target attainment, windows. `Decision` is the result: the
+`Scaling` has the pool owner's settings: bounds, target attainment, windows. `Decision` is the result: the
 number of replicas, the reason as a type, and a sentence for people. The pool's status, its Events and the
 docs use the same words.
 """
@@ -16,15 +16,14 @@ class Scaling:
     min_replicas, max_replicas: bounds of every decision. A minimum of 0 allows scale to zero.
     target_attainment: share of a tier's requests that should meet their SLO. The rest may be rejected or late
         without causing a scale-up.
-    fill: planned utilization of replicas: of the load at which they begin to reject, of their memory, and of
-        their time for prefills. The rest absorbs bursts while new replicas start.
+    fill: planned utilization of replicas, as a share of the load at which they begin to reject, of their
+        memory, and of their time for prefills. The rest absorbs bursts while new replicas start.
     tolerance: replicas are removed only if a demand larger by this share would still be served.
     observed_s: time over which demand is averaged.
     scale_up_window_s: scale up only if all decisions within this time agree.
     scale_down_window_s: scale down only if all decisions within this time agree.
     idle_timeout_s: time without requests after which a pool may scale to zero.
-    forget_s: while replicas report to be less than half full, time after which half as much capacity again is
-        assumed as was learned.
+    forget_s: time in which the learned capacity grows by half while replicas are less than half full.
     """
 
     min_replicas: int
@@ -46,7 +45,7 @@ class ScalingReason(StrEnum):
     REFUSED = "refused"  # more requests were rejected than the target allows
     MISSED = "missed"  # more requests were late than the target allows, and replicas are loaded
     OFFERED = "offered"  # the offered load exceeds the learned capacity of fewer replicas
-    FILLED = "filled"  # accepted requests fill this many replicas
+    FILLED = "filled"  # admitted requests fill this many replicas
     HOPPED = "hopped"  # too many requests hopped to remove a replica
     STABILISING = "stabilising"  # the demand needs another number, but not yet for the whole window
     STEADY = "steady"  # the number is right

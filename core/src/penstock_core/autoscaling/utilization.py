@@ -1,6 +1,6 @@
 """Utilization of a replica as its planner sees it.
 
-Two resources can run out. Memory: free blocks at the future peak of all accepted requests, over all blocks.
+Two resources can run out. Memory: free blocks at the future peak of all admitted requests, over all blocks.
 Time: how long the waiting prefills take, over how much longer they could take before one is late. The scarcer
 one is the utilization; 1 is full and the maximum.
 """

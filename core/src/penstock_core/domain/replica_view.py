@@ -90,9 +90,9 @@ def at_iteration_end(
 ) -> ReplicaView:
     """Return the view after the prefills of the iteration in progress, at `busy_until_s`.
 
-    chunks: tokens that the iteration computes of each, by id. Its decodes are left unchanged, one token
-        short, which is pessimistic.
-    resting: decodes that it leaves out.
+    chunks: prompt tokens that the iteration computes, by request id. The token that it generates for each
+        decode is not counted, which is pessimistic.
+    resting: decodes that are not in the iteration.
     """
     if resting:
         view = replace(view, resting=resting)

@@ -42,7 +42,7 @@ class Snapshot:
     prefill_tokens_s: prompt tokens per second, beside the decodes that run then.
     step_s: duration of an iteration of its decodes alone.
     tightest_tpot_s: smallest TPOT target of its decodes; infinite for none.
-    kv_tokens_headroom: free tokens at the future peak of all accepted requests.
+    kv_tokens_headroom: free tokens at the future peak of all admitted requests.
     """
 
     running: int = 0

@@ -3,10 +3,10 @@
 An engine's bytes are passed on unchanged. Blank lines are counted, because they end events and cannot occur
 inside JSON. One event has one token, except the chat's opening event (a role and empty content), the usage at
 the end and `[DONE]`. If an engine merges tokens into one event, the count is too low until the usage arrives;
-`Finished` reports the usage if there is one.
+the message `Finished` (`replica.proto`) has the usage if there is one.
 
 A model that thinks first begins with events with `reasoning_content` (or `reasoning`). The thinking ends with
-the first event without it, or with an answer's text too.
+the first event that has no such field, or that also has text of the answer.
 
 Some engines end a stream without `[DONE]`. Then a choice's `finish_reason` shows that the answer is complete.
 """

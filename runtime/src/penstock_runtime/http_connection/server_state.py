@@ -1,4 +1,4 @@
-"""State that all connections of one HTTP server share: its app, its bounds, open connections and tasks."""
+"""App, bounds, open connections and tasks of one HTTP server."""
 
 import asyncio
 from email.utils import formatdate

@@ -1,4 +1,4 @@
-"""The resources that an accepted request needs, as rows of the linear program.
+"""The resources that a request needs to meet its targets, as rows of the linear program.
 
 A request that meets its targets has, in every schedule:
 
@@ -10,6 +10,8 @@ A request that meets its targets has, in every schedule:
                its TPOT target allows, and then recomputed
     TPOT       if speed binds before memory: at most one decode in every iteration, and the progress that
                windows of ten tokens require
+
+A block here is a block of time (`time_grid`), not of KV memory.
 
 The program accepts fractions of requests and may distribute all of this freely within the limits. Decoding is
 measured in one quantity exactly in every block: KV tokens held, summed over tokens, if memory binds; else
@@ -33,7 +35,7 @@ CLASSES = 4
 """Request classes by the memory that their decodes hold, so that large ones may draft more."""
 
 MOST_BLOCKS_PREEMPTED = 20
-"""If a request may be preempted for more blocks than this, its residence is not counted."""
+"""If a request may be preempted for more blocks of time than this, its residence is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,9 @@ class _Relaxation:
 
 @dataclass(frozen=True, slots=True)
 class _DecodeColumns:
-    """Columns of decoding: a share of a request's decodes in a block each.
+    """Columns of decoding, a pair for each request and block in which it may decode.
 
-    rows, blocks: the request and the block. now: share in this block. later: share after it.
+    rows, blocks: the request and the block. now: share of its decodes in this block. later: share after it.
     """
 
     rows: Ints
@@ -168,7 +170,7 @@ def _add_answers(model: _Relaxation, decodes: _DecodeColumns) -> None:
 
 
 def _add_other_by_block(model: _Relaxation, decodes: _DecodeColumns) -> None:
-    """Add rows for the other quantity in a block, at its least for the exact quantity in each answer."""
+    """Add rows for the other quantity in each block: the least that an answer's exact quantity implies."""
     program, demand, unit = model.program, model.demand, _slots_per_memory(model)
     source, needs = _slots_used(model) if model.by_memory else _memory(model)
     largest, smallest = unit * demand.last_held, unit * demand.first_held

@@ -94,14 +94,17 @@ class KvBlocks:
                 self._pinned[entry.job.request.id] = entry
 
     def hold_cached(self, grants: Iterable[Grant]) -> None:
-        """Let requests that are to start hold their cached prefixes."""
+        """Pin the cached prefixes of requests that may start in the next iteration.
+
+        Each stays pinned until `started` or `release_unstarted`.
+        """
         if self.cached is not None:
             for entry in self._not_pinned(grants):
                 self.cached.pin(entry)
             self.free = self.cached.free_blocks
 
     def release_unstarted(self, wanted: Iteration, iteration: Iteration) -> None:
-        """Release the prefixes of requests in `wanted` that do not start in `iteration`, unless pinned."""
+        """Undo `hold_cached` for requests in `wanted` that do not start in `iteration`."""
         if self.cached is not None:
             starting = _ids(iteration)
             left_out = [grant for grant in wanted.grants if grant.entry.job.request.id not in starting]
@@ -123,7 +126,7 @@ class KvBlocks:
         return True
 
     def _not_pinned(self, grants: Iterable[Grant]) -> list[ActiveRequest]:
-        """Return the requests among these that have cached blocks and are not pinned."""
+        """Return the requests among these that have cached blocks and were not pinned by `pin`."""
         entries = [grant.entry for grant in grants]
         return [
             entry

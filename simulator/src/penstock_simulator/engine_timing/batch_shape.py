@@ -34,6 +34,6 @@ class BatchShape(NamedTuple):
         return sum(chunk.tokens for chunk in self.chunks) + self.decodes + self.draft_tokens
 
     def work(self) -> BatchWork:
-        """Return the same as the terms of the planner's time model."""
+        """Return this work in the units of the planner's time model."""
         prefill_work = sum(chunk_work(*chunk) for chunk in self.chunks)
         return BatchWork(self.tokens, self.context_tokens, prefill_work, self.spec_steps)

@@ -1,8 +1,9 @@
 """SGLang's cache-aware policy with its defaults: affinity while loads are balanced, else the least loaded.
 
-Loads are requests at a replica. They are out of balance if the largest exceeds the smallest by more than 64
-and by more than half. While they are balanced, the replica with the longest cached prefix leads if it has
-more than 0.3 of the prompt; otherwise the one that has cached least, here the one with the most free memory.
+A replica's load is its number of requests. Loads are out of balance if the largest exceeds the smallest by
+more than 64 and by more than half. While they are balanced, the replica with the longest cached prefix is
+first if it has more than 0.3 of the prompt. Otherwise SGLang chooses the replica that has cached least; here
+it is the one with the most free memory.
 
 Source: SGLang's model gateway (now SMG), policy `cache_aware` and its documentation "Cache-Aware Routing":
 --cache-threshold 0.3, --balance-abs-threshold 64, --balance-rel-threshold 1.5; both thresholds have to be

@@ -1,7 +1,7 @@
 """A scenario's requests at a rate: recorded arrivals with time scaled, and drawn lengths.
 
-Scaling keeps bursts in proportion: at half the rate every gap is twice as long. A session counts once in a
-rate. The seed selects the sample: seed 0 has the recorded window itself, others start at other times of the
+Scaling keeps bursts in proportion: at half the rate every gap is twice as long. A rate counts a session once.
+The seed selects the sample: seed 0 has the recorded window itself, others start at other times of the
 recording, and every seed draws its own lengths.
 """
 
@@ -16,8 +16,9 @@ from penstock_simulator.scenarios.scenario import RequestStream, Scenario
 
 
 def arrivals(scenario: Scenario, rate_rps: float, seed: int, laps: int = 1) -> Iterator[Arrival]:
-    """Yield its requests in order of arrival. All requests of a session have the session's arrival time.
+    """Yield the scenario's requests in order of arrival.
 
+    All requests of a session have the session's arrival time.
     laps: repetitions of the recorded window, with new lengths each time. A fleet of four needs four times the
         requests to be under load for as long as one replica.
     """
@@ -25,11 +26,11 @@ def arrivals(scenario: Scenario, rate_rps: float, seed: int, laps: int = 1) -> I
         yield from scenario.sessions.arrivals(rate_rps, seed, laps)
         return
     samples = [stream.window.rows(seed) for stream in scenario.streams]
-    each = min(len(rows) for rows in samples)  # streams have equal shares and equal durations
-    lap_s = each * len(samples) / rate_rps
+    count = min(len(rows) for rows in samples)  # streams have equal shares and equal durations
+    lap_s = count * len(samples) / rate_rps
     streams = (
         _requests(
-            stream, _laps(_stretched(rows, each, stream.window.seconds, lap_s), laps, lap_s), number, seed
+            stream, _laps(_stretched(rows, count, stream.window.seconds, lap_s), laps, lap_s), number, seed
         )
         for number, (stream, rows) in enumerate(zip(scenario.streams, samples, strict=True))
     )

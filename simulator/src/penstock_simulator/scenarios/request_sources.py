@@ -46,7 +46,7 @@ def pairs(tier: str, name: str, most_tokens: int) -> RequestSource:
         return sorted(rows, key=attrgetter("output_tokens", "prompt_tokens"))
 
     def requests(rows: Sequence[RecordedRequest], random: Random) -> Iterator[Sequence[ScenarioRequest]]:
-        for share in spread(len(rows), random):
+        for share in stratified(len(rows), random):
             drawn = fitting()[int(share * len(fitting()))]
             yield [ScenarioRequest(tier, drawn.prompt_tokens, drawn.output_tokens)]
 
@@ -58,15 +58,15 @@ def reasoning(tier: str) -> RequestSource:
     prompt, thinking, answer = fitted(127, 421, 83), fitted(4693, 7297, 1442), fitted(803, 1650, 280)
 
     def requests(rows: Sequence[RecordedRequest], random: Random) -> Iterator[Sequence[ScenarioRequest]]:
-        for p, t, a in zip(*(spread(len(rows), random) for _ in range(3)), strict=True):
+        for p, t, a in zip(*(stratified(len(rows), random) for _ in range(3)), strict=True):
             thought = thinking.at(t)
             yield [ScenarioRequest(tier, prompt.at(p), thought + answer.at(a), thought)]
 
     return requests
 
 
-TOOL_PAIRS = (0.14, 0.32, 0.30, 0.18, 0.06)
-"""Share of sessions with 1, 2, … requests: mean 2.7, deviation 1.1."""
+TOOL_SESSION_SIZES = (0.14, 0.32, 0.30, 0.18, 0.06)
+"""Shares of sessions with 1, 2, … requests. Their sizes have mean 2.7 and deviation 1.1."""
 
 
 def tool_sessions(first: str, loop: str, final: str) -> RequestSource:
@@ -78,8 +78,8 @@ def tool_sessions(first: str, loop: str, final: str) -> RequestSource:
     prompt, output = fitted(690, 2131, 356), fitted(116, 363, 66)
 
     def requests(rows: Sequence[RecordedRequest], random: Random) -> Iterator[Sequence[ScenarioRequest]]:
-        sizes = random.choices(range(1, len(TOOL_PAIRS) + 1), TOOL_PAIRS, k=len(rows))
-        shares = list(zip(spread(sum(sizes), random), spread(sum(sizes), random), strict=True))
+        sizes = random.choices(range(1, len(TOOL_SESSION_SIZES) + 1), TOOL_SESSION_SIZES, k=len(rows))
+        shares = list(zip(stratified(sum(sizes), random), stratified(sum(sizes), random), strict=True))
         for size in sizes:
             tiers = [first, *[loop] * (size - 2), final] if size > 1 else [final]
             drawn = [shares.pop() for _ in tiers]
@@ -91,11 +91,11 @@ def tool_sessions(first: str, loop: str, final: str) -> RequestSource:
     return requests
 
 
-def spread(count: int, random: Random) -> list[float]:
+def stratified(count: int, random: Random) -> list[float]:
     """Return quantiles for a stratified sample: one in each of `count` equal parts, shuffled.
 
-    Every sample then has the distribution's mean and tail. Seeds differ in which requests meet, not in the
-    amount of work.
+    Every sample then has the distribution's mean and tail. Seeds differ in which requests run at the same
+    time, not in the amount of work.
     """
     shares = [(number + random.random()) / count for number in range(count)]
     random.shuffle(shares)

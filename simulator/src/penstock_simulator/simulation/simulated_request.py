@@ -22,8 +22,7 @@ class SimulatedRequest:
     best_effort: whether its tier has no SLO, or an earlier request of its session was not admitted.
     router: index of its router.
     keys: keys of its prompt's blocks, for prefix caches; empty if unknown.
-    tried: the last replica that it was sent to.
-    verdict: the verdict on it; None until it is served.
+    tried: the last attempt. verdict: how it was accepted; None until a replica accepts it.
     cached_tokens: prompt tokens found in the prefix cache when it was first started; None before.
     """
 
@@ -107,7 +106,7 @@ def request_of(arrival: Arrival, tier: Tier, fleet: Fleet, now_s: float) -> Requ
 
 
 def prompt_keys(arrival: Arrival, fleet: Fleet) -> Sequence[BlockKey]:
-    """Return the keys of its prompt's full blocks, as far as they are known; none without prefix caches."""
+    """Return the keys of the prompt's full blocks, as far as they are known; none without prefix caches."""
     if not fleet.prefix_caching or not arrival.hash_ids:
         return ()
     return recorded_keys(

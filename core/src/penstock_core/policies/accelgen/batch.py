@@ -7,16 +7,17 @@ can be cut.
 
 Algorithm 2: of the other prompts, those whose remaining time is within γ of the first. A prompt that does not
 fit whole is cut to the remaining tokens or blocks. Repeatedly, the prompt is added whose demand is nearest to
-the remaining resources, both scaled to their totals, until none fits. Then the next γ, if anything remains.
+the remaining resources, both scaled to their totals, until none fits. Then the prompts of the next γ follow,
+if tokens and blocks remain.
 
 Exclusive allocation (§4.2): a prompt is only cut while no other is unfinished, unless it is urgent. One long
 prompt at a time has the KV cache to itself and frees it sooner; whole prompts overtake it.
 
 Two rules bound preemption, which would otherwise cause further preemption once the cache is full. A prompt
 starts only if there are free blocks for the whole prompt besides those that unfinished prompts still need, as
-the paper's engine allocated them. By the paper's pseudocode it would start with the free blocks, and
-half-computed prompts that fill the cache end only by preemption. And an urgent prompt takes blocks only from
-a decode that has time to be computed again; otherwise one target would be met by missing another.
+the paper's engine allocated them. By the paper's pseudocode it would start with any free blocks; once
+half-computed prompts fill the cache, only preemption frees blocks. And an urgent prompt takes blocks only
+from a decode that has time to be computed again; otherwise one target would be met by missing another.
 """
 
 from collections.abc import Sequence
@@ -45,14 +46,12 @@ class Prompt(NamedTuple):
 
 
 def serve_urgent(batch: OpenBatch, claims: Sequence[Claim], room: Budget, best_effort: Sequence[Job]) -> None:
-    """Add decodes that cannot wait, then urgent prompts and other decodes by remaining time [Algorithm 1,
-    lines 1-4].
+    """Add decodes that cannot wait, then urgent prompts and other decodes [Algorithm 1, lines 1-4].
 
-    claims: the claims of all jobs. A decode that needs a block preempts the job with the most remaining time;
-        an urgent
-        prompt preempts only decodes with enough of it.
+    Both parts are in order of remaining time. A decode that needs a block preempts the job with the most
+    remaining time; an urgent prompt preempts only decodes with enough remaining time to be computed again.
     """
-    in_order = sorted(claims, key=lambda claim: (_can_skip_iteration(claim, room), *_patience(claim)))
+    in_order = sorted(claims, key=lambda claim: (_can_skip_iteration(claim, room), *_by_remaining_s(claim)))
     idle = holding_kv(best_effort)
     victims = reversed([*holding_kv(c.job for c in in_order), *idle])
     patient = [c.job for c in in_order if c.job.decoding and c.remaining_s > c.recompute_s]
@@ -72,9 +71,12 @@ def serve_urgent(batch: OpenBatch, claims: Sequence[Claim], room: Budget, best_e
 
 
 def _add_urgent(batch: OpenBatch, job: Job, tokens: int, spared: int, patient: Sequence[Job]) -> None:
-    """Add the prompt, if jobs with remaining time can free the blocks that it needs."""
+    """Add the prompt, if preempting `patient` jobs can free the blocks that it needs.
+
+    spared: blocks that other unfinished prompts still need.
+    """
     slots, blocks = int(not job.holds_kv), batch.blocks_wanted(job, job.pending_tokens) + spared
-    others = [v for v in reversed(patient) if not _served(batch, v)]
+    others = [v for v in reversed(patient) if not _decided(batch, v)]
     could_be_free = batch.free_blocks + sum([batch.blocks_freed(v) for v in others])
     if tokens > 0 and blocks <= could_be_free and slots <= batch.free_slots + len(others):
         batch.make_room(blocks, slots, others)
@@ -84,7 +86,7 @@ def _add_urgent(batch: OpenBatch, job: Job, tokens: int, spared: int, patient: S
 def select(batch: OpenBatch, claims: Sequence[Claim], room: Budget, gamma_s: float) -> None:
     """Add prompts to the rest of the batch, the least remaining time first [Algorithm 1, lines 5-7]."""
     reserved = _reserved(batch, claims)
-    queue = sorted([c for c in claims if not _served(batch, c.job)], key=_patience)
+    queue = sorted([c for c in claims if not _decided(batch, c.job)], key=_by_remaining_s)
     while queue and _left_tokens(batch, room) > 0:
         last_s = queue[0].remaining_s + gamma_s
         group = [_prompt(batch, claim.job) for claim in queue if claim.remaining_s <= last_s]
@@ -175,7 +177,8 @@ def _blocks_after(batch: OpenBatch, job: Job, tokens: int) -> int:
     return batch.blocks_wanted(job, job.pending_tokens) - batch.blocks_wanted(job, tokens)
 
 
-def _served(batch: OpenBatch, job: Job) -> bool:
+def _decided(batch: OpenBatch, job: Job) -> bool:
+    """Return whether the batch already has the job, or has preempted it."""
     return job.request.id in batch.tokens or job.request.id in batch.preempted
 
 
@@ -183,5 +186,5 @@ def _can_skip_iteration(claim: Claim, room: Budget) -> bool:
     return not claim.job.decoding or claim.remaining_s > room.longest_s
 
 
-def _patience(claim: Claim) -> tuple[float, str]:
+def _by_remaining_s(claim: Claim) -> tuple[float, str]:
     return claim.remaining_s, claim.job.request.id

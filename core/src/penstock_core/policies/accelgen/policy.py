@@ -1,4 +1,4 @@
-"""**accelgen.** Sizes every iteration by the tightest time between tokens, and fills memory with it.
+"""**accelgen.** Sizes every iteration by the tightest TPOT target, and fills tokens and KV memory together.
 
 Choose it if prompts of a few hundred tokens and of many thousands share a replica, TPOT targets of tiers
 differ widely, and no request may be rejected. The token budget of a batch follows its tightest decode, up to
@@ -6,8 +6,8 @@ where throughput saturates. Requests that are about to miss a target come first;
 remaining time it selects prompts that together use up tokens and KV blocks. One long prompt at a time is cut
 into chunks, so it ends sooner and short ones overtake it.
 
-Costs: rejects no request, and requests that can no longer meet their SLO stay first in the queue. Memory is
-allocated as it is free, not by forecast, so growing answers preempt one another under load. A tier with a
+Costs: rejects no request, and requests that can no longer meet their SLO stay first in the queue. KV blocks
+are allocated when free, without a forecast, so growing answers preempt one another under load. A tier with a
 very tight TPOT makes every batch small while one of its requests decodes.
 
 Knobs: `gamma_s`, difference of remaining times that counts as equal; `reading_tbt_s`, TPOT of requests
@@ -31,9 +31,9 @@ from penstock_core.policies.accelgen.remaining_time import (
     LEARNING_RATE,
     Claim,
     IterationSpeed,
-    Pauses,
+    PreemptionHistory,
     claim,
-    pauses_after,
+    preemptions_after,
 )
 from penstock_core.policies.accelgen.token_budget import READING_TBT_S, budget
 from penstock_core.policies.unconditional_admission import admit_all
@@ -43,7 +43,7 @@ class AccelGenState(NamedTuple):
     """State between steps: mean tokens of a prompt's chunk, 0 before the first; preemptions."""
 
     chunk_tokens: float = 0.0
-    pauses: Pauses = Pauses()
+    preemptions: PreemptionHistory = PreemptionHistory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,10 @@ class AccelGen:
         served, best_effort = self._partitioned(view)
         decodes = [job for job in served if job.decoding]
         room = budget(view, decodes, self.reading_tbt_s)
-        pauses = pauses_after(memory.pauses, view, len(decodes))
-        speed = IterationSpeed(memory.chunk_tokens or max(room.tokens, 1), room.longest_s, pauses.per_token_s)
+        preemptions = preemptions_after(memory.preemptions, view, len(decodes))
+        speed = IterationSpeed(
+            memory.chunk_tokens or max(room.tokens, 1), room.longest_s, preemptions.per_token_s
+        )
         prompts = [self._claim(job, view, speed) for job in served if not job.decoding]
         batch = OpenBatch(view)
         if any(claim.urgent for claim in prompts) or not add_all_decodes(batch, decodes):
@@ -77,7 +79,7 @@ class AccelGen:
         select(batch, prompts, room, self.gamma_s)
         fill_surplus(batch, best_effort, min(room.longest_s, room.limit_s))
         force_oldest_progress(batch)
-        return batch.step(), AccelGenState(_mean_chunk(memory.chunk_tokens, batch), pauses)
+        return batch.step(), AccelGenState(_mean_chunk(memory.chunk_tokens, batch), preemptions)
 
     def _claim(self, job: Job, view: ReplicaView, speed: IterationSpeed) -> Claim:
         return claim(job, view.now_s, speed, self.reading_tbt_s, self.aging_s)
@@ -99,5 +101,5 @@ def _mean_chunk(mean: float, batch: OpenBatch) -> float:
     chunks = [tokens for tokens in batch.tokens.values() if tokens > 1]
     if not chunks:
         return mean
-    here = sum(chunks) / len(chunks)
-    return mean + LEARNING_RATE * (here - mean) if mean else here
+    observed = sum(chunks) / len(chunks)
+    return mean + LEARNING_RATE * (observed - mean) if mean else observed

@@ -11,9 +11,9 @@ A target for the whole job is spread evenly over its N_ck chunks and S_g tokens:
 
     T_e = N_ck · T_max + S_g · (T_max + P_max · P)        T_r = (SLO_JCT − T_e) / (N_ck + S_g)
 
-What an iteration uses less or more is carried over to the next in full. The sum of allowed and used time is
-then a fixed schedule: iteration j must start by arrival + (j + 1) · SLO_JCT / (N_ck + S_g) minus its own
-duration. So no state per job is needed.
+Time that an iteration saves or exceeds is carried over to the next in full. So a job has a fixed schedule,
+and needs no state: iteration j must start by arrival + (j + 1) · SLO_JCT / (N_ck + S_g) minus its own
+duration.
 
 P_max · P is the time lost to preemption per token: the longest duration of one, times their frequency.
 """
@@ -30,11 +30,11 @@ LEARNING_RATE = 0.05
 """Weight of a new observation in the means of chunks and preemptions: twenty iterations, about a second."""
 
 
-class Pauses(NamedTuple):
-    """Observed preemptions: a waiting request with generated tokens is preempted.
+class PreemptionHistory(NamedTuple):
+    """Observed preemptions. A waiting request with generated tokens counts as preempted.
 
-    since: when each preempted request was first seen as preempted. longest_s: P_max. share: P, per generated
-        token.
+    since: when each preempted request was first observed as preempted. longest_s: P_max.
+    share: P, preemptions per generated token.
     """
 
     since: Mapping[RequestId, float] = {}
@@ -50,12 +50,12 @@ class Pauses(NamedTuple):
 class IterationSpeed(NamedTuple):
     """Expected duration of a job's own work.
 
-    chunk_tokens: L_c. iteration_s: T_max. pause_s: lost to preemption per token.
+    chunk_tokens: L_c. iteration_s: T_max. preempted_s: P_max · P, time lost to preemption per token.
     """
 
     chunk_tokens: float
     iteration_s: float
-    pause_s: float = 0.0
+    preempted_s: float = 0.0
 
     def chunks(self, tokens: int) -> int:
         """Return N_ck of this many prompt tokens."""
@@ -63,10 +63,10 @@ class IterationSpeed(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A request in the queue.
+    """A request with its remaining time T_r, by which the queue is ordered.
 
     urgent: it meets its target only if it is in the next iteration.
-    recompute_s: time of all its chunks if it were preempted.
+    recompute_s: time to compute all its chunks again after a preemption.
     """
 
     remaining_s: float
@@ -107,7 +107,7 @@ def _jct_remaining_s(job: Job, jct_s: float, now_s: float, speed: IterationSpeed
     prompt_chunks = speed.chunks(job.request.prompt_tokens)
     chunks_done = prompt_chunks if job.decoding else prompt_chunks - speed.chunks(_prompt_tokens_left(job))
     iterations = prompt_chunks + max(job.output_tokens, 1)
-    own_s = speed.iteration_s + (speed.pause_s if job.decoding else 0.0)
+    own_s = speed.iteration_s + (speed.preempted_s if job.decoding else 0.0)
     start_by_s = (chunks_done + job.generated_tokens + 1) * jct_s / iterations - own_s
     return job.request.arrival_s + start_by_s - now_s
 
@@ -116,12 +116,12 @@ def _prompt_tokens_left(job: Job) -> int:
     return max(job.request.prompt_tokens - job.computed_tokens, 0)
 
 
-def pauses_after(pauses: Pauses, view: ReplicaView, tokens: int) -> Pauses:
+def preemptions_after(history: PreemptionHistory, view: ReplicaView, tokens: int) -> PreemptionHistory:
     """Return the preemptions after this view, in which `tokens` are decoded."""
-    paused = [job.request.id for job in view.waiting if job.generated_tokens > 0]
-    new = len([job_id for job_id in paused if job_id not in pauses.since])
-    return Pauses(
-        {job_id: pauses.since.get(job_id, view.now_s) for job_id in paused},
-        max([pauses.longest_s, *[view.now_s - at_s for at_s in pauses.since.values()]]),
-        pauses.share + LEARNING_RATE * (min(new / max(tokens, 1), 1.0) - pauses.share),
+    preempted = [job.request.id for job in view.waiting if job.generated_tokens > 0]
+    new = len([job_id for job_id in preempted if job_id not in history.since])
+    return PreemptionHistory(
+        {job_id: history.since.get(job_id, view.now_s) for job_id in preempted},
+        max([history.longest_s, *[view.now_s - at_s for at_s in history.since.values()]]),
+        history.share + LEARNING_RATE * (min(new / max(tokens, 1), 1.0) - history.share),
     )
