@@ -53,8 +53,8 @@ HIGH = "-high"
 """Suffix of the tier of requests with a higher value."""
 
 
-class Part(NamedTuple):
-    """One removal: an attribute of a module, and its replacement."""
+class Replacement(NamedTuple):
+    """A module's attribute, and the value that replaces it."""
 
     module: Any
     name: str
@@ -73,35 +73,35 @@ def _speculating(admitted: AdmittedSet) -> list[BatchingRule]:
     return [rule for rule in found if rule.speculation] or found
 
 
-def _in_both(modules: Sequence[Any], name: str, instead: Any) -> list[Part]:
-    return [Part(module, name, instead) for module in modules]
+def _in_both(modules: Sequence[Any], name: str, instead: Any) -> list[Replacement]:
+    return [Replacement(module, name, instead) for module in modules]
 
 
-PARTS: Mapping[str, Sequence[Part]] = {
+PARTS: Mapping[str, Sequence[Replacement]] = {
     "dynamic program (greedy instead)": _in_both(
         (admission, promotion), "propose", lambda *requested, **more: []
     ),
-    "candidates tried beside its set": [Part(admission, "MOST_TRIED", 0)],
-    "longer batches": [Part(batch_plan, "LENGTHS", (1.0,))],
+    "candidates tried beside its set": [Replacement(admission, "MOST_TRIED", 0)],
+    "longer batches": [Replacement(batch_plan, "LENGTHS", (1.0,))],
     "plans without speculation": [
-        Part(batch_plan, "rules", _speculating),
+        Replacement(batch_plan, "rules", _speculating),
     ],
     "margin beside long answers": [
-        Part(batch_plan, "MARGIN", 0.0),
+        Replacement(batch_plan, "MARGIN", 0.0),
     ],
-    "decodes that wait": [Part(batch_plan, "_may_wait", lambda admitted: False)],
-    "price of memory": [Part(price, "affordable", _only(price.work))],
-    "price of time": [Part(price, "affordable", _only(price.memory))],
-    "both prices": [Part(price, "affordable", lambda *requested: True)],
-    "prices from the first request": [Part(price, "FEW_REQUESTS", 1)],
-    "memory 4 instead of 9": [Part(price, "MEMORY_STEEPNESS", 4.0)],
-    "time 2 instead of 4": [Part(price, "TIME_STEEPNESS", 2.0)],
-    "best effort bounded by free memory": [Part(batch_formation, "SCARCE", inf)],
-    "promotion": [Part(policy, "to_promote", lambda workload: None)],
+    "decodes that wait": [Replacement(batch_plan, "_may_wait", lambda admitted: False)],
+    "price of memory": [Replacement(price, "affordable", _only(price.work))],
+    "price of time": [Replacement(price, "affordable", _only(price.memory))],
+    "both prices": [Replacement(price, "affordable", lambda *requested: True)],
+    "prices from the first request": [Replacement(price, "FEW_REQUESTS", 1)],
+    "memory 4 instead of 9": [Replacement(price, "MEMORY_STEEPNESS", 4.0)],
+    "time 2 instead of 4": [Replacement(price, "TIME_STEEPNESS", 2.0)],
+    "best effort bounded by free memory": [Replacement(batch_formation, "SCARCE", inf)],
+    "promotion": [Replacement(policy, "to_promote", lambda workload: None)],
 }
 
 
-class Load(NamedTuple):
+class LoadPattern(NamedTuple):
     """A load: multiple of the rate near capacity, length of bursts, and whether values differ."""
 
     factor: float
@@ -110,14 +110,14 @@ class Load(NamedTuple):
 
 
 LOADS = {
-    "near": Load(1.0),
-    "3x": Load(OVERLOAD),
-    "bursts": Load(1.0, BURST_S),
-    "values": Load(OVERLOAD, 0.0, values=True),
+    "near": LoadPattern(1.0),
+    "3x": LoadPattern(OVERLOAD),
+    "bursts": LoadPattern(1.0, BURST_S),
+    "values": LoadPattern(OVERLOAD, 0.0, values=True),
 }
 
 
-class Trial(NamedTuple):
+class AblationTrial(NamedTuple):
     """A sample of a scenario under a load. without: the removed part; empty for none."""
 
     scenario: str
@@ -136,7 +136,7 @@ class Tally(NamedTuple):
     kept: int
 
 
-def arrivals_of(trial: Trial) -> Iterator[Arrival]:
+def arrivals_of(trial: AblationTrial) -> Iterator[Arrival]:
     """Yield the requests of a trial."""
     load = LOADS[trial.load]
     rate_rps = NEAR_CAPACITY_RPS[trial.scenario] * load.factor
@@ -147,7 +147,7 @@ def arrivals_of(trial: Trial) -> Iterator[Arrival]:
         yield arrival._replace(arrival_s=together_s, tier=tier)
 
 
-def fleet_under(trial: Trial) -> Fleet:
+def fleet_under(trial: AblationTrial) -> Fleet:
     """Return one replica of the scenario, with a copy of each tier that has a higher value."""
     fleet = fleet_of(scenario(trial.scenario), "slos-serve", LengthKnowledge.PREDICTED, TruthKind.MEASURED)
     more = {
@@ -157,7 +157,7 @@ def fleet_under(trial: Trial) -> Fleet:
     return replace(fleet, tiers={**fleet.tiers, **more})
 
 
-def run(trial: Trial) -> Tally:
+def run(trial: AblationTrial) -> Tally:
     """Simulate a trial without its removed part."""
     removed = PARTS.get(trial.without, ())
     before = [getattr(part.module, part.name) for part in removed]
@@ -170,7 +170,7 @@ def run(trial: Trial) -> Tally:
             setattr(part.module, part.name, value)
 
 
-def _run(trial: Trial) -> Tally:
+def _run(trial: AblationTrial) -> Tally:
     fleet = fleet_under(trial)
     arrived = met = 0.0
     admitted = kept = 0
@@ -226,15 +226,19 @@ def main() -> None:
     with ProcessPoolExecutor(options.jobs) as pool:
         for load in loads:
             trials = [
-                Trial(name, load, seed, options.requests, part)
+                AblationTrial(name, load, seed, options.requests, part)
                 for part in ("", *parts)
                 for name in scenarios
                 for seed in seeds
             ]
             tallies = dict(zip(trials, pool.map(run, trials), strict=True))
 
-            def found(name: str, load: str, part: str, tallies: Mapping[Trial, Tally] = tallies) -> Tally:
-                return added([tallies[Trial(name, load, seed, options.requests, part)] for seed in seeds])
+            def found(
+                name: str, load: str, part: str, tallies: Mapping[AblationTrial, Tally] = tallies
+            ) -> Tally:
+                return added(
+                    [tallies[AblationTrial(name, load, seed, options.requests, part)] for seed in seeds]
+                )
 
             print(table(load, scenarios, parts, found), flush=True)
             print(flush=True)

@@ -13,7 +13,7 @@ several budgets, of which the best counts. Ground truth from kernel tables, pred
 import argparse
 from random import Random
 
-from claims import Contender, Load, attainment, exact, log_normal, print_highest_rates, served
+from claims import ConfiguredPolicy, RequestLoad, attainment, exact, log_normal, print_highest_rates, served
 from penstock_core.domain.replica_view import Limits
 from penstock_core.domain.slo import Judge, Slo, Tier
 from penstock_core.policies.accelgen.policy import AccelGen
@@ -43,18 +43,18 @@ FLEET = Fleet(
     hop_latency_s=0.0,
 )
 CONTENDERS = (
-    Contender("vllm 512", "vllm", Limits(512)),
-    Contender("vllm 1024", "vllm", Limits(1024)),
-    Contender("sarathi 512", "sarathi", Limits(512)),
-    Contender("sarathi 1024", "sarathi", Limits(1024)),
-    Contender("orca", "orca", Limits(running=8)),
-    Contender("sola", "sola"),
-    Contender("accelgen", "accelgen"),
+    ConfiguredPolicy("vllm 512", "vllm", Limits(512)),
+    ConfiguredPolicy("vllm 1024", "vllm", Limits(1024)),
+    ConfiguredPolicy("sarathi 512", "sarathi", Limits(512)),
+    ConfiguredPolicy("sarathi 1024", "sarathi", Limits(1024)),
+    ConfiguredPolicy("orca", "orca", Limits(running=8)),
+    ConfiguredPolicy("sola", "sola"),
+    ConfiguredPolicy("accelgen", "accelgen"),
 )
 ABLATIONS = (
-    Contender("accelgen", AccelGen()),
-    Contender("gamma 0", AccelGen(gamma_s=0.0)),
-    Contender("gamma 5 s", AccelGen(gamma_s=5.0)),
+    ConfiguredPolicy("accelgen", AccelGen()),
+    ConfiguredPolicy("gamma 0", AccelGen(gamma_s=0.0)),
+    ConfiguredPolicy("gamma 5 s", AccelGen(gamma_s=5.0)),
 )
 RATES_RPS = (0.5, 1.0, 1.5, 2.0)
 TARGETS, MOST_RPS = (0.9, 0.8), 4.0
@@ -66,7 +66,7 @@ def mixed(random: Random) -> tuple[str, int, int]:
     return random.choice(sorted(LONG if long else SHORT)), prompt, log_normal(random, 150, 150, 1024)
 
 
-def by_rate(load: Load) -> None:
+def by_rate(load: RequestLoad) -> None:
     print("attainment, mean job time (s) and goodput (requests in time per second), by requests per second")
     print(f"{'':<14}" + "".join(f"{rate:>21.1f}" for rate in RATES_RPS))
     for contender in CONTENDERS:
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=250, help="per run (default 250)")
     parser.add_argument("--seed", type=int, default=1, help="of arrivals and engine (default 1)")
     options = parser.parse_args()
-    load = Load(mixed, options.requests, options.seed)
+    load = RequestLoad(mixed, options.requests, options.seed)
     by_rate(load)
     print_highest_rates("rates", FLEET, CONTENDERS, load, TARGETS, most_rps=MOST_RPS)
     print_highest_rates("ablations, exact", exact(FLEET), ABLATIONS, load, TARGETS, most_rps=MOST_RPS)

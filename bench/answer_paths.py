@@ -18,7 +18,7 @@ import uvloop
 from overhead import measures, report
 from overhead.deployments import DIRECT_POOL, POOL, replicas, router
 from overhead.load import interleave
-from overhead.machine import OTHER_CORE, Machine, Way, machine
+from overhead.machine import OTHER_CORE, EngineRoute, Machine, machine
 from overhead.tls_files import write_tls_files
 
 PROCESSES = ("router", "sidecar", "engine")
@@ -78,7 +78,7 @@ async def measured(options: argparse.Namespace) -> dict[int, dict[str, Costs]]:
     return found
 
 
-def way(host: Machine, name: str, step_ms: float) -> Way:
+def way(host: Machine, name: str, step_ms: float) -> EngineRoute:
     """Start a way, and return it with the engine's process."""
     pool, encrypted = WAYS[name]
     slug = name.replace(", ", "-")

@@ -67,7 +67,7 @@ COLUMNS = ("attained %", "of admitted %", "worst minute %", "GPU hours", "scale 
 
 
 @dataclass(frozen=True)
-class Trial:
+class AutoscalingTrial:
     """One run. target: target of the metric, or the fixed number of replicas."""
 
     workload: str
@@ -110,7 +110,7 @@ def day() -> Iterator[Arrival]:
 WORKLOADS: dict[str, Callable[[], Iterator[Arrival]]] = {"day": day, "azure": azure}
 
 
-def decider(trial: Trial) -> Callable[[DemandObservation, float], int]:
+def decider(trial: AutoscalingTrial) -> Callable[[DemandObservation, float], int]:
     if trial.autoscaler == "penstock":
         return Penstock().decide
     if trial.autoscaler == "fixed":
@@ -119,7 +119,7 @@ def decider(trial: Trial) -> Callable[[DemandObservation, float], int]:
     return QueueLengthAutoscaler(QueueTarget(metric, trial.target, FEWEST, MOST, averaged_s=60.0)).decide
 
 
-def run(trial: Trial) -> dict[str, Any]:
+def run(trial: AutoscalingTrial) -> dict[str, Any]:
     """Serve the workload, and return the row of the results."""
     arrivals, counts = list(WORKLOADS[trial.workload]()), list[ReplicaCounts]()
     autoscaler = FleetAutoscaler(decider(trial), startup_s=trial.startup_s, on_change=counts.append)
@@ -157,16 +157,16 @@ def by_minute(outcomes: list[SimulatedOutcome]) -> list[float]:
     return [sum(met) / len(met) for met in minutes.values() if len(met) >= FEWEST_IN_A_MINUTE]
 
 
-def trials(workload: str, startup_s: float) -> list[Trial]:
+def trials(workload: str, startup_s: float) -> list[AutoscalingTrial]:
     """Return the trials of all deciders, the references first."""
     return [
-        Trial(workload, "penstock", 0, startup_s),
+        AutoscalingTrial(workload, "penstock", 0, startup_s),
         *(
-            Trial(workload, f"HPA, {name}", target, startup_s)
+            AutoscalingTrial(workload, f"HPA, {name}", target, startup_s)
             for name, (_, targets) in METRICS.items()
             for target in targets
         ),
-        *(Trial(workload, "fixed", replicas, startup_s) for replicas in FIXED),
+        *(AutoscalingTrial(workload, "fixed", replicas, startup_s) for replicas in FIXED),
     ]
 
 

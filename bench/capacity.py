@@ -21,8 +21,8 @@ from pathlib import Path
 
 from capacity_bars import draw_lead
 from capacity_page import page_of
-from capacity_parts import KNOWN, MAIN, PAPER, PARTS, PREDICTED, Part
-from capacity_rows import Rows
+from capacity_parts import KNOWN, MAIN, PAPER, PARTS, PREDICTED, PagePart
+from capacity_rows import CapacityRows
 from penstock_cli.capacity.plot import draw
 from penstock_cli.capacity.question import Question
 from penstock_cli.capacity.search import NO_MISS_LIMIT, CapacityResult, RateProbe, Trials, capacity
@@ -38,7 +38,7 @@ RESULTS = ROOT / "bench" / "results"
 
 def main() -> None:
     options = parsed()
-    rows = Rows(RESULTS / "capacity.json")
+    rows = CapacityRows(RESULTS / "capacity.json")
     wanted = [] if options.page else questions(options, rows)
     with TrialLog(ROOT / ".venv" / "capacity.jsonl") as memory:
         run = SearchRun(memory, options.jobs)
@@ -63,9 +63,9 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def questions(options: argparse.Namespace, rows: Rows) -> list[Question]:
+def questions(options: argparse.Namespace, rows: CapacityRows) -> list[Question]:
     """Return the questions to search: first those without a row, then those with a row of other code."""
-    parts: list[Part] = [PARTS[name] for name in options.only or PARTS]
+    parts: list[PagePart] = [PARTS[name] for name in options.only or PARTS]
     wanted = [
         question
         for question in dict.fromkeys(question for part in parts for question in part.questions())
@@ -77,19 +77,19 @@ def questions(options: argparse.Namespace, rows: Rows) -> list[Question]:
     return missing if options.missing else [*missing, *stale]
 
 
-def previous_end(rows: Rows, question: Question) -> RateProbe | None:
+def previous_end(rows: CapacityRows, question: Question) -> RateProbe | None:
     """Return the result of the previous search, if there was one."""
     answer = rows.answer(question)
     return None if answer is None else RateProbe(answer.setting, answer.low_rps)
 
 
-def draw_curves(run: SearchRun, rows: Rows) -> None:
+def draw_curves(run: SearchRun, rows: CapacityRows) -> None:
     """Draw attainment by rate of the first policies, predicted lengths."""
     drawn = found(rows, [Question(s, p, PREDICTED) for s in PAPER for p in MAIN])
     draw(drawn, run.all([sweep(answer) for answer in drawn], "curves"), RESULTS / "capacity.svg")
 
 
-def check_against_vllm(run: SearchRun, rows: Rows) -> None:
+def check_against_vllm(run: SearchRun, rows: CapacityRows) -> None:
     """Run vLLM's own scheduler at the result of each search of `vllm`, and print both attainments."""
     wanted = [Question(s, "vllm", conditions) for conditions in (KNOWN, PREDICTED) for s in PAPER]
     answers = [answer for answer in found(rows, wanted) if answer.low_rps > 0 and folder().exists()]
@@ -100,7 +100,7 @@ def check_against_vllm(run: SearchRun, rows: Rows) -> None:
         (RESULTS / "capacity-vllm-real.txt").write_text(text)
 
 
-def found(rows: Rows, wanted: Sequence[Question]) -> list[CapacityResult]:
+def found(rows: CapacityRows, wanted: Sequence[Question]) -> list[CapacityResult]:
     return [answer for question in wanted if (answer := rows.answer(question))]
 
 

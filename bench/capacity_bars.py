@@ -4,7 +4,7 @@ from pathlib import Path
 
 from capacity_page import versus
 from capacity_parts import KNOWN, ONE_SAMPLE, OURS, PARTS
-from capacity_rows import Rows
+from capacity_rows import CapacityRows
 from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.report import capacity_rps
 from penstock_cli.plots.figure import COLOURS, panels, save
@@ -13,7 +13,7 @@ WIDTH = 0.26
 TITLE = "Requests/s per replica at 90 % attainment, of what slos-serve carries; known lengths, exact timing"
 
 
-def draw_lead(rows: Rows, path: Path) -> None:
+def draw_lead(rows: CapacityRows, path: Path) -> None:
     """Write the figure for scenarios in which another tuned policy was searched. Raises Failure."""
     found = versus(PARTS["best"], rows)
     figure, (panel,) = panels([TITLE])
@@ -37,7 +37,7 @@ def draw_lead(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
-def share(rows: Rows, policy: str, scenario: str, conditions: SearchConditions) -> float:
+def share(rows: CapacityRows, policy: str, scenario: str, conditions: SearchConditions) -> float:
     """Return the policy's capacity in percent of slos-serve's; 0 if it was not searched."""
     theirs, ours = (rows.answer(Question(scenario, name, conditions)) for name in (policy, OURS))
     return 0.0 if theirs is None or ours is None else 100 * capacity_rps(theirs) / capacity_rps(ours)

@@ -26,9 +26,9 @@ from capacity_parts import (
     PARTS,
     PREDICTED,
     STRONGEST,
-    Part,
+    PagePart,
 )
-from capacity_rows import Rows
+from capacity_rows import CapacityRows
 from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.report import capacity_rps
 from penstock_cli.capacity.setting import ORACLE, SPECULATING, grid_of
@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say which pages differ")
     options = parser.parse_args()
-    rows = Rows(policy_rows.TABLE)
+    rows = CapacityRows(policy_rows.TABLE)
     pages = {path: filled(path.read_text(), rows) for path in FILLED}
     pages |= {path: policy_rows.written(path, rows) for path in policy_rows.pages()}
     stale = [path for path, text in pages.items() if path.read_text() != text]
@@ -61,12 +61,12 @@ def main() -> None:
     sys.exit(bool(stale) and options.check)
 
 
-def filled(text: str, rows: Rows) -> str:
+def filled(text: str, rows: CapacityRows) -> str:
     """Return the text with each section written from the rows. Raises KeyError for an unknown section."""
     return SECTION.sub(lambda match: match[1] + "\n".join(SECTIONS[match[2]](rows)) + "\n" + match[3], text)
 
 
-def lead(rows: Rows) -> Lines:
+def lead(rows: CapacityRows) -> Lines:
     """Return slos-serve over the best other policy, and over vLLM as in the paper, a line each."""
     known, predicted, kernels = (versus(PARTS[name], rows) for name in LEADING)
     as_paper = as_in_paper(PREDICTED, rows)
@@ -102,7 +102,7 @@ def with_distserve(found: Sequence[Versus]) -> str:
     return f"; {mean:.2f}× if `distserve` counts by its rate per GPU"
 
 
-def still_open(rows: Rows) -> Lines:
+def still_open(rows: CapacityRows) -> Lines:
     """Return a line about policies that were not searched yet, because the lead may shrink."""
     requested = [question for name in LEADING for question in PARTS[name].questions()]
     missing = sum(rows.answer(question) is None for question in requested)
@@ -112,16 +112,16 @@ def still_open(rows: Rows) -> Lines:
     ] * bool(missing)
 
 
-def as_in_paper(conditions: SearchConditions, rows: Rows) -> list[Versus]:
+def as_in_paper(conditions: SearchConditions, rows: CapacityRows) -> list[Versus]:
     """Compare slos-serve with the better of vllm and sarathi without a drafter, as its paper does."""
-    part = Part("", conditions, PAPER, (OURS, "vllm", "sarathi"))
+    part = PagePart("", conditions, PAPER, (OURS, "vllm", "sarathi"))
     return versus(part, rows, drafters=False)
 
 
-def best_section(name: str) -> Callable[[Rows], Lines]:
+def best_section(name: str) -> Callable[[CapacityRows], Lines]:
     """Return the writer of a table of ratios over the best other policy, with missing searches."""
 
-    def lines(rows: Rows) -> Lines:
+    def lines(rows: CapacityRows) -> Lines:
         part = PARTS[name]
         missing = [question for question in part.questions() if rows.answer(question) is None]
         note = ["", f"Not searched yet: {in_words(missing)}."] if missing else []
@@ -130,7 +130,7 @@ def best_section(name: str) -> Callable[[Rows], Lines]:
     return lines
 
 
-def paper_section(rows: Rows) -> Lines:
+def paper_section(rows: CapacityRows) -> Lines:
     """Return the paper's own comparison, with known and exact and with predicted and measured."""
     known, predicted = (as_in_paper(conditions, rows) for conditions in (KNOWN, PREDICTED))
     cells = [
@@ -151,7 +151,7 @@ def paper_section(rows: Rows) -> Lines:
     return in_table(heads, [*cells, mean])
 
 
-def all_policies(rows: Rows) -> Lines:
+def all_policies(rows: CapacityRows) -> Lines:
     """Return tuned capacities of all policies, the highest sum first."""
     lines = {name: [best_cell(rows, name, s) for s in PAPER] for name in (OURS, *AT_BEST)}
     names = sorted(lines, key=lambda name: -sum(rate for rate, _ in lines[name]))
@@ -160,7 +160,7 @@ def all_policies(rows: Rows) -> Lines:
     return in_table(["", *PAPER], [bound, *cells])
 
 
-def bound_shares(rows: Rows) -> Lines:
+def bound_shares(rows: CapacityRows) -> Lines:
     """Return the tuned capacity of each strong policy as a share of the bound."""
     bound_rps = {name: best_cell(rows, ORACLE, name)[0] for name in PAPER}
     cells = []
@@ -175,7 +175,7 @@ def shown(policy: str) -> str:
     return "distserve (per GPU)" if policy == DISTSERVE else f"[{name}](policies/{name}.md)"
 
 
-def best_cell(rows: Rows, policy: str, name: str) -> tuple[float, str]:
+def best_cell(rows: CapacityRows, policy: str, name: str) -> tuple[float, str]:
     """Return the higher of the policy's rates with a drafter and without, and its text."""
     plain = policy.removesuffix(SPECULATING)
     found = {p: rows.answer(Question(name, p, ONE_SAMPLE)) for p in dict.fromkeys((policy, plain))}
@@ -186,7 +186,7 @@ def best_cell(rows: Rows, policy: str, name: str) -> tuple[float, str]:
     return best_rps, f"{best_rps:.3g}"
 
 
-def as_published(rows: Rows) -> Lines:
+def as_published(rows: CapacityRows) -> Lines:
     """Return capacities without a drafter, as the papers compare them."""
 
     def text(policy: str, name: str, conditions: SearchConditions) -> str:
@@ -198,7 +198,7 @@ def as_published(rows: Rows) -> Lines:
     return in_table(["", *PAPER], [vllm, *cells])
 
 
-def grids(_: Rows) -> Lines:
+def grids(_: CapacityRows) -> Lines:
     """Return the settings that were tried for each policy."""
     coder = scenario("coder")
     tried = {policy: grid_of(policy, coder) for policy in AT_BEST}
@@ -220,7 +220,7 @@ def in_table(heads: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1
     return [f"| {' | '.join(line)} |" for line in (heads, rule, *lines)]
 
 
-SECTIONS: Mapping[str, Callable[[Rows], Lines]] = {
+SECTIONS: Mapping[str, Callable[[CapacityRows], Lines]] = {
     "lead": lead,
     "best-predicted": best_section("predicted-best"),
     "best-known": best_section("best"),

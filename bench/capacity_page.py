@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from capacity_parts import DISTSERVE, OURS, Part
-from capacity_rows import Rows
+from capacity_parts import DISTSERVE, OURS, PagePart
+from capacity_rows import CapacityRows
 from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.report import capacity_rps, summary_line, table
 from penstock_cli.capacity.search import CapacityResult
@@ -45,13 +45,13 @@ class Versus:
         return self.ours_rps / max(self.best_rps, self.distserve_rps or 0.0)
 
 
-def page_of(parts: Mapping[str, Part], rows: Rows) -> str:
+def page_of(parts: Mapping[str, PagePart], rows: CapacityRows) -> str:
     """Return the whole page."""
     sections = [section(part, rows) for part in parts.values()]
     return "\n".join(["# Capacity\n", "`make bench-capacity` wrote this page.\n", *sections])
 
 
-def section(part: Part, rows: Rows) -> str:
+def section(part: PagePart, rows: CapacityRows) -> str:
     """Return one table: ratios if the part has them, then every row, then missing searches."""
     requested = part.questions()
     answers = [answer for question in requested if (answer := rows.answer(question))]
@@ -65,7 +65,7 @@ def section(part: Part, rows: Rows) -> str:
     return "\n".join(lines)
 
 
-def versus(part: Part, rows: Rows, *, drafters: bool = True) -> list[Versus]:
+def versus(part: PagePart, rows: CapacityRows, *, drafters: bool = True) -> list[Versus]:
     """Compare slos-serve with the best other policy, in scenarios in which a tuned one was searched.
 
     A policy counts with its drafter or without, whichever has the higher rate. drafters: False for without.
@@ -73,7 +73,7 @@ def versus(part: Part, rows: Rows, *, drafters: bool = True) -> list[Versus]:
     return [found for name in part.scenarios if (found := _versus(part, rows, name, drafters))]
 
 
-def _versus(part: Part, rows: Rows, scenario: str, drafters: bool) -> Versus | None:
+def _versus(part: PagePart, rows: CapacityRows, scenario: str, drafters: bool) -> Versus | None:
     def rate_rps(policy: str) -> float | None:
         answer = rows.answer(Question(scenario, policy, part.conditions))
         return None if answer is None else capacity_rps(answer)

@@ -56,8 +56,8 @@ FOUR = replace(KNOWN, replicas=4, seeds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One table. versus_best: whether it compares slos-serve with the best other policy."""
+class PagePart:
+    """One table of the page. versus_best: whether it compares slos-serve with the best other policy."""
 
     title: str
     conditions: SearchConditions
@@ -70,33 +70,33 @@ class Part:
 
 
 PARTS = {
-    "predicted-best": Part(
+    "predicted-best": PagePart(
         "Predicted lengths, measured timing: rivals at their best",
         PREDICTED,
         PAPER,
         (OURS, *STRONGEST),
         versus_best=True,
     ),
-    "best": Part(
+    "best": PagePart(
         "Known lengths, exact timing: rivals at their best",
         ONE_SAMPLE,
         PAPER,
         (OURS, *AT_BEST),
         versus_best=True,
     ),
-    "kernels": Part(
+    "kernels": PagePart(
         "On engines with measured kernel tables",
         replace(PREDICTED, seeds=1),
         ON_KERNELS,
         (OURS, *STRONGEST),
         versus_best=True,
     ),
-    "known": Part("Known lengths, exact timing: vLLM and Sarathi as in the paper", KNOWN, PAPER, MAIN),
-    "predicted": Part(
+    "known": PagePart("Known lengths, exact timing: vLLM and Sarathi as in the paper", KNOWN, PAPER, MAIN),
+    "predicted": PagePart(
         "Predicted lengths, measured timing: vLLM and Sarathi as in the paper", PREDICTED, PAPER, MAIN
     ),
-    "bound": Part("Share of the bound", ONE_SAMPLE, PAPER, (OURS, "oracle")),
-    "four": Part("Four replicas", FOUR, SCALED, (OURS,)),
-    "papers": Part("Rivals as in their papers, without a drafter", ONE_SAMPLE, PAPER, AS_IN_PAPERS),
-    "others": Part("Scenarios that the paper does not have", replace(PREDICTED, seeds=1), OTHERS, MAIN),
+    "bound": PagePart("Share of the bound", ONE_SAMPLE, PAPER, (OURS, "oracle")),
+    "four": PagePart("Four replicas", FOUR, SCALED, (OURS,)),
+    "papers": PagePart("Rivals as in their papers, without a drafter", ONE_SAMPLE, PAPER, AS_IN_PAPERS),
+    "others": PagePart("Scenarios that the paper does not have", replace(PREDICTED, seeds=1), OTHERS, MAIN),
 }

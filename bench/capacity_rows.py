@@ -17,7 +17,7 @@ from penstock_cli.capacity.trial_log import code_digest
 DIGEST_DIGITS = 12
 
 
-class Rows:
+class CapacityRows:
     """The rows of a file, by question. The file is rewritten with every answer."""
 
     def __init__(self, path: Path) -> None:

@@ -17,7 +17,7 @@ Shape = Callable[[Random], tuple[str, int, int]]
 
 
 @dataclass(frozen=True)
-class Contender:
+class ConfiguredPolicy:
     """A scheduler with its settings. policy: a name, or an instance if its knobs differ from the defaults."""
 
     name: str
@@ -39,7 +39,7 @@ def exact(fleet: Fleet) -> Fleet:
 
 
 @dataclass(frozen=True)
-class Load:
+class RequestLoad:
     """The requests: their shape and number, and the seed."""
 
     shape: Shape
@@ -47,7 +47,9 @@ class Load:
     seed: int
 
 
-def served(fleet: Fleet, contender: Contender, load: Load, rate_rps: float) -> list[SimulatedOutcome]:
+def served(
+    fleet: Fleet, contender: ConfiguredPolicy, load: RequestLoad, rate_rps: float
+) -> list[SimulatedOutcome]:
     """Serve all requests at a rate, and return their outcomes."""
     policy = contender.policy
     fleet = replace(fleet, limits=contender.limits)
@@ -65,8 +67,8 @@ def attainment(outcomes: Sequence[SimulatedOutcome]) -> float:
 def print_highest_rates(
     title: str,
     fleet: Fleet,
-    contenders: Sequence[Contender],
-    load: Load,
+    contenders: Sequence[ConfiguredPolicy],
+    load: RequestLoad,
     targets: Sequence[float],
     *,
     most_rps: float,
@@ -79,7 +81,7 @@ def print_highest_rates(
     print(f"\n{title}\n{'':<{width}}" + "".join(f"{head:>15}" for head in heads))
     for contender in contenders:
 
-        def attained(rate_rps: float, contender: Contender = contender) -> float:
+        def attained(rate_rps: float, contender: ConfiguredPolicy = contender) -> float:
             return attainment(served(fleet, contender, load, rate_rps))
 
         rates = highest_rates(attained, targets, most_rps, least_rps=least_rps, steps=steps)

@@ -59,7 +59,7 @@ class SloCount(NamedTuple):
         return f"{self.met / self.admitted:>7.2%} of {self.admitted:>5}" if self.admitted else f"{'-':>16}"
 
 
-class Sample(NamedTuple):
+class DisturbanceCounts(NamedTuple):
     """Counts of one run. judged: admitted requests that the goal covers. slow: those during the slow-down."""
 
     ended: int
@@ -67,9 +67,9 @@ class Sample(NamedTuple):
     judged: SloCount
     slow: SloCount
 
-    def plus(self, other: "Sample") -> "Sample":
+    def plus(self, other: "DisturbanceCounts") -> "DisturbanceCounts":
         counts = self.judged.plus(other.judged), self.slow.plus(other.slow)
-        return Sample(self.ended + other.ended, self.met + other.met, *counts)
+        return DisturbanceCounts(self.ended + other.ended, self.met + other.met, *counts)
 
 
 def slo_count(outcomes: Iterable[SimulatedOutcome], from_s: float, until_s: float) -> SloCount:
@@ -84,7 +84,7 @@ def slo_count(outcomes: Iterable[SimulatedOutcome], from_s: float, until_s: floa
 
 def sample(
     name: str, disturbance: str, seed: int, load: float, arrivals_end_s: float = ARRIVALS_END_S
-) -> Sample:
+) -> DisturbanceCounts:
     workload = scenario(name)
     fleet = fleet_of(workload, "slos-serve", LengthKnowledge.PREDICTED, TruthKind.MEASURED)
     fleet = replace(fleet, disturbance=DISTURBANCES[disturbance])
@@ -94,7 +94,7 @@ def sample(
     settled_s = SLOW_FROM_S + SETTLED_S
     from_s = settled_s if disturbance == "slow-down" else 0.0
     met = sum(outcome.met for outcome in ended)
-    return Sample(
+    return DisturbanceCounts(
         len(ended), met, slo_count(ended, from_s, float("inf")), slo_count(ended, settled_s, SLOW_UNTIL_S)
     )
 
@@ -122,7 +122,7 @@ def main() -> None:
             for how, name in rows
         ]
         for (how, name), samples in zip(rows, running, strict=True):
-            whole = reduce(Sample.plus, [one.result() for one in samples])
+            whole = reduce(DisturbanceCounts.plus, [one.result() for one in samples])
             while_slow = whole.slow if how == "slow-down" else ""
             attained = f"{whole.met / whole.ended:>9.4f}"
             print(f"{how:>11} {name:>18} {attained} {whole.judged!s:>17} {while_slow!s:>18}", flush=True)

@@ -41,7 +41,7 @@ spec:
 """
 
 
-class Stream(asyncio.Protocol):
+class CountingClient(asyncio.Protocol):
     """A client that only counts tokens."""
 
     def __init__(self) -> None:
@@ -128,12 +128,12 @@ async def counted(port: int, name: str) -> float:
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + "{"))
 
 
-async def connected(port: int, streams: int, prompt_tokens: int) -> list[Stream]:
+async def connected(port: int, streams: int, prompt_tokens: int) -> list[CountingClient]:
     """Return open streams, all of which decode."""
     loop = asyncio.get_running_loop()
-    clients: list[Stream] = []
+    clients: list[CountingClient] = []
     for _ in range(streams):
-        transport, client = await loop.create_connection(Stream, "127.0.0.1", port)
+        transport, client = await loop.create_connection(CountingClient, "127.0.0.1", port)
         transport.write(request(prompt_tokens))
         clients.append(client)
     while min(client.events for client in clients) < 5:  # noqa: ASYNC110  # counted in a callback

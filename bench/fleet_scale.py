@@ -28,7 +28,7 @@ PROGRAMS = {"router": ("--port", "address"), "picker": ("--ext-authz-port", "ext
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class FrontCosts:
     """Figures of one front: microseconds per request, milliseconds of CPU per second at rest, memory."""
 
     request_us: float
@@ -101,14 +101,14 @@ def front(host: Machine, name: str, pool: Path, ports: list[str]) -> tuple[Start
     return started[0], f"http://{addresses[0][word]}"
 
 
-async def costs(front: Started, url: str, duration_s: float) -> Measured:
+async def costs(front: Started, url: str, duration_s: float) -> FrontCosts:
     await exchange_all(url, range(300), CONNECTIONS, stream=False)
     before_s = cpu_s(front.pid)
     answers = await exchange_all(url, for_seconds(duration_s), CONNECTIONS, stream=False)
     busy_s = cpu_s(front.pid)
     await asyncio.sleep(duration_s)
     rest_s = cpu_s(front.pid)
-    return Measured(
+    return FrontCosts(
         (busy_s - before_s) / answers.requests * 1e6,
         (rest_s - busy_s) / duration_s * 1000,
         rss_mib(front.pid),

@@ -59,7 +59,7 @@ def outcomes(name: str, rate_rps: float, terms: Terms, seed: int) -> Iterator[Si
     return simulate(fleet, requests, seed)
 
 
-class Setting(NamedTuple):
+class SloSetting(NamedTuple):
     """A row of the table."""
 
     scenario: str
@@ -67,7 +67,7 @@ class Setting(NamedTuple):
     rate_rps: float
 
 
-class Sample(NamedTuple):
+class RunCounts(NamedTuple):
     """Counts of one run of a setting."""
 
     ended: int
@@ -76,19 +76,19 @@ class Sample(NamedTuple):
     broken: int
 
 
-def sample(setting: Setting, seed: int) -> Sample:
+def sample(setting: SloSetting, seed: int) -> RunCounts:
     ended = list(outcomes(setting.scenario, setting.rate_rps, TERMS[setting.terms], seed))
     admitted = [outcome for outcome in ended if outcome.verdict is FirstVerdict.ADMITTED]
     broken = sum(not outcome.met for outcome in admitted)
-    return Sample(len(ended), sum(outcome.met for outcome in ended), len(admitted), broken)
+    return RunCounts(len(ended), sum(outcome.met for outcome in ended), len(admitted), broken)
 
 
-def settings(scenarios: list[str]) -> Iterator[Setting]:
+def settings(scenarios: list[str]) -> Iterator[SloSetting]:
     for name, terms in TERMS.items():
         for scenario_name in scenarios:
             if terms.speculates or scenario(scenario_name).speculation is not None:
                 for factor in (1.0, OVERLOAD):
-                    yield Setting(scenario_name, name, NEAR_CAPACITY_RPS[scenario_name] * factor)
+                    yield SloSetting(scenario_name, name, NEAR_CAPACITY_RPS[scenario_name] * factor)
 
 
 def main() -> None:

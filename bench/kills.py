@@ -40,7 +40,7 @@ UP_S = 3.0
 
 
 @dataclass(slots=True)
-class Stream:
+class TimedStream:
     """One request. times_s: arrival times of its events with text. problem: how it was cut or wrong."""
 
     number: int
@@ -69,7 +69,7 @@ class Kill:
 
     kind: Kind
     replica: str
-    streams: list[Stream]
+    streams: list[TimedStream]
 
 
 def main() -> int:
@@ -90,9 +90,9 @@ def main() -> int:
     return 1 if any(stream.problem for stream in streams) else 0
 
 
-async def measured(pool: LivePool, options: argparse.Namespace) -> tuple[list[Stream], list[Kill]]:
+async def measured(pool: LivePool, options: argparse.Namespace) -> tuple[list[TimedStream], list[Kill]]:
     """Send the requests and kill processes; return all streams and kills."""
-    streams: list[Stream] = []
+    streams: list[TimedStream] = []
     kills: list[Kill] = []
     restarts: list[asyncio.Task[None]] = []
     killed_at = 0
@@ -104,7 +104,7 @@ async def measured(pool: LivePool, options: argparse.Namespace) -> tuple[list[St
         async with asyncio.TaskGroup() as group:
             for number in range(options.requests):
                 await asyncio.sleep(begin_s + number / options.rate - time.monotonic())
-                stream = Stream(number, time.monotonic())
+                stream = TimedStream(number, time.monotonic())
                 streams.append(stream)
                 group.create_task(read(client, pool, stream, wholes[number % TEXTS]))
                 back = not restarts or restarts[-1].done()
@@ -124,7 +124,7 @@ async def start_again(pool: LivePool, kind: Kind, replica: str) -> None:
     await asyncio.to_thread(pool.start, kind, replica)
 
 
-async def read(client: openai.AsyncOpenAI, pool: LivePool, stream: Stream, whole: Ended) -> None:
+async def read(client: openai.AsyncOpenAI, pool: LivePool, stream: TimedStream, whole: Ended) -> None:
     """Read one stream to its end, and record what was wrong with it."""
     number = stream.number % TEXTS
     endpoint: Any = client.completions if number % 2 else client.chat.completions
@@ -152,7 +152,9 @@ async def read(client: openai.AsyncOpenAI, pool: LivePool, stream: Stream, whole
     stream.ended_s = time.monotonic()
 
 
-def rows(pool: LivePool, streams: list[Stream], kills: list[Kill], options: argparse.Namespace) -> list[str]:
+def rows(
+    pool: LivePool, streams: list[TimedStream], kills: list[Kill], options: argparse.Namespace
+) -> list[str]:
     """Return the table, and a line for each stream that was cut or wrong."""
     load = " ".join(f"{each:.1f}" for each in os.getloadavg())
     lines = [f"{len(streams)} requests of {TOKENS} tokens, {options.rate:g} a second, load {load}"]
@@ -161,7 +163,7 @@ def rows(pool: LivePool, streams: list[Stream], kills: list[Kill], options: argp
         f"{'pause p50 s':>13}{'p99 s':>7}{'kept SLO %':>12}"
     )
     moved_ids = {id(stream) for kill in kills for stream in kill.streams}
-    groups: dict[str, list[Stream]] = {
+    groups: dict[str, list[TimedStream]] = {
         kind: [one for kill in kills if kill.kind == kind for one in kill.streams] for kind in KINDS
     }
     groups |= {"none": [stream for stream in streams if id(stream) not in moved_ids]}

@@ -32,7 +32,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """CPU seconds of a process so far, and its current memory."""
 
     cpu_s: float
@@ -98,7 +98,7 @@ def idle(running: "Running", rest_s: float) -> str:
     return f"{cost(began, running.usage())}; {reconcile_durations(before, running.histogram())}"
 
 
-def cost(before: Usage, after: Usage) -> str:
+def cost(before: ProcessUsage, after: ProcessUsage) -> str:
     """Return time, CPU and memory between two readings."""
     took_s, cpu_s = after.at_s - before.at_s, after.cpu_s - before.cpu_s
     return f"{took_s:5.1f} s, CPU {cpu_s:5.1f} s ({cpu_s / took_s:5.1%} of a core), {after.rss_mb:3.0f} MB"
@@ -131,12 +131,12 @@ class Running:
     def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
         self._pid, self._address = process.pid, address
 
-    def usage(self) -> Usage:
+    def usage(self) -> ProcessUsage:
         """Read CPU and memory from /proc."""
         fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
         status = Path(f"/proc/{self._pid}/status").read_text()
         rss_kb = int(re.findall(r"VmRSS:\s+(\d+)", status)[0])
-        return Usage((int(fields[11]) + int(fields[12])) / TICKS, rss_kb / 1024, time.monotonic())
+        return ProcessUsage((int(fields[11]) + int(fields[12])) / TICKS, rss_kb / 1024, time.monotonic())
 
     def histogram(self) -> dict[float, float]:
         """Return cumulative counts of reconciliations by bucket bound, in seconds."""

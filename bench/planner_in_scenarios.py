@@ -32,7 +32,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass
-class Timed:
+class TimedPolicy:
     """A policy whose calls are timed. most_new: candidates of the largest admission."""
 
     policy: Policy[Any]
@@ -58,13 +58,13 @@ def _timed(taken_ms: list[float], act: Callable[[], Answer]) -> Answer:
     return answer
 
 
-def measured(policy: str, name: str, rate_rps: float, requests: int) -> Timed:
+def measured(policy: str, name: str, rate_rps: float, requests: int) -> TimedPolicy:
     workload = scenario(name)
     fleet = fleet_of(workload, policy, LengthKnowledge.PREDICTED, TruthKind.MEASURED)
-    made: list[Timed] = []
+    made: list[TimedPolicy] = []
 
     def build(wanted: str, knobs: Knobs) -> Policy[Any]:
-        made.append(Timed(policies.build(wanted, knobs)))
+        made.append(TimedPolicy(policies.build(wanted, knobs)))
         return made[-1]
 
     for _ in simulate(fleet, islice(arrivals(workload, rate_rps, seed=0), requests), 0, build):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from capacity_parts import OURS, PAPER, PARTS
-from capacity_rows import Rows
+from capacity_rows import CapacityRows
 from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.report import capacity_rps
 from penstock_cli.capacity.search import CapacityResult
@@ -28,7 +28,7 @@ def pages() -> list[Path]:
     return [path for path in sorted(PAGES.glob("*.md")) if path.stem != "README"]
 
 
-def written(page: Path, found: Rows) -> str:
+def written(page: Path, found: CapacityRows) -> str:
     """Return the page with its section written from the table; without the section if there are no rows."""
     text = page.read_text().split(HEADING)[0].rstrip() + "\n"
     lines = list(rows(page.stem, found))
@@ -38,7 +38,7 @@ def written(page: Path, found: Rows) -> str:
     return "".join([text, f"\n{HEADING}\n{INTRODUCTION}\n", *heads, *dict.fromkeys(lines)])
 
 
-def rows(base: str, found: Rows) -> Iterator[str]:
+def rows(base: str, found: CapacityRows) -> Iterator[str]:
     """Yield a line for each table that has the policy in the paper's scenarios."""
     for part in PARTS.values():
         named = {name.partition(ON_ENGINE)[0]: name for name in part.scenarios}
@@ -64,7 +64,7 @@ def _question(scenario: str | None, policy: str, conditions: SearchConditions) -
     return None if scenario is None else Question(scenario, policy, conditions)
 
 
-def _cell(question: Question | None, found: Rows) -> str:
+def _cell(question: Question | None, found: CapacityRows) -> str:
     if question is None:
         return "–"
     answer = found.answer(question)

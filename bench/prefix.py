@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import orjson
-from capacity_rows import Rows
+from capacity_rows import CapacityRows
 from penstock_cli.capacity.question import Question
 from penstock_cli.capacity.search import (
     NO_MISS_LIMIT,
@@ -54,7 +54,7 @@ UNSHARED = (("chatbot", 7.1), ("coder", 2.0), ("arxiv", 2.6))
 
 def main() -> None:
     options = parsed()
-    rows = Rows(RESULTS / "prefix.json")
+    rows = CapacityRows(RESULTS / "prefix.json")
     if options.rate is not None:
         with TrialLog(ROOT / ".venv" / "prefix.jsonl") as memory:
             for cell in cells(options):
@@ -85,7 +85,7 @@ def cells(options: argparse.Namespace) -> list[Cell]:
     return [cell for cell in CELLS if not options.cell or cell.name in options.cell]
 
 
-def questions(options: argparse.Namespace, rows: Rows) -> list[tuple[Cell, Question]]:
+def questions(options: argparse.Namespace, rows: CapacityRows) -> list[tuple[Cell, Question]]:
     """Return the questions to search: first those without a row, then those with a row of other code."""
     wanted = [
         (cell, question)
@@ -128,7 +128,7 @@ def run_at(memory: TrialLog, cell: Cell, rate_rps: float) -> None:
         print(row, flush=True)
 
 
-def search_one(run: SearchRun, rows: Rows, cell: Cell, question: Question) -> None:
+def search_one(run: SearchRun, rows: CapacityRows, cell: Cell, question: Question) -> None:
     """Search one capacity, from its previous result or that of another contender in the cell."""
     print(f"{cell.title}: {question.policy}, {question.conditions.order}", flush=True)
 
@@ -150,7 +150,7 @@ def bounded(question: Question, search: Trials[CapacityResult]) -> Trials[Capaci
         return result_of(question, probe, [tally])
 
 
-def start(rows: Rows, cell: Cell, question: Question) -> RateProbe:
+def start(rows: CapacityRows, cell: Cell, question: Question) -> RateProbe:
     """Return the start of a search: its own result, or that of another rule with the same policy."""
     alike = (
         answer

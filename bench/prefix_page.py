@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 from capacity_page import geometric_mean
-from capacity_rows import Rows
+from capacity_rows import CapacityRows
 from penstock_cli.capacity.search import ANY_RATE_RPS, CapacityResult
 from penstock_cli.capacity.trial import with_sessions
 from penstock_cli.replay.report import number
@@ -41,7 +41,7 @@ HEADS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BestRouting:
     """The result of a contender in a cell: the best of its rules. searched: number of searched rules."""
 
     contender: Contender
@@ -49,7 +49,7 @@ class Found:
     searched: int
 
 
-def write_pages(rows: Rows) -> None:
+def write_pages(rows: CapacityRows) -> None:
     """Write both pages."""
     PAGE.write_text(page_of(rows))
     text = RESEARCH.read_text()
@@ -58,7 +58,7 @@ def write_pages(rows: Rows) -> None:
     )
 
 
-def page_of(rows: Rows) -> str:
+def page_of(rows: CapacityRows) -> str:
     """Return the page with all tables."""
     tables = ["\n".join(section(cell, found)) for cell in CELLS if (found := found_in(cell, rows))]
     head = [
@@ -71,18 +71,18 @@ def page_of(rows: Rows) -> str:
     return "\n".join([*head, *tables, *at_rates(), *missing(rows)])
 
 
-def found_in(cell: Cell, rows: Rows) -> list[Found]:
+def found_in(cell: Cell, rows: CapacityRows) -> list[BestRouting]:
     """Return the results in a cell, by contender."""
     found = []
     for contender in CONTENDERS:
         answers = [a for question in cell.questions(contender) if (a := rows.answer(question)) is not None]
         if answers:
             best = max(answers, key=lambda answer: answer.low_rps)
-            found.append(Found(contender, best, len(answers)))
+            found.append(BestRouting(contender, best, len(answers)))
     return found
 
 
-def ours_and_best_rival(found: Sequence[Found]) -> tuple[CapacityResult, Found] | None:
+def ours_and_best_rival(found: Sequence[BestRouting]) -> tuple[CapacityResult, BestRouting] | None:
     """Return our result and the best rival's; None if the cell lacks one of them."""
     ours = next((one.best for one in found if one.contender.name == OURS), None)
     rivals = [one for one in found if one.contender.name != OURS and one.best.low_rps > 0]
@@ -91,7 +91,7 @@ def ours_and_best_rival(found: Sequence[Found]) -> tuple[CapacityResult, Found] 
     return ours, max(rivals, key=lambda one: one.best.low_rps)
 
 
-def section(cell: Cell, found: Sequence[Found]) -> Iterator[str]:
+def section(cell: Cell, found: Sequence[BestRouting]) -> Iterator[str]:
     """Yield the table of a cell, the highest capacity first."""
     ours = next((one.best.low_rps for one in found if one.contender.name == OURS), 0.0)
     bound = unbounded_share(cell)
@@ -126,18 +126,18 @@ def rate(answer: CapacityResult) -> str:
     return f"{'≥ ' if unbounded(answer) else ''}{answer.low_rps:.4g}"
 
 
-def _of_rules(one: Found) -> str:
+def _of_rules(one: BestRouting) -> str:
     rules = len(one.contender.orders)
     return "" if one.searched == rules else f" ({one.searched} of {rules} rules searched)"
 
 
-def rivals_left(found: Sequence[Found]) -> int:
+def rivals_left(found: Sequence[BestRouting]) -> int:
     """Return the number of rivals with a rule that was not searched."""
     whole = {one.contender.name for one in found if one.searched == len(one.contender.orders)}
     return sum(contender.name not in {OURS, *whole} for contender in CONTENDERS)
 
 
-def summary(rows: Rows) -> list[str]:
+def summary(rows: CapacityRows) -> list[str]:
     """Return the summary of cells in which both sides were searched."""
     cells = [(cell, found_in(cell, rows)) for cell in CELLS]
     pairs = [
@@ -160,7 +160,7 @@ def summary(rows: Rows) -> list[str]:
     return [*lines, "", f"{mean}{least}.", *without_lines()]
 
 
-def row_of(cell: Cell, left: int, ours: CapacityResult, rival: Found) -> str:
+def row_of(cell: Cell, left: int, ours: CapacityResult, rival: BestRouting) -> str:
     """Return a cell's row. left: number of rivals that were not searched, or not with all rules."""
     best = rival.best
     columns = [
@@ -216,7 +216,7 @@ def at_rates() -> list[str]:
     return lines
 
 
-def missing(rows: Rows) -> list[str]:
+def missing(rows: CapacityRows) -> list[str]:
     """Return lines about missing searches."""
     lines = []
     for cell in CELLS:

@@ -22,7 +22,7 @@ from pathlib import Path
 import uvloop
 from overhead import fleet, measures, profiles, report
 from overhead.load import interleave
-from overhead.machine import OTHER_CORE, Way
+from overhead.machine import OTHER_CORE, EngineRoute
 from overhead.measures import Measurements
 from overhead.ways import OURS, WAYS, ways
 
@@ -94,7 +94,7 @@ def settings(options: argparse.Namespace) -> str:
 
 
 async def measured(
-    running: dict[str, Way], results: dict[str, Measurements], options: argparse.Namespace
+    running: dict[str, EngineRoute], results: dict[str, Measurements], options: argparse.Namespace
 ) -> None:
     for name, way in running.items():
         measures.idle_memory(way, results[name])
@@ -112,13 +112,13 @@ async def measured(
                 await measures.tokens(way, costs, min(streams, way.most_streams), options.seconds)
 
 
-async def measure_memory(running: dict[str, Way], results: dict[str, Measurements]) -> None:
+async def measure_memory(running: dict[str, EngineRoute], results: dict[str, Measurements]) -> None:
     for name, way in running.items():
         progress(f"memory: {name}")
         await measures.memory(way, results[name], MEMORY_STREAMS)
 
 
-async def profiled(way: Way, options: argparse.Namespace, folder: Path) -> str:
+async def profiled(way: EngineRoute, options: argparse.Namespace, folder: Path) -> str:
     lines = [
         f"{way.name}: largest costs, share of the process's busy time (py-spy, own time with its C code)"
     ]

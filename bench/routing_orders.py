@@ -41,7 +41,7 @@ class Run(NamedTuple):
     hops: float
 
 
-class Setting(NamedTuple):
+class RoutingSetting(NamedTuple):
     """A fleet under load."""
 
     scenario: str
@@ -54,7 +54,7 @@ class Setting(NamedTuple):
     placement_delay_s: float = inf
 
 
-def served(setting: Setting, seed: int, laps: int) -> Run:
+def served(setting: RoutingSetting, seed: int, laps: int) -> Run:
     """Serve one sample, and return its results."""
     workload = scenario(setting.scenario)
     fleet = Fleet(
@@ -83,7 +83,7 @@ def served(setting: Setting, seed: int, laps: int) -> Run:
     return Run(sum(kept.values()) / len(kept), first / requests, hops / requests)
 
 
-def samples(pool: Executor, setting: Setting, options: argparse.Namespace) -> list[Run]:
+def samples(pool: Executor, setting: RoutingSetting, options: argparse.Namespace) -> list[Run]:
     """Serve every sample on all cores, and return the results."""
     seeds = range(options.seeds)
     return list(pool.map(served, repeat(setting), seeds, repeat(options.laps)))
@@ -100,7 +100,7 @@ def orders(pool: Executor, options: argparse.Namespace) -> None:
                 )
                 print("| order | attained % | to round-robin | admitted at first % | hops |")
                 print("|---|--:|--:|--:|--:|", flush=True)
-                setting = Setting(
+                setting = RoutingSetting(
                     *(name, "", options.replicas, max_hops, age_ms / 1000, rate_rps),
                     *(options.routers, options.placement_delay_ms / 1000),
                 )
@@ -116,7 +116,7 @@ def routers(options: argparse.Namespace) -> str:
     return f"{options.routers} routers that share {shares}"
 
 
-def _compare(pool: Executor, setting: Setting, options: argparse.Namespace) -> None:
+def _compare(pool: Executor, setting: RoutingSetting, options: argparse.Namespace) -> None:
     reference: list[Run] = []
     for order in options.order:
         runs = samples(pool, setting._replace(order=order), options)
@@ -140,14 +140,14 @@ def scaling(pool: Executor, options: argparse.Namespace) -> None:
     print(f"\n| scenario | 1 replica, /s | order | {many} replicas, /s each | times one replica |")
     print("|---|--:|---|--:|--:|", flush=True)
     for name in options.scenario:
-        alone_rps = _capacity_rps(pool, Setting(name, "round-robin", 1, 1, 0.005, 1.0), options)
+        alone_rps = _capacity_rps(pool, RoutingSetting(name, "round-robin", 1, 1, 0.005, 1.0), options)
         for order in options.order:
-            each_rps = _capacity_rps(pool, Setting(name, order, many, many, 0.005, alone_rps), options)
+            each_rps = _capacity_rps(pool, RoutingSetting(name, order, many, many, 0.005, alone_rps), options)
             times = many * each_rps / alone_rps
             print(f"| {name} | {alone_rps:.3f} | {order} | {each_rps:.3f} | {times:.2f} |", flush=True)
 
 
-def _capacity_rps(pool: Executor, setting: Setting, options: argparse.Namespace) -> float:
+def _capacity_rps(pool: Executor, setting: RoutingSetting, options: argparse.Namespace) -> float:
     """Return the highest rate per replica that attains, searched outwards from the setting's rate."""
 
     def kept(rate_rps: float) -> bool:

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from random import Random
 
-from claims import Contender, Load, exact, log_normal, print_highest_rates
+from claims import ConfiguredPolicy, RequestLoad, exact, log_normal, print_highest_rates
 from penstock_core.domain.replica_view import Limits
 from penstock_core.domain.slo import Slo, Tier
 from penstock_core.policies.sola.policy import Sola
@@ -25,15 +25,15 @@ SETTINGS = {
     "llama-3-70b-4xa100 loose": ("llama-3-70b-4xa100", 1.0, 0.4, 12.0),
 }
 CONTENDERS = (
-    Contender("vllm-legacy (vLLM-D)", "vllm-legacy"),
-    Contender("vllm 1024 (vLLM-S)", "vllm", Limits(1024)),
-    Contender("sjf", "sjf"),
-    Contender("sola", "sola"),
+    ConfiguredPolicy("vllm-legacy (vLLM-D)", "vllm-legacy"),
+    ConfiguredPolicy("vllm 1024 (vLLM-S)", "vllm", Limits(1024)),
+    ConfiguredPolicy("sjf", "sjf"),
+    ConfiguredPolicy("sola", "sola"),
 )
 ABLATIONS = (
-    Contender("sola", Sola()),
-    Contender("eq. 2 to the last moment", Sola(patience=1.0)),
-    Contender("window of 1", Sola(window=1)),
+    ConfiguredPolicy("sola", Sola()),
+    ConfiguredPolicy("eq. 2 to the last moment", Sola(patience=1.0)),
+    ConfiguredPolicy("window of 1", Sola(window=1)),
 )
 
 
@@ -48,7 +48,9 @@ def fleet(model: str, ttft_s: float, tpot_s: float) -> Fleet:
     )
 
 
-def table(name: str, pool: Fleet, contenders: Sequence[Contender], load: Load, most_rps: float) -> None:
+def table(
+    name: str, pool: Fleet, contenders: Sequence[ConfiguredPolicy], load: RequestLoad, most_rps: float
+) -> None:
     print_highest_rates(
         name, pool, contenders, load, (0.9, 0.99), most_rps=most_rps, least_rps=most_rps / 8, steps=5
     )
@@ -59,7 +61,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000, help="per run (default 1000)")
     parser.add_argument("--seed", type=int, default=1, help="of arrivals and engine (default 1)")
     options = parser.parse_args()
-    load = Load(chat, options.requests, options.seed)
+    load = RequestLoad(chat, options.requests, options.seed)
     for name, (model, ttft_s, tpot_s, most_rps) in SETTINGS.items():
         table(name, fleet(model, ttft_s, tpot_s), CONTENDERS, load, most_rps)
     model, ttft_s, tpot_s, most_rps = SETTINGS["llama-3-70b-4xa100 tight"]

@@ -27,7 +27,17 @@ from typing import NamedTuple
 
 from penstock_runtime.serving import listen
 from unmodified import servers
-from unmodified.load import KINDS, Outcome, Planned, arrivals, closed_loop, one, open_loop, send, session
+from unmodified.load import (
+    KINDS,
+    MeasuredOutcome,
+    Planned,
+    arrivals,
+    closed_loop,
+    one,
+    open_loop,
+    send,
+    session,
+)
 
 PENSTOCK = servers.PROJECT / ".venv" / "bin" / "penstock"
 
@@ -45,16 +55,16 @@ spec:
 TIER = "  - {{name: {name}, slo: {{ttft: {ttft_ms}ms, tpot: {tpot_ms}ms}}}}\n"
 
 
-class Targets(NamedTuple):
+class TierTargets(NamedTuple):
     ttft_s: float
     tpot_s: float
 
 
-class Load(NamedTuple):
+class PlannedLoad(NamedTuple):
     """The load that every way gets."""
 
     planned: list[Planned]
-    targets: dict[str, Targets]
+    targets: dict[str, TierTargets]
     capacity_rps: float
 
 
@@ -87,13 +97,13 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measured(engine: servers.Engine, model: Path, options: argparse.Namespace) -> str:
+def measured(engine: servers.UnmodifiedEngine, model: Path, options: argparse.Namespace) -> str:
     """Measure one engine in all ways, and return its page."""
     with servers.serving(engine, model, free_port()) as url:
         targets = asyncio.run(targets_of(url, engine.model))
         capacity_rps = asyncio.run(closed_loop(url, engine.model, clients=12, seconds=10.0))
         planned = arrivals(options.load * capacity_rps, options.seconds, options.seed)
-        load = Load(planned, targets, capacity_rps)
+        load = PlannedLoad(planned, targets, capacity_rps)
         profiled(url, engine, model.parent, options.profile_seconds)
         rows = [directly(url, engine, load)]
         for policy in options.policies.split(","):
@@ -105,12 +115,12 @@ def measured(engine: servers.Engine, model: Path, options: argparse.Namespace) -
     return page(engine, load, rows)
 
 
-async def targets_of(url: str, model: str) -> dict[str, Targets]:
+async def targets_of(url: str, model: str) -> dict[str, TierTargets]:
     """Return targets as multiples of a single request's TPOT and a single long prompt's TTFT."""
     random = Random(0)
     async with session() as http:
 
-        async def lone(tier: str) -> Outcome:
+        async def lone(tier: str) -> MeasuredOutcome:
             return await send(http, url, model, one(random, tier), perf_counter())
 
         for tier in KINDS:
@@ -118,22 +128,24 @@ async def targets_of(url: str, model: str) -> dict[str, Targets]:
         pace_s = median([(await lone("chat")).tpot_s for _ in range(5)])
         prompt_s = median([(await lone("summary")).ttft_s for _ in range(5)])
     return {
-        "chat": Targets(2 * prompt_s + 10 * pace_s, 4 * pace_s),
-        "summary": Targets(8 * prompt_s + 10 * pace_s, 10 * pace_s),
+        "chat": TierTargets(2 * prompt_s + 10 * pace_s, 4 * pace_s),
+        "summary": TierTargets(8 * prompt_s + 10 * pace_s, 10 * pace_s),
     }
 
 
-def directly(url: str, engine: servers.Engine, load: Load) -> str:
+def directly(url: str, engine: servers.UnmodifiedEngine, load: PlannedLoad) -> str:
     return row("direct", asyncio.run(open_loop(url, engine.model, load.planned)), load.targets)
 
 
-def profiled(url: str, engine: servers.Engine, folder: Path, seconds: float) -> None:
+def profiled(url: str, engine: servers.UnmodifiedEngine, folder: Path, seconds: float) -> None:
     command = [PENSTOCK, "profile", "--engine", url, "--out", folder / "measured.json"]
     command += ["--seconds", str(seconds), "--longest-prompt", str(engine.max_batch_tokens)]
     subprocess.run([*map(str, command), "--most-requests", "16"], check=True, stdout=subprocess.DEVNULL)
 
 
-def through(url: str, engine: servers.Engine, policy: str, load: Load, folder: Path) -> list[Outcome]:
+def through(
+    url: str, engine: servers.UnmodifiedEngine, policy: str, load: PlannedLoad, folder: Path
+) -> list[MeasuredOutcome]:
     """Send the load through a pool of one replica with this engine."""
     pool, port = folder / f"{policy}.yaml", free_port()
     pool.write_text(pool_text(engine, policy, load.targets))
@@ -145,7 +157,7 @@ def through(url: str, engine: servers.Engine, policy: str, load: Load, folder: P
         return asyncio.run(open_loop(f"http://127.0.0.1:{port}", engine.model, load.planned))
 
 
-def pool_text(engine: servers.Engine, policy: str, targets: dict[str, Targets]) -> str:
+def pool_text(engine: servers.UnmodifiedEngine, policy: str, targets: dict[str, TierTargets]) -> str:
     head = POOL.format(
         model=engine.model,
         more=engine.pool,
@@ -160,7 +172,7 @@ def pool_text(engine: servers.Engine, policy: str, targets: dict[str, Targets]) 
     return head + "".join(tiers)
 
 
-def row(way: str, outcomes: Sequence[Outcome], targets: dict[str, Targets]) -> str:
+def row(way: str, outcomes: Sequence[MeasuredOutcome], targets: dict[str, TierTargets]) -> str:
     """Return a row of the table."""
     answered = [one for one in outcomes if one.status == 200 and one.times_s]
     chat = [one for one in answered if one.tier == "chat"]
@@ -172,11 +184,11 @@ def row(way: str, outcomes: Sequence[Outcome], targets: dict[str, Targets]) -> s
     return "| " + " | ".join(cells) + " |"
 
 
-def percent(outcomes: Sequence[Outcome], targets: dict[str, Targets]) -> str:
+def percent(outcomes: Sequence[MeasuredOutcome], targets: dict[str, TierTargets]) -> str:
     return f"{100 * sum(met(one, targets) for one in outcomes) / len(outcomes):.0f}" if outcomes else "–"
 
 
-def met(outcome: Outcome, targets: dict[str, Targets]) -> bool:
+def met(outcome: MeasuredOutcome, targets: dict[str, TierTargets]) -> bool:
     """Return whether a request was answered and met its tier's targets."""
     of = targets[outcome.tier]
     return (
@@ -187,11 +199,11 @@ def met(outcome: Outcome, targets: dict[str, Targets]) -> bool:
     )
 
 
-def p99(outcomes: Sequence[Outcome], of: Callable[[Outcome], float]) -> str:
+def p99(outcomes: Sequence[MeasuredOutcome], of: Callable[[MeasuredOutcome], float]) -> str:
     return f"{1e3 * quantiles(map(of, outcomes), n=100)[98]:.0f}" if len(outcomes) > 1 else "–"
 
 
-def page(engine: servers.Engine, load: Load, rows: list[str]) -> str:
+def page(engine: servers.UnmodifiedEngine, load: PlannedLoad, rows: list[str]) -> str:
     targets = ", ".join(
         f"{tier}: first token {1e3 * of.ttft_s:.0f} ms, pace {1e3 * of.tpot_s:.0f} ms"
         for tier, of in load.targets.items()

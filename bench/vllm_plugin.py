@@ -74,7 +74,7 @@ def read(receiver: socket.socket) -> None:
         receiver.recv(1 << 20)
 
 
-class Timed:
+class SchedulerTimer:
     """Sums the CPU times of a scheduler's calls, and of vLLM's own methods within them."""
 
     def __init__(self, scheduler: Any) -> None:
@@ -107,7 +107,7 @@ def serve(turns: Connection, kind: Kind, running: int, every: int) -> None:
         engine.add(f"r{number}", 200, 10**6, fields={**FIELDS, "penstock_id": f"p{number}"})
     while sum(request.num_output_tokens > 0 for request in engine.scheduler.running) < running:
         engine.step()
-    timed = Timed(engine.scheduler)
+    timer = SchedulerTimer(engine.scheduler)
     gc.collect()
     gc.disable()
     others_s = process_time() - thread_time()
@@ -115,7 +115,7 @@ def serve(turns: Connection, kind: Kind, running: int, every: int) -> None:
         if every and step % every == 0:
             engine.add(f"more{step}", 800, 2, fields={**FIELDS, "penstock_id": f"more{step}"})
         engine.step()
-        turns.send(timed.taken())
+        turns.send(timer.taken())
     turns.send(process_time() - thread_time() - others_s)
     turns.send(engine.scheduler.faults.counted if kind.steered else {})
 

@@ -49,7 +49,7 @@ class Case(NamedTuple):
     rate_rps: float
 
 
-class Found(NamedTuple):
+class Comparison(NamedTuple):
     """Results of both policies. attained: percent. apart: number of requests with different times."""
 
     case: Case
@@ -73,11 +73,11 @@ def cases(budgets_tokens: Sequence[int], middle_only: bool) -> Iterator[Case]:
                     yield Case(scenario, budget_tokens, drafts, rate_rps)
 
 
-def found(case: Case, most_requests: int) -> Found:
+def comparison(case: Case, most_requests: int) -> Comparison:
     requests = list(_first(arrivals(case.scenario, case.rate_rps, seed=0), most_requests))
     ours, theirs = served(case, "vllm", requests), served(case, VLLM_REAL, requests)
     apart = sum(ours[name] != theirs[name] for name in ours)
-    return Found(case, attained(ours.values()), attained(theirs.values()), apart, len(requests))
+    return Comparison(case, attained(ours.values()), attained(theirs.values()), apart, len(requests))
 
 
 def _first(sample: Iterable[Arrival], most_requests: int) -> Iterator[Arrival]:
@@ -129,23 +129,23 @@ def compare(compared: Sequence[Case], most_requests: int) -> int:
     began_s = process_time()
     print("| scenario | drafts | tokens a step | requests/s | `vllm` % | `vllm-real` % | times differ |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    all_found = []
+    comparisons = []
     for number, case in enumerate(compared, start=1):
-        result = found(case, most_requests)
-        all_found.append(result)
+        result = comparison(case, most_requests)
+        comparisons.append(result)
         print(
             f"| {case.scenario.name} | {case.drafts} | {case.budget_tokens} | {case.rate_rps:g} "
             f"| {result.vllm:.1f} | {result.vllm_real:.1f} | {result.apart} of {result.requests} |",
             flush=True,
         )
         print(f"{number} of {len(compared)}, {process_time() - began_s:.0f} s", file=sys.stderr)
-    print(f"\n{conclusion(all_found)}")
-    return 0 if all(result.agrees for result in all_found) else 1
+    print(f"\n{conclusion(comparisons)}")
+    return 0 if all(result.agrees for result in comparisons) else 1
 
 
-def conclusion(all_found: Sequence[Found]) -> str:
-    plain = [result for result in all_found if not result.case.drafts]
-    most = max(abs(result.vllm - result.vllm_real) for result in all_found)
+def conclusion(comparisons: Sequence[Comparison]) -> str:
+    plain = [result for result in comparisons if not result.case.drafts]
+    most = max(abs(result.vllm - result.vllm_real) for result in comparisons)
     apart, of = sum(result.apart for result in plain), sum(result.requests for result in plain)
     return (
         f"Without drafts {apart} of {of} requests had other times under `vllm` than under vLLM itself. "

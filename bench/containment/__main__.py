@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from containment import cost, hostile_bodies, keys, overload
-from containment.report import Row, keep, page
+from containment.report import GoalRow, keep, page
 from overhead.machine import OTHER_CORE
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -55,8 +55,8 @@ def main() -> int:
     return 0 if met else 1
 
 
-def _parts(options: argparse.Namespace) -> dict[str, Callable[[Path], Sequence[Row]]]:
-    parts: dict[str, Callable[[Path], Sequence[Row]]] = {
+def _parts(options: argparse.Namespace) -> dict[str, Callable[[Path], Sequence[GoalRow]]]:
+    parts: dict[str, Callable[[Path], Sequence[GoalRow]]] = {
         "bodies": lambda folder: hostile_bodies.measured(folder, options.seed),
         "keys": keys.measured,
         "overload": lambda folder: overload.measured(folder, options.minutes),
@@ -65,7 +65,7 @@ def _parts(options: argparse.Namespace) -> dict[str, Callable[[Path], Sequence[R
     return {name: part for name, part in parts.items() if name in (options.only or parts)}
 
 
-def _cost(folder: Path, options: argparse.Namespace) -> Sequence[Row]:
+def _cost(folder: Path, options: argparse.Namespace) -> Sequence[GoalRow]:
     if options.baseline is None:
         print("cost: left out; BASELINE=FOLDER names a checkout to compare with", file=sys.stderr)
         return ()

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from containment.report import Row, row
+from containment.report import GoalRow, row
 from overhead import measures
 from overhead.deployments import BIN, penstock
 from overhead.load import interleave
-from overhead.machine import Way, machine
+from overhead.machine import EngineRoute, machine
 from overhead.measures import Measurements
 
 STEP_MS, STREAMS, WINDOW_S, BURST_S = 30.0, 192, 5.0, 2.0
@@ -46,7 +46,7 @@ class Cost:
         return [now / before for before, now in zip(self.before_us, self.now_us, strict=True)]
 
 
-def measured(folder: Path, baseline: Path, rounds: int) -> list[Row]:
+def measured(folder: Path, baseline: Path, rounds: int) -> list[GoalRow]:
     """Return a row for each kind of work. baseline: a checkout with its `.venv`."""
     with machine(folder) as host:
         running = {
@@ -57,7 +57,7 @@ def measured(folder: Path, baseline: Path, rounds: int) -> list[Row]:
     return [_row(what, _cost(results, field)) for what, field in KINDS.items()] + _parts(results)
 
 
-async def _in_turns(running: Mapping[str, Way], rounds: int) -> dict[str, Measurements]:
+async def _in_turns(running: Mapping[str, EngineRoute], rounds: int) -> dict[str, Measurements]:
     results = {name: Measurements() for name in running}
     for way in running.values():
         await measures.warm_up(way)
@@ -78,7 +78,7 @@ def _cost(
     return Cost(of("before"), of("now"))
 
 
-def _row(what: str, cost: Cost) -> Row:
+def _row(what: str, cost: Cost) -> GoalRow:
     output = (
         f"{cost.ratio:.3f} ({min(cost.ratios):.3f} to {max(cost.ratios):.3f} in {len(cost.ratios)} rounds; "
         f"{median(cost.before_us):.1f} → {median(cost.now_us):.1f} us)"
@@ -86,7 +86,7 @@ def _row(what: str, cost: Cost) -> Row:
     return row(f"CPU per {what}, as a ratio", f"≤ {GOAL}", output, cost.ratio <= GOAL)
 
 
-def _parts(results: Mapping[str, Measurements]) -> list[Row]:
+def _parts(results: Mapping[str, Measurements]) -> list[GoalRow]:
     """Return the rows by process, which have no goal."""
     rows = []
     for what, field in KINDS.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import httptools
-from containment.report import Row, row
+from containment.report import GoalRow, row
 from hostile.bodies import CHAT, COMPLETIONS, MODEL, Body, make_body
 from live import raw_client
 from live.concurrent_streams import ConcurrentStreams
@@ -21,7 +21,7 @@ STREAM_TOKENS = 400
 ANSWERS, ANSWER_TOKENS, TTFT_S = 20, 600, 5.0
 
 
-def measured(folder: Path, seed: int) -> list[Row]:
+def measured(folder: Path, seed: int) -> list[GoalRow]:
     """Measure both, and return the rows."""
     slo = {"ttft": f"{TTFT_S:g}s", "tpot": "500ms", "judge": "window"}
     pool = LivePool(folder, 2, tiers=[{"name": "chat", "slo": slo}], defaultTier="chat")
@@ -32,7 +32,7 @@ def measured(folder: Path, seed: int) -> list[Row]:
         pool.close()
 
 
-async def whole_answers(pool: LivePool) -> Row:
+async def whole_answers(pool: LivePool) -> GoalRow:
     """Request unstreamed answers that take longer than their TTFT target, and return the row."""
     requested = {"prompt": "hello", "max_tokens": ANSWER_TOKENS, "extra_body": {"ignore_eos": True}}
     async with pool.async_client() as client:
@@ -48,7 +48,7 @@ async def whole_answers(pool: LivePool) -> Row:
     )
 
 
-async def hostile_bodies(pool: LivePool, seed: int) -> list[Row]:
+async def hostile_bodies(pool: LivePool, seed: int) -> list[GoalRow]:
     """Send each body once, a few at a time, while streams run, and return the rows."""
     answers: list[tuple[Body, Answer | None, float]] = []
     bodies = iter(list(_bodies(seed)))

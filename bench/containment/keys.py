@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from containment.report import Row, row
+from containment.report import GoalRow, row
 from live.pool import LivePool
 from live.redis import PROGRAM, RedisServer
 from patience import until
@@ -19,7 +19,7 @@ ROUTERS = ("main", "second", "third")
 SHARED_ERROR = 0.05
 
 
-def measured(folder: Path) -> list[Row]:
+def measured(folder: Path) -> list[GoalRow]:
     """Measure both, and return the rows."""
     keys = {name: folder / f"{name}.txt" for name in ("revoked", "requests", "concurrent")}
     for name, file in keys.items():
@@ -64,7 +64,7 @@ def _share(pool: LivePool, redis: RedisServer, folder: Path) -> None:
         until(lambda name=name: pool.router_value("penstock_router_limits_shared", name) == 1, name)  # type: ignore[misc]
 
 
-def _revocation(pool: LivePool, keys: Path) -> Row:
+def _revocation(pool: LivePool, keys: Path) -> GoalRow:
     """Revoke and restore the key a few times, and return a row with the longest time that it still worked."""
     took_s = []
     with httpx2.Client(headers={"authorization": "Bearer key-revoked"}, timeout=60) as client:
@@ -83,7 +83,7 @@ def _revocation(pool: LivePool, keys: Path) -> Row:
     return row("a revoked key is refused", f"within {REVOKED_S:g} s", output, max(took_s) <= REVOKED_S)
 
 
-def _exact(pool: LivePool, routers: Sequence[str], where: str, error: float) -> list[Row]:
+def _exact(pool: LivePool, routers: Sequence[str], where: str, error: float) -> list[GoalRow]:
     rows = []
     for name, limit in (("requests", "requests a minute"), ("concurrent", "concurrent requests")):
         statuses = asyncio.run(_statuses(pool, routers, f"key-{name}"))

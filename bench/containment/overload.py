@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import httpx2
-from containment.report import Row, row
+from containment.report import GoalRow, row
 from live.pool import Kind, LivePool
 from live.process import Started
 from live.raw_http import post
@@ -44,7 +44,7 @@ POOL: dict[str, Any] = {
 
 
 @dataclass
-class Traffic:
+class OverloadTraffic:
     """Sends requests to one router. statuses: counts of answers by status. stalled: answers never read."""
 
     address: tuple[str, int]
@@ -124,7 +124,7 @@ class Memory:
                 self.samples.setdefault(name, []).append(rss_mib(process.pid))
             await asyncio.sleep(SAMPLE_S)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[GoalRow]:
         """Yield each process's memory in the second tenth of the time, the middle, and the last tenth."""
         for name, samples in self.samples.items():
             tenth = max(1, len(samples) // 10)
@@ -138,7 +138,7 @@ class Memory:
             yield row(what, f"≤ {GROWTH} ×", output, late <= GROWTH * early)
 
 
-def measured(folder: Path, minutes: float) -> list[Row]:
+def measured(folder: Path, minutes: float) -> list[GoalRow]:
     """Run the overload, and return the rows."""
     pool = LivePool(folder, 2, **POOL)
     try:
@@ -148,12 +148,12 @@ def measured(folder: Path, minutes: float) -> list[Row]:
         pool.close()
 
 
-async def _overloaded(pool: LivePool, minutes: float) -> list[Row]:
+async def _overloaded(pool: LivePool, minutes: float) -> list[GoalRow]:
     address = pool.address("router", "main")
     capacity = await _capacity(pool, address)
     memory = Memory({name: pool.process(*key) for name, key in PROCESSES.items()})
     watching = asyncio.create_task(memory.watch())
-    before, traffic = _demand(pool), Traffic(address)
+    before, traffic = _demand(pool), OverloadTraffic(address)
     await traffic.send_at(TIMES * capacity, 60 * minutes)
     watching.cancel()
     after = _demand(pool)
@@ -177,7 +177,7 @@ async def _overloaded(pool: LivePool, minutes: float) -> list[Row]:
 
 async def _capacity(pool: LivePool, address: tuple[str, int]) -> float:
     """Return the admitted requests per second under overload."""
-    before, traffic = _demand(pool), Traffic(address)
+    before, traffic = _demand(pool), OverloadTraffic(address)
     began_s = time.monotonic()
     async with asyncio.TaskGroup() as group:
 

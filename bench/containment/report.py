@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
-class Row(NamedTuple):
+class GoalRow(NamedTuple):
     """A figure with its goal. met: None if there is no goal."""
 
     what: str
@@ -17,14 +17,14 @@ class Row(NamedTuple):
     met: bool | None
 
 
-def row(what: str, goal: str, measured: str, met: bool | None) -> Row:
+def row(what: str, goal: str, measured: str, met: bool | None) -> GoalRow:
     """Print the row immediately, because the whole run takes a quarter of an hour, and return it."""
-    made = Row(what, goal, measured, met)
+    made = GoalRow(what, goal, measured, met)
     print(f"{made.what}: {made.measured}{_verdict(made)}", flush=True)
     return made
 
 
-def keep(file: Path, part: str, rows: Sequence[Row]) -> dict[str, Any]:
+def keep(file: Path, part: str, rows: Sequence[GoalRow]) -> dict[str, Any]:
     """Replace a part's rows in the file, and return all parts."""
     parts: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
@@ -44,7 +44,7 @@ def page(parts: Mapping[str, Any], heads: Mapping[str, tuple[str, str]]) -> str:
     for part, (title, conditions) in heads.items():
         if part in parts:
             found = parts[part]
-            rows = [Row(*row) for row in found["rows"]]
+            rows = [GoalRow(*row) for row in found["rows"]]
             lines += ["", f"## {title}", "", conditions]
             lines += [f"{found['date']}, load average at the end {found['load']}.", ""]
             lines += ["| | goal | measured | |", "|---|---|---|---|"]
@@ -55,5 +55,5 @@ def page(parts: Mapping[str, Any], heads: Mapping[str, tuple[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _verdict(line: Row) -> str:
+def _verdict(line: GoalRow) -> str:
     return "" if line.met is None else " (met)" if line.met else " (**missed**)"

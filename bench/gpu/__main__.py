@@ -29,11 +29,11 @@ from penstock_simulator.scenarios import SCENARIOS
 
 from gpu.device import gpus
 from gpu.journal import Journal, Report, digest
-from gpu.load import Load, guess_rps, replay, requests, write_trace
+from gpu.load import LoadOptions, guess_rps, replay, requests, write_trace
 from gpu.options import conditions_of, parsed, target_of, tiers_of
-from gpu.page import Found, as_json, as_page
+from gpu.page import SearchResult, as_json, as_page
 from gpu.search import bracket_of, rates
-from gpu.ways import MEASURED, PENSTOCK, Server, Target, Way, pool_document, profile, write_pool
+from gpu.ways import MEASURED, PENSTOCK, ServingWay, Target, WayServer, pool_document, profile, write_pool
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 LOCAL = RESULTS / "local"
@@ -45,7 +45,7 @@ class Bench(NamedTuple):
     options: argparse.Namespace
     target: Target
     tiers: Mapping[str, Tier]
-    load: Load
+    load: LoadOptions
     folder: Path
     journal: Journal
     ends_s: float
@@ -67,7 +67,7 @@ def main() -> None:
         options=options,
         target=target,
         tiers=tiers_of(options),
-        load=Load(options.seconds, options.scale, options.context_tokens, options.timeout),
+        load=LoadOptions(options.seconds, options.scale, options.context_tokens, options.timeout),
         folder=folder,
         journal=Journal(folder / "trials.jsonl"),
         ends_s=time.monotonic() + 60 * options.minutes,
@@ -86,12 +86,12 @@ def headline(conditions: Mapping[str, Any]) -> str:
     )
 
 
-def all_ways(bench: Bench) -> list[Found]:
+def all_ways(bench: Bench) -> list[SearchResult]:
     """Search vLLM at each budget (each must exceed the best before), then Penstock, in equal times."""
     budgets = sorted(map(int, bench.options.budgets.split(",")), reverse=True)
-    ways = [Way(budget) for budget in budgets]
-    ways += [Way(budgets[0], policy) for policy in bench.options.policies.split(",")]
-    found: list[Found] = []
+    ways = [ServingWay(budget) for budget in budgets]
+    ways += [ServingWay(budgets[0], policy) for policy in bench.options.policies.split(",")]
+    found: list[SearchResult] = []
     for number, way in enumerate(ways):
         now_s = time.monotonic()
         ends_s = now_s + max(bench.ends_s - now_s, 0.0) / (len(ways) - number)
@@ -100,13 +100,15 @@ def all_ways(bench: Bench) -> list[Found]:
     return found
 
 
-def one_way(bench: Bench, way: Way, ends_s: float, before: Sequence[Found]) -> list[Found]:
+def one_way(
+    bench: Bench, way: ServingWay, ends_s: float, before: Sequence[SearchResult]
+) -> list[SearchResult]:
     """Search all scenarios with one way. ends_s: time after which no trial begins."""
     found = []
     names = bench.options.scenarios.split(",")
     document = pool_document(bench.target, way, bench.tiers, "auto")
     write_pool(bench.folder, document)
-    with Server(bench.target, way, bench.folder) as server:
+    with WayServer(bench.target, way, bench.folder) as server:
         measured = bench.folder / MEASURED
         if not measured.exists():
             print("  measuring the engine", flush=True)
@@ -122,8 +124,8 @@ def one_way(bench: Bench, way: Way, ends_s: float, before: Sequence[Found]) -> l
 
 
 def searched(
-    bench: Bench, server: Server, way: Way, scenario: str, *, until_s: float, bar_rps: float
-) -> Found:
+    bench: Bench, server: WayServer, way: ServingWay, scenario: str, *, until_s: float, bar_rps: float
+) -> SearchResult:
     """Search a capacity until `until_s`."""
     model = named_time_model(str(bench.folder / MEASURED))
     assert model is not None
@@ -140,10 +142,10 @@ def searched(
             rate_rps = requested.send(tried[rate_rps])
         except StopIteration:
             finished = True
-    return Found(scenario, way, bracket_of(tried), finished, bench.journal.trials(way.name, scenario))
+    return SearchResult(scenario, way, bracket_of(tried), finished, bench.journal.trials(way.name, scenario))
 
 
-def trial(bench: Bench, server: Server, way: Way, scenario: str, rate_rps: float) -> Report:
+def trial(bench: Bench, server: WayServer, way: ServingWay, scenario: str, rate_rps: float) -> Report:
     """Run a trial at a rate, and store and return its report."""
     url = server.url()
     requested = requests(SCENARIOS[scenario], rate_rps, bench.load)
@@ -162,7 +164,7 @@ def trial(bench: Bench, server: Server, way: Way, scenario: str, rate_rps: float
     return report
 
 
-def write(bench: Bench, conditions: Mapping[str, Any], page: str, found: Sequence[Found]) -> None:
+def write(bench: Bench, conditions: Mapping[str, Any], page: str, found: Sequence[SearchResult]) -> None:
     """Write the page and its JSON: of a GPU to the results, of a CPU to its trials' folder."""
     print(f"\n{page}")
     folder, name = (RESULTS, "gpu") if bench.options.device == "gpu" else (bench.folder, "cpu")

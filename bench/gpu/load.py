@@ -28,7 +28,7 @@ CONCURRENT_DECODES = 32
 """Concurrent decodes that the guess assumes."""
 
 
-class Load(NamedTuple):
+class LoadOptions(NamedTuple):
     """How requests are derived from a scenario. scale: factor on prompt and answer tokens."""
 
     seconds: float
@@ -37,13 +37,13 @@ class Load(NamedTuple):
     timeout_s: float
 
 
-def requests(scenario: Scenario, rate_rps: float, load: Load) -> list[Arrival]:
+def requests(scenario: Scenario, rate_rps: float, load: LoadOptions) -> list[Arrival]:
     """Return the requests of one trial in order, cut to the model's context."""
     sample = takewhile(lambda a: a.arrival_s < load.seconds, arrivals(scenario, rate_rps, 0, laps=20))
     return [fitted(arrival, load) for arrival in sample]
 
 
-def fitted(arrival: Arrival, load: Load) -> Arrival:
+def fitted(arrival: Arrival, load: LoadOptions) -> Arrival:
     """Return a request with scaled lengths, within the context."""
     prompt = max(round(arrival.prompt_tokens * load.scale), 1)
     output = max(round(arrival.output_tokens * load.scale), 1)
@@ -51,7 +51,7 @@ def fitted(arrival: Arrival, load: Load) -> Arrival:
     return arrival._replace(prompt_tokens=prompt, output_tokens=min(output, load.context_tokens - 1 - prompt))
 
 
-def guess_rps(scenario: Scenario, model: TimeModel, load: Load) -> float:
+def guess_rps(scenario: Scenario, model: TimeModel, load: LoadOptions) -> float:
     """Return the first rate: half of the rate that fills the engine with prefills and batched decodes."""
     requests = [fitted(arrival, load) for arrival in arrivals(scenario, 1.0, 0)]
     prompt_tokens = sum(arrival.prompt_tokens for arrival in requests) / len(requests)

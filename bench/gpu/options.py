@@ -15,7 +15,7 @@ from penstock_simulator.scenarios import SCENARIOS
 
 from gpu import cpu
 from gpu.load import SINGLE
-from gpu.ways import Target, Way, pool_document, write_pool
+from gpu.ways import ServingWay, Target, pool_document, write_pool
 
 
 def parsed(about: str) -> argparse.Namespace:
@@ -81,7 +81,7 @@ def target_of(options: argparse.Namespace, folder: Path) -> Target:
         context_tokens=options.context_tokens,
         max_running=options.max_running,
     )
-    write_pool(folder, pool_document(target, Way(options.context_tokens), tiers_of(options), "auto"))
+    write_pool(folder, pool_document(target, ServingWay(options.context_tokens), tiers_of(options), "auto"))
     try:
         vllm = vllm_engine(load_pool(folder / "pool.yaml"), python, in_folder)
     except Failure as failure:

@@ -7,7 +7,7 @@ from penstock_core.domain.slo import Tier
 
 from gpu.journal import Report
 from gpu.search import Bracket
-from gpu.ways import Way, slo_document
+from gpu.ways import ServingWay, slo_document
 
 HEADS = (
     "scenario",
@@ -20,23 +20,23 @@ HEADS = (
 )
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The result of one search. finished: whether it ended before the time was up."""
 
     scenario: str
-    way: Way
+    way: ServingWay
     bracket: Bracket
     finished: bool
     trials: Mapping[float, Report]
 
 
-def best_plain(found: Sequence[Found], scenario: str) -> Found | None:
+def best_plain(found: Sequence[SearchResult], scenario: str) -> SearchResult | None:
     """Return the result of vLLM's best token budget."""
     plain = [one for one in found if one.scenario == scenario and one.way.policy is None]
     return max(plain, key=lambda one: one.bracket.low_rps, default=None)
 
 
-def line(one: Found) -> str:
+def line(one: SearchResult) -> str:
     low_rps, high_rps = one.bracket
     at = one.trials.get(low_rps)
     missed = f"{high_rps:g}" if high_rps else "–"
@@ -55,7 +55,7 @@ def worst(report: Report) -> list[str]:
     return tails
 
 
-def ratios(found: Sequence[Found]) -> list[str]:
+def ratios(found: Sequence[SearchResult]) -> list[str]:
     """Return lines with the ratio of Penstock's capacity to vLLM's best."""
     lines = []
     for one in found:
@@ -66,7 +66,7 @@ def ratios(found: Sequence[Found]) -> list[str]:
     return lines
 
 
-def as_page(head: str, tiers: Mapping[str, Tier], found: Sequence[Found]) -> str:
+def as_page(head: str, tiers: Mapping[str, Tier], found: Sequence[SearchResult]) -> str:
     targets = "; ".join(f"{name}: {_slo(tier)}" for name, tier in tiers.items())
     rule = "|---|---|" + "--:|" * (len(HEADS) - 2)
     table = [f"| {' | '.join(HEADS)} |", rule, *map(line, found)]
@@ -80,7 +80,7 @@ def _slo(tier: Tier) -> str:
     return f"first token {first}, pace {reported.get('tpot', 'any')}"
 
 
-def as_json(conditions: Mapping[str, object], found: Sequence[Found]) -> dict[str, Any]:
+def as_json(conditions: Mapping[str, object], found: Sequence[SearchResult]) -> dict[str, Any]:
     rows = [
         {
             "scenario": one.scenario,

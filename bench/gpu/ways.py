@@ -26,7 +26,7 @@ PENSTOCK = Path(sys.executable).parent / "penstock"
 MEASURED = "measured.json"
 
 
-class Way(NamedTuple):
+class ServingWay(NamedTuple):
     """One way of serving. policy: Penstock's; None for vLLM's scheduler. batch_tokens: token budget."""
 
     batch_tokens: int
@@ -53,7 +53,9 @@ class Target(NamedTuple):
     max_running: int
 
 
-def pool_document(target: Target, way: Way, tiers: Mapping[str, Tier], time_model: str) -> dict[str, Any]:
+def pool_document(
+    target: Target, way: ServingWay, tiers: Mapping[str, Tier], time_model: str
+) -> dict[str, Any]:
     """Return the document of the pool file; JSON is YAML."""
     engine = {
         "type": "vllm",
@@ -92,14 +94,14 @@ def milliseconds(seconds: float | None) -> str | None:
     return None if seconds is None else f"{1e3 * seconds:g}ms"
 
 
-class Server:
+class WayServer:
     """A server of one way, started at the first use of its URL and stopped after the block."""
 
-    def __init__(self, target: Target, way: Way, folder: Path) -> None:
+    def __init__(self, target: Target, way: ServingWay, folder: Path) -> None:
         self._target, self._way, self._folder = target, way, folder
         self._stack, self._url = ExitStack(), ""
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> "WayServer":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -156,7 +158,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def profile(url: str, out: Path, seconds: float, way: Way, max_running: int) -> None:
+def profile(url: str, out: Path, seconds: float, way: ServingWay, max_running: int) -> None:
     """Measure an idle engine, as `penstock profile` does. Raises CalledProcessError."""
     command = [PENSTOCK, "profile", "--engine", url, "--out", out, "--seconds", f"{seconds:g}"]
     command += ["--longest-prompt", str(way.batch_tokens), "--most-requests", str(min(max_running, 64))]

@@ -19,7 +19,7 @@ Runs = Mapping[str, Mapping[int, frozenset[str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundOfTests:
     """Tests that run together, their timeout, and how long a test waits for a condition.
 
     The patience is below the timeout, so that a test that waits in vain fails and detects the mutant.
@@ -37,7 +37,7 @@ class Baseline:
     runs: Runs
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def rounds_for(self, mutant: Mutant, of_package: Sequence[str]) -> list[Round]:
+    def rounds_for(self, mutant: Mutant, of_package: Sequence[str]) -> list[RoundOfTests]:
         """Return the tests that judge a mutant: those that run its line, or those of its file and then all.
 
         of_package: the package's test folders, fast ones first.
@@ -49,20 +49,20 @@ class Baseline:
         all_of_them = [self._round([folder]) for folder in of_package]
         return [*self._of_few(of_file), *self._by_folder(of_file, of_package), *all_of_them]
 
-    def _of_few(self, names: frozenset[str]) -> list[Round]:
+    def _of_few(self, names: frozenset[str]) -> list[RoundOfTests]:
         quickest = sorted(names, key=lambda name: (self.seconds.get(name, 0.0), name))
         return [self._round(quickest[:FEW])] if len(names) > FEW else []
 
-    def _by_folder(self, names: frozenset[str], folders: Sequence[str]) -> list[Round]:
+    def _by_folder(self, names: frozenset[str], folders: Sequence[str]) -> list[RoundOfTests]:
         """Return a round for each folder that has some of these tests."""
         rounds = ([name for name in names if name.startswith(folder)] for folder in folders)
         return [self._round(_named(found)) for found in rounds if found]
 
-    def _round(self, tests: Sequence[str]) -> Round:
+    def _round(self, tests: Sequence[str]) -> RoundOfTests:
         within = tuple(tests)
         usual_s = sum(seconds for name, seconds in self.seconds.items() if name.startswith(within))
         patience_s = max(LEAST_PATIENCE_S, PATIENCE_FACTOR * max(self.seconds.values(), default=0.0))
-        return Round(tests, FACTOR * usual_s + patience_s + GRACE_S, patience_s)
+        return RoundOfTests(tests, FACTOR * usual_s + patience_s + GRACE_S, patience_s)
 
 
 def _named(names: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class EquivalentMark:
     """A mark of mutants.
 
     line: text of the line without indentation. change: `was -> text`. why: why the change is unobservable.
@@ -33,17 +33,17 @@ class InvalidMark(Exception):
     """A mark matches a different number of mutants than it states."""
 
 
-def marks_of(file: Path = EQUIVALENT) -> list[Mark]:
+def marks_of(file: Path = EQUIVALENT) -> list[EquivalentMark]:
     """Read the marks of a file."""
-    return [Mark(**mark) for mark in tomllib.loads(file.read_text()).get("equivalent", [])]
+    return [EquivalentMark(**mark) for mark in tomllib.loads(file.read_text()).get("equivalent", [])]
 
 
-def marked(root: Path, mutants: Sequence[Mutant], marks: Sequence[Mark]) -> set[Mutant]:
+def marked(root: Path, mutants: Sequence[Mutant], marks: Sequence[EquivalentMark]) -> set[Mutant]:
     """Return the marked mutants. All marks must be for the files of the mutants. Raises InvalidMark."""
     return {mutant for mark in marks for mutant in _of(root, mutants, mark)}
 
 
-def _of(root: Path, mutants: Sequence[Mutant], mark: Mark) -> list[Mutant]:
+def _of(root: Path, mutants: Sequence[Mutant], mark: EquivalentMark) -> list[Mutant]:
     lines = (root / mark.file).read_text().splitlines()
     found = [
         mutant

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Self
 
 from coverage import CoverageData
-from mutants.baseline import Baseline, Round, Runs
+from mutants.baseline import Baseline, RoundOfTests, Runs
 from mutants.mutations import Mutant
 from pytest import ExitCode
 
@@ -91,12 +91,12 @@ class Tree:
     def baseline(self, package: str, jobs: int) -> Baseline:
         """Run the tests without a mutant. Raises RedBaseline."""
         flags = [f"--cov={package}/src", "--cov-context=test", "--cov-report=", "-n", str(jobs)]
-        code, seconds = self._pytest(Round(self.tests, inf), *flags, bytecode=True)
+        code, seconds = self._pytest(RoundOfTests(self.tests, inf), *flags, bytecode=True)
         if code:
             raise RedBaseline((self.root / ".printed").read_text()[-4000:])
         return Baseline(self._runs(), seconds)
 
-    def verdict(self, mutant: Mutant, rounds: Sequence[Round]) -> Verdict:
+    def verdict(self, mutant: Mutant, rounds: Sequence[RoundOfTests]) -> Verdict:
         """Return the verdict of the tests on a mutant; a round runs only if all tests before it passed.
 
         The file is restored afterwards.
@@ -122,10 +122,10 @@ class Tree:
         return Verdict.SURVIVED
 
     def _collects(self, tests: Sequence[str]) -> bool:
-        return self._pytest(Round(tests, COLLECTION_S), "--collect-only")[0] == ExitCode.OK
+        return self._pytest(RoundOfTests(tests, COLLECTION_S), "--collect-only")[0] == ExitCode.OK
 
     def _pytest(
-        self, group: Round, *flags: str, interpreted: bool = False, bytecode: bool = False
+        self, group: RoundOfTests, *flags: str, interpreted: bool = False, bytecode: bool = False
     ) -> tuple[int | None, dict[str, float]]:
         """Return the exit code (None after a timeout) and the seconds of each test. bytecode: write it."""
         server = self._server(interpreted)

@@ -9,10 +9,10 @@ from pathlib import Path, PurePosixPath
 import orjson
 from overhead.machine import (
     MEASURED_CORE,
+    EngineRoute,
     FastEngine,
     Machine,
     Started,
-    Way,
     free_port,
     wait_until_ready,
 )
@@ -49,7 +49,7 @@ PICKER = {"envoy+authz": "ext_authz", "envoy+proc": "ext_proc"}
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class FastReplica:
     """A sidecar with a fast engine. grpc, http: its addresses for routers and gateways."""
 
     name: str
@@ -68,7 +68,7 @@ def replicas(
     *,
     http: bool,
     tls: TlsFiles | None = None,
-) -> list[Replica]:
+) -> list[FastReplica]:
     """Start a sidecar and its engine for each pool file.
 
     http: whether sidecars serve gateways too. tls: files of the servers that routers read from.
@@ -94,7 +94,7 @@ def replicas(
         sidecar = machine.start(f"sidecar-{name}-r{number}", command, MEASURED_CORE)
         started.append((sidecar, engine))
     return [
-        Replica(
+        FastReplica(
             f"r{number}",
             _serving(sidecar, "address"),
             _serving(sidecar, "http") if http else "",
@@ -107,13 +107,13 @@ def replicas(
 
 def penstock(
     machine: Machine, step_ms: float, name: str = "penstock", programs: Path = BIN, pool_text: str = POOL
-) -> Way:
+) -> EngineRoute:
     """Start router, sidecar and engine. programs: folder of the first two, of this or another checkout."""
     behind = replicas(machine, name, [pool_text], step_ms, programs, http=False)
     return router(machine, name, behind, programs, pool_text)
 
 
-def gateway(machine: Machine, step_ms: float, name: str) -> Way:
+def gateway(machine: Machine, step_ms: float, name: str) -> EngineRoute:
     """Start Envoy, its picker, a sidecar and its engine. name: selects the protocol of the picker."""
     return envoy(machine, name, replicas(machine, name, [POOL], step_ms, http=True), PICKER[name])
 
@@ -121,12 +121,12 @@ def gateway(machine: Machine, step_ms: float, name: str) -> Way:
 def router(
     machine: Machine,
     name: str,
-    behind: Sequence[Replica],
+    behind: Sequence[FastReplica],
     programs: Path = BIN,
     pool_text: str = POOL,
     *,
     tls: TlsFiles | None = None,
-) -> Way:
+) -> EngineRoute:
     """Start a router in front of replicas. tls: files for its connections to replicas."""
     pool = pool_file(machine, name, pool_text)
     front = machine.start(
@@ -141,12 +141,12 @@ def router(
     )
     url = f"http://{_serving(front, 'address')}"
     wait_until_ready(f"{url}/ready")
-    return Way(name, url, {"router": front.pid} | _pids(behind))
+    return EngineRoute(name, url, {"router": front.pid} | _pids(behind))
 
 
 def envoy(
-    machine: Machine, name: str, behind: Sequence[Replica], protocol: str, pool_text: str = POOL
-) -> Way:
+    machine: Machine, name: str, behind: Sequence[FastReplica], protocol: str, pool_text: str = POOL
+) -> EngineRoute:
     """Start an Envoy and a picker in front of replicas. protocol: between Envoy and picker."""
     folder = machine.folder / name
     folder.mkdir()
@@ -164,10 +164,10 @@ def envoy(
     write_endpoints(Path(settings.endpoints_file), [replica.http for replica in behind])
     picker_filter = {"ext_authz": ext_authz.ext_authz, "ext_proc": ext_proc.ext_proc}[protocol](settings)
     front = _start_envoy(machine, name, settings, bootstrap(settings, picker_filter))
-    return Way(name, _url(settings.api), {"envoy": front.pid, "picker": picker.pid} | _pids(behind))
+    return EngineRoute(name, _url(settings.api), {"envoy": front.pid, "picker": picker.pid} | _pids(behind))
 
 
-def envoy_alone(machine: Machine, step_ms: float, name: str) -> Way:
+def envoy_alone(machine: Machine, step_ms: float, name: str) -> EngineRoute:
     """Start an Envoy in front of an engine: the same configuration without a picker."""
     folder = machine.folder / name
     folder.mkdir()
@@ -177,7 +177,7 @@ def envoy_alone(machine: Machine, step_ms: float, name: str) -> Way:
     config = bootstrap(settings)
     manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     del manager["http_filters"][0]
-    return Way(name, _url(settings.api), {"envoy": _start_envoy(machine, name, settings, config).pid})
+    return EngineRoute(name, _url(settings.api), {"envoy": _start_envoy(machine, name, settings, config).pid})
 
 
 def pool_file(machine: Machine, name: str, text: str) -> Path:
@@ -204,13 +204,13 @@ def _serving(started: Started, what: str) -> str:
     return started.wait_for(rf"(?m)^(?=.*\bevent=ready\b).*\b{what}=(127\.0\.0\.1:\d+)")
 
 
-def _pids(behind: Sequence[Replica]) -> dict[str, int]:
+def _pids(behind: Sequence[FastReplica]) -> dict[str, int]:
     if len(behind) == 1:
         return {"sidecar": behind[0].pid}
     return {f"sidecar {replica.name}": replica.pid for replica in behind}
 
 
-def _replica_flags(behind: Sequence[Replica]) -> tuple[str, ...]:
+def _replica_flags(behind: Sequence[FastReplica]) -> tuple[str, ...]:
     return tuple(word for each in behind for word in ("--replica", f"{each.name}={each.grpc}"))
 
 

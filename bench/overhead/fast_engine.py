@@ -30,7 +30,7 @@ PROMPT_TOKENS = 8
 
 
 @dataclass(eq=False, slots=True)
-class Stream:
+class OpenStream:
     """One streamed answer that has not ended.
 
     usage_each: whether the request wants usage in every chunk. ids: whether it wants token ids.
@@ -46,19 +46,19 @@ class Stream:
     generated: int = 0
 
 
-class Engine:
+class EngineLoop:
     """All streams, and the tick that advances them."""
 
     def __init__(self, step_s: float, telemetry: str | None) -> None:
         self.step_s = step_s
-        self.streams: dict[asyncio.Transport, Stream] = {}
+        self.streams: dict[asyncio.Transport, OpenStream] = {}
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if telemetry else None
         self.telemetry = telemetry
         self.sequence = 0
         if self.socket is not None:
             self.socket.setblocking(False)
 
-    def start(self, stream: Stream) -> None:
+    def start(self, stream: OpenStream) -> None:
         """Send the first token; keep the stream if it has more tokens."""
         stream.transport.write(STREAM_HEAD)
         self._advance(stream)
@@ -77,7 +77,7 @@ class Engine:
                 self._advance(stream)
             self._report()
 
-    def _advance(self, stream: Stream) -> None:
+    def _advance(self, stream: OpenStream) -> None:
         stream.generated += 1
         stream.tokens_left -= 1
         last = stream.tokens_left <= 0
@@ -117,10 +117,10 @@ class Engine:
             self.socket.sendto(report.SerializeToString(), self.telemetry)
 
 
-class Connection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """One keep-alive connection, without pipelining."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineLoop) -> None:
         self.engine = engine
         self.parser = httptools.HttpRequestParser(self)
         self.path, self.body = b"", b""
@@ -152,9 +152,9 @@ class Connection(asyncio.Protocol):
         self.engine.start(stream_of(request, self.transport, chat))
 
 
-def stream_of(request: dict[str, Any], transport: asyncio.Transport, chat: bool) -> Stream:
+def stream_of(request: dict[str, Any], transport: asyncio.Transport, chat: bool) -> OpenStream:
     options = request.get("stream_options") or {}
-    return Stream(
+    return OpenStream(
         transport,
         request_id(request.get("vllm_xargs") or {}),
         chat,
@@ -174,7 +174,7 @@ def request_id(xargs: dict[str, Any]) -> str:
     return str(json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))[2]["penstock_id"])
 
 
-def token_chunk(stream: Stream, last: bool) -> bytes:
+def token_chunk(stream: OpenStream, last: bool) -> bytes:
     reason = "length" if last else None
     choice: dict[str, Any] = (
         {"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": reason}
@@ -191,7 +191,7 @@ def token_chunk(stream: Stream, last: bool) -> bytes:
     return chunked(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
 
 
-def end_chunks(stream: Stream) -> bytes:
+def end_chunks(stream: OpenStream) -> bytes:
     end = b""
     if stream.usage_last:
         event = {**chunk_head(stream.chat), "choices": [], "usage": usage(stream.generated)}
@@ -255,9 +255,11 @@ COMPLETE = json_response(
 
 
 async def serve(port: int, step_s: float, telemetry: str | None, tls: ssl.SSLContext | None) -> None:
-    engine = Engine(step_s, telemetry)
+    engine = EngineLoop(step_s, telemetry)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(engine), "127.0.0.1", port, backlog=2048, ssl=tls)
+    server = await loop.create_server(
+        lambda: ServerConnection(engine), "127.0.0.1", port, backlog=2048, ssl=tls
+    )
     print(f"ready {server.sockets[0].getsockname()[1]}", flush=True)
     await engine.tick_forever()
 

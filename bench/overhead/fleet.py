@@ -11,7 +11,7 @@ from statistics import median
 
 from overhead.deployments import PICKER, POOL, envoy, replicas, router
 from overhead.load import exchange_all, exchange_at, for_seconds, interleave, percentile
-from overhead.machine import Way, machine
+from overhead.machine import EngineRoute, machine
 from overhead.measures import warm_up
 from overhead.ways import ROUTER
 
@@ -70,7 +70,7 @@ def figures(results: Mapping[str, FleetMeasurements]) -> dict[str, dict[str, flo
     }
 
 
-async def _turns(fronts: dict[str, Way], rounds: int) -> list[tuple[int, str]]:
+async def _turns(fronts: dict[str, EngineRoute], rounds: int) -> list[tuple[int, str]]:
     for way in fronts.values():
         await warm_up(way)
     return list(interleave(rounds, list(fronts)))

@@ -39,7 +39,7 @@ def request_bytes(url: str, *, stream: bool, max_tokens: int, tier: str = "chat"
     return head.encode() + data
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One connection. done: completed at the end of the current answer."""
 
     def __init__(self) -> None:
@@ -91,9 +91,9 @@ class Connection(asyncio.Protocol):
             self.done.exception()  # nothing may wait for it
 
 
-async def connect(url: str) -> Connection:
+async def connect(url: str) -> ClientConnection:
     host, _, port = urlsplit(url).netloc.partition(":")
-    _, connection = await asyncio.get_running_loop().create_connection(Connection, host, int(port))
+    _, connection = await asyncio.get_running_loop().create_connection(ClientConnection, host, int(port))
     return connection
 
 
@@ -126,7 +126,7 @@ async def exchange_all(url: str, turns: Iterable[object], connections: int, *, s
     first_bytes_s: list[float] = []
     hops: list[int] = []
 
-    async def one(connection: Connection) -> None:
+    async def one(connection: ClientConnection) -> None:
         for _ in left:
             sent_s = time.perf_counter()
             await connection.send(request)
@@ -146,7 +146,7 @@ async def exchange_all(url: str, turns: Iterable[object], connections: int, *, s
 async def exchange_at(url: str, per_s: float, duration_s: float) -> list[float]:
     """Send one-token requests evenly; return the seconds from each planned time to the end of the answer."""
     request = request_bytes(url, stream=False, max_tokens=1)
-    idle: deque[Connection] = deque()
+    idle: deque[ClientConnection] = deque()
     latencies_s: list[float] = []
 
     async def one(due_s: float) -> None:
@@ -173,7 +173,7 @@ class Streams:
     url: str
     tokens_each: int
     tier: str = "chat"
-    connections: list[Connection] = field(default_factory=list)
+    connections: list[ClientConnection] = field(default_factory=list)
     answers: list[asyncio.Future[None]] = field(default_factory=list)
 
     async def open(self, streams: int) -> None:

@@ -24,8 +24,8 @@ START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to the engine: the URL for the client, and the processes in between by name.
+class EngineRoute:
+    """One route to the engine: the URL for the client, and the processes in between by name.
 
     most_streams: most streams that it serves on one core.
     """

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from overhead.load import Streams, exchange_all, for_seconds
-from overhead.machine import Way
+from overhead.machine import EngineRoute
 from overhead.procfs import cpu_s, rss_mib
 
 CONNECTIONS = 64
@@ -38,13 +38,13 @@ class Measurements:
     open_mib: dict[str, float] = field(default_factory=dict)
 
 
-async def warm_up(way: Way) -> None:
+async def warm_up(way: EngineRoute) -> None:
     """Fill connection pools and load code."""
     for stream in (False, True):
         await exchange_all(way.url, range(300), 8, stream=stream)
 
 
-async def single_client_latency(way: Way, results: Measurements, duration_s: float) -> None:
+async def single_client_latency(way: EngineRoute, results: Measurements, duration_s: float) -> None:
     """Measure latency with one connection: to a JSON answer, and to a stream's first byte."""
     whole = await exchange_all(way.url, for_seconds(duration_s), 1, stream=False)
     streamed = await exchange_all(way.url, for_seconds(duration_s), 1, stream=True)
@@ -52,7 +52,7 @@ async def single_client_latency(way: Way, results: Measurements, duration_s: flo
     results.first_bytes_s += streamed.first_bytes_s
 
 
-async def throughput(way: Way, results: Measurements, duration_s: float) -> None:
+async def throughput(way: EngineRoute, results: Measurements, duration_s: float) -> None:
     """Measure requests per second with the way's processes on one core, and the CPU of a request in each."""
     for stream, rates, costs in (
         (False, results.requests_per_s, results.request_cpu_us),
@@ -65,7 +65,7 @@ async def throughput(way: Way, results: Measurements, duration_s: float) -> None
             costs.setdefault(name, []).append((cpu_s(pid) - before_s[name]) / exchanged.requests * 1e6)
 
 
-async def tokens(way: Way, costs: dict[str, list[float]], streams: int, window_s: float) -> None:
+async def tokens(way: EngineRoute, costs: dict[str, list[float]], streams: int, window_s: float) -> None:
     """Measure each process's CPU per streamed token with `streams` answers, and add it to `costs`."""
     async with streaming(way, streams) as answers:
         await asyncio.sleep(SETTLE_S)
@@ -77,7 +77,7 @@ async def tokens(way: Way, costs: dict[str, list[float]], streams: int, window_s
             costs.setdefault(name, []).append((cpu_s(pid) - before_s[name]) / carried * 1e6)
 
 
-async def memory(way: Way, results: Measurements, streams: int) -> None:
+async def memory(way: EngineRoute, results: Measurements, streams: int) -> None:
     """Measure resident memory with `streams` open answers. They are best effort, because of their number."""
     async with streaming(way, streams, "batch") as answers:
         await asyncio.sleep(SETTLE_S)
@@ -85,13 +85,13 @@ async def memory(way: Way, results: Measurements, streams: int) -> None:
         answers.check()
 
 
-def idle_memory(way: Way, results: Measurements) -> None:
+def idle_memory(way: EngineRoute, results: Measurements) -> None:
     """Measure resident memory before the first request."""
     results.idle_mib = {name: rss_mib(pid) for name, pid in way.pids.items()}
 
 
 @asynccontextmanager
-async def streaming(way: Way, streams: int, tier: str = "chat") -> AsyncIterator[Streams]:
+async def streaming(way: EngineRoute, streams: int, tier: str = "chat") -> AsyncIterator[Streams]:
     """Yield open streams, all past their first token; then close them and await their cancellation."""
     answers = Streams(way.url, TOKENS_EACH, tier)
     try:

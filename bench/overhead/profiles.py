@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from overhead.load import exchange_all
-from overhead.machine import Way
+from overhead.machine import EngineRoute
 from overhead.measures import CONNECTIONS, SETTLE_S, streaming
 from overhead.programs import PY_SPY
 
@@ -18,14 +18,14 @@ RATE_HZ = 200
 LARGEST = 3
 
 
-async def of_tokens(way: Way, name: str, streams: int, window_s: float, folder: Path) -> list[str]:
+async def of_tokens(way: EngineRoute, name: str, streams: int, window_s: float, folder: Path) -> list[str]:
     """Return the largest costs while `streams` answers stream."""
     async with streaming(way, streams):
         await asyncio.sleep(SETTLE_S)
         return await _sampled(way.pids[name], window_s, folder / f"{name}-tokens.txt")
 
 
-async def of_requests(way: Way, name: str, window_s: float, folder: Path) -> list[str]:
+async def of_requests(way: EngineRoute, name: str, window_s: float, folder: Path) -> list[str]:
     """Return the largest costs with one-token JSON requests."""
     load = asyncio.create_task(exchange_all(way.url, itertools.count(), CONNECTIONS, stream=False))
     await asyncio.sleep(SETTLE_S)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class PackagedProgram:
     """A program, and its package of the same name. extra: the package's extra, in brackets."""
 
     name: str
@@ -28,7 +28,7 @@ class Program:
         return executable
 
 
-VLLM_ROUTER = Program("vllm-router", "0.1.17")
-SMG = Program("smg", "1.13.0")
-LITELLM = Program("litellm", "1.80.0", "[proxy]")
-PY_SPY = Program("py-spy", "0.4.1")
+VLLM_ROUTER = PackagedProgram("vllm-router", "0.1.17")
+SMG = PackagedProgram("smg", "1.13.0")
+LITELLM = PackagedProgram("litellm", "1.80.0", "[proxy]")
+PY_SPY = PackagedProgram("py-spy", "0.4.1")

@@ -15,7 +15,7 @@ from overhead.ways import AUTHZ, ROUTER, ROUTER_DIRECT
 PEER = "vllm-router"
 
 
-class Row(NamedTuple):
+class MeasureRow(NamedTuple):
     """A measure by way. digits: after the decimal point."""
 
     what: str
@@ -64,26 +64,30 @@ OPEN, IDLE = "memory, 1,000 open streams, MiB", "memory, idle, MiB"
 JSON_PER_S = "JSON requests/s on one core"
 
 
-def rows(results: Mapping[str, Measurements]) -> list[Row]:
+def rows(results: Mapping[str, Measurements]) -> list[MeasureRow]:
     """Return the rows of ways in front of one replica, for all processes of a way together."""
     between = {name: one for name, one in results.items() if one.request_cpu_us}
     lines = [*_latency_rows(results)]
-    lines.append(Row(JSON_PER_S, {n: median(one.requests_per_s) for n, one in between.items()}, 0))
+    lines.append(MeasureRow(JSON_PER_S, {n: median(one.requests_per_s) for n, one in between.items()}, 0))
     lines.append(
-        Row(
+        MeasureRow(
             "one-token streams/s on one core", {n: median(one.streams_per_s) for n, one in between.items()}, 0
         )
     )
     for what, (field, digits) in COSTS.items():
-        lines.append(Row(what, {n: sum(_of(one, field).values()) for n, one in between.items()}, digits))
-    lines.append(Row(IDLE, {n: sum(one.idle_mib.values()) for n, one in between.items()}, 0))
-    lines.append(Row(OPEN, {n: sum(one.open_mib.values()) for n, one in between.items() if one.open_mib}, 0))
+        lines.append(
+            MeasureRow(what, {n: sum(_of(one, field).values()) for n, one in between.items()}, digits)
+        )
+    lines.append(MeasureRow(IDLE, {n: sum(one.idle_mib.values()) for n, one in between.items()}, 0))
+    lines.append(
+        MeasureRow(OPEN, {n: sum(one.open_mib.values()) for n, one in between.items() if one.open_mib}, 0)
+    )
     return lines
 
 
-def fleet_rows(results: Mapping[str, fleet.FleetMeasurements]) -> list[Row]:
+def fleet_rows(results: Mapping[str, fleet.FleetMeasurements]) -> list[MeasureRow]:
     """Return the rows of ways in front of several replicas."""
-    return [Row(what, by_way, 2) for what, by_way in fleet.figures(results).items()]
+    return [MeasureRow(what, by_way, 2) for what, by_way in fleet.figures(results).items()]
 
 
 def added(answer: str, share: float) -> str:
@@ -91,13 +95,13 @@ def added(answer: str, share: float) -> str:
     return f"added latency, {answer}, p{100 * share:.0f}, ms"
 
 
-def _latency_rows(results: Mapping[str, Measurements]) -> list[Row]:
+def _latency_rows(results: Mapping[str, Measurements]) -> list[MeasureRow]:
     lines = []
     for answer, field in LATENCY.items():
         for share in (0.5, 0.99):
             at_ms = {name: 1000 * percentile(getattr(one, field), share) for name, one in results.items()}
             direct_ms = at_ms.pop("direct")
-            lines.append(Row(added(answer, share), {n: ms - direct_ms for n, ms in at_ms.items()}, 2))
+            lines.append(MeasureRow(added(answer, share), {n: ms - direct_ms for n, ms in at_ms.items()}, 2))
     return lines
 
 
@@ -106,7 +110,7 @@ def _of(one: Measurements, field: str) -> dict[str, float]:
     return {process: median(values) for process, values in getattr(one, field).items()}
 
 
-def table(lines: Sequence[Row], columns: Sequence[str]) -> str:
+def table(lines: Sequence[MeasureRow], columns: Sequence[str]) -> str:
     """Return a table with a line for each measurement."""
     body = [
         [row.what, *(f"{row.by_way[c]:.{row.digits}f}" if c in row.by_way else "-" for c in columns)]
@@ -162,7 +166,7 @@ GOALS = (
 )
 
 
-def goals(lines: Sequence[Row]) -> str:
+def goals(lines: Sequence[MeasureRow]) -> str:
     """Return a line for each goal whose ways were measured."""
     by_name = {row.what: row for row in lines}
     body = []

@@ -13,19 +13,19 @@ from pathlib import Path
 
 from overhead.deployments import DIRECT_POOL, envoy_alone, gateway, penstock
 from overhead.fast_engine import MODEL
-from overhead.machine import MEASURED_CORE, Machine, Way, free_port, machine, wait_until_ready
+from overhead.machine import MEASURED_CORE, EngineRoute, Machine, free_port, machine, wait_until_ready
 from overhead.programs import LITELLM, SMG, VLLM_ROUTER
 
 ROUTER, ROUTER_DIRECT, AUTHZ, PROC = "router", "router+direct", "envoy+authz", "envoy+proc"
 OURS = (ROUTER, ROUTER_DIRECT, AUTHZ, PROC)
 
 
-def direct(machine: Machine, step_ms: float) -> Way:
+def direct(machine: Machine, step_ms: float) -> EngineRoute:
     """Return direct access to the engine, the baseline of added latency."""
-    return Way("direct", f"http://{machine.engine('engine-direct', step_ms, None).address}", {})
+    return EngineRoute("direct", f"http://{machine.engine('engine-direct', step_ms, None).address}", {})
 
 
-def vllm_router(machine: Machine, step_ms: float) -> Way:
+def vllm_router(machine: Machine, step_ms: float) -> EngineRoute:
     """Start the vLLM project's router, in Rust."""
     engine, port = machine.engine("engine-vllm-router", step_ms, None).address, free_port()
     command: list[str | Path] = [
@@ -36,7 +36,7 @@ def vllm_router(machine: Machine, step_ms: float) -> Way:
     return _started(machine, "vllm-router", command, port, "/readiness")
 
 
-def smg(machine: Machine, step_ms: float) -> Way:
+def smg(machine: Machine, step_ms: float) -> EngineRoute:
     """Start Shepherd Model Gateway, formerly SGLang's router, in Rust with a launcher in Python."""
     engine, port = machine.engine("engine-smg", step_ms, None).address, free_port()
     command: list[str | Path] = [
@@ -47,7 +47,7 @@ def smg(machine: Machine, step_ms: float) -> Way:
     return _started(machine, "smg", command, port, "/readiness")
 
 
-def litellm(machine: Machine, step_ms: float) -> Way:
+def litellm(machine: Machine, step_ms: float) -> EngineRoute:
     """Start LiteLLM's proxy, in Python, with one worker and without a database."""
     engine, port = machine.engine("engine-litellm", step_ms, None).address, free_port()
     deployment = {"model": f"openai/{MODEL}", "api_base": f"http://{engine}/v1", "api_key": "none"}
@@ -64,14 +64,14 @@ def litellm(machine: Machine, step_ms: float) -> Way:
     return replace(_started(machine, "litellm", command, port, "/health/liveliness"), most_streams=16)
 
 
-def _started(machine: Machine, name: str, command: list[str | Path], port: int, ready: str) -> Way:
+def _started(machine: Machine, name: str, command: list[str | Path], port: int, ready: str) -> EngineRoute:
     """Start a third-party router on the measured core, and wait until its page `ready` answers."""
     started = machine.start(name, command, MEASURED_CORE)
     wait_until_ready(f"http://127.0.0.1:{port}{ready}")
-    return Way(name, f"http://127.0.0.1:{port}", {name: started.pid})
+    return EngineRoute(name, f"http://127.0.0.1:{port}", {name: started.pid})
 
 
-WAYS: dict[str, Callable[[Machine, float], Way]] = {
+WAYS: dict[str, Callable[[Machine, float], EngineRoute]] = {
     "direct": direct,
     ROUTER: partial(penstock, name=ROUTER),
     ROUTER_DIRECT: partial(penstock, name=ROUTER_DIRECT, pool_text=DIRECT_POOL),
@@ -85,7 +85,7 @@ WAYS: dict[str, Callable[[Machine, float], Way]] = {
 
 
 @contextmanager
-def ways(folder: Path, step_ms: float, names: Sequence[str]) -> Iterator[dict[str, Way]]:
+def ways(folder: Path, step_ms: float, names: Sequence[str]) -> Iterator[dict[str, EngineRoute]]:
     """Start the ways of these names, and stop them after the block."""
     with machine(folder) as host:
         yield {name: WAYS[name](host, step_ms) for name in names}

@@ -21,7 +21,7 @@ from live.fault_proxy import FaultProxy
 from live.pool import LivePool
 
 from soak.faults import FAULTS, FaultInjector, possible_faults, small_disk, start
-from soak.traffic import Traffic, TrafficResults
+from soak.traffic import SoakTraffic, TrafficResults
 
 ROUTERS = ("main", "second")
 
@@ -48,7 +48,7 @@ def _soak(folder: Path, options: argparse.Namespace) -> int:
     try:
         pool.open()
         pool.start_router("second")
-        traffic = Traffic(pool, ROUTERS, options.rate, Random(options.seed))
+        traffic = SoakTraffic(pool, ROUTERS, options.rate, Random(options.seed))
         injector = FaultInjector(pool, proxy, traffic, Random(options.seed + 1))
         began_s = time.monotonic()
         asyncio.run(_run(traffic, injector, began_s + options.minutes * 60))
@@ -63,7 +63,7 @@ def _soak(folder: Path, options: argparse.Namespace) -> int:
         proxy.close()
 
 
-async def _run(traffic: Traffic, injector: FaultInjector, until_s: float) -> None:
+async def _run(traffic: SoakTraffic, injector: FaultInjector, until_s: float) -> None:
     stop = asyncio.Event()
     running = asyncio.create_task(traffic.run(stop))
     try:

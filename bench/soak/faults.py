@@ -15,7 +15,7 @@ from live.pool import REPLICA, Kind, LivePool
 from live.process import BIN, Process
 from patience import until
 
-from soak.traffic import Traffic
+from soak.traffic import SoakTraffic
 
 PAUSE_S = 3.0
 """Mean pause between two faults, after the pool has recovered."""
@@ -30,7 +30,7 @@ class FaultInjector:
 
     pool: LivePool
     proxy: FaultProxy
-    traffic: Traffic
+    traffic: SoakTraffic
     random: Random
     counts: dict[str, int] = field(default_factory=dict)
 

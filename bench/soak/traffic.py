@@ -36,7 +36,7 @@ class TrafficResults:
 
 
 @dataclass(slots=True)
-class Traffic:
+class SoakTraffic:
     """Sends requests at a rate to all routers of a pool. lost: time of the last loss of each router."""
 
     pool: LivePool

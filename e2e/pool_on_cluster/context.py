@@ -8,14 +8,14 @@ from typing import Any
 from pool_on_cluster.clusters import Cluster, LocalCluster
 from pool_on_cluster.kubectl import Tools
 from pool_on_cluster.pool import NAME, NAMESPACE
-from pool_on_cluster.traffic import Traffic
+from pool_on_cluster.traffic import PoolTraffic
 from pool_on_cluster.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(slots=True)
-class Context:
+class ClusterContext:
     """State that steps extend. A step that needs the result of another comes after it."""
 
     cluster: Cluster
@@ -23,7 +23,7 @@ class Context:
     figures: dict[str, Any] = field(default_factory=dict)
     tools_or_none: Tools | None = None
     url: str = ""
-    traffic_or_none: Traffic | None = None
+    traffic_or_none: PoolTraffic | None = None
 
     @property
     def tools(self) -> Tools:
@@ -31,7 +31,7 @@ class Context:
         return self.tools_or_none
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> PoolTraffic:
         assert self.traffic_or_none is not None, "there is no traffic in this step"
         return self.traffic_or_none
 

@@ -12,24 +12,24 @@ from time import monotonic
 from typing import Any
 
 from pool_on_cluster.clusters import choose_cluster
-from pool_on_cluster.context import Context
+from pool_on_cluster.context import ClusterContext
 from pool_on_cluster.diagnostics import PodLogLinks, save_diagnostics
 from pool_on_cluster.pool import MODEL
-from pool_on_cluster.traffic import Summary, Traffic
+from pool_on_cluster.traffic import PoolTraffic, Summary
 
 MARGIN_REQUESTS = 4
 """Requests that must start before a step begins, and after it ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ClusterStep:
     """One step.
 
     traffic: clients send requests during the step. local_cluster: the step needs a local cluster, because it
     kills processes of nodes.
     """
 
-    run: Callable[[Context], None]
+    run: Callable[[ClusterContext], None]
     traffic: bool = False
     local_cluster: bool = False
 
@@ -52,11 +52,11 @@ class RequestsLost(AssertionError):
         super().__init__("\n".join([f"{len(summary.lost)} of {summary.sent} requests were lost:", *lines]))
 
 
-def run_steps(steps: Sequence[Step], results: Path, keep: bool) -> int:
+def run_steps(steps: Sequence[ClusterStep], results: Path, keep: bool) -> int:
     """Run all steps. Returns the exit code: 0 if every step passed."""
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
-    context = Context(choose_cluster(), results)
+    context = ClusterContext(choose_cluster(), results)
     started_s = monotonic()
     try:
         with ExitStack() as running:
@@ -77,7 +77,7 @@ def run_steps(steps: Sequence[Step], results: Path, keep: bool) -> int:
     return 0
 
 
-def summary_line(steps: Sequence[Step], figures: Mapping[str, Any]) -> str:
+def summary_line(steps: Sequence[ClusterStep], figures: Mapping[str, Any]) -> str:
     """Return the last line of a run without failures: steps passed, and steps skipped."""
     skipped = figures.get("skipped", [])
     if not skipped:
@@ -85,7 +85,7 @@ def summary_line(steps: Sequence[Step], figures: Mapping[str, Any]) -> str:
     return f"{len(steps) - len(skipped)} of {len(steps)} steps passed, skipped: {', '.join(skipped)}"
 
 
-def _run_step(step: Step, context: Context, running: ExitStack) -> None:
+def _run_step(step: ClusterStep, context: ClusterContext, running: ExitStack) -> None:
     if step.local_cluster and not context.cluster.is_local:
         print(f"{step.title}: skipped, because it needs a local cluster", flush=True)
         context.figures.setdefault("skipped", []).append(step.name)
@@ -102,11 +102,11 @@ def _run_step(step: Step, context: Context, running: ExitStack) -> None:
         raise RequestsLost(summary)
 
 
-def _run_under_traffic(step: Step, context: Context, running: ExitStack) -> Summary:
+def _run_under_traffic(step: ClusterStep, context: ClusterContext, running: ExitStack) -> Summary:
     if context.traffic_or_none is None:
         if context.cluster.is_local:
             running.enter_context(PodLogLinks(context.tools.kubeconfig.parent))
-        context.traffic_or_none = running.enter_context(Traffic(context.url, MODEL))
+        context.traffic_or_none = running.enter_context(PoolTraffic(context.url, MODEL))
     traffic = context.traffic
     traffic.wait_for_requests(MARGIN_REQUESTS)
     step.run(context)
@@ -114,14 +114,14 @@ def _run_under_traffic(step: Step, context: Context, running: ExitStack) -> Summ
     return traffic.summary()
 
 
-def _stop_traffic(context: Context, running: ExitStack) -> None:
+def _stop_traffic(context: ClusterContext, running: ExitStack) -> None:
     """Stop the traffic, if any."""
     if context.traffic_or_none is not None:
         context.traffic_or_none = None
         running.close()
 
 
-def _record(context: Context, step: Step, seconds: float, summary: Summary) -> None:
+def _record(context: ClusterContext, step: ClusterStep, seconds: float, summary: Summary) -> None:
     line: dict[str, Any] = {"step": step.name, "seconds": round(seconds, 1)}
     if step.traffic:
         line |= {
@@ -136,7 +136,7 @@ def _record(context: Context, step: Step, seconds: float, summary: Summary) -> N
     print(f"{step.title}: {seconds:.0f} s{output}", flush=True)
 
 
-def _report_failure(context: Context, step: Step, error: BaseException) -> None:
+def _report_failure(context: ClusterContext, step: ClusterStep, error: BaseException) -> None:
     folder = context.results / "failure"
     folder.mkdir()
     (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
@@ -146,5 +146,5 @@ def _report_failure(context: Context, step: Step, error: BaseException) -> None:
     print(f"diagnostics: {folder}", file=sys.stderr)
 
 
-def _write_figures(context: Context) -> None:
+def _write_figures(context: ClusterContext) -> None:
     (context.results / "figures.json").write_text(json.dumps(context.figures, indent=2) + "\n")

@@ -65,7 +65,7 @@ class Summary:
     texts: set[str] = field(default_factory=set)
 
 
-class Traffic:
+class PoolTraffic:
     """Context manager that sends requests.
 
     answer_tokens: output tokens of each answer; None: the model decides.

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pool_on_vllm.runner import Step, name_of, run_steps
+from pool_on_vllm.runner import VllmStep, name_of, run_steps
 from pool_on_vllm.steps import (
     benchmark,
     cancellation,
@@ -25,7 +25,7 @@ from pool_on_vllm.steps import (
     stream_moves,
 )
 
-STEPS: Sequence[Step] = (
+STEPS: Sequence[VllmStep] = (
     startup.plain_servers,
     startup.engine_speed,
     greedy.references,

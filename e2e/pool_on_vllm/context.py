@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unmodified_engines import Targets
+from unmodified_engines import TierTargets
 
-from pool_on_vllm.processes import LocalPool, Replica
+from pool_on_vllm.processes import LocalPool, LocalReplica
 
 
 @dataclass(slots=True)
-class Context:
+class VllmContext:
     """State that steps extend. A step that needs the result of another comes after it.
 
     results: folder of figures, logs and pool files. running: stops the test's processes at its end.
@@ -27,14 +27,14 @@ class Context:
     model: Path = Path()
     plain_urls: dict[int | None, str] = field(default_factory=dict)
     plain_servers: ExitStack = field(default_factory=ExitStack)
-    targets: dict[str, Targets] = field(default_factory=dict)
+    targets: dict[str, TierTargets] = field(default_factory=dict)
     capacity_rps: float = 0.0
     tpot_s: float = 0.0
     p99_gap_s: float = 0.0
     long_prompt_ttft_s: float = 0.0
     references: list["Reference"] = field(default_factory=list)
     pool_or_none: LocalPool | None = None
-    replicas: list[Replica] = field(default_factory=list)
+    replicas: list[LocalReplica] = field(default_factory=list)
 
     @property
     def pool(self) -> LocalPool:

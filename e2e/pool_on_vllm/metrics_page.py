@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 FETCH_TIMEOUT_S = 10.0
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """One sample of a metric."""
 
     labels: dict[str, str]
@@ -26,12 +26,12 @@ def fetch(url: str) -> str | None:
         return None
 
 
-def samples(url: str, name: str) -> Iterator[Sample]:
+def samples(url: str, name: str) -> Iterator[MetricSample]:
     """Yield the samples of this name. Raises AssertionError if the page cannot be fetched."""
     page = fetch(f"{url}/metrics")
     assert page is not None, f"{url}/metrics does not answer"
     for family in text_string_to_metric_families(page):
-        yield from (Sample(line.labels, line.value) for line in family.samples if line.name == name)
+        yield from (MetricSample(line.labels, line.value) for line in family.samples if line.name == name)
 
 
 def total(url: str, name: str, **labels: str) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from pool_on_vllm.context import Context
+from pool_on_vllm.context import VllmContext
 from pool_on_vllm.processes import BATCH_TOKENS, COMMON, CONTEXT, LARGE_MEMORY, MODEL, PLAIN, SLOTS
 
 REQUEST_TARGETS = {"allowRequestTargets": True}
@@ -20,7 +20,7 @@ SMALL_MEMORY_BLOCKS, SHORT_CONTEXT = 13, 1024
 """Memory for 1,536 tokens (vLLM reserves one block): four requests at once, though eight may run."""
 
 
-def large_memory(context: Context, backup: str = "best-effort") -> Path:
+def large_memory(context: VllmContext, backup: str = "best-effort") -> Path:
     """Write a pool with enough KV memory for every load of the test. Returns its path."""
     chat, summary = context.targets["chat"], context.targets["summary"]
     tiers = [
@@ -36,7 +36,7 @@ def large_memory(context: Context, backup: str = "best-effort") -> Path:
     return _write(context.file(f"pool-{backup}.yaml"), engine, spec)
 
 
-def small_memory(context: Context) -> Path:
+def small_memory(context: VllmContext) -> Path:
     """Write a pool with too little KV memory for all requests, and n-gram speculation. Returns its path."""
     args = [*COMMON, "--num-gpu-blocks-override", str(SMALL_MEMORY_BLOCKS)]
     args += ["--speculative-config", orjson.dumps(NGRAM).decode()]
@@ -47,7 +47,7 @@ def small_memory(context: Context) -> Path:
     return _write(context.file("pool-small-memory.yaml"), engine, spec)
 
 
-def prefix_caching(context: Context) -> Path:
+def prefix_caching(context: VllmContext) -> Path:
     """Write a pool with prefix caches and the routing order `prefix`. Returns its path."""
     engine = {"timeModel": "measured.json", "maxModelLen": CONTEXT, "args": [*PLAIN, *LARGE_MEMORY]}
     tiers = [{"name": "chat", "slo": {"ttft": "30s", "tpot": "2s"}}]

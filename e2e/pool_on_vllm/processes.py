@@ -69,7 +69,7 @@ def plain_vllm(model: Path, budgets: Sequence[int | None], log: Path) -> Iterato
         yield {budget: f"http://127.0.0.1:{port}" for budget, port in ports.items()}
 
 
-class Replica(NamedTuple):
+class LocalReplica(NamedTuple):
     """A replica of a local pool: its name and the addresses that its sidecar has logged."""
 
     name: str
@@ -106,7 +106,7 @@ class LocalPool:
                 start_new_session=True,
             )
 
-    def wait_ready(self) -> list[Replica]:
+    def wait_ready(self) -> list[LocalReplica]:
         """Wait until all replicas are ready, and return them."""
         until(lambda: self._ended() or len(self.serving()) == self.replicas, "the pool is ready", START_S)
         assert not self._ended(), f"penstock up ended:\n{self.output()[-3000:]}"
@@ -114,7 +114,7 @@ class LocalPool:
             r"name=(\S+) address=(\S+) engine=(\S+) metrics=(\S+)(?: \S+)* event=ready", self.output()
         )
         return sorted(
-            {Replica(name, at, engine, f"http://{reported}") for name, at, engine, reported in found}
+            {LocalReplica(name, at, engine, f"http://{reported}") for name, at, engine, reported in found}
         )
 
     def serving(self) -> list[str]:
@@ -127,11 +127,11 @@ class LocalPool:
         """Return the output of the pool's processes."""
         return self.log.read_text(errors="replace")
 
-    def engine(self, replica: Replica) -> int:
+    def engine(self, replica: LocalReplica) -> int:
         """Return the process id of a replica's engine."""
         return self._child("penstock-engine", replica.engine.rpartition(":")[2])
 
-    def sidecar(self, replica: Replica) -> int:
+    def sidecar(self, replica: LocalReplica) -> int:
         """Return the process id of a replica's sidecar."""
         return self._child("penstock-sidecar", replica.name)
 
@@ -178,7 +178,9 @@ def children(parent: int) -> list[int]:
 
 
 @contextmanager
-def router_of(replicas: Sequence[Replica], pool: Path, log: Path, level: str = "info") -> Iterator[Router]:
+def router_of(
+    replicas: Sequence[LocalReplica], pool: Path, log: Path, level: str = "info"
+) -> Iterator[Router]:
     """Run another router of these replicas, with its own pool file."""
     port, admin_port = free_port(), free_port()
     command: list[str | Path] = [PENSTOCK.with_name("penstock-router"), "-f", pool, "--port", str(port)]

@@ -9,29 +9,29 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 
-from pool_on_vllm.context import Context
+from pool_on_vllm.context import VllmContext
 
-Step = Callable[[Context], str]
+VllmStep = Callable[[VllmContext], str]
 """Runs one step. Returns its result as a sentence; raises AssertionError if a check fails."""
 
 
-def name_of(step: Step) -> str:
+def name_of(step: VllmStep) -> str:
     """Return the name on the command line and in figures, such as overload.hops_then_429."""
     return f"{step.__module__.rpartition('.')[2]}.{getattr(step, '__name__', step)}"
 
 
-def title_of(step: Step) -> str:
+def title_of(step: VllmStep) -> str:
     """Return the first line of the step's docstring."""
     return (step.__doc__ or name_of(step)).splitlines()[0].rstrip(".")
 
 
-def run_steps(steps: Sequence[Step], results: Path) -> int:
+def run_steps(steps: Sequence[VllmStep], results: Path) -> int:
     """Run all steps. Returns the exit code: 0 if every step passed."""
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
     started_s = monotonic()
     with ExitStack() as running:
-        context = Context(results, running)
+        context = VllmContext(results, running)
         running.enter_context(context.plain_servers)
         try:
             for step in steps:
@@ -46,7 +46,7 @@ def run_steps(steps: Sequence[Step], results: Path) -> int:
     return 0
 
 
-def _run_step(step: Step, context: Context) -> None:
+def _run_step(step: VllmStep, context: VllmContext) -> None:
     started_s = monotonic()
     result = step(context)
     took_s = monotonic() - started_s
@@ -56,7 +56,7 @@ def _run_step(step: Step, context: Context) -> None:
     print(f"{title_of(step)}: {result} ({took_s:.0f} s)", flush=True)
 
 
-def _report_failure(step: Step, context: Context, error: BaseException) -> None:
+def _report_failure(step: VllmStep, context: VllmContext, error: BaseException) -> None:
     traceback_file = context.file("failure.txt")
     traceback_file.write_text("".join(traceback.format_exception(error)))
     print(f"{title_of(step)}: FAILED\n  {type(error).__name__}: {error}", file=sys.stderr, flush=True)

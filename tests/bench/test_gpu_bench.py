@@ -8,10 +8,10 @@ import pytest
 from gpu import device
 from gpu.__main__ import main
 from gpu.journal import Journal, digest
-from gpu.load import SINGLE, Load, fitted, guess_rps, requests, write_trace
-from gpu.page import Found, as_json, as_page, best_plain
+from gpu.load import SINGLE, LoadOptions, fitted, guess_rps, requests, write_trace
+from gpu.page import SearchResult, as_json, as_page, best_plain
 from gpu.search import STEP, Bracket, bracket_of, rates
-from gpu.ways import MEASURED, Target, Way, pool_document
+from gpu.ways import MEASURED, ServingWay, Target, pool_document
 from penstock_cli.local.vllm_engine import VllmEngine
 from penstock_cli.traces import read_trace
 from penstock_core.timing.builtin_models import BUILTINS, time_model
@@ -19,7 +19,7 @@ from penstock_pool import parse_pool
 from penstock_simulator.arrival import Arrival
 from penstock_simulator.scenarios import SCENARIOS
 
-LOAD = Load(seconds=20.0, scale=1.0, context_tokens=1024, timeout_s=60.0)
+LOAD = LoadOptions(seconds=20.0, scale=1.0, context_tokens=1024, timeout_s=60.0)
 TARGET = Target(VllmEngine(Path("python"), "m"), "served", ("--enforce-eager",), {}, 2, 1024, 64)
 
 
@@ -96,7 +96,7 @@ def test_sessions_cannot_be_sent_as_a_trace() -> None:
 
 @pytest.mark.parametrize("scenario", SINGLE)
 def test_a_scenarios_pool_is_valid(scenario: str) -> None:
-    way = Way(2048, "slos-serve")
+    way = ServingWay(2048, "slos-serve")
     pool = parse_pool(pool_document(TARGET, way, SCENARIOS[scenario].tiers, MEASURED), "bench")
     assert {name: tier.slo for name, tier in pool.tiers().items()} == {
         name: tier.slo for name, tier in SCENARIOS[scenario].tiers.items()
@@ -121,14 +121,16 @@ def test_each_set_of_conditions_has_its_own_journal() -> None:
 
 def test_the_page_compares_with_the_best_of_vllm() -> None:
     found = [
-        Found("coder", Way(8192), Bracket(4.0, 4.2), True, {4.0: report(0.93)}),
-        Found("coder", Way(512), Bracket(5.0, 5.2), True, {5.0: report(0.92)}),
-        Found("coder", Way(2048), Bracket(0.0, 5.25), True, {}),
-        Found("coder", Way(8192, "slos-serve"), Bracket(10.0, None), False, {10.0: report(0.95)}),
+        SearchResult("coder", ServingWay(8192), Bracket(4.0, 4.2), True, {4.0: report(0.93)}),
+        SearchResult("coder", ServingWay(512), Bracket(5.0, 5.2), True, {5.0: report(0.92)}),
+        SearchResult("coder", ServingWay(2048), Bracket(0.0, 5.25), True, {}),
+        SearchResult(
+            "coder", ServingWay(8192, "slos-serve"), Bracket(10.0, None), False, {10.0: report(0.95)}
+        ),
     ]
     best = best_plain(found, "coder")
     assert best is not None
-    assert best.way == Way(512)
+    assert best.way == ServingWay(512)
     page = as_page("# Head", SCENARIOS["coder"].tiers, found)
     assert "coder: Penstock, slos-serve carries 2.00 times vLLM, 512 tokens a step." in page
     assert "| coder | Penstock, slos-serve | 10 | –, time was up | 95.0 | 400 | 60 |" in page

@@ -15,9 +15,9 @@ from mutants.baseline import (
     MANY,
     PATIENCE_FACTOR,
     Baseline,
-    Round,
+    RoundOfTests,
 )
-from mutants.equivalent import InvalidMark, Mark, marked, marks_of
+from mutants.equivalent import EquivalentMark, InvalidMark, marked, marks_of
 from mutants.mutations import Mutant, mutants_of
 from mutants.selection import changed_lines, of_package, sampled
 from mutants.trial import RedBaseline, Tree, Verdict
@@ -160,7 +160,7 @@ def test_only_a_failed_test_kills_a_mutant(project: Path, when: str, verdict: Ve
     (mutant,) = of_package(project, "parcels", ["__init__"])
     bound_s = 3.0 if verdict is Verdict.TIMED_OUT else 120.0
     with closing(Tree.of(project, project.parent / "copy", ["tests/parcels"])) as tree:
-        assert tree.verdict(mutant, [Round(["tests/parcels/test_sizes.py"], bound_s)]) is verdict
+        assert tree.verdict(mutant, [RoundOfTests(["tests/parcels/test_sizes.py"], bound_s)]) is verdict
 
 
 def test_a_mutant_that_cannot_be_imported_is_killed_if_the_source_can(project: Path) -> None:
@@ -169,8 +169,10 @@ def test_a_mutant_that_cannot_be_imported_is_killed_if_the_source_can(project: P
     tests = project / "tests/parcels/test_sizes.py"
     tests.write_text("import penstock_parcels.sizes\ndef test(): pass\n")
     with closing(Tree.of(project, project.parent / "copy", ["tests/parcels"])) as tree:
-        assert tree.verdict(mutant, [Round(["tests/parcels/test_sizes.py"], 120.0)]) is Verdict.KILLED
-        assert tree.verdict(mutant, [Round(["tests/parcels/test_missing.py"], 120.0)]) is Verdict.BROKEN
+        assert tree.verdict(mutant, [RoundOfTests(["tests/parcels/test_sizes.py"], 120.0)]) is Verdict.KILLED
+        assert (
+            tree.verdict(mutant, [RoundOfTests(["tests/parcels/test_missing.py"], 120.0)]) is Verdict.BROKEN
+        )
 
 
 def test_mutants_that_were_not_judged_count_neither_way() -> None:
@@ -220,9 +222,9 @@ def test_tests_may_take_a_multiple_of_their_time_without_a_mutant() -> None:
     runs = {"x.py": {2: frozenset({"t/a.py::a", "t/a.py::b"})}}
     waits_s = LEAST_PATIENCE_S + GRACE_S
     baseline = Baseline(runs, {"t/a.py::a": 2.0, "t/a.py::b": 3.0, "t/b.py::a": 4.0})
-    assert baseline.rounds_for(ran, ["t"]) == [Round(["t/a.py::a", "t/a.py::b"], FACTOR * 5 + waits_s)]
+    assert baseline.rounds_for(ran, ["t"]) == [RoundOfTests(["t/a.py::a", "t/a.py::b"], FACTOR * 5 + waits_s)]
     everything = baseline.rounds_for(imported, ["t"])[-1]
-    assert everything == Round(["t"], FACTOR * 9 + waits_s)
+    assert everything == RoundOfTests(["t"], FACTOR * 9 + waits_s)
     slow = Baseline({}, {"t/a.py::a": 10.0 * LEAST_PATIENCE_S}).rounds_for(imported, ["t"])[0]
     assert slow.patience_s == PATIENCE_FACTOR * 10 * LEAST_PATIENCE_S < slow.bound_s
 
@@ -258,14 +260,16 @@ def test_a_marked_mutant_is_not_tried(project: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["price = 7", "price"])
 def test_a_mark_without_a_match_is_an_error(project: Path, line: str) -> None:
-    mark = Mark("parcels/src/penstock_parcels/__init__.py", line, "5 -> (6)", "Nobody pays.")
+    mark = EquivalentMark("parcels/src/penstock_parcels/__init__.py", line, "5 -> (6)", "Nobody pays.")
     with pytest.raises(InvalidMark, match="matches 0"):
         marked(project, of_package(project, "parcels"), [mark])
 
 
 def test_a_mark_that_matches_more_mutants_than_its_count_is_an_error(project: Path) -> None:
     (project / "parcels/src/penstock_parcels/sizes.py").write_text("EDGES = [3, 3]\n")
-    mark = Mark("parcels/src/penstock_parcels/sizes.py", "EDGES = [3, 3]", "3 -> (4)", "Nobody measures.")
+    mark = EquivalentMark(
+        "parcels/src/penstock_parcels/sizes.py", "EDGES = [3, 3]", "3 -> (4)", "Nobody measures."
+    )
     with pytest.raises(InvalidMark, match="matches 2"):
         marked(project, of_package(project, "parcels"), [mark])
     assert len(marked(project, of_package(project, "parcels"), [replace(mark, times=2)])) == 2

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from capacity_parts import KNOWN, ONE_SAMPLE, PARTS
-from capacity_rows import Rows
+from capacity_rows import CapacityRows
 from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.search import CapacityResult
 from penstock_cli.capacity.setting import PolicySetting, base_policy
@@ -24,11 +24,11 @@ def test_every_policy_of_the_table_has_a_page() -> None:
 
 @pytest.mark.parametrize("page", THEIRS)
 def test_a_policy_page_matches_the_capacity_table(page: Path) -> None:
-    assert page.read_text() == written(page, Rows(TABLE))
+    assert page.read_text() == written(page, CapacityRows(TABLE))
 
 
 def test_a_row_has_the_tuned_setting_or_is_marked_as_not_searched(tmp_path: Path) -> None:
-    page, found = tmp_path / "vllm.md", Rows(tmp_path / "capacity.json")
+    page, found = tmp_path / "vllm.md", CapacityRows(tmp_path / "capacity.json")
     page.write_text(f"# vllm\n\nIts idea.\n\n{HEADING}\nOld rows.\n")
     found.add(answer("vllm-spec", ONE_SAMPLE, PolicySetting(4096, 2)))
     found.add(answer("sarathi", KNOWN, PolicySetting(512)))
@@ -43,7 +43,7 @@ def test_a_row_has_the_tuned_setting_or_is_marked_as_not_searched(tmp_path: Path
 
 
 def test_tuned_slots_are_named(tmp_path: Path) -> None:
-    page, found = tmp_path / "orca.md", Rows(tmp_path / "capacity.json")
+    page, found = tmp_path / "orca.md", CapacityRows(tmp_path / "capacity.json")
     page.write_text("# orca\n")
     found.add(answer("orca", ONE_SAMPLE, PolicySetting(2048, slots=16)))
     assert "| 0.331 (2048 tokens, 16 slots) |" in written(page, found)
@@ -52,4 +52,4 @@ def test_tuned_slots_are_named(tmp_path: Path) -> None:
 def test_the_page_of_a_policy_without_results_has_no_rows(tmp_path: Path) -> None:
     page = tmp_path / "nobody.md"
     page.write_text("# nobody\n\nIts idea.\n")
-    assert written(page, Rows(tmp_path / "none.json")) == "# nobody\n\nIts idea.\n"
+    assert written(page, CapacityRows(tmp_path / "none.json")) == "# nobody\n\nIts idea.\n"

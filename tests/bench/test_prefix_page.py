@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from capacity_rows import Rows
+from capacity_rows import CapacityRows
 from penstock_cli.capacity.search import CapacityResult, RateProbe
 from penstock_cli.capacity.setting import PolicySetting
 from prefix import RESULTS, questions, start
@@ -25,16 +25,16 @@ def row(contender: Contender, rule: int, low_rps: float, kept: float = 1.0) -> C
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Rows:
-    return Rows(tmp_path / "prefix.json")
+def rows(tmp_path: Path) -> CapacityRows:
+    return CapacityRows(tmp_path / "prefix.json")
 
 
-def asked(rows: Rows, *, missing: bool) -> list[tuple[str, str]]:
+def asked(rows: CapacityRows, *, missing: bool) -> list[tuple[str, str]]:
     options = argparse.Namespace(cell=[CELL.name], missing=missing)
     return [(question.policy, question.conditions.order) for _, question in questions(options, rows)]
 
 
-def test_the_best_rule_of_a_contender_counts_and_the_number_searched_is_kept(rows: Rows) -> None:
+def test_the_best_rule_of_a_contender_counts_and_the_number_searched_is_kept(rows: CapacityRows) -> None:
     rows.add(row(DYNAMO, 0, 0.5))
     rows.add(row(DYNAMO, 2, 0.8))
     (found,) = found_in(CELL, rows)
@@ -42,7 +42,7 @@ def test_the_best_rule_of_a_contender_counts_and_the_number_searched_is_kept(row
     assert found_in(OTHER, rows) == []
 
 
-def test_the_best_rival_is_the_one_with_the_highest_capacity(rows: Rows) -> None:
+def test_the_best_rival_is_the_one_with_the_highest_capacity(rows: CapacityRows) -> None:
     for one in (row(BY_NAME[OURS], 0, 1.6), row(DYNAMO, 0, 0.8), row(LMETRIC, 0, 1.0)):
         rows.add(one)
     pair = ours_and_best_rival(found_in(CELL, rows))
@@ -50,14 +50,14 @@ def test_the_best_rival_is_the_one_with_the_highest_capacity(rows: Rows) -> None
     assert (pair[0].low_rps, pair[1].contender) == (1.6, LMETRIC)
 
 
-def test_a_cell_without_an_attaining_rival_is_not_compared(rows: Rows) -> None:
+def test_a_cell_without_an_attaining_rival_is_not_compared(rows: CapacityRows) -> None:
     rows.add(row(BY_NAME[OURS], 0, 1.6))
     rows.add(row(LMETRIC, 0, 0.0))
     assert ours_and_best_rival(found_in(CELL, rows)) is None
     assert summary(rows)[0] == "No cell was searched yet."
 
 
-def test_a_summary_has_the_ratio_and_the_mean_of_cells_that_were_searched_whole(rows: Rows) -> None:
+def test_a_summary_has_the_ratio_and_the_mean_of_cells_that_were_searched_whole(rows: CapacityRows) -> None:
     rows.add(row(BY_NAME[OURS], 0, 1.5, kept=0.9934))
     for rival in (rival for rival in CONTENDERS if rival.name != OURS):
         for rule in range(len(rival.orders)):
@@ -69,7 +69,7 @@ def test_a_summary_has_the_ratio_and_the_mean_of_cells_that_were_searched_whole(
     assert f"{mean}; fewest admitted requests that kept their SLO: 99.34 %." in lines
 
 
-def test_a_cell_with_unsearched_rivals_is_marked_and_in_no_mean(rows: Rows) -> None:
+def test_a_cell_with_unsearched_rivals_is_marked_and_in_no_mean(rows: CapacityRows) -> None:
     for one in (row(BY_NAME[OURS], 0, 1.5), row(LMETRIC, 0, 1.0), row(DYNAMO, 0, 0.8)):
         rows.add(one)
     lines = summary(rows)
@@ -82,7 +82,7 @@ def test_a_capacity_without_an_upper_end_is_marked() -> None:
     assert (rate(found), rate(replace(found, high_rps=1.0))) == ("1", "≥ 1")
 
 
-def test_contenders_without_a_row_are_named(rows: Rows) -> None:
+def test_contenders_without_a_row_are_named(rows: CapacityRows) -> None:
     for contender in CONTENDERS:
         if contender is not LMETRIC:
             rows.add(row(contender, 0, 1.0))
@@ -90,23 +90,23 @@ def test_contenders_without_a_row_are_named(rows: Rows) -> None:
     assert f"- {OTHER.title}: all" in missing(rows)
 
 
-def test_a_search_with_a_row_of_this_code_is_not_repeated(rows: Rows) -> None:
+def test_a_search_with_a_row_of_this_code_is_not_repeated(rows: CapacityRows) -> None:
     every = asked(rows, missing=False)
     rows.add(row(LMETRIC, 0, 1.0))
     assert asked(rows, missing=False) == [each for each in every if each != ("vllm", "lmetric")]
 
 
 def test_rows_of_other_code_are_searched_last_or_kept(
-    rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: CapacityRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows.add(row(BY_NAME[OURS], 0, 1.6))
     monkeypatch.setattr("capacity_rows.code_digest", lambda: "of other code")
-    later = Rows(tmp_path / "prefix.json")
+    later = CapacityRows(tmp_path / "prefix.json")
     assert asked(later, missing=False)[-1] == (OURS, "prefix")
     assert (OURS, "prefix") not in asked(later, missing=True)
 
 
-def test_a_search_starts_at_the_result_of_the_policys_other_rule(rows: Rows) -> None:
+def test_a_search_starts_at_the_result_of_the_policys_other_rule(rows: CapacityRows) -> None:
     question = CELL.question(DYNAMO, DYNAMO.orders[0])
     assert start(rows, CELL, question).rate_rps == CELL.start_rps
     rows.add(row(LMETRIC, 0, 1.25))
@@ -114,4 +114,4 @@ def test_a_search_starts_at_the_result_of_the_policys_other_rule(rows: Rows) -> 
 
 
 def test_the_research_page_has_the_summary_of_the_rows() -> None:
-    assert "\n".join(summary(Rows(RESULTS / "prefix.json"))) in RESEARCH.read_text()
+    assert "\n".join(summary(CapacityRows(RESULTS / "prefix.json"))) in RESEARCH.read_text()

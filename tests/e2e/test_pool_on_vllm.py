@@ -14,7 +14,7 @@ from pool_on_vllm.steps.benchmark import disagreements
 from pool_on_vllm.steps.greedy import MARGIN, without_near_ties
 from pool_on_vllm.steps.overload import required_attainment, verdict
 from pool_on_vllm.steps.startup import p99_gap_s
-from unmodified.load import Outcome
+from unmodified.load import MeasuredOutcome
 
 
 def choice(*gaps: float) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def test_an_answer_with_a_near_tie_is_not_compared() -> None:
 def test_verdicts_have_the_names_of_the_routers_counters(
     status: int, headers: dict[str, str], counted: str
 ) -> None:
-    assert verdict(Outcome("chat", status, headers)) == counted
+    assert verdict(MeasuredOutcome("chat", status, headers)) == counted
 
 
 @pytest.mark.parametrize(("off", "bound"), [(0.0, 0.9), (0.05, 0.9), (0.2, 0.6), (0.9, 0.3)])

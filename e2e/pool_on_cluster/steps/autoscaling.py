@@ -4,7 +4,7 @@ from time import monotonic
 
 import openai
 
-from pool_on_cluster.context import Context
+from pool_on_cluster.context import ClusterContext
 from pool_on_cluster.pool import MODEL, NAME, NAMESPACE, REPLICAS
 from pool_on_cluster.traffic import PROMPT
 from pool_on_cluster.waiting import until
@@ -12,7 +12,7 @@ from pool_on_cluster.waiting import until
 TO_ZERO = {"minReplicas": 0, "maxReplicas": REPLICAS, "idleTimeout": "10s", "wakeTimeout": "3m"}
 
 
-def to_zero_and_up(context: Context) -> None:
+def to_zero_and_up(context: ClusterContext) -> None:
     """An idle pool scales to zero; a request scales it up and is answered."""
     context.tools.patch("pool", NAME, NAMESPACE, {"spec": {"autoscaling": TO_ZERO}})
     until(lambda: not context.pod_names("replica"), "no replicas left")

@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 
-from pool_on_cluster.context import ROOT, Context
+from pool_on_cluster.context import ROOT, ClusterContext
 from pool_on_cluster.pool import MODEL, document
 from pool_on_cluster.traffic import PROMPT
 from pool_on_cluster.waiting import until
@@ -18,7 +18,7 @@ from pool_on_cluster.waiting import until
 ANSWER_TOKENS = 200
 
 
-def official_client(context: Context) -> None:
+def official_client(context: ClusterContext) -> None:
     """The official openai client gets models, a chat answer and a completion."""
     with _openai_client(context) as client:
         until(lambda: _serves_model(client), "the pool's model is listed through the ingress")
@@ -30,7 +30,7 @@ def official_client(context: Context) -> None:
         assert completion.choices[0].text and completion.choices[0].finish_reason == "length", completion
 
 
-def _openai_client(context: Context) -> openai.OpenAI:
+def _openai_client(context: ClusterContext) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{context.url}/v1", api_key="none", max_retries=0)
 
 
@@ -41,7 +41,7 @@ def _serves_model(client: openai.OpenAI) -> bool:
         return False
 
 
-def streaming_through_ingress(context: Context) -> None:
+def streaming_through_ingress(context: ClusterContext) -> None:
     """An answer streams through the ingress token by token, without buffering."""
     with _openai_client(context) as client:
         started_s = monotonic()
@@ -66,7 +66,7 @@ def streaming_through_ingress(context: Context) -> None:
     )
 
 
-def replayed_trace(context: Context) -> None:
+def replayed_trace(context: ClusterContext) -> None:
     """`penstock replay` sends a recorded trace through the ingress and judges every request."""
     pool = context.results / "pool.yaml"
     pool.write_text(json.dumps(document(context.cluster.ingress_class)))

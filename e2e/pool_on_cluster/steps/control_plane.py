@@ -2,7 +2,7 @@
 
 from time import monotonic, time
 
-from pool_on_cluster.context import Context
+from pool_on_cluster.context import ClusterContext
 from pool_on_cluster.kubectl import CommandFailed
 from pool_on_cluster.pool import NAME, NAMESPACE, REPLICAS
 from pool_on_cluster.steps.installation import SYSTEM
@@ -15,7 +15,7 @@ OUTAGE_REQUESTS = 30
 OPERATOR = "app.kubernetes.io/component=operator"
 
 
-def operator(context: Context) -> None:
+def operator(context: ClusterContext) -> None:
     """The operator is killed during a change, which the new operator completes."""
     context.tools.patch("pool", NAME, NAMESPACE, {"spec": {"replicas": REPLICAS - 1}})
     context.tools.kubectl(
@@ -26,7 +26,7 @@ def operator(context: Context) -> None:
     context.wait_reconciled(REPLICAS)
 
 
-def api_server(context: Context) -> None:
+def api_server(context: ClusterContext) -> None:
     """The API server is killed; it and the operator's watches recover in seconds."""
     killed_s = monotonic()
     context.local_cluster.kill_api_server()
@@ -39,7 +39,7 @@ def api_server(context: Context) -> None:
     context.wait_reconciled(REPLICAS)
 
 
-def etcd(context: Context) -> None:
+def etcd(context: ClusterContext) -> None:
     """etcd is stopped: the API server does not answer, and requests are still served."""
     with context.local_cluster.stopped("etcd"):
         until(lambda: not _api_server_ready(context), "the API server stops answering without etcd")
@@ -51,7 +51,7 @@ def etcd(context: Context) -> None:
     context.wait_reconciled(REPLICAS)
 
 
-def slow_etcd(context: Context) -> None:
+def slow_etcd(context: ClusterContext) -> None:
     """etcd is slow: a change of the pool takes longer, and requests are still served."""
     with context.local_cluster.slow("etcd"):
         started_s = monotonic()
@@ -62,7 +62,7 @@ def slow_etcd(context: Context) -> None:
         context.wait_reconciled(REPLICAS)
 
 
-def kubelet(context: Context) -> None:
+def kubelet(context: ClusterContext) -> None:
     """The kubelet is stopped while an engine is killed: streams move, and the engine restarts later."""
     pod = context.pods("replica")[0]
     name = pod["metadata"]["name"]
@@ -83,7 +83,7 @@ def kubelet(context: Context) -> None:
     context.wait_reconciled(REPLICAS)
 
 
-def _api_server_ready(context: Context) -> bool:
+def _api_server_ready(context: ClusterContext) -> bool:
     try:
         return context.tools.kubectl("get", "--raw=/readyz", "--request-timeout=2s") == "ok"
     except CommandFailed:

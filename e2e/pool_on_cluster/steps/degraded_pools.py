@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pool_on_cluster.context import Context, reconciled
+from pool_on_cluster.context import ClusterContext, reconciled
 from pool_on_cluster.pool import NAMESPACE, SMALL_REQUESTS, document
 from pool_on_cluster.waiting import until
 
@@ -12,7 +12,7 @@ REPORT_TIMEOUT_S = 30
 MISSING_IMAGE = "localhost/penstock/missing:dev"
 
 
-def image_missing(context: Context) -> None:
+def image_missing(context: ClusterContext) -> None:
     """A pool whose engine image is missing reports it, and recovers when the image is corrected."""
     pool = document(context.cluster.ingress_class, NAME, replicas=1)
     del pool["spec"]["ingress"]
@@ -22,7 +22,7 @@ def image_missing(context: Context) -> None:
     _wait_recovered(context, {"engine": {"image": None}})
 
 
-def gpus_missing(context: Context) -> None:
+def gpus_missing(context: ClusterContext) -> None:
     """A pool that requests more GPUs than exist reports it, and recovers when it requests fewer."""
     context.tools.patch("pool", NAME, NAMESPACE, {"spec": {"engine": {"resources": _gpus("100")}}})
     _wait_degraded(context, "GpuMissing", "nvidia.com/gpu")
@@ -34,7 +34,7 @@ def _gpus(number: str) -> Mapping[str, Any]:
     return {"requests": SMALL_REQUESTS, "limits": {"memory": "1Gi", "nvidia.com/gpu": number}}
 
 
-def _wait_degraded(context: Context, reason: str, named: str) -> None:
+def _wait_degraded(context: ClusterContext, reason: str, named: str) -> None:
     """Wait until the condition has the reason and names the object, and an Event has the same reason."""
 
     def degraded_with_reason() -> bool:
@@ -51,15 +51,15 @@ def _wait_degraded(context: Context, reason: str, named: str) -> None:
     until(lambda: context.tools.exists(*events), f"an Event {reason}", timeout_s=REPORT_TIMEOUT_S)
 
 
-def _wait_recovered(context: Context, spec: Mapping[str, Any]) -> None:
+def _wait_recovered(context: ClusterContext, spec: Mapping[str, Any]) -> None:
     context.tools.patch("pool", NAME, NAMESPACE, {"spec": spec})
     until(lambda: reconciled(_pool(context), 1), f"pool {NAME} recovered")
 
 
-def _condition(context: Context, kind: str) -> Mapping[str, Any]:
+def _condition(context: ClusterContext, kind: str) -> Mapping[str, Any]:
     conditions = _pool(context).get("status", {}).get("conditions", [])
     return next((condition for condition in conditions if condition["type"] == kind), {})
 
 
-def _pool(context: Context) -> Any:
+def _pool(context: ClusterContext) -> Any:
     return context.tools.get("pool", NAME, "--namespace", NAMESPACE)

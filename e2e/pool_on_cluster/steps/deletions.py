@@ -9,7 +9,7 @@ import lightkube
 from lightkube.resources.core_v1 import Pod
 from penstock_operator.manifests.names import ADMIN_PORT
 
-from pool_on_cluster.context import Context
+from pool_on_cluster.context import ClusterContext
 from pool_on_cluster.pool import NAMESPACE, REPLICAS
 from pool_on_cluster.waiting import until
 
@@ -17,7 +17,7 @@ LEAVING_STATES = {None, "terminating", "draining"}
 """States that a router reports of a replica that gets no new requests; None: not listed."""
 
 
-def replicas(context: Context) -> None:
+def replicas(context: ClusterContext) -> None:
     """Every replica's pod is deleted twice, one after another; routers notice within a second."""
     notice_s: list[float] = []
     for name in context.pod_names("replica") * 2:
@@ -36,7 +36,7 @@ def replicas(context: Context) -> None:
         assert median(notice_s) < 1, f"routers noticed after {notice_s} s"
 
 
-def _notice_time_s(context: Context, name: str) -> float:
+def _notice_time_s(context: ClusterContext, name: str) -> float:
     """Return the seconds from a pod's deletion at the API server until a router notices."""
     address = context.pods("router")[0]["status"]["podIP"]
     with httpx2.Client(base_url=f"http://{context.cluster.forward(f'{address}:{ADMIN_PORT}')}") as router:
@@ -57,12 +57,12 @@ def _state(router: httpx2.Client, name: str) -> Any:
     return next((replica["state"] for replica in listed if replica["name"] == name), None)
 
 
-def _replaced(context: Context, name: str) -> bool:
+def _replaced(context: ClusterContext, name: str) -> bool:
     pods = context.tools.items("pods", "--namespace", NAMESPACE, f"--field-selector=metadata.name={name}")
     return any("deletionTimestamp" not in pod["metadata"] for pod in pods)
 
 
-def routers(context: Context) -> None:
+def routers(context: ClusterContext) -> None:
     """Both routers' pods are deleted, one after another."""
     for name in context.pod_names("router"):
         context.tools.kubectl("delete", "pod", name, "--namespace", NAMESPACE, "--timeout=120s")

@@ -2,11 +2,11 @@
 
 import json
 
-from pool_on_cluster.context import Context
+from pool_on_cluster.context import ClusterContext
 from pool_on_cluster.pool import NAMESPACE, REPLICAS
 
 
-def limited_by_the_budget(context: Context) -> None:
+def limited_by_the_budget(context: ClusterContext) -> None:
     """One pod of each kind is evicted, a second eviction at the same time is rejected."""
     first, second, *_ = context.pod_names("replica")
     _evict(context, first)
@@ -20,7 +20,7 @@ def limited_by_the_budget(context: Context) -> None:
     context.wait_reconciled(REPLICAS)
 
 
-def _evict(context: Context, pod: str) -> None:
+def _evict(context: ClusterContext, pod: str) -> None:
     context.tools.kubectl(*_command(pod), stdin=_eviction(pod))
 
 

@@ -3,7 +3,7 @@
 from statistics import median
 from time import monotonic
 
-from pool_on_cluster.context import Context
+from pool_on_cluster.context import ClusterContext
 from pool_on_cluster.pool import NAME, NAMESPACE, REPLICAS, document
 from pool_on_cluster.steps.removal import pool_objects_gone
 from pool_on_cluster.waiting import until
@@ -11,7 +11,7 @@ from pool_on_cluster.waiting import until
 RUNS = 5
 
 
-def apply_to_ready(context: Context) -> None:
+def apply_to_ready(context: ClusterContext) -> None:
     """A pool is applied and becomes Ready, five times over."""
     took_s: list[float] = []
     for run in range(RUNS):

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from pool_on_cluster.clusters import CLUSTER_SCRIPTS, LocalCluster, binaries
-from pool_on_cluster.context import ROOT, Context
+from pool_on_cluster.context import ROOT, ClusterContext
 from pool_on_cluster.kubectl import Tools
 from pool_on_cluster.pool import NAMESPACE
 from pool_on_cluster.waiting import until
@@ -17,7 +17,7 @@ SECOND_NODE = "node2"
 """Cordoned except in the steps that drain or lose it."""
 
 
-def cluster(context: Context) -> None:
+def cluster(context: ClusterContext) -> None:
     """A cluster starts, with GPUs on its nodes."""
     context.tools_or_none = Tools(binaries(), context.cluster.up())
     if isinstance(context.cluster, LocalCluster):
@@ -42,7 +42,7 @@ def _add_gpus(tools: Tools, node: str) -> None:
     )
 
 
-def images(context: Context) -> None:
+def images(context: ClusterContext) -> None:
     """Images are built and loaded onto the nodes."""
     if not isinstance(context.cluster, LocalCluster):
         return
@@ -61,7 +61,7 @@ def images(context: Context) -> None:
         archive.unlink()
 
 
-def ingress_controller(context: Context) -> None:
+def ingress_controller(context: ClusterContext) -> None:
     """Traefik routes requests from outside the cluster."""
     if context.cluster.is_local:
         context.tools.kubectl("apply", "--filename", Path(__file__).parents[2] / "cluster" / "traefik.yaml")
@@ -71,7 +71,7 @@ def ingress_controller(context: Context) -> None:
     context.url = context.cluster.ingress_url()
 
 
-def chart(context: Context) -> None:
+def chart(context: ClusterContext) -> None:
     """Helm installs Penstock, and the chart's test passes."""
     registry = context.cluster.registry
     envoy = f"images.envoy.registry={registry},images.envoy.repository=penstock/envoy,images.envoy.tag=dev"

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from pool_on_cluster.context import Context
+from pool_on_cluster.context import ClusterContext
 from pool_on_cluster.pool import NAMESPACE, document
 
 DUPLICATE_TIERS = [{"name": "chat", "slo": {"ttft": "1s", "tpot": "100ms"}}] * 2
@@ -18,7 +18,7 @@ INVALID_SPECS: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def rejected(context: Context) -> None:
+def rejected(context: ClusterContext) -> None:
     """Invalid specs are rejected with the name of the field."""
     for change, field in INVALID_SPECS:
         pool = document(context.cluster.ingress_class, "invalid", **change)

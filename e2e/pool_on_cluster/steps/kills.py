@@ -7,29 +7,29 @@ requests of the killed process are counted; any other lost request fails the ste
 from time import time
 from typing import Any
 
-from pool_on_cluster.context import Context
+from pool_on_cluster.context import ClusterContext
 from pool_on_cluster.pool import NAMESPACE, REPLICAS
 from pool_on_cluster.waiting import until
 
 
-def engine(context: Context) -> None:
+def engine(context: ClusterContext) -> None:
     """An engine is killed; its streams move to another replica, and no others are lost."""
     _kill_in_replica(context, "engine")
 
 
-def sidecar(context: Context) -> None:
+def sidecar(context: ClusterContext) -> None:
     """A sidecar is killed; its streams move to another replica, and no others are lost."""
     _kill_in_replica(context, "sidecar")
 
 
-def router(context: Context) -> None:
+def router(context: ClusterContext) -> None:
     """A router is killed; its open requests are lost, and no later ones."""
     killed_s = kill(context, context.pods("router")[0], "router")
     context.traffic.allow_losses(lambda request: request.started_s <= killed_s)
     context.wait_reconciled(REPLICAS)
 
 
-def _kill_in_replica(context: Context, container: str) -> None:
+def _kill_in_replica(context: ClusterContext, container: str) -> None:
     pod = context.pods("replica")[1]
     name = pod["metadata"]["name"]
     killed_s = kill(context, pod, container)
@@ -37,7 +37,7 @@ def _kill_in_replica(context: Context, container: str) -> None:
     context.wait_reconciled(REPLICAS)
 
 
-def kill(context: Context, pod: Any, container: str) -> float:
+def kill(context: ClusterContext, pod: Any, container: str) -> float:
     """Kill the process and wait until Kubernetes has restarted it. Returns the time of the kill."""
     name = pod["metadata"]["name"]
     before = restarts(pod, container)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from pool_on_cluster.context import Context
+from pool_on_cluster.context import ClusterContext
 from pool_on_cluster.pool import MODEL, NAME, NAMESPACE, REPLICAS
 from pool_on_cluster.steps.installation import SECOND_NODE
-from pool_on_cluster.traffic import SentRequest, Traffic
+from pool_on_cluster.traffic import PoolTraffic, SentRequest
 from pool_on_cluster.waiting import until
 
 LONG_ANSWER_TOKENS = 800
@@ -21,7 +21,7 @@ LONG_REQUESTS = 10
 """Long answers that start after the node is drained or lost."""
 
 
-def drain(context: Context) -> None:
+def drain(context: ClusterContext) -> None:
     """A node is drained: its streams end or move, and its replica restarts on another node."""
     name = _start_on_second_node(context)
     with _long_answers(context) as traffic:
@@ -33,7 +33,7 @@ def drain(context: Context) -> None:
     _wait_on_node1(context, name)
 
 
-def loss(context: Context) -> None:
+def loss(context: ClusterContext) -> None:
     """A node is lost: its streams move, and its replica restarts on another node once the node is deleted."""
     name = _start_on_second_node(context)
     with _long_answers(context) as traffic:
@@ -48,7 +48,7 @@ def loss(context: Context) -> None:
     _wait_on_node1(context, name)
 
 
-def _start_on_second_node(context: Context) -> str:
+def _start_on_second_node(context: ClusterContext) -> str:
     """Add a replica on the second node and return its name. Both nodes are schedulable afterwards."""
     before = set(context.pod_names("replica"))
     context.tools.kubectl("cordon", "node1")
@@ -60,34 +60,34 @@ def _start_on_second_node(context: Context) -> str:
     return name
 
 
-def _wait_on_node1(context: Context, name: str) -> None:
+def _wait_on_node1(context: ClusterContext, name: str) -> None:
     """Wait until the replica is ready on node 1, then scale down by one."""
     until(lambda: _node_of(context, name) == "node1", f"{name} starts on node 1")
     context.wait_reconciled(REPLICAS + 1)
     _scale(context, REPLICAS)
 
 
-def _scale(context: Context, replicas: int) -> None:
+def _scale(context: ClusterContext, replicas: int) -> None:
     context.tools.kubectl("scale", f"pool/{NAME}", f"--replicas={replicas}", "--namespace", NAMESPACE)
     context.wait_reconciled(replicas)
 
 
-def _node_of(context: Context, name: str) -> str | None:
+def _node_of(context: ClusterContext, name: str) -> str | None:
     nodes = {pod["metadata"]["name"]: pod["spec"].get("nodeName") for pod in context.pods("replica")}
     return nodes.get(name)
 
 
 @contextmanager
-def _long_answers(context: Context) -> Iterator[Traffic]:
+def _long_answers(context: ClusterContext) -> Iterator[PoolTraffic]:
     """Request long answers until the block ends. Check that all are complete and equal."""
-    with Traffic(context.url, MODEL, LONG_PER_S, LONG_ANSWER_TOKENS) as traffic:
+    with PoolTraffic(context.url, MODEL, LONG_PER_S, LONG_ANSWER_TOKENS) as traffic:
         yield traffic
         summary = traffic.summary()
     assert not summary.lost, f"long answers were lost: {summary.lost}"
     assert len(summary.texts) == 1, f"{len(summary.texts)} answers to one prompt"
 
 
-def _wait_for_streams(traffic: Traffic, replica: str) -> list[SentRequest]:
+def _wait_for_streams(traffic: PoolTraffic, replica: str) -> list[SentRequest]:
     """Wait until a replica streams long answers, and return these requests."""
     return until(
         lambda: [request for request in traffic.streaming if request.replica == replica],

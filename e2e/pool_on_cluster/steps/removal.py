@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pool_on_cluster.context import Context
+from pool_on_cluster.context import ClusterContext
 from pool_on_cluster.pool import NAME, NAMESPACE
 from pool_on_cluster.steps.control_plane import OPERATOR
 from pool_on_cluster.steps.installation import RELEASE, SYSTEM
@@ -17,7 +17,7 @@ CLUSTER_WIDE = "clusterroles,clusterrolebindings,customresourcedefinitions"
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ContainerUsage:
     """A container's CPU time and memory, as reported by the node's kubelet."""
 
     at_s: float
@@ -25,7 +25,7 @@ class Usage:
     memory_bytes: float
 
 
-def idle_operator(context: Context) -> None:
+def idle_operator(context: ClusterContext) -> None:
     """The operator's CPU and memory use are measured while the pool needs no action."""
     first = _usage(context)
     last = until(
@@ -40,7 +40,7 @@ def idle_operator(context: Context) -> None:
     }
 
 
-def _usage(context: Context) -> Usage:
+def _usage(context: ClusterContext) -> ContainerUsage:
     pod = context.tools.items("pods", "--namespace", SYSTEM, "--selector", OPERATOR)[0]
     page = context.tools.kubectl(
         "get", f"--raw=/api/v1/nodes/{pod['spec']['nodeName']}/proxy/metrics/resource"
@@ -48,22 +48,22 @@ def _usage(context: Context) -> Usage:
     own = [line for line in page.splitlines() if f'pod="{pod["metadata"]["name"]}"' in line]
     sample = {line.partition("{")[0]: line.rpartition("} ")[2].split() for line in own}
     cpu_s, at_ms = map(float, sample["container_cpu_usage_seconds_total"])
-    return Usage(at_ms / 1000, cpu_s, float(sample["container_memory_working_set_bytes"][0]))
+    return ContainerUsage(at_ms / 1000, cpu_s, float(sample["container_memory_working_set_bytes"][0]))
 
 
-def pool(context: Context) -> None:
+def pool(context: ClusterContext) -> None:
     """The pool is deleted with all of its objects."""
     context.tools.kubectl("delete", "pool", NAME, "--namespace", NAMESPACE, "--timeout=60s")
     until(lambda: pool_objects_gone(context), "all objects of the pool are deleted")
 
 
-def pool_objects_gone(context: Context) -> bool:
+def pool_objects_gone(context: ClusterContext) -> bool:
     """Return whether the namespace has no object of the pool."""
     selector = f"penstock.dev/pool={NAME}"
     return not context.tools.exists(OWNED, "--namespace", NAMESPACE, "--selector", selector)
 
 
-def chart(context: Context) -> None:
+def chart(context: ClusterContext) -> None:
     """The chart and the CRD are removed with all of their objects."""
     context.tools.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait", "--timeout=2m")
     context.tools.kubectl("delete", "crd", "servingpools.penstock.dev", "--timeout=60s")

@@ -3,27 +3,27 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pool_on_cluster.context import Context, reconciled
+from pool_on_cluster.context import ClusterContext, reconciled
 from pool_on_cluster.pool import NAME, NAMESPACE, REPLICAS
 from pool_on_cluster.waiting import until
 
 KV_TOKENS = 20_000
 
 
-def engine(context: Context) -> None:
+def engine(context: ClusterContext) -> None:
     """The KV cache size changes, with at most one replica unavailable."""
     routers = _uids(context, "router")
     _update_replicas(context, {"engine": {"kvCacheTokens": KV_TOKENS}})
     assert _uids(context, "router") == routers, "the routers were restarted too"
 
 
-def policy(context: Context) -> None:
+def policy(context: ClusterContext) -> None:
     """The policy changes, with at most one replica unavailable."""
     _update_replicas(context, {"scheduling": {"policy": "sarathi"}})
     assert context.pool()["status"]["policy"] == "sarathi"
 
 
-def _update_replicas(context: Context, spec: Mapping[str, Any]) -> None:
+def _update_replicas(context: ClusterContext, spec: Mapping[str, Any]) -> None:
     old, fewest = _uids(context, "replica"), REPLICAS
     context.tools.patch("pool", NAME, NAMESPACE, {"spec": spec})
 
@@ -36,7 +36,7 @@ def _update_replicas(context: Context, spec: Mapping[str, Any]) -> None:
     assert fewest >= REPLICAS - 1, f"{fewest} of {REPLICAS} replicas were ready during the update"
 
 
-def router(context: Context) -> None:
+def router(context: ClusterContext) -> None:
     """The routers' configuration changes, and no replica is restarted."""
     replicas, old = _uids(context, "replica"), _uids(context, "router")
     context.tools.patch("pool", NAME, NAMESPACE, {"spec": {"router": {"maxInflight": 2048}}})
@@ -47,7 +47,7 @@ def router(context: Context) -> None:
     assert _uids(context, "replica") == replicas, "replicas were restarted too"
 
 
-def _uids(context: Context, component: str) -> set[str]:
+def _uids(context: ClusterContext, component: str) -> set[str]:
     return {pod["metadata"]["uid"] for pod in context.pods(component)}
 
 

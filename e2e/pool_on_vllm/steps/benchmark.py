@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 import orjson
 
-from pool_on_vllm.context import Context
+from pool_on_vllm.context import VllmContext
 from pool_on_vllm.metrics_page import total
 from pool_on_vllm.processes import MODEL, bench_serve, router_of
 
@@ -33,7 +33,7 @@ MEASURES: Mapping[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-def agreement(context: Context) -> str:
+def agreement(context: VllmContext) -> str:
     """`vllm bench serve`, unmodified, measures the same latencies as the router"""
     for run in range(1, RUNS + 1):
         reported, output = _compare(context)
@@ -52,7 +52,7 @@ def disagreements(reported: Mapping[str, tuple[float, float]]) -> list[str]:
     ]
 
 
-def _compare(context: Context) -> tuple[Mapping[str, tuple[float, float]], str]:
+def _compare(context: VllmContext) -> tuple[Mapping[str, tuple[float, float]], str]:
     """Run the benchmark. Returns (client's, router's) values by measure, in ms, and a summary."""
     log = context.file("router-debug.log")
     with router_of(context.replicas, context.file("pool-best-effort.yaml"), log, level="debug") as router:
@@ -71,7 +71,7 @@ def _compare(context: Context) -> tuple[Mapping[str, tuple[float, float]], str]:
     return reported, output
 
 
-def _benchmark(context: Context, url: str) -> dict[str, Any]:
+def _benchmark(context: VllmContext, url: str) -> dict[str, Any]:
     """Run `vllm bench serve` and return its results."""
     reported = context.file("bench-serve.json")
     rate_rps = LOAD * context.capacity_rps

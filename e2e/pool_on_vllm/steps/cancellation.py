@@ -5,7 +5,7 @@ from time import monotonic
 
 from pool_on_cluster.waiting import until
 
-from pool_on_vllm.context import Context
+from pool_on_vllm.context import VllmContext
 from pool_on_vllm.metrics_page import total
 from pool_on_vllm.processes import MODEL
 from pool_on_vllm.steps.clients import QUESTION, client_of
@@ -14,7 +14,7 @@ STREAMS, TOKENS = 8, 3000
 TIMEOUT_S = 30.0
 
 
-def frees_memory(context: Context) -> str:
+def frees_memory(context: VllmContext) -> str:
     """When clients disconnect, the engines free their KV memory"""
     engines = [replica.engine for replica in context.replicas]
     until(lambda: _idle(context), "the pool is idle", TIMEOUT_S)
@@ -53,13 +53,13 @@ def _used(engines: list[str]) -> float:
     return sum(total(engine, "vllm:kv_cache_usage_perc") for engine in engines)
 
 
-def _in_sidecars(context: Context) -> float:
+def _in_sidecars(context: VllmContext) -> float:
     """Return the sum of used memory and requests that the sidecars report."""
     names = ("penstock_replica_kv_used_ratio", "penstock_replica_running", "penstock_replica_open_requests")
     return sum(total(replica.metrics, name) for replica in context.replicas for name in names)
 
 
-def _idle(context: Context) -> bool:
+def _idle(context: VllmContext) -> bool:
     engines = [replica.engine for replica in context.replicas]
     waiting = sum(total(engine, "vllm:num_requests_waiting") for engine in engines)
     return _running(engines) == waiting == _used(engines) == _in_sidecars(context) == 0

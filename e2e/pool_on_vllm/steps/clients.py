@@ -7,7 +7,7 @@ from typing import Any
 import openai
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from pool_on_vllm.context import Context
+from pool_on_vllm.context import VllmContext
 from pool_on_vllm.processes import MODEL
 
 TOKENS = 40
@@ -15,11 +15,11 @@ QUESTION: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "H
 PROMPT = "A penstock is"
 
 
-def client_of(context: Context) -> openai.OpenAI:
+def client_of(context: VllmContext) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{context.pool.router.url}/v1", api_key="none", max_retries=0)
 
 
-def chat(context: Context) -> str:
+def chat(context: VllmContext) -> str:
     """The official client gets the same chat answer with and without streaming"""
     with client_of(context) as client:
         assert [model.id for model in client.models.list()] == [MODEL]
@@ -30,7 +30,7 @@ def chat(context: Context) -> str:
     return _check_equal(answer.choices[0].message.content, answer.usage, text, chunks)
 
 
-def completions(context: Context) -> str:
+def completions(context: VllmContext) -> str:
     """The official client gets the same completion with and without streaming"""
     with client_of(context) as client:
         create: Any = partial(client.completions.create, model=MODEL, prompt=PROMPT, **_options())

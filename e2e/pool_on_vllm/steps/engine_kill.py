@@ -4,10 +4,10 @@ import os
 import signal
 from time import monotonic, time
 
-from pool_on_cluster.traffic import Traffic
+from pool_on_cluster.traffic import PoolTraffic
 from pool_on_cluster.waiting import until
 
-from pool_on_vllm.context import Context
+from pool_on_vllm.context import VllmContext
 from pool_on_vllm.metrics_page import total
 from pool_on_vllm.processes import MODEL, START_S
 from pool_on_vllm.steps.clients import PROMPT, client_of
@@ -18,11 +18,11 @@ BEFORE, AFTER = 12, 24
 """Requests that start before the engine is killed, and after."""
 
 
-def recovery(context: Context) -> str:
+def recovery(context: VllmContext) -> str:
     """An engine is killed: its requests continue on the other replica, and `up` restarts it"""
     victim, other = context.replicas
     process = context.pool.engine(victim)
-    with Traffic(context.pool.router.url, MODEL, LOAD * context.capacity_rps) as traffic:
+    with PoolTraffic(context.pool.router.url, MODEL, LOAD * context.capacity_rps) as traffic:
         traffic.wait_for_requests(BEFORE)
         running = "vllm:num_requests_running"
         until(lambda: total(victim.engine, running) > 0, f"{victim.name} runs a request", interval_s=0.02)
@@ -41,7 +41,7 @@ def recovery(context: Context) -> str:
     )
 
 
-def _wait_recovered(context: Context, killed: int, killed_at_s: float) -> float:
+def _wait_recovered(context: VllmContext, killed: int, killed_at_s: float) -> float:
     """Wait until the killed engine runs again and serves requests. Returns the seconds that it took."""
     victim = context.replicas[0]
     prefix = f"engine-{victim.name}"
@@ -56,7 +56,7 @@ def _wait_recovered(context: Context, killed: int, killed_at_s: float) -> float:
     return recovered_s
 
 
-def _served_by(context: Context) -> str:
+def _served_by(context: VllmContext) -> str:
     """Send a request and return the replica that answers it."""
     with client_of(context) as client:
         response = client.completions.with_raw_response.create(model=MODEL, prompt=PROMPT, max_tokens=1)

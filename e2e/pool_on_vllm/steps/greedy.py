@@ -17,7 +17,7 @@ import orjson
 from unmodified.load import session
 
 from pool_on_vllm import pools
-from pool_on_vllm.context import Context, Reference
+from pool_on_vllm.context import Reference, VllmContext
 from pool_on_vllm.metrics_page import total
 from pool_on_vllm.processes import MODEL, LocalPool
 from pool_on_vllm.steps.startup import start
@@ -29,7 +29,7 @@ BEST_EFFORT, USED_MEMORY = 6, 0.6
 """Number of best-effort requests sent first, and the share of memory that they use before others are sent."""
 
 
-def references(context: Context) -> str:
+def references(context: VllmContext) -> str:
     """vLLM's own greedy answers are recorded as references"""
     tried = asyncio.run(_collect_references(context.plain_urls[None], context.references))
     kept = len(context.references)
@@ -37,14 +37,14 @@ def references(context: Context) -> str:
     return f"{kept} answers of {ANSWER_TOKENS} tokens; {tried - kept} others have near ties and do not count"
 
 
-def start_small_pool(context: Context) -> str:
+def start_small_pool(context: VllmContext) -> str:
     """A replica with little memory, n-gram speculation and `timeModel: auto` starts"""
     return start(
         context, LocalPool(pools.small_memory(context), context.model, 1, context.file("up-small-memory.log"))
     )
 
 
-def equal_tokens(context: Context) -> str:
+def equal_tokens(context: VllmContext) -> str:
     """With forced preemption and speculation, greedy answers equal vLLM's own, token for token"""
     answers = asyncio.run(_answers_of_the_pool(context))
     engine = context.replicas[0].engine
@@ -86,7 +86,7 @@ def without_near_ties(choice: dict[str, Any]) -> bool:
     return all(len(top) > 1 and top[0] - top[1] >= MARGIN for top in tops)
 
 
-async def _answers_of_the_pool(context: Context) -> list[list[int]]:
+async def _answers_of_the_pool(context: VllmContext) -> list[list[int]]:
     """Return the pool's answers: best-effort requests fill the memory, then admitted ones need it."""
     url, engine = context.pool.router.url, context.replicas[0].engine
     async with session() as http:

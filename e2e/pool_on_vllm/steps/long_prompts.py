@@ -14,9 +14,9 @@ from time import perf_counter
 from typing import NamedTuple
 
 import aiohttp
-from unmodified.load import Outcome, Planned, send, session
+from unmodified.load import MeasuredOutcome, Planned, send, session
 
-from pool_on_vllm.context import Context
+from pool_on_vllm.context import VllmContext
 from pool_on_vllm.processes import MODEL, router_of
 from pool_on_vllm.steps.startup import document, p99_gap_s
 
@@ -36,20 +36,20 @@ MIN_SPEEDUP = 1.5
 """Required ratio of vLLM's p99 gap, at its default budget, to Penstock's."""
 
 
-class Round(NamedTuple):
+class PromptRound(NamedTuple):
     """One measurement of a server: the stream's p99 gap, and the prompts' mean TTFT."""
 
     p99_gap_s: float
     ttft_s: float
 
 
-def stream_gaps(context: Context) -> str:
+def stream_gaps(context: VllmContext) -> str:
     """A stream meets its TPOT target while 3,000-token prompts arrive"""
     log = context.file("router-of-one.log")
     with router_of(context.replicas[:1], context.file("pool-best-effort.yaml"), log) as router:
         urls: dict[str, str] = {"penstock": router.url}
         urls |= {f"vllm {budget or 'default'}": url for budget, url in context.plain_urls.items()}
-        rounds: dict[str, list[Round]] = {name: [] for name in urls}
+        rounds: dict[str, list[PromptRound]] = {name: [] for name in urls}
         alone_s = median(asyncio.run(_measure_alone(router.url)) for _ in range(ROUNDS))
         spacing_s = SPACING * context.long_prompt_ttft_s
         target_s = max(TPOT_FACTOR * context.tpot_s, GAP_FACTOR * alone_s, MIN_TARGET_S)
@@ -60,7 +60,7 @@ def stream_gaps(context: Context) -> str:
     return _check(context, {name: _median(of) for name, of in rounds.items()}, target_s, alone_s)
 
 
-def _check(context: Context, medians: dict[str, Round], target_s: float, alone_s: float) -> str:
+def _check(context: VllmContext, medians: dict[str, PromptRound], target_s: float, alone_s: float) -> str:
     context.figures["gaps"] = {name: of._asdict() for name, of in medians.items()} | {
         "target_s": target_s,
         "alone_s": alone_s,
@@ -90,12 +90,12 @@ async def _measure_alone(url: str) -> float:
     return p99_gap_s([at_s for at_s in outcome.times_s if at_s <= until_s])
 
 
-async def _measure(url: str, target_s: float, spacing_s: float) -> Round:
+async def _measure(url: str, target_s: float, spacing_s: float) -> PromptRound:
     """Measure the stream from the first prompt's arrival to the last prompt's first token."""
     async with _stream(url, {"x-slo-tpot-ms": f"{1e3 * target_s:.0f}"}) as (http, outcome, started_s):
         from_s = perf_counter()
 
-        async def prompt(number: int) -> Outcome:
+        async def prompt(number: int) -> MeasuredOutcome:
             due_s = from_s + number * spacing_s
             await asyncio.sleep(due_s - perf_counter())
             return await send(http, url, MODEL, document(number), due_s)
@@ -104,13 +104,13 @@ async def _measure(url: str, target_s: float, spacing_s: float) -> Round:
         until_s = perf_counter()
     assert all(one.status == 200 and one.times_s for one in prompts), [one.status for one in prompts]
     meanwhile_s = [at_s for at_s in outcome.times_s if from_s <= started_s + at_s <= until_s]
-    return Round(p99_gap_s(meanwhile_s), fmean(one.ttft_s for one in prompts))
+    return PromptRound(p99_gap_s(meanwhile_s), fmean(one.ttft_s for one in prompts))
 
 
 @asynccontextmanager
 async def _stream(
     url: str, own: Mapping[str, str]
-) -> AsyncIterator[tuple[aiohttp.ClientSession, Outcome, float]]:
+) -> AsyncIterator[tuple[aiohttp.ClientSession, MeasuredOutcome, float]]:
     """Run the stream. Yields a session for other requests, the stream's record, and its send time.
 
     A stream that is not admitted is sent again: after a busy period the time model predicts slow iterations.
@@ -130,9 +130,9 @@ async def _stream(
 
 async def _start_stream(
     http: aiohttp.ClientSession, url: str, own: Mapping[str, str]
-) -> tuple[asyncio.Task[Outcome], Outcome, float]:
+) -> tuple[asyncio.Task[MeasuredOutcome], MeasuredOutcome, float]:
     """Start a stream and wait for its first tokens. Returns its task, its record, and its send time."""
-    started_s, outcome = perf_counter(), Outcome("stream")
+    started_s, outcome = perf_counter(), MeasuredOutcome("stream")
     planned = Planned(0, "stream", "x" * 50, STREAM_TOKENS)
     stream = asyncio.create_task(send(http, url, MODEL, planned, started_s, into=outcome, own=own))
     while len(outcome.times_s) < WARM_TOKENS:
@@ -141,13 +141,13 @@ async def _start_stream(
     return stream, outcome, started_s
 
 
-async def _cancel(stream: asyncio.Task[Outcome]) -> None:
+async def _cancel(stream: asyncio.Task[MeasuredOutcome]) -> None:
     stream.cancel()
     await asyncio.wait({stream})
 
 
-def _median(rounds: Sequence[Round]) -> Round:
-    return Round(median(one.p99_gap_s for one in rounds), median(one.ttft_s for one in rounds))
+def _median(rounds: Sequence[PromptRound]) -> PromptRound:
+    return PromptRound(median(one.p99_gap_s for one in rounds), median(one.ttft_s for one in rounds))
 
 
 def _ms(seconds: float) -> str:

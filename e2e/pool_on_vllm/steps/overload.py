@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pool_on_cluster.waiting import until
-from unmodified.load import Outcome, arrivals, open_loop
+from unmodified.load import MeasuredOutcome, arrivals, open_loop
 from unmodified_engines import met
 
 from pool_on_vllm import pools
-from pool_on_vllm.context import Context
+from pool_on_vllm.context import VllmContext
 from pool_on_vllm.metrics_page import by_label, total
 from pool_on_vllm.processes import MODEL, Router, router_of
 
@@ -26,7 +26,7 @@ MIN_ATTAINMENT, MAX_ATTAINMENT = 0.3, 0.9
 admission relies on the time model, which cannot predict other load on the same cores."""
 
 
-def hops_then_best_effort(context: Context) -> str:
+def hops_then_best_effort(context: VllmContext) -> str:
     """Overload: a rejected request hops to the next replica, then is served best effort"""
     outcomes, counted, off = _under_load(context, context.pool.router)
     best_effort = [one for one in outcomes if verdict(one) == "best-effort"]
@@ -39,7 +39,7 @@ def hops_then_best_effort(context: Context) -> str:
     return output
 
 
-def hops_then_429(context: Context) -> str:
+def hops_then_429(context: VllmContext) -> str:
     """Overload with `backup: reject`: a request rejected by all replicas is answered 429 with Retry-After"""
     with router_of(
         context.replicas, pools.large_memory(context, backup="reject"), context.file("router-reject.log")
@@ -58,7 +58,7 @@ def hops_then_429(context: Context) -> str:
     return f"{output}, Retry-After {min(waits)} to {max(waits)} s" if waits else output
 
 
-def _under_load(context: Context, router: Router) -> tuple[list[Outcome], Counter[str], float]:
+def _under_load(context: VllmContext, router: Router) -> tuple[list[MeasuredOutcome], Counter[str], float]:
     """Run the load. Returns clients' records, the router's counts by verdict, and the time model's error."""
     planned = arrivals(LOAD * context.capacity_rps, SECONDS, SEED)
     before = by_label(router.admin_url, REQUESTS, "verdict")
@@ -74,7 +74,7 @@ def _under_load(context: Context, router: Router) -> tuple[list[Outcome], Counte
     return outcomes, by_label(router.admin_url, REQUESTS, "verdict") - before, mean_off
 
 
-def _time_model_errors(context: Context) -> tuple[float, float]:
+def _time_model_errors(context: VllmContext) -> tuple[float, float]:
     """Return the sum of the time model's relative errors, and the number of iterations."""
     error = "penstock_replica_time_model_error_ratio"
     each = [
@@ -83,7 +83,9 @@ def _time_model_errors(context: Context) -> tuple[float, float]:
     return sum(off for off, _ in each), sum(count for _, count in each)
 
 
-def _check_admitted(context: Context, outcomes: Sequence[Outcome], off: float, backup: str) -> str:
+def _check_admitted(
+    context: VllmContext, outcomes: Sequence[MeasuredOutcome], off: float, backup: str
+) -> str:
     """Check the admitted requests and summarize them: their number, hops and attainment."""
     bound = required_attainment(off)
     admitted = [one for one in outcomes if verdict(one) == "admitted"]
@@ -111,12 +113,12 @@ def required_attainment(off: float) -> float:
     return min(max(1 - 2 * off, MIN_ATTAINMENT), MAX_ATTAINMENT)
 
 
-def _check_counters(outcomes: Sequence[Outcome], counted: Counter[str]) -> None:
+def _check_counters(outcomes: Sequence[MeasuredOutcome], counted: Counter[str]) -> None:
     """Check that the router's counters agree with the headers that clients received."""
     reported = Counter(verdict(one) for one in outcomes)
     assert reported == counted, f"clients received {dict(reported)}, the router counted {dict(counted)}"
 
 
-def verdict(outcome: Outcome) -> str:
+def verdict(outcome: MeasuredOutcome) -> str:
     """Return the verdict, named as in the router's counters."""
     return "rejected" if outcome.status == 429 else outcome.headers.get("x-penstock-verdict", "none")

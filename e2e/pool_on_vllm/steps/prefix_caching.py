@@ -12,7 +12,7 @@ import openai
 from pool_on_cluster.waiting import until
 
 from pool_on_vllm import pools
-from pool_on_vllm.context import Context
+from pool_on_vllm.context import VllmContext
 from pool_on_vllm.metrics_page import total
 from pool_on_vllm.processes import MODEL, START_S, LocalPool, Router
 from pool_on_vllm.steps.startup import start
@@ -32,7 +32,7 @@ class Turn(NamedTuple):
     cached_tokens: int
 
 
-def start_pool(context: Context) -> str:
+def start_pool(context: VllmContext) -> str:
     """Two replicas with prefix caches start"""
     return start(
         context,
@@ -40,7 +40,7 @@ def start_pool(context: Context) -> str:
     )
 
 
-def turns(context: Context) -> str:
+def turns(context: VllmContext) -> str:
     """Turns of a chat hit the prefix cache: clients and sidecars count the same cached tokens"""
     sessions = asyncio.run(_sessions(context.pool.router))
     later = [turn for session in sessions for turn in session[1:]]
@@ -60,7 +60,7 @@ def turns(context: Context) -> str:
     return output
 
 
-def _counted(context: Context) -> dict[str, float]:
+def _counted(context: VllmContext) -> dict[str, float]:
     """Return the tokens that all sidecars have counted, by kind."""
     return {
         kind: sum(

@@ -2,10 +2,10 @@
 
 from time import monotonic
 
-from pool_on_vllm.context import Context
+from pool_on_vllm.context import VllmContext
 
 
-def stop_pool(context: Context) -> str:
+def stop_pool(context: VllmContext) -> str:
     """Ctrl-C ends `penstock up`"""
     started_s = monotonic()
     code, left = context.pool.stop()

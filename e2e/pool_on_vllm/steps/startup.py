@@ -11,10 +11,10 @@ from time import monotonic, perf_counter
 
 from unmodified.load import Planned, closed_loop, send, session
 from unmodified.servers import make_model
-from unmodified_engines import Targets, targets_of
+from unmodified_engines import TierTargets, targets_of
 
 from pool_on_vllm import pools
-from pool_on_vllm.context import Context
+from pool_on_vllm.context import VllmContext
 from pool_on_vllm.processes import MODEL, LocalPool, plain_vllm, profile
 
 BUDGETS = (None, 512, 256, 128)
@@ -28,7 +28,7 @@ SLACK = 2.5
 """Factor on the targets of a single engine, because two engines share the machine."""
 
 
-def plain_servers(context: Context) -> str:
+def plain_servers(context: VllmContext) -> str:
     """vLLM's own servers start, for comparison"""
     context.model = make_model(context.results)
     opened = plain_vllm(context.model, BUDGETS, context.file("plain-vllm.log"))
@@ -36,11 +36,11 @@ def plain_servers(context: Context) -> str:
     return f"without the plug-in, token budgets: default, {', '.join(map(str, BUDGETS[1:]))}"
 
 
-def engine_speed(context: Context) -> str:
+def engine_speed(context: VllmContext) -> str:
     """The speed of one engine is measured and sets the targets"""
     url = context.plain_urls[None]
     single = asyncio.run(targets_of(url, MODEL))
-    context.targets = {tier: Targets(SLACK * of.ttft_s, SLACK * of.tpot_s) for tier, of in single.items()}
+    context.targets = {tier: TierTargets(SLACK * of.ttft_s, SLACK * of.tpot_s) for tier, of in single.items()}
     context.capacity_rps = asyncio.run(closed_loop(url, MODEL, CLIENTS, CAPACITY_S))
     context.tpot_s, context.p99_gap_s, context.long_prompt_ttft_s = asyncio.run(_measure_single_requests(url))
     targets = ", ".join(
@@ -53,7 +53,7 @@ def engine_speed(context: Context) -> str:
     )
 
 
-def engine_profile(context: Context) -> str:
+def engine_profile(context: VllmContext) -> str:
     """`penstock profile` fits a time model to one of these servers"""
     for _ in range(PROFILE_TRIES):
         output = profile(context.plain_urls[None], context.file("measured.json"), PROFILE_S)
@@ -65,12 +65,12 @@ def engine_profile(context: Context) -> str:
     raise AssertionError(f"no time model fits; other processes may use this machine:\n{output}")
 
 
-def start_pool(context: Context) -> str:
+def start_pool(context: VllmContext) -> str:
     """`penstock up --engine vllm` starts two replicas"""
     return start(context, LocalPool(pools.large_memory(context), context.model, 2, context.file("up.log")))
 
 
-def start(context: Context, pool: LocalPool) -> str:
+def start(context: VllmContext, pool: LocalPool) -> str:
     """Wait until the pool is ready. It is stopped when the test ends."""
     started_s = monotonic()
     context.pool_or_none = pool

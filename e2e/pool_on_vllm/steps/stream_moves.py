@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import openai
 from pool_on_cluster.waiting import until
 
-from pool_on_vllm.context import Context
+from pool_on_vllm.context import VllmContext
 from pool_on_vllm.metrics_page import by_label
 from pool_on_vllm.processes import MODEL, START_S
 
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
     heads: int
 
 
-class Received(NamedTuple):
+class ReceivedStream(NamedTuple):
     """A received stream. silence_s: the longest time between two of its events."""
 
     replica: str
@@ -43,17 +43,17 @@ class Received(NamedTuple):
     silence_s: float
 
 
-def engine_killed(context: Context) -> str:
+def engine_killed(context: VllmContext) -> str:
     """An engine is killed during streams: the answers are complete and equal, token for token"""
     return _check_moves(context, context.pool.engine(context.replicas[0]), "engine_lost")
 
 
-def sidecar_killed(context: Context) -> str:
+def sidecar_killed(context: VllmContext) -> str:
     """A sidecar is killed during streams: the answers are complete and equal, token for token"""
     return _check_moves(context, context.pool.sidecar(context.replicas[0]), "replica_lost")
 
 
-def _check_moves(context: Context, process: int, cause: str) -> str:
+def _check_moves(context: VllmContext, process: int, cause: str) -> str:
     victim = context.replicas[0].name
     admin = context.pool.router.admin_url
     before = by_label(admin, MOVES, "outcome")
@@ -77,7 +77,9 @@ def _check_moves(context: Context, process: int, cause: str) -> str:
     )
 
 
-async def _streams(context: Context, victim: str, process: int) -> tuple[list[Answer], list[Received]]:
+async def _streams(
+    context: VllmContext, victim: str, process: int
+) -> tuple[list[Answer], list[ReceivedStream]]:
     """Return the unstreamed answers, and the streams during which the process is killed."""
     requests = _requests(context)
     url = f"{context.pool.router.url}/v1"
@@ -95,7 +97,7 @@ async def _streams(context: Context, victim: str, process: int) -> tuple[list[An
     return references, received
 
 
-def _requests(context: Context) -> Sequence[dict[str, Any]]:
+def _requests(context: VllmContext) -> Sequence[dict[str, Any]]:
     """Return the requests: chats and completions alternately."""
     chats = [{"messages": [{"role": "user", "content": text}]} for text in QUESTIONS]
     texts = [{"prompt": reference.prompt} for reference in context.references]
@@ -119,7 +121,7 @@ async def _unstreamed(client: openai.AsyncOpenAI, request: dict[str, Any]) -> An
 
 async def _received(
     client: openai.AsyncOpenAI, request: dict[str, Any], on_first_event: Callable[[str], None]
-) -> Received:
+) -> ReceivedStream:
     """Receive a stream. on_first_event: called with the replica that serves it."""
     options = {"stream": True, "stream_options": {"include_usage": True}}
     stream = await _endpoint(client, request).create(**request, **_options(), **options)
@@ -136,4 +138,4 @@ async def _received(
             reason = choice.finish_reason or reason
         if chunk.usage:
             usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
-    return Received(replica, Answer(text, usage, reason, len(heads)), silence_s)
+    return ReceivedStream(replica, Answer(text, usage, reason, len(heads)), silence_s)

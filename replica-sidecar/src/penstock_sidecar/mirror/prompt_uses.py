@@ -38,7 +38,7 @@ class KnownPrefix(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Use:
+class _PromptUse:
     """The prompt of one request.
 
     known: how many of its marks were known when it was sent; None once its answer is complete.
@@ -64,7 +64,7 @@ class PromptUses:
 
     def __init__(self) -> None:
         self.total = 0
-        self._uses: OrderedDict[RequestId, _Use] = OrderedDict()  # the least recently used first
+        self._uses: OrderedDict[RequestId, _PromptUse] = OrderedDict()  # the least recently used first
         self._users: dict[int, RequestId] = {}
         self._under_way: dict[RequestId, None] = {}  # in the order of sending
         self._tokens_per_size = 0.0
@@ -76,7 +76,7 @@ class PromptUses:
         """Return the known prefix of a prompt."""
         own_tokens, depths = list[int](), list[int]()
         newest_first, newer, reached = reversed(self._uses.items()), 0, dict[RequestId, int]()
-        user, use, depth = None, _Use(), 0
+        user, use, depth = None, _PromptUse(), 0
         for number, mark in enumerate(marks.marks):
             mark_user = self._users.get(mark.key)
             if mark_user is None:
@@ -188,7 +188,7 @@ class PromptUses:
         for key in taken:
             self._drop(key)
         self._forget(request_id)
-        self._uses[request_id] = _Use(tokens=taken)
+        self._uses[request_id] = _PromptUse(tokens=taken)
         self._users |= dict.fromkeys(taken, request_id)
         self._grow(self._uses[request_id], sum(tokens))
 
@@ -210,7 +210,7 @@ class PromptUses:
         for request_id in self._under_way:
             self._uses.move_to_end(request_id)
 
-    def _grow(self, use: _Use, tokens: int) -> None:
+    def _grow(self, use: _PromptUse, tokens: int) -> None:
         use.total += tokens
         self.total += tokens
 

@@ -58,7 +58,7 @@ class _Query:
 
 
 @dataclass(slots=True)
-class _Use:
+class _ApplicationUse:
     """One application's requests through this router, to be reported to Redis.
 
     open: requests in progress. reported: the last value sent to Redis, at `reported_s`.
@@ -90,7 +90,7 @@ class SharedLimits:
     ) -> None:
         self.connected = False
         self._url, self._prefix, self._backoff = url, prefix, backoff
-        self._uses = {application: _Use(of) for application, of in limits.items()}
+        self._uses = {application: _ApplicationUse(of) for application, of in limits.items()}
         self._router_id = token_hex(8)
         self._due = asyncio.Event()
         self._unavailable = False
@@ -192,7 +192,7 @@ class SharedLimits:
             for name, queries in sent.items():
                 _decide_locally(due[name], queries)
 
-    def _decided(self, use: _Use, queries: list[_Query], reply: Sequence[int]) -> None:
+    def _decided(self, use: _ApplicationUse, queries: list[_Query], reply: Sequence[int]) -> None:
         slot, usage = int(reply[0]), usage_of(reply)
         for ask, code, wait_ms in zip(queries, reply[5::2], reply[6::2], strict=True):
             admitted = code == 0
@@ -241,7 +241,7 @@ def over_limit_of(code: int, wait_ms: int) -> OverLimit:
     return OverLimit(LIMITS[code - 1], None if wait_ms < 0 else wait_ms / 1000)
 
 
-def _decide_locally(use: _Use, queries: Sequence[_Query]) -> None:
+def _decide_locally(use: _ApplicationUse, queries: Sequence[_Query]) -> None:
     """End queries without a decision of Redis: the router decides by its own limits."""
     for ask in queries:
         if not ask.answer.done():
@@ -249,5 +249,5 @@ def _decide_locally(use: _Use, queries: Sequence[_Query]) -> None:
             ask.answer.set_result(None)
 
 
-def _correct(use: _Use, slot: int, change: int) -> None:
+def _correct(use: _ApplicationUse, slot: int, change: int) -> None:
     use.corrections[slot] = use.corrections.get(slot, 0) + change

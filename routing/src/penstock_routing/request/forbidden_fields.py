@@ -27,11 +27,11 @@ _DATA = re.compile(r"data:", re.IGNORECASE)
 _WEB = re.compile(r"https?://([A-Za-z0-9.\-]+)(?::[0-9]{1,5})?(?:[/?#][\x21-\x5b\x5d-\x7e]*)?", re.IGNORECASE)
 
 
-class _Message(msgspec.Struct):
+class _MessageContent(msgspec.Struct):
     content: Any = None
 
 
-_messages = msgspec.json.Decoder(list[_Message])
+_messages = msgspec.json.Decoder(list[_MessageContent])
 
 
 class ClientFields:
@@ -102,7 +102,7 @@ def _collect(value: Any, strings: list[str]) -> None:
                 _collect(inner, strings)
 
 
-def _decoded(messages: Raw) -> list[_Message]:
+def _decoded(messages: Raw) -> list[_MessageContent]:
     """Return the messages; none if they are invalid, as replicas reject them. Raises ApiError (400)."""
     try:
         return _messages.decode(messages)
