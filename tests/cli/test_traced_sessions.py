@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from penstock_cli.failure import Failure
-from penstock_cli.replay.schedule import Loop, ScheduleOptions, count, schedule_of
+from penstock_cli.replay.schedule import Loop, ScheduleOptions, requests_and_span_s, schedule_of
 from penstock_cli.traces import TraceError, TraceRequest, in_closed_loops, read_trace, summarise
 
 
@@ -115,7 +115,7 @@ def sessions(tmp_path: Path) -> Path:
 
 def test_a_closed_loops_rate_is_all_requests_over_the_span_of_session_starts(tmp_path: Path) -> None:
     schedule, _ = schedule_of(ScheduleOptions(sessions(tmp_path), rate_rps=0.5, closed_loop=True))
-    requests, span_s = count(schedule)
+    requests, span_s = requests_and_span_s(schedule)
     assert requests == 5 and span_s == pytest.approx(10.0)
     assert [request.arrival_s for request in schedule.requests()] == pytest.approx([0, 0, 0, 2, 10])
     thought_s = [request.think_s for request in schedule.requests() if request.think_s is not None]

@@ -51,7 +51,7 @@ requests = st.builds(
     RoutingRequest,
     tier=st.sampled_from(["chat", "coder", "batch"]),
     body_bytes=st.integers(0, 10**6),
-    turn=st.integers(0, 100),
+    number=st.integers(0, 100),
     ttft_s=seconds,
     tpot_s=st.sampled_from([0.05, 0.1, inf]),
     cached_tokens=st.dictionaries(st.sampled_from(["r0", "r1", "r2", "gone"]), st.integers(-5, 10**6)),
@@ -79,7 +79,7 @@ def test_an_order_does_not_depend_on_the_listing(
 @given(reported=snapshots, count=st.integers(1, 6), turn=st.integers(0, 100))
 def test_equal_replicas_are_rotated(order: Order, reported: Snapshot, count: int, turn: int) -> None:
     there = replicas(*[reported] * count)
-    firsts = [order(there, ASKED._replace(turn=turn + i))[0] for i in range(count)]
+    firsts = [order(there, ASKED._replace(number=turn + i))[0] for i in range(count)]
     assert sorted(firsts) == [load.name for load in there]
 
 
@@ -90,7 +90,7 @@ def test_in_a_large_pool_a_rotating_subset_is_compared(name: str) -> None:
     busy = replace(IDLE, running=1, work_s=1.0, prefill_wait_s=0.2, prefill_tokens_left=2000)
     there = [ReplicaLoad(f"r{i:03d}", busy) for i in range(count)]
     there[count // 2] = ReplicaLoad(there[count // 2].name, IDLE)
-    orders = [ORDERS[name](there, ASKED._replace(turn=turn)) for turn in range(count)]
+    orders = [ORDERS[name](there, ASKED._replace(number=turn)) for turn in range(count)]
     names = [load.name for load in there]
     assert all(sorted(order) == names for order in orders)
     assert sum(order[0] == names[count // 2] for order in orders) == MOST_COMPARED
@@ -181,7 +181,7 @@ def test_a_replica_is_busy_past_half_of_a_first_tokens_budget() -> None:
 
 @pytest.mark.parametrize(("tpot_s", "first"), [(0.125, "r0"), (0.126, "r1"), (0.08, "r0"), (0.079, "r1")])
 def test_tpot_targets_within_a_quarter_are_one_class(tpot_s: float, first: str) -> None:
-    assert AFFINITY(replicas(CHATS, IDLE), ASKED._replace(tpot_s=tpot_s, turn=0))[0] == first
+    assert AFFINITY(replicas(CHATS, IDLE), ASKED._replace(tpot_s=tpot_s, number=0))[0] == first
 
 
 def test_if_all_replicas_are_busy_kinds_do_not_matter() -> None:
@@ -244,7 +244,7 @@ def test_without_a_cached_prefix_the_least_loaded_is_first() -> None:
 def test_without_a_cached_prefix_an_affinity_selects_the_same_replicas() -> None:
     there, busy = replicas(*[IDLE] * 4), replicas(*[replace(IDLE, work_s=at) for at in (3.0, 2.0, 1.0, 0.0)])
     order = ORDERS["prefix"](there, ASKED._replace(affinity=b"a session"))
-    assert ORDERS["prefix"](busy, ASKED._replace(affinity=b"a session", turn=7)) == order
+    assert ORDERS["prefix"](busy, ASKED._replace(affinity=b"a session", number=7)) == order
     held = ASKED._replace(affinity=b"a session", cached_tokens={order[3]: 64})
     assert ORDERS["prefix"](there, held) == (order[3], *order[:3])
 
@@ -267,7 +267,7 @@ def test_a_removed_replica_moves_only_its_own_sessions() -> None:
 def test_replicas_with_equal_prefixes_are_rotated() -> None:
     there = replicas(IDLE, IDLE, IDLE)
     requested = cached(r0=500, r1=500, r2=500)
-    assert [ORDERS["prefix"](there, requested._replace(turn=turn))[0] for turn in range(4)] == [
+    assert [ORDERS["prefix"](there, requested._replace(number=turn))[0] for turn in range(4)] == [
         "r0",
         "r1",
         "r2",
@@ -278,7 +278,7 @@ def test_replicas_with_equal_prefixes_are_rotated() -> None:
 def test_in_a_large_pool_a_replica_with_the_prefix_is_always_found() -> None:
     there = [ReplicaLoad(f"r{i:03d}", IDLE) for i in range(3 * MOST_COMPARED)]
     requested = cached(r150=16)
-    assert {ORDERS["prefix"](there, requested._replace(turn=turn))[0] for turn in range(len(there))} == {
+    assert {ORDERS["prefix"](there, requested._replace(number=turn))[0] for turn in range(len(there))} == {
         "r150"
     }
 

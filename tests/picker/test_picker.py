@@ -88,7 +88,7 @@ async def test_a_replica_with_the_prefix_is_first_and_counts_uncached_tokens_onl
 
 
 async def test_each_picker_starts_round_robin_at_its_own_offset() -> None:
-    async with picker_of(replicas(), first_turn=1) as picker:
+    async with picker_of(replicas(), first_number=1) as picker:
         assert [picker.pick(call()).first for _ in range(3)] == ["r1", "r0", "r1"]
 
 

@@ -239,9 +239,9 @@ async def test_pickers_start_round_robin_at_different_offsets(
 ) -> None:
     begun: list[int] = []
 
-    def noted(*given: Any, first_turn: int, **more: Any) -> Any:
-        begun.append(first_turn)
-        return Picker(*given, first_turn=first_turn, **more)
+    def noted(*given: Any, first_number: int, **more: Any) -> Any:
+        begun.append(first_number)
+        return Picker(*given, first_number=first_number, **more)
 
     monkeypatch.setattr(main, "Picker", noted)
     for _ in range(2):

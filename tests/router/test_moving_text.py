@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_proto import replica_pb2 as wire
-from penstock_router.moving.continued_body import asking_ids, continued_body, tokens_left
+from penstock_router.moving.continued_body import continued_body, requesting_ids, tokens_left
 from penstock_router.moving.continued_events import (
     ContinuedEvents,
     NotAContinuation,
@@ -87,7 +87,7 @@ def test_a_stream_cut_at_any_byte_continues_as_if_it_were_whole(
     endpoint: "wire.Endpoint.ValueType", parts: list[float], sizes: list[int], shorter: int
 ) -> None:
     client = BODIES[endpoint] | {"max_tokens": 75 - shorter}
-    body = asking_ids(orjson.dumps(client)) or b""
+    body = requesting_ids(orjson.dumps(client)) or b""
     plain = b"".join(events_of(endpoint, orjson.dumps(client), engine="a"))
     transcript, out = Transcript(), b""
     events: ContinuedEvents | None = None
@@ -284,8 +284,8 @@ def test_an_event_in_parts_is_passed_on_once_it_is_whole() -> None:
     transcript, event = Transcript(), token("a", 1)
     assert passed_by(transcript, [event[:20]]) == b""
     assert message(passed_by(transcript, [event[20:] + event[:9]])) == "a"
-    assert transcript.rest() == event[:9]
-    assert transcript.rest() == b""
+    assert transcript.take_rest() == event[:9]
+    assert transcript.take_rest() == b""
 
 
 MOVABLE: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -361,8 +361,8 @@ def test_a_continued_request_has_the_remaining_bounds_and_no_prompt_fields() -> 
 
 
 def test_ids_are_not_requested_where_the_client_s_body_mentions_them() -> None:
-    assert asking_ids(b'{"model":"m","return_token_ids":false}') is None
-    assert asking_ids(b'{"model":"m"} \n') == b'{"model":"m","return_token_ids":true}'
+    assert requesting_ids(b'{"model":"m","return_token_ids":false}') is None
+    assert requesting_ids(b'{"model":"m"} \n') == b'{"model":"m","return_token_ids":true}'
 
 
 def test_usage_counts_the_clients_prompt_and_the_whole_answer() -> None:

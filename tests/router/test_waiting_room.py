@@ -204,11 +204,11 @@ async def waiting(room: WaitingRoom, arrival_s: float) -> "asyncio.Task[bool]":
 async def test_a_request_waits_up_to_its_lifetime(now_s: Callable[[], float]) -> None:
     room = WaitingRoom(cast(ReplicaSet, Replicas()), 10.0)
     task = await waiting(room, now_s() - 9.5)
-    assert room.held == 1
+    assert room.waiting == 1
     await skip(0.4)
     assert not task.done()
     await skip(0.2)
-    assert (task.result(), room.held) == (False, 0)
+    assert (task.result(), room.waiting) == (False, 0)
 
 
 async def test_a_request_past_its_lifetime_does_not_wait(now_s: Callable[[], float]) -> None:
@@ -223,11 +223,11 @@ async def test_all_waiting_requests_continue_once_a_replica_is_in_service(now_s:
     replicas = Replicas()
     room = WaitingRoom(cast(ReplicaSet, replicas), 10.0)
     tasks = [await waiting(room, now_s()) for _ in range(3)]
-    assert room.held == 3
+    assert room.waiting == 3
     replicas.takes.set()
     await turns()
     assert [task.result() for task in tasks] == [True] * 3
-    assert room.held == 0
+    assert room.waiting == 0
 
 
 async def test_a_request_pauses_while_a_replica_is_in_service(now_s: Callable[[], float]) -> None:

@@ -294,11 +294,11 @@ class Rig:
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self.estimates = Estimates(MODEL)
-        self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), self.estimates.longer)
+        self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), self.estimates.longer_output_tokens)
         self.gate: ReleaseGate | None = None
         if held_by is not None:
             self.mirror = holding = HoldingMirror(
-                KvCache(1000, 1000, 16), Limits(running=SLOTS), self.estimates.longer
+                KvCache(1000, 1000, 16), Limits(running=SLOTS), self.estimates.longer_output_tokens
             )
             self.gate = ReleaseGate(held_by, holding, self.estimates, bounds=bounds, metrics=self.metrics)
         self.address = ""

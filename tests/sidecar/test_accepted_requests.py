@@ -49,10 +49,10 @@ class Taught(Estimates):
         self.prompts: list[int] = []
         self.answers: list[tuple[int, int]] = []
 
-    def prompt(self, body: ClientBody, prompt_tokens: int) -> None:
+    def observe_prompt(self, body: ClientBody, prompt_tokens: int) -> None:
         self.prompts.append(prompt_tokens)
 
-    def answer(self, request: Request, prompt_tokens: int, output_tokens: int) -> None:
+    def observe_answer(self, request: Request, prompt_tokens: int, output_tokens: int) -> None:
         self.answers.append((prompt_tokens, output_tokens))
 
 
@@ -77,7 +77,7 @@ class Desk:
         self.registry = CollectorRegistry()
         metrics = Metrics(self.registry)
         self.estimates, self.gate = Taught(), Keeper()
-        self.mirror = Mirror(self.estimates.longer)
+        self.mirror = Mirror(self.estimates.longer_output_tokens)
         self.accepted = AcceptedRequests(
             self.mirror, self.estimates, self.gate, metrics=metrics, faults=Faults(metrics.faults)
         )

@@ -248,24 +248,26 @@ def test_usage_of_a_stream_is_requested_unless_its_client_does_or_is_invalid(
     options: Any, asking: dict[str, Any] | None
 ) -> None:
     fields = {"model": "m", "prompt": "a", "stream": True, "seed": 1, "stream_options": options}
-    sent = read_body(COMPLETIONS, orjson.dumps(fields)).asking_usage()
+    sent = read_body(COMPLETIONS, orjson.dumps(fields)).requesting_usage()
     assert (sent and orjson.loads(sent)) == (asking and {**fields, "stream_options": asking})
 
 
 def test_a_stream_without_options_gets_them_appended() -> None:
     raw = b'{"prompt": "a",  "stream": true} \n'
-    sent = read_body(COMPLETIONS, raw).asking_usage()
+    sent = read_body(COMPLETIONS, raw).requesting_usage()
     assert sent == b'{"prompt": "a",  "stream": true,"stream_options":{"include_usage":true}}'
 
 
 @pytest.mark.parametrize("stream", [{}, {"stream": False}, {"stream": None}])
 def test_an_answer_that_is_not_streamed_has_its_usage_by_default(stream: dict[str, Any]) -> None:
-    assert completion(prompt="a", **stream).asking_usage() is None
-    assert completion(prompt="a", stream_options={"include_usage": False}, **stream).asking_usage() is None
+    assert completion(prompt="a", **stream).requesting_usage() is None
+    assert (
+        completion(prompt="a", stream_options={"include_usage": False}, **stream).requesting_usage() is None
+    )
 
 
 def test_a_body_too_long_to_be_rewritten_is_forwarded_unchanged() -> None:
     options = b'{"prompt": "a", "stream": true, "stream_options": {"x": 1}, "other": "'
     padding = REWRITTEN_BYTES - len(options + b'"}')
-    assert read_body(COMPLETIONS, options + b"x" * padding + b'"}').asking_usage() is not None
-    assert read_body(COMPLETIONS, options + b"x" * (padding + 1) + b'"}').asking_usage() is None
+    assert read_body(COMPLETIONS, options + b"x" * padding + b'"}').requesting_usage() is not None
+    assert read_body(COMPLETIONS, options + b"x" * (padding + 1) + b'"}').requesting_usage() is None

@@ -79,14 +79,14 @@ def test_a_replica_of_the_order_and_an_unavailable_backup_hop(
     assert {reason for reason in Reason if attempt.tries_next(reason)} == passed_on
 
 
-@pytest.mark.parametrize("hops", [True, False])
+@pytest.mark.parametrize("tries_next", [True, False])
 @pytest.mark.parametrize("reason", Reason)
 def test_every_rejection_has_its_reason_and_hops_if_another_replica_follows(
-    reason: Reason, hops: bool
+    reason: Reason, tries_next: bool
 ) -> None:
-    error = rejection("chat", "r0", Rejected(reason, None), draw=0.0, hops=hops)
+    error = rejection("chat", "r0", Rejected(reason, None), draw=0.0, tries_next=tries_next)
     headers = dict(error.headers)
-    assert (headers.get("x-penstock-rejected") == "1") == ("x-penstock-rejected" in headers) == hops
+    assert (headers.get("x-penstock-rejected") == "1") == ("x-penstock-rejected" in headers) == tries_next
     assert headers["x-penstock-reason"] == reason.value
     assert REASON_TEXTS[reason] in error.message and "replica r0" in error.message
     assert error.status == (503 if reason in OUT else 429)
@@ -100,14 +100,14 @@ def test_every_rejection_has_its_reason_and_hops_if_another_replica_follows(
 
 @pytest.mark.parametrize(("draw", "again"), [(0.0, "4"), (0.5, "5"), (0.99, "6")])
 def test_the_retry_time_is_the_replicas_spread_by_half(draw: float, again: str) -> None:
-    error = rejection("chat", "r0", Rejected(Reason.KV_MEMORY, 3.2), draw, hops=True)
+    error = rejection("chat", "r0", Rejected(Reason.KV_MEMORY, 3.2), draw, tries_next=True)
     assert dict(error.headers)["retry-after"] == again
     assert error.message.endswith(f"it would not fit into memory; try again in {again} s")
 
 
 @pytest.mark.parametrize(("draw", "again"), [(0.0, "1"), (0.6, "1"), (0.7, "2")])
 def test_an_unavailable_replica_is_retried_in_one_or_two_seconds(draw: float, again: str) -> None:
-    error = out_of_service("it is away", Reason.DRAINING, draw, hops=True)
+    error = out_of_service("it is away", Reason.DRAINING, draw, tries_next=True)
     assert (error.type, dict(error.headers)["retry-after"]) == ("no_replicas", again)
     assert error.message == f"it is away; try again in {again} s"
 

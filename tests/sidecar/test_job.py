@@ -35,7 +35,7 @@ def test_absent_targets_stay_absent() -> None:
 def test_the_certain_length_of_an_answer_is_less_than_the_planned_one() -> None:
     estimates = Estimates(MODEL)
     for tokens in range(10, 20):
-        estimates.answer(new_job(Tier("chat"), estimates).request, 1000, tokens)
+        estimates.observe_answer(new_job(Tier("chat"), estimates).request, 1000, tokens)
     job = new_job(Tier("chat"), estimates)
     assert 0 <= job.sure_tokens < job.output_tokens <= 20
 
@@ -49,7 +49,7 @@ def test_a_slowdown_target_does_not_loosen_when_the_engine_becomes_slower() -> N
     estimates = Estimates(MODEL)
     work = BatchWork(500)
     for _ in range(100):
-        estimates.step(work, 2 * MODEL.seconds(work))
+        estimates.observe_step(work, 2 * MODEL.seconds(work))
     job = new_job(Tier("chat", Slo(ttft_slowdown=5)), estimates)
     assert estimates.model.scale > 1.8
     assert job.request.targets.ttft_s == pytest.approx(5 * MODEL.prefill_seconds(1000))

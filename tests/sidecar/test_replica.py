@@ -55,9 +55,9 @@ class Rest(Estimates):
         super().__init__(MODEL)
         self.rested: list[float] = []
 
-    def age(self, seconds: float) -> None:
+    def observe_idle(self, seconds: float) -> None:
         self.rested.append(seconds)
-        super().age(seconds)
+        super().observe_idle(seconds)
 
 
 class Desk:
@@ -66,7 +66,7 @@ class Desk:
     def __init__(self, **serving: Any) -> None:
         self.registry = CollectorRegistry()
         self.policy, self.engine, self.estimates = AdmitsAll(), Engine(), Rest()
-        self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), self.estimates.longer)
+        self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), self.estimates.longer_output_tokens)
         self.heard: list[bool] = []
         self.lost = 0
         self.now_s = monotonic()

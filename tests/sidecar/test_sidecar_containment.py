@@ -138,7 +138,7 @@ async def test_an_error_at_the_end_of_a_request_leaves_the_replica_empty(
     engine: Engine, rig: Rig, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange = await streaming(engine, router, 1)
-    monkeypatch.setattr(rig.estimates, "answer", lambda *answer: 1 // 0)
+    monkeypatch.setattr(rig.estimates, "observe_answer", lambda *answer: 1 // 0)
     await ends_whole(router, 1, exchange)
     assert rig.metric("faults_total", where="end") == 1
     assert (await router.stub.Drain(wire.DrainRequest(deadline_s=60))).unfinished == 0

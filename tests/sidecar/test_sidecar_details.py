@@ -105,8 +105,8 @@ def test_each_kind_of_iteration_is_predicted_from_measurements_of_its_kind() -> 
     estimates = Estimates(MODEL)
     decodes, both = BatchWork(30, 30_000), BatchWork(400, 30_000, 70_000.0)
     for _ in range(200):
-        decode_error = estimates.step(decodes, 0.7 * MODEL.seconds(decodes))
-        mixed_error = estimates.step(both, 1.4 * MODEL.seconds(both))
+        decode_error = estimates.observe_step(decodes, 0.7 * MODEL.seconds(decodes))
+        mixed_error = estimates.observe_step(both, 1.4 * MODEL.seconds(both))
     assert max(decode_error, mixed_error) < 0.05
     planned = estimates.admission_model(0.0)
     assert planned.seconds(decodes) < 0.8 * MODEL.seconds(decodes)
@@ -116,7 +116,7 @@ def test_each_kind_of_iteration_is_predicted_from_measurements_of_its_kind() -> 
 def gate_before(bounds: Bounds) -> tuple[ReleaseGate, HoldingMirror]:
     """Before an engine with one slot."""
     estimates = Estimates(MODEL)
-    mirror = HoldingMirror(KvCache(1000, 1000, 16), Limits(running=1), estimates.longer)
+    mirror = HoldingMirror(KvCache(1000, 1000, 16), Limits(running=1), estimates.longer_output_tokens)
     gate = ReleaseGate(build("fcfs"), mirror, estimates, bounds=bounds, metrics=Metrics(CollectorRegistry()))
     return gate, mirror
 

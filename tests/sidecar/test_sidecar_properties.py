@@ -150,7 +150,7 @@ async def _through_the_gate(moves: list[tuple[str, int]]) -> None:
         Bounds(), shortest_release_interval_s=0.0, release_share=1.0, longest_release_interval_s=0.001
     )
     estimates = Estimates(MODEL)
-    mirror = HoldingMirror(KvCache(1000, 1000, 16), Limits(running=2), estimates.longer)
+    mirror = HoldingMirror(KvCache(1000, 1000, 16), Limits(running=2), estimates.longer_output_tokens)
     metrics = Metrics(CollectorRegistry())
     gate = ReleaseGate(build("fcfs"), mirror, estimates, bounds=bounds, metrics=metrics)
     came: list[str] = []
@@ -234,7 +234,7 @@ class Interleaving:
         self.client = ScriptedClient()
         self.policy = AdmitsAll()
         estimates = Estimates(MODEL)
-        self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), estimates.longer)
+        self.mirror = ReplicaMirror(KvCache(1000, 1000, 16), Limits(), estimates.longer_output_tokens)
         self.metrics = Metrics(CollectorRegistry())
         self.replica = Replica(
             Serving(self.policy, TIERS, True, 8192),

@@ -274,7 +274,7 @@ async def test_a_rejection_sends_nothing_to_other_sessions(rig: Rig) -> None:
 
 async def test_a_learned_slow_down_expires_only_while_idle(rig: Rig) -> None:
     for _ in range(50):
-        rig.estimates.step(BatchWork(100), 10 * MODEL.seconds(BatchWork(100)))
+        rig.estimates.observe_step(BatchWork(100), 10 * MODEL.seconds(BatchWork(100)))
     async with rig.router() as router:
         await router.submit(1)
         await rig.engine.asked()

@@ -42,7 +42,7 @@ def test_usage_is_requested_without_changing_the_clients_other_fields(
     more: bytes, sent: bytes | None
 ) -> None:
     raw = b'{"prompt":"a","stream":true' + more + b"}"
-    asking = read_body(wire.ENDPOINT_COMPLETIONS, raw).asking_usage()
+    asking = read_body(wire.ENDPOINT_COMPLETIONS, raw).requesting_usage()
     assert asking is not None and b'"include_usage":true' in asking
     assert sent is None or asking == raw[:-1] + sent + b"}"
     assert (b'"x":1' in asking) == (b'"x":1' in raw)
@@ -57,7 +57,7 @@ def test_usage_is_requested_without_changing_the_clients_other_fields(
     ],
 )
 def test_usage_is_not_requested_if_it_is_already_or_if_the_body_is_invalid(raw: bytes) -> None:
-    assert read_body(wire.ENDPOINT_COMPLETIONS, raw).asking_usage() is None
+    assert read_body(wire.ENDPOINT_COMPLETIONS, raw).requesting_usage() is None
 
 
 def test_an_engines_metrics_page_is_parsed() -> None:

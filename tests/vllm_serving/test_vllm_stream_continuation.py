@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 from penstock_proto import replica_pb2 as wire
-from penstock_router.moving.continued_body import asking_ids, continued_body, tokens_left
+from penstock_router.moving.continued_body import continued_body, requesting_ids, tokens_left
 from penstock_router.moving.continued_events import ContinuedEvents, closing_events
 from penstock_router.moving.transcript import Transcript
 from served.server import NAME, Server
@@ -127,7 +127,7 @@ async def test_a_stream_cut_after_any_event_continues_to_the_same_answer(
 ) -> None:
     body = asked(endpoint, text)
     whole = b"".join(await plain.raw_events(PATHS[endpoint], orjson.dumps(body)))
-    with_ids = asking_ids(orjson.dumps(body))
+    with_ids = requesting_ids(orjson.dumps(body))
     assert with_ids is not None
     events = merged(await plain.raw_events(PATHS[endpoint], with_ids), sizes)
     assert content_of(b"".join(read(Transcript(), events))) == content_of(whole)

@@ -1,6 +1,6 @@
 """Drains the Envoy beside a picker that is stopping.
 
-    /healthcheck/fail ─▶ wait until proxies have removed it ─▶ /drain_listeners ─▶ wait for its requests
+    /healthcheck/fail ─▶ wait until proxies have removed it ─▶ /drain_listeners ─▶ wait for its open requests
 
 Envoy itself cuts all streams on SIGTERM, so it must be stopped only after the drain. The picker continues to
 answer meanwhile. Envoy's administration interface is a Unix socket that only the two processes can reach.
@@ -34,24 +34,24 @@ async def drain_envoy(socket: Path, lame_duck_s: float, drain_s: float) -> None:
             await _post(admin, "/healthcheck/fail")
             await asyncio.sleep(min(lame_duck_s, drain_s))
             await _post(admin, "/drain_listeners")
-            left = await _idle(admin, drain_s)
+            left = await _wait_until_idle(admin, drain_s)
         except httpx2.HTTPError as error:  # Envoy has ended, or was never started
             log.warning("envoy not drained", why=f"{type(error).__name__}: {error}")
         else:
             log.info("envoy drained", unfinished=left)
 
 
-async def _idle(admin: httpx2.AsyncClient, drain_s: float) -> int:
+async def _wait_until_idle(admin: httpx2.AsyncClient, drain_s: float) -> int:
     """Wait until Envoy has no open requests. Return how many are left."""
     give_up_s = monotonic() + drain_s
-    while left := await _requests(admin):
+    while left := await _open_requests(admin):
         if monotonic() > give_up_s:
             break
         await asyncio.sleep(POLL_S)
     return left
 
 
-async def _requests(admin: httpx2.AsyncClient) -> int:
+async def _open_requests(admin: httpx2.AsyncClient) -> int:
     page = await admin.get("/stats", params={"filter": "^http.api.downstream_rq_active$"})
     found = ACTIVE.search(page.content)
     return 0 if found is None else int(found[1])

@@ -27,8 +27,8 @@ from penstock_picker.ext_proc import ext_proc
 from penstock_picker.options import Options, parse
 from penstock_picker.picker import Picker
 
-FIRST_TURNS = 2**16
-"""Number of possible first turns. Pickers start at random ones, so they do not choose the same replicas."""
+FIRST_NUMBERS = 2**16
+"""Bound on the random number of a picker's first request, so that pickers do not choose the same replicas."""
 
 DRAIN_S = 5.0
 """Longest wait for open ext_authz checks when stopped. Each takes milliseconds."""
@@ -53,7 +53,7 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
         settings_of(pool),
         keys,
         replica_set,
-        first_turn=random.randrange(FIRST_TURNS),
+        first_number=random.randrange(FIRST_NUMBERS),
         placed=(lambda replica, tokens: None) if placements is None else placements.placed,
         shared_limits=limits,
     )

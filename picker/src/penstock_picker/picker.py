@@ -18,7 +18,7 @@ from penstock_routing.applications.rate_limits import PoolLimits, RateLimits, li
 from penstock_routing.applications.tier_selection import application_of, check_model, own_targets, tier_for
 from penstock_routing.applications.token_usage import Usage, UsageMetrics
 from penstock_routing.demand import linked_replicas
-from penstock_routing.order_inputs import no_replicas, routing_request, wants_marks
+from penstock_routing.order_inputs import routing_request, wants_marks
 from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.pool_time_model import PoolTimeModel
 from penstock_routing.replicas.replica_set import ReplicaSet
@@ -27,6 +27,7 @@ from penstock_routing.request.cache_salt import with_application_salt
 from penstock_routing.request.generation_request import GENERATES, GenerationRequest
 from penstock_routing.request.request_body import BodyReader
 from penstock_routing.response.error_headers import common_error_headers
+from penstock_routing.response.no_replicas import no_replicas
 from penstock_routing.settings import Settings
 from penstock_runtime.clock import monotonic
 from penstock_runtime.openai_errors import ApiError
@@ -77,7 +78,7 @@ class Picker:
         keys: Keys,
         replica_set: ReplicaSet,
         *,
-        first_turn: int = 0,
+        first_number: int = 0,
         placed: Callable[[str, int], None] = lambda replica, prompt_tokens: None,
         shared_limits: PoolLimits | None = None,
     ) -> None:
@@ -89,7 +90,7 @@ class Picker:
         self._usage = Usage(pool.spec.applications, settings.max_model_len, uncounted)
         self._limits = RateLimits(limits_of(pool.spec.applications), metrics.limits, shared_limits)
         self._reader = BodyReader(settings.max_sequences, pool.spec.requests)
-        self._turn, self._lock = first_turn, Lock()
+        self._number, self._lock = first_number, Lock()
 
     @property
     def max_body_bytes(self) -> int:
@@ -115,7 +116,7 @@ class Picker:
             with self._lock:
                 admission = self._limits.enter_locally(read.application, read.tokens)
                 admission.leave(read.tokens)  # a picker does not see the end of a request
-                return self._picked(read, call.subset)
+                return self._pick_and_count(read, call.subset)
 
     async def pick_with_shared_limits(self, call: Call) -> Picked:
         """Return the endpoints of a request, with limits shared by all processes. Raises only ApiError."""
@@ -126,7 +127,7 @@ class Picker:
             admission = await self._limits.enter(read.application, read.tokens)
             admission.leave(read.tokens)
             with self._lock:
-                return self._picked(read, call.subset)
+                return self._pick_and_count(read, call.subset)
 
     def _read(self, call: Call) -> ReadRequest | None:
         """Return the request; None if it does not generate text."""
@@ -149,7 +150,7 @@ class Picker:
             tokens = self._usage.expected(application, len(body), fields)
         tier = tier_for(self._settings, application, head, service_tier)
         targets = own_targets(tier, head)
-        turn, self._turn = self._turn, self._turn + 1
+        number, self._number = self._number, self._number + 1
         return ReadRequest(
             GenerationRequest(
                 "",
@@ -159,7 +160,7 @@ class Picker:
                 monotonic(),
                 targets,
                 stream,
-                turn,
+                number,
                 marks=marks,
                 session=session,
             ),
@@ -178,25 +179,25 @@ class Picker:
         tier = self._settings.tiers[self._settings.default_tier]
         request = GenerationRequest("", wire.ENDPOINT_UNSPECIFIED, b"", tier, monotonic())
         with self._lock:
-            return self._endpoints(request, call.subset)
+            return self._pick_endpoints(request, call.subset)
 
     def demand_page(self) -> bytes:
         """Describe the demand on the pool."""
         with self._lock:
             return self.metrics.demand.page(0, linked_replicas(self._replica_set.links))
 
-    def _picked(self, read: ReadRequest, subset: frozenset[str] | None) -> Picked:
+    def _pick_and_count(self, read: ReadRequest, subset: frozenset[str] | None) -> Picked:
         """Pick endpoints, and count the request in the load of the first replica."""
         tier = read.request.tier.name
         self.metrics.demand.arrived(tier)
         application = "" if read.application is None else read.application.name
-        picked = self._endpoints(read.request, subset)._replace(application=application)
+        picked = self._pick_endpoints(read.request, subset)._replace(application=application)
         self.metrics.picked(tier, len(picked.endpoints))
         self._replica_set.placed_by_peer(picked.first, PeerLoad(1, picked.uncached_tokens))
         self._placed(picked.first, picked.uncached_tokens)
         return picked
 
-    def _endpoints(self, request: GenerationRequest, subset: frozenset[str] | None) -> Picked:
+    def _pick_endpoints(self, request: GenerationRequest, subset: frozenset[str] | None) -> Picked:
         replicas = Replicas(self._replica_set.loads(), self._replica_set.http_endpoints())
         routed = routing_request(request, self._time_model, self._settings, self._replica_set.prefixes)
         picked = pick(routed, replicas, self._settings, subset, request.tier.best_effort)
@@ -206,6 +207,7 @@ class Picker:
 
     @contextmanager
     def _errors_counted(self, call: Call) -> Iterator[None]:
+        """Measure the block, count its errors, and raise them as ApiError with the headers of all errors."""
         began_s = perf_counter()
         try:
             yield

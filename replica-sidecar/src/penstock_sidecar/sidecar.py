@@ -295,10 +295,10 @@ def mirror_of(pool: Pool, kv: KvCache, estimates: Estimates, bounds: Bounds) -> 
     drafter = pool.spec.engine.speculation
     prior = Speculation(drafter.max_tokens, drafter.acceptance) if drafter else None
     if pool.spec.engine.type == "openai":
-        mirror = HoldingMirror(kv, limits, estimates.longer, prior)
+        mirror = HoldingMirror(kv, limits, estimates.longer_output_tokens, prior)
         mirror.set_prefix_caching(possible=pool.spec.engine.prefix_caching is not False)
         return mirror
-    return ReplicaMirror(kv, limits, estimates.longer, bounds.telemetry_silence_s, prior)
+    return ReplicaMirror(kv, limits, estimates.longer_output_tokens, bounds.telemetry_silence_s, prior)
 
 
 def tickets_of(pool: Pool, options: Options, mirror: ReplicaMirror) -> Tickets:

@@ -24,8 +24,8 @@ from penstock_router.http.admin_port import admin_app
 from penstock_router.http.app import RouterApp
 from penstock_router.options import Options, parse
 
-FIRST_TURNS = 2**16
-"""Number of possible first turns. Routers start at random ones, so they do not choose the same replicas."""
+FIRST_NUMBERS = 2**16
+"""Bound on the random number of a router's first request, so that routers do not choose the same replicas."""
 
 log = structlog.get_logger()
 
@@ -50,7 +50,7 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
         settings,
         keys,
         replica_set,
-        first_turn=random.randrange(FIRST_TURNS),
+        first_number=random.randrange(FIRST_NUMBERS),
         admin_url=f"http://{address_of(admin)}" if is_loopback(options.admin_host) else None,
         shared_limits=limits,
         engine_key=engine_key(os.environ),

@@ -33,7 +33,7 @@ class TierCounters:
         serve even when idle; they are not in `rejected`, because more replicas would not help.
     hops: replicas that had answered, summed at the first verdicts.
     judged, met: admitted requests that ended, and those of them that met every target.
-    all_judged, all_met: the same of all requests, where a rejected one counts as missed, as in attainment.
+    all_judged, all_met: the same for all requests, where a rejected one counts as missed, as in attainment.
     """
 
     arrived: int = 0

@@ -1,13 +1,11 @@
-"""Inputs of routing orders from a request, and the error if no replica is in service."""
+"""Inputs of routing orders, from a request."""
 
 from collections.abc import Callable
 from math import inf
 
-from penstock_core.routing.attempts import spread_retry_s
 from penstock_core.routing.replica_load import RoutingRequest, estimated_tokens
 from penstock_core.timing.time_model import TimeModel
 from penstock_runtime.clock import monotonic
-from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.prompt_marks import MARK_BYTES
 
 from penstock_routing.replicas.cached_prefixes import CachedPrefixes
@@ -29,12 +27,12 @@ def routing_request(
     return RoutingRequest(
         request.tier.name,
         body_bytes,
-        request.turn,
-        ttft_s or inf,
-        slo.tpot_s or inf,
-        monotonic(),
-        prefixes.cached_tokens(request.marks),
-        _affinity(request, prefixes) if settings.prefix_affinity else None,
+        request.number,
+        ttft_s=ttft_s or inf,
+        tpot_s=slo.tpot_s or inf,
+        now_s=monotonic(),
+        cached_tokens=prefixes.cached_tokens(request.marks),
+        affinity=_affinity(request, prefixes) if settings.prefix_affinity else None,
     )
 
 
@@ -54,15 +52,3 @@ def _affinity(request: GenerationRequest, prefixes: CachedPrefixes) -> bytes | N
     if prefixes.known or not request.marks.marks:
         return None
     return request.marks.marks[0].key.to_bytes(MARK_BYTES, "big")
-
-
-def no_replicas(draw: float) -> ApiError:
-    """Return the error if no replica takes requests. draw: random number in [0, 1), to spread retries."""
-    retry_s = spread_retry_s(1, draw)
-    return ApiError(
-        503,
-        f"no replica is in service; try again in {retry_s} s",
-        type="no_replicas",
-        code="no_replicas",
-        headers=(("retry-after", str(retry_s)),),
-    )

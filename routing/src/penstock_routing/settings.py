@@ -1,4 +1,4 @@
-"""A router's settings, from the pool file."""
+"""Settings of routers, pickers and the HTTP interface of sidecars, from the pool file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ CONTINUING_ENGINES = frozenset({"vllm", "simulated"})
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of one router, which never change. `spec.router` of the pool file describes the bounds.
+    """Settings of one process, which never change. `spec.router` of the pool file describes the bounds.
 
     compares_caches: whether `order` uses which replicas have cached a prompt's prefix.
     prefix_affinity: whether `order` sends requests that probably share a prefix to the same replicas.
     isolates: whether each application has separate cached prefixes.
-    direct: whether this router sends admitted requests to engines.
+    direct: whether routers send admitted requests to engines.
     max_moves: most times that a stream is continued on another replica; 0 if engines cannot continue one.
-    hold_s: longest wait for a replica in a pool that may have none; 0 in other pools.
+    longest_wait_s: longest wait for a replica in a pool that may have none; 0 in other pools.
     """
 
     pool: str
@@ -53,11 +53,11 @@ class Settings:
     stream_buffer_bytes: int
     buffer_bytes: int
     verdict_timeout_s: float
-    hold_s: float
+    longest_wait_s: float
 
 
 def settings_of(pool: Pool) -> Settings:
-    """Return the settings of the pool's routers."""
+    """Return the settings of the pool's processes."""
     spec = pool.spec
     return Settings(
         pool=pool.metadata.name,
@@ -80,15 +80,16 @@ def settings_of(pool: Pool) -> Settings:
         stream_buffer_bytes=spec.router.stream_buffer_bytes,
         buffer_bytes=spec.router.buffer_bytes,
         verdict_timeout_s=spec.router.verdict_timeout_s,
-        hold_s=_hold_s(spec.autoscaling),
+        longest_wait_s=_longest_wait_s(spec.autoscaling),
     )
 
 
 def _may_cache(engine: EngineSpec) -> bool:
-    """Return whether the engine may have a prefix cache. Pools need not say so for engines of type openai."""
+    """Return whether the engine may have a prefix cache. A pool need not set it for type openai."""
     return engine.caches_prefixes or (engine.type == "openai" and engine.prefix_caching is None)
 
 
-def _hold_s(autoscaling: Autoscaling | None) -> float:
-    may_be_none = autoscaling is not None and autoscaling.min_replicas == 0
-    return autoscaling.wake_timeout_s if autoscaling is not None and may_be_none else 0.0
+def _longest_wait_s(autoscaling: Autoscaling | None) -> float:
+    if autoscaling is None or autoscaling.min_replicas > 0:
+        return 0.0
+    return autoscaling.wake_timeout_s

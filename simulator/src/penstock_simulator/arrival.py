@@ -10,7 +10,7 @@ class Arrival(NamedTuple):
     arrival_s: its arrival time; that of its session, if it has a think time.
     output_tokens: true length of its output, including `thinking_tokens`.
     session: name of the sequence of requests that it belongs to, each sent when the previous one has ended;
-        "" for a single request. stage: its index in the session.
+        "" for a single request. stage: index of this turn in the session.
     think_s: seconds from the end of the session's previous request until it is sent, in a closed loop; None:
         it is sent when the previous one has ended, at `arrival_s` at the earliest.
     hash_ids: ids of its prompt's blocks of `hash_id_tokens` tokens; equal ids mean that these blocks and all

@@ -315,7 +315,7 @@ def _left_at_front(front: Front) -> Iterator[str]:
         yield from _left(
             front.host.name,
             open=front.app._open,
-            held=front.app._room.held,
+            held=front.app._room.waiting,
             held_bytes=budget.held_bytes,
             holders=len(budget._holders),
             at_engines=0 if direct is None else len(direct._tasks),

@@ -1,6 +1,8 @@
 """The search for a capacity: decides which trials to run next from the results of the previous ones.
 
-A search is a generator: it yields trials that may run concurrently, and is sent their results. It is
+A rate *attains* if, at this rate, the share of requests that meet their SLO reaches the question's target.
+
+A search is a generator: it yields trials that may run concurrently, and receives their results. It is
 deterministic, so the result is the same on any machine.
 
 1. Bracket: from a guess, rates grow or shrink by half until one attains and the next does not.
@@ -92,7 +94,7 @@ class CapacityResult:
 
 Result = TypeVar("Result")
 Trials = Generator[Sequence[Trial], Sequence[TrialResult], Result]
-"""Yields trials, is sent their results in the same order, and returns the result of the search."""
+"""Yields trials, receives their results in the same order, and returns the result of the search."""
 
 Bracket = tuple[float, float]
 """A rate that attains, 0 for none, and a higher one that does not."""
@@ -179,15 +181,15 @@ def _bracket(
     sampled: SampledQuestion, setting: PolicySetting, start_rps: float, growth: float
 ) -> Trials[Bracket]:
     """Return a rate that attains and a higher one that does not, at least a factor of `growth` apart."""
-    rate_rps, first = start_rps, (yield from _attains(sampled, setting, start_rps))
+    rate_rps, grows = start_rps, (yield from _attains(sampled, setting, start_rps))
     for _ in range(MOST_STEPS):
-        if first and rate_rps >= sampled.most_rps:
+        if grows and rate_rps >= sampled.most_rps:
             break
-        before, rate_rps = rate_rps, _rounded(rate_rps * growth if first else rate_rps / growth)
+        before, rate_rps = rate_rps, _rounded(rate_rps * growth if grows else rate_rps / growth)
         growth = min(growth**2, GROWTH)
-        if (yield from _attains(sampled, setting, rate_rps)) != first:
-            return (before, rate_rps) if first else (rate_rps, before)
-    if first:
+        if (yield from _attains(sampled, setting, rate_rps)) != grows:
+            return (before, rate_rps) if grows else (rate_rps, before)
+    if grows:
         raise UnboundedCapacity(sampled.question, RateProbe(setting, rate_rps))
     return 0.0, rate_rps
 
@@ -306,10 +308,13 @@ def _attains(sampled: SampledQuestion, setting: PolicySetting, rate_rps: float) 
 
 
 def _decide(sampled: SampledQuestion, probes: Sequence[RateProbe]) -> Trials[dict[RateProbe, int | None]]:
-    """Return the misses of each probe, as far as they were counted; None for a probe that does not attain."""
-    first, *others = sampled.samples
-    margin = floor(DECISIVE_MARGIN * first) if others else 0
-    allowed = sampled.allowed(first)
+    """Return the counted misses of each probe; None for a probe that does not attain.
+
+    The first sample decides if it is at least `DECISIVE_MARGIN` from the target, else all samples do.
+    """
+    first_requests, *others = sampled.samples
+    margin = floor(DECISIVE_MARGIN * first_requests) if others else 0
+    allowed = sampled.allowed(first_requests)
     tallies = yield [sampled.trial(probe, 0, allowed + margin) for probe in probes]
     results = dict(zip(probes, tallies, strict=True))
     decided = {probe: tally.missed for probe, tally in results.items() if tally.missed <= allowed - margin}
@@ -326,7 +331,10 @@ def _decide(sampled: SampledQuestion, probes: Sequence[RateProbe]) -> Trials[dic
 def _decide_by_all_samples(
     sampled: SampledQuestion, close: Mapping[RateProbe, int], allowed: int
 ) -> Trials[dict[RateProbe, int | None]]:
-    """Return the same from all samples. close: each probe's misses in the first sample, at most `allowed`."""
+    """Return the misses of each probe in all samples; None for a probe that does not attain.
+
+    close: misses of each probe in the first sample, at most `allowed`.
+    """
     seeds = range(1, len(sampled.samples))
     tallies = iter(
         (

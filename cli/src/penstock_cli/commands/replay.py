@@ -140,7 +140,7 @@ def replay(
         duration_s=duration,
         seed=seed,
         tier=tier,
-        renamed=renamed(tier_map or []),
+        renamed=parse_tier_map(tier_map or []),
         endpoint=endpoint,
         model=model,
         api_key=api_key,
@@ -188,8 +188,8 @@ def check_positive(flags: dict[str, float | None]) -> None:
             raise Failure(f"{name} {value:g}: must be above 0", bad_input=True)
 
 
-def renamed(pairs: list[str]) -> dict[str, str]:
-    """Parse --tier-map: the trace's tier names to the pool's. Raises Failure."""
+def parse_tier_map(pairs: list[str]) -> dict[str, str]:
+    """Return the pool's tier name by the trace's, from --tier-map. Raises Failure."""
     for pair in pairs:
         if "=" not in pair:
             raise Failure(

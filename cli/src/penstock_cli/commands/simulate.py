@@ -25,7 +25,7 @@ from penstock_cli.commands.replay import (
     TierName,
     TraceFile,
     check_positive,
-    renamed,
+    parse_tier_map,
     write_json,
 )
 from penstock_cli.commands.validate import PoolFile
@@ -123,7 +123,7 @@ def simulate(
     check_suffix(plot)
     pool, fleet = _pool_and_fleet(file, policy, SimulationOptions(replicas, truth, lengths, prefix_caching))
     schedule, summary = schedule_of(
-        ScheduleOptions(trace, rate, duration, tier, renamed(tier_map or []), closed_loop)
+        ScheduleOptions(trace, rate, duration, tier, parse_tier_map(tier_map or []), closed_loop)
     )
     _check_tiers(pool, summary, schedule)
     request_plot = RequestPlot(fleet)

@@ -30,7 +30,7 @@ def effective_pool(source: Path, overrides: Overrides, folder: Path) -> tuple[Pa
     pool = overridden_pool(source, overrides)
     if overrides == Overrides():
         return source, pool
-    document = _overridden(source, overrides)
+    document = _overridden_document(source, overrides)
     _absolute_paths(document["spec"], source.resolve().parent)
     changed = folder / source.name
     changed.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))  # JSON is YAML
@@ -40,10 +40,12 @@ def effective_pool(source: Path, overrides: Overrides, folder: Path) -> tuple[Pa
 def overridden_pool(source: Path, overrides: Overrides) -> Pool:
     """Return the pool with overrides. Raises PoolError, whose lines name the user's file."""
     pool = load_pool(source)
-    return pool if overrides == Overrides() else parse_pool(_overridden(source, overrides), str(source))
+    if overrides == Overrides():
+        return pool
+    return parse_pool(_overridden_document(source, overrides), str(source))
 
 
-def _overridden(source: Path, overrides: Overrides) -> dict[str, Any]:
+def _overridden_document(source: Path, overrides: Overrides) -> dict[str, Any]:
     document: dict[str, Any] = read_document(source, KIND)
     _override(document["spec"], overrides)
     return document

@@ -18,7 +18,7 @@ WORDS = 1000
 """Words of three digits."""
 
 MOST_BLOCKS = 4096
-"""Numbers of blocks that each request has of its own; a longer prompt shares some with the next request."""
+"""Unique block numbers per request. A longer prompt has some blocks in common with the next request's."""
 
 _SEQUENCE_TOKENS = 16_384
 """Least length of the sequence that blocks are cut from."""
@@ -40,26 +40,28 @@ class PromptGenerator:
         self._ids = b"".join(b"%d," % token for token in ids)
         self._words = b"".join(b"%03d " % (token % WORDS) for token in ids)
 
-    def token_ids(self, tokens: int, blocks: Sequence[int], own: int) -> bytes:
+    def token_ids(self, tokens: int, blocks: Sequence[int], request_number: int) -> bytes:
         """Return a JSON list of `tokens` token ids.
 
         blocks: numbers of shared blocks, in order; the rest of the prompt consists of unique blocks.
-        own: the request's number, which makes its blocks unique.
+        request_number: makes the request's other blocks unique.
         """
-        parts = [self._id_block(number, size) for number, size in self._blocks(tokens, blocks, own)]
+        parts = [
+            self._id_block(number, size) for number, size in self._blocks(tokens, blocks, request_number)
+        ]
         return b"[" + b"".join(parts)[:-1] + b"]"
 
-    def text(self, tokens: int, blocks: Sequence[int], own: int) -> bytes:
-        """Return `tokens` words of three digits, about a token each in most tokenizers. Otherwise as ids."""
+    def text(self, tokens: int, blocks: Sequence[int], request_number: int) -> bytes:
+        """Return `tokens` words of three digits, each a token in most tokenizers. Else like `token_ids`."""
         return b"".join(
-            [self._word_block(number, size) for number, size in self._blocks(tokens, blocks, own)]
+            [self._word_block(number, size) for number, size in self._blocks(tokens, blocks, request_number)]
         )
 
-    def _blocks(self, tokens: int, blocks: Sequence[int], own: int) -> Iterator[tuple[int, int]]:
+    def _blocks(self, tokens: int, blocks: Sequence[int], request_number: int) -> Iterator[tuple[int, int]]:
         """Yield each block's number and tokens. Those of shared blocks are even."""
         for index in range(-(-tokens // self._block_tokens)):
             shared = index < len(blocks)
-            number = 2 * blocks[index] if shared else 2 * (own * MOST_BLOCKS + index) | 1
+            number = 2 * blocks[index] if shared else 2 * (request_number * MOST_BLOCKS + index) | 1
             yield number, min(self._block_tokens, tokens - index * self._block_tokens)
 
     def _id_block(self, number: int, tokens: int) -> bytes:

@@ -23,7 +23,7 @@ from penstock_cli.replay.schedule import (
     MOONCAKE_BLOCK_TOKENS,
     ScheduleOptions,
     check_hash_ids,
-    count,
+    requests_and_span_s,
     schedule_of,
 )
 from penstock_cli.replay.server import AdminPages, ReplayServer, inspect_server
@@ -72,7 +72,7 @@ async def replay(settings: ReplaySettings, console: Console, title: str = "repla
     """Replay a trace and report. Raises TraceError before anything is sent, or Failure."""
     schedule, _ = schedule_of(settings.schedule_options())
     check_hash_ids(schedule, settings.block_tokens)
-    requests, span_s = count(schedule)
+    requests, span_s = requests_and_span_s(schedule)
     _allow_sockets(settings.max_in_flight)
     async with _session(settings) as session, aiohttp.ClientSession() as keyless:
         admin = AdminPages(keyless, settings.admin_url)

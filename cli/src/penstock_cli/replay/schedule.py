@@ -18,7 +18,7 @@ class Loop(StrEnum):
     """When the later requests of a session are sent."""
 
     RECORDED = "recorded"  # at their recorded times, but in a simulation after the previous answer
-    OPEN = "open"  # at their recorded times, whatever was answered
+    OPEN = "open"  # at their recorded times, independent of answers
     CLOSED = "closed"  # after the previous answer and the think time
 
 
@@ -62,8 +62,8 @@ class Schedule:
 class ScheduleOptions:
     """Options of the command line.
 
-    rate_rps: mean rate to stretch the trace to; None keeps its own.
-    closed_loop: whether sessions are closed loops; None: if the trace has think times.
+    rate_rps: mean rate to stretch the trace to; None keeps the trace's rate.
+    closed_loop: whether sessions are closed loops; None: they are if the trace has think times.
     """
 
     trace: Path
@@ -80,13 +80,15 @@ def schedule_of(options: ScheduleOptions) -> tuple[Schedule, TraceSummary]:
     loop = _loop(options, summary)
     stretch = 1.0
     if options.rate_rps is not None:
-        span_s = count(Schedule(options.trace, loop=loop))[1] if loop is Loop.CLOSED else summary.span_s
+        span_s = summary.span_s
+        if loop is Loop.CLOSED:
+            _, span_s = requests_and_span_s(Schedule(options.trace, loop=loop))
         stretch = summary.requests / span_s / options.rate_rps if span_s > 0 else 1.0
     schedule = Schedule(options.trace, stretch, options.duration_s, options.tier, options.renamed, loop)
     return schedule, summary
 
 
-def count(schedule: Schedule) -> tuple[int, float]:
+def requests_and_span_s(schedule: Schedule) -> tuple[int, float]:
     """Return the number of requests to send, and the seconds from the first to the last."""
     last = deque(enumerate(schedule.requests(), start=1), maxlen=1)
     requests, request = last[0]  # the first arrives at 0, so there is at least one

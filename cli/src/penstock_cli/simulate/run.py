@@ -17,7 +17,13 @@ from penstock_cli.plots.request_plot import RequestPlot
 from penstock_cli.replay.outcome import RequestEnding, RequestOutcome
 from penstock_cli.replay.report import Report
 from penstock_cli.replay.rows_file import RowsFile
-from penstock_cli.replay.schedule import MOONCAKE_BLOCK_TOKENS, Loop, Schedule, check_hash_ids, count
+from penstock_cli.replay.schedule import (
+    MOONCAKE_BLOCK_TOKENS,
+    Loop,
+    Schedule,
+    check_hash_ids,
+    requests_and_span_s,
+)
 from penstock_cli.replay.tally import ReplayTally
 from penstock_cli.replay.tier_slos import tiers_without_targets
 from penstock_cli.simulate.autoscaling import PoolAutoscaler
@@ -60,7 +66,7 @@ def run(
     """
     if fleet.prefix_caching:
         check_hash_ids(schedule, hash_id_tokens)
-    requests, span_s = count(schedule)
+    requests, span_s = requests_and_span_s(schedule)
     slos = {name: tier.slo for name, tier in fleet.tiers.items()}
     tally, clock = ReplayTally(tiers_without_targets(slos), fleet.model), PlannerClock()
     if fleet.policy in POLICIES:  # as before a replica reports ready; vLLM's own scheduler needs none

@@ -10,9 +10,9 @@ class TraceRequest(NamedTuple):
     tier: tier name in the trace; "" if it names none.
     prefix_blocks: ids of its prompt's blocks; equal ids are equal content up to the block's end. Empty if the
         trace has none, which makes its prompt unique.
-    session: name of the sequence of requests that it belongs to, each sent when the previous one has ended;
-        "" for none.
-    stage: its index in the session.
+    session: name of the session that it is a turn of; "" for none. A turn is sent after the answer to the
+        previous one.
+    stage: index of this turn in the session.
     think_s: seconds from the answer to the session's previous request until this one is sent; None if
         unknown, and for a session's first request.
     thinking_tokens: how many of its output tokens are thinking tokens.

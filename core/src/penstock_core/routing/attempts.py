@@ -43,7 +43,7 @@ BACKUPS = 2
 OUT_OF_SERVICE = frozenset({Reason.DRAINING, Reason.ENGINE_DOWN})
 """Reasons that concern the replica's state, not its capacity."""
 
-UNKNOWN_REQUEST = RoutingRequest(tier="", body_bytes=0, turn=0)
+UNKNOWN_REQUEST = RoutingRequest(tier="", body_bytes=0, number=0)
 """A request without any known property."""
 
 

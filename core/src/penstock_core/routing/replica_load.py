@@ -87,7 +87,7 @@ NOTHING_CACHED: Mapping[str, int] = MappingProxyType({})
 class RoutingRequest(NamedTuple):
     """The properties of a request that orders use.
 
-    turn: number of requests that this router has routed before it.
+    number: one more than the previous request's at this router. Round-robin starts at it.
     ttft_s, tpot_s: the rest of its targets; infinite if it has none or they are unknown.
     now_s: when it is routed, on the clock of `ReplicaLoad.snapshot_s`.
     cached_tokens: tokens of its prompt that a replica is expected to have cached, by the replica's name.
@@ -98,7 +98,7 @@ class RoutingRequest(NamedTuple):
 
     tier: str
     body_bytes: int
-    turn: int
+    number: int
     ttft_s: float = inf
     tpot_s: float = inf
     now_s: float = 0.0

@@ -11,7 +11,7 @@ from penstock_core.domain.slo import Tier
 from penstock_core.routing.attempts import Backup
 from penstock_pool import Application, Pool
 from penstock_proto import replica_pb2 as wire
-from penstock_routing.applications.tier_selection import check_model, own_targets, tier_for, tier_of
+from penstock_routing.applications.tier_selection import check_model, own_targets, select_tier, tier_for
 from penstock_routing.replicas.session_writer import Attempt
 from penstock_routing.request import request_head
 from penstock_routing.request.bounded_body import bounded_body
@@ -68,7 +68,7 @@ class HttpIntake:
 
     def _tier(self, attempt: AttemptHead, head: request_head.Head, service_tier: str | None) -> Tier:
         if attempt.picked:
-            return tier_of(self._settings, None, request_head.tier_name(head), service_tier)
+            return select_tier(self._settings, None, request_head.tier_name(head), service_tier)
         return tier_for(self._settings, self._application(attempt), head, service_tier)
 
     def _application(self, attempt: AttemptHead) -> Application | None:

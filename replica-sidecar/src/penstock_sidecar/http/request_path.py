@@ -104,14 +104,14 @@ class HttpRequestPath:
             await upstream.changed()
         if isinstance(end := upstream.end, Rejected):
             outcome.verdict, outcome.reason, outcome.ending = "rejected", end.reason.value, Ending.REJECTED
-            hops = head.tries_next(end.reason)
-            raise rejection(outcome.tier.name, self._name, end, self._random.random(), hops=hops)
+            tries_next, draw = head.tries_next(end.reason), self._random.random()
+            raise rejection(outcome.tier.name, self._name, end, draw, tries_next=tries_next)
         if isinstance(end, wire.Failed):
             if end.failure == wire.FAILURE_RETURNED:
                 outcome.reason, outcome.ending = Reason.DRAINING.value, Ending.REJECTED
                 message = f"replica {self._name} is draining and has not begun the request"
-                hops = head.tries_next(Reason.DRAINING)
-                raise out_of_service(message, Reason.DRAINING, self._random.random(), hops=hops)
+                tries_next, draw = head.tries_next(Reason.DRAINING), self._random.random()
+                raise out_of_service(message, Reason.DRAINING, draw, tries_next=tries_next)
             raise upstream_error(end)
 
     def _note_accepted(self, verdict: Admitted | BestEffort, outcome: Outcome) -> None:

@@ -13,7 +13,7 @@ MOST_STEPS = 64
 
 
 class DecodeRows(NamedTuple):
-    """The rows of a report in which every request decodes."""
+    """The rows of a report in which every request decodes, as columns."""
 
     request_ids: list[str]
     computed_tokens: list[int]

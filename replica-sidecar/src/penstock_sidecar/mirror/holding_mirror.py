@@ -52,7 +52,7 @@ class HoldingMirror(ReplicaMirror):
     ) -> None:
         super().__init__(kv, limits, longer, speculation=speculation)
         self.slots = EngineSlots(limits.running, limits.running)
-        self._estimates = LearnedPrefixes(self.prefixes, lambda: self.kv_tokens_total)
+        self._learned_prefixes = LearnedPrefixes(self.prefixes, lambda: self.kv_tokens_total)
         self._released: dict[RequestId, MirroredJob] = {}
         self._since_s = 0.0
         self._others = EngineCount(0, 0)
@@ -96,26 +96,26 @@ class HoldingMirror(ReplicaMirror):
         self.prefixes.wanted = possible
 
     def _cached_tokens(self, found: SharedPrefix, marks: PromptMarks) -> int:
-        return self._estimates.cached_tokens(marks)
+        return self._learned_prefixes.cached_tokens(marks)
 
     def prompt_sent(self, request_id: RequestId, marks: PromptMarks) -> None:
         """Add an accepted request's prompt."""
-        self._estimates.sent(request_id, marks)
+        self._learned_prefixes.sent(request_id, marks)
         super().prompt_sent(request_id, marks)
 
     def answered(self, request_id: RequestId, usage: EngineUsage) -> None:
         """Learn from the engine's counts of a complete answer."""
-        self._estimates.answered(request_id, usage)
+        self._learned_prefixes.answered(request_id, usage)
 
     def lose_reports(self) -> None:
         """Forget the engine's state, because it was lost."""
         super().lose_reports()
-        self._estimates.lose()
+        self._learned_prefixes.lose()
 
     def forget(self, request_id: RequestId) -> Job | None:
         """Remove a job that has ended. Return its last state."""
         self._released.pop(request_id, None)
-        self._estimates.ended(request_id)
+        self._learned_prefixes.ended(request_id)
         return super().forget(request_id)
 
     def promote(self, request_ids: Collection[RequestId]) -> None:

@@ -55,6 +55,6 @@ class StepTimer:
             round(sum(column) / TOKENS) for column in zip(*self._decode_batches, strict=True)
         )
         work = BatchWork(decodes, context_tokens)
-        error = self._estimates.step(work, (now_s - self._began_s) / TOKENS)
+        error = self._estimates.observe_step(work, (now_s - self._began_s) / TOKENS)
         self._metrics.time_error.observe(error)
         self._metrics.time_scale.set(self._estimates.model.scale)

@@ -85,7 +85,7 @@ class AcceptedRequests:
         """Learn the length of a request's prompt from the engine's report."""
         request = self._requests.get(key)
         if request is not None and request.body is not None and request.body.prompts == 1:
-            self._estimates.prompt(request.body, prompt_tokens)
+            self._estimates.observe_prompt(request.body, prompt_tokens)
             request.prompt_reported = True
 
     def return_waiting(self) -> None:
@@ -187,11 +187,11 @@ class AcceptedRequests:
         usage, body, job = request.usage, request.body, request.job
         assert usage is not None and body is not None and job is not None
         if not request.prompt_reported and body.prompts == 1:
-            self._estimates.prompt(body, usage.prompt_tokens)
+            self._estimates.observe_prompt(body, usage.prompt_tokens)
         answer_tokens = usage.completion_tokens // request.sequences
-        self._estimates.answer(job.request, usage.prompt_tokens // body.prompts, answer_tokens)
+        self._estimates.observe_answer(job.request, usage.prompt_tokens // body.prompts, answer_tokens)
         if isinstance(request.verdict, Admitted):
-            self._estimates.judged(_met_slo(request, job.request.targets), request.last_s)
+            self._estimates.observe_judgement(_met_slo(request, job.request.targets), request.last_s)
 
 
 def _met_slo(request: ReplicaRequest, targets: Targets) -> bool:

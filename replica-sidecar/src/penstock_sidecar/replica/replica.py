@@ -204,7 +204,7 @@ class Replica:
             if self.accepted.end_overdue(self._load(now_s), now_s, self._bounds.silence_s):
                 self._engine_lost()
         else:  # without requests nothing is measured, and estimates age
-            self._estimates.age(now_s - self._ticked_s)
+            self._estimates.observe_idle(now_s - self._ticked_s)
             self._metrics.time_scale.set(self._estimates.model.scale)
         self._ticked_s = now_s
         if self._mirror.prefixes.reported.count != self._reported_changes:

@@ -23,7 +23,7 @@ XARGS = "vllm_xargs"
 
 STREAM_OPTIONS = "stream_options"
 
-ASKS_IDS = b',"return_token_ids":true}'
+IDS_REQUEST = b',"return_token_ids":true}'
 """End of a body to which a router has added a request for token ids, so that its stream can move."""
 
 PENSTOCK_FIELDS = "penstock_"
@@ -75,15 +75,15 @@ class ClientBody:
         return msgspec.json.encode({**self.xargs, **fields})
 
     @property
-    def asks_ids(self) -> bool:
+    def requests_ids(self) -> bool:
         """Whether a router has added a request for token ids."""
-        return self.stream and self.raw.endswith(ASKS_IDS)
+        return self.stream and self.raw.endswith(IDS_REQUEST)
 
     def without_ids(self) -> "ClientBody":
         """Return the body without a router's request for token ids."""
-        return replace(self, raw=self.raw.removesuffix(ASKS_IDS) + b"}") if self.asks_ids else self
+        return replace(self, raw=self.raw.removesuffix(IDS_REQUEST) + b"}") if self.requests_ids else self
 
-    def asking_usage(self) -> bytes | None:
+    def requesting_usage(self) -> bytes | None:
         """Return the body with a request for usage; None if it has one, or it cannot be added."""
         if not self.stream:
             return None

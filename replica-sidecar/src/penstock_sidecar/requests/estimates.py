@@ -1,6 +1,7 @@
 """Estimates about this replica's engine: its speed, and lengths of prompts and answers.
 
 This module has the state; core has the estimators. Each has a prior, so all are usable from the start.
+Methods `observe_…` update an estimate by a measured value.
 """
 
 from math import ceil
@@ -32,22 +33,22 @@ class Estimates:
         self._prompts = PromptLength()
         self.model = self._expected = fitted
 
-    def step(self, work: BatchWork, seconds: float) -> float:
-        """Learn from a measured iteration. Return the relative error of its mean prediction."""
+    def observe_step(self, work: BatchWork, seconds: float) -> float:
+        """Update the time model by a measured iteration. Return the relative error of its mean prediction."""
         predicted_s = self._expected.seconds(work)
         self._correct(observe(self._correction, self.fitted, work, seconds))
         return abs(seconds / predicted_s - 1) if predicted_s else 0.0
 
-    def judged(self, met: bool, now_s: float) -> None:
-        """Learn whether an admitted request that has ended met its SLO."""
+    def observe_judgement(self, met: bool, now_s: float) -> None:
+        """Update the margin for admission. met: whether an admitted request that has ended met its SLO."""
         self._margin = judged(self._margin, met, now_s)
 
     def admission_model(self, now_s: float) -> TimeModel:
         """Return the time model for admission: slower if too few admitted requests meet their SLO."""
         return widened(self.model, self._margin, now_s)
 
-    def age(self, seconds: float) -> None:
-        """Age the correction by the time that the engine has been idle."""
+    def observe_idle(self, seconds: float) -> None:
+        """Let the correction decay by the time that the engine has been idle."""
         self._correct(rested(self._correction, seconds))
 
     def _correct(self, correction: Correction) -> None:
@@ -61,12 +62,14 @@ class Estimates:
             return body.prompt_token_ids
         if prefix is None or not prefix.exact:
             return self._prompts.estimate(body.text_bytes, body.messages)
-        age = 1 - prefix.share
-        rest_tokens = self._prompts.estimate(ceil(age * body.text_bytes), ceil(age * body.messages))
-        return prefix.tokens + rest_tokens * (age > 0)
+        new_share = 1 - prefix.share
+        rest_tokens = self._prompts.estimate(
+            ceil(new_share * body.text_bytes), ceil(new_share * body.messages)
+        )
+        return prefix.tokens + rest_tokens * (new_share > 0)
 
-    def prompt(self, body: ClientBody, prompt_tokens: int) -> None:
-        """Learn from a prompt's exact length."""
+    def observe_prompt(self, body: ClientBody, prompt_tokens: int) -> None:
+        """Update the estimate of prompt lengths by the engine's count of a prompt."""
         if body.prompt_token_ids is None:
             self._prompts = self._prompts.observe(body.text_bytes, body.messages, prompt_tokens)
 
@@ -80,11 +83,11 @@ class Estimates:
         """Return a request's `Job.sure_tokens`."""
         return self._lengths.sure(request)
 
-    def longer(self, job: Job) -> int:
+    def longer_output_tokens(self, job: Job) -> int:
         """Return a new predicted length for a job that has exceeded its prediction."""
         return self.output_tokens(job.request, job.generated_tokens)
 
-    def answer(self, request: Request, prompt_tokens: int, output_tokens: int) -> None:
-        """Learn from the length of a complete answer."""
+    def observe_answer(self, request: Request, prompt_tokens: int, output_tokens: int) -> None:
+        """Update the length predictor by the length of a complete answer."""
         cut_short = output_tokens >= request.max_output_tokens
         self._lengths.observe(request.tier, prompt_tokens, output_tokens, cut_short=cut_short)

@@ -129,8 +129,8 @@ class Forwarder:
         """Return the bodies to try, each after the previous one is rejected. The client's own is the last."""
         own, engine = body.without_ids(), self._engine
         bodies: list[EngineBody] = []
-        for one in [body, own] if body.asks_ids and engine.takes_token_ids else [own]:
-            usage = one.asking_usage() if engine.takes_stream_options else None
+        for one in [body, own] if body.requests_ids and engine.takes_token_ids else [own]:
+            usage = one.requesting_usage() if engine.takes_stream_options else None
             if usage is not None or one is not own:
                 bodies.append(EngineBody(usage or one.raw, ids=one is not own, usage=usage is not None))
         return [*bodies, EngineBody(own.raw)]

@@ -49,7 +49,7 @@ class Sink(Protocol):
 
 
 class Owner(Protocol):
-    """The source of a request: a router's session, or an HTTP request."""
+    """The router's session or the HTTP request that a request belongs to."""
 
     @property
     def outbox(self) -> Sink:
@@ -79,7 +79,7 @@ class ReplicaRequest:
     __slots__ = (
         "_on_end",
         "_owner",
-        "_seen_tokens",
+        "_visible_tokens",
         "arrived_s",
         "body",
         "direct",
@@ -120,7 +120,7 @@ class ReplicaRequest:
         self.usage: EngineUsage | None = None
         self.task: asyncio.Task[None] | None = None
         self.first_s = self.last_s = 0.0
-        self.tokens = self._seen_tokens = 0
+        self.tokens = self._visible_tokens = 0
         self.prompt_reported = self.direct = False
         self.takes_ticket = submit.direct
         self._owner, self._on_end = owner, on_end
@@ -200,8 +200,8 @@ class ReplicaRequest:
             self._transition(Event.OUTPUT)
             self.first_s = now_s
         self.last_s = now_s
-        self._seen_tokens += tokens
-        before, self.tokens = self.tokens, max(self._seen_tokens, reported_tokens, self.tokens)
+        self._visible_tokens += tokens
+        before, self.tokens = self.tokens, max(self._visible_tokens, reported_tokens, self.tokens)
         new_tokens = self.tokens - before
         urgency = Urgency.NONE if not self.streams else Urgency.IMMEDIATE if first else Urgency.STEP
         self._owner.outbox.output(self.id, data, new_tokens, urgency)
@@ -256,6 +256,7 @@ class ReplicaRequest:
             await asyncio.wait({self.task})
 
     def _gaps_us(self, times_s: Sequence[float]) -> list[int]:
+        """Return the gaps before each token, the first one since the arrival."""
         assert self.job is not None
         from_s = self.job.request.arrival_s
         gaps_us = [round((at_s - before_s) * 1e6) for before_s, at_s in pairwise((from_s, *times_s))]
@@ -267,15 +268,15 @@ class ReplicaRequest:
     def _transition(
         self,
         event: Event,
-        answer: wire.Event | None = None,
+        message: wire.Event | None = None,
         data_bytes: int = 0,
         urgency: Urgency = Urgency.IMMEDIATE,
     ) -> None:
-        """Move to the next state and send the router `answer`. Raises ImpossibleEvent."""
+        """Move to the next state and send `message` to the owner. Raises ImpossibleEvent."""
         before = self.state
         self.state, _ = after(before, event)
-        if answer is not None:
-            self._owner.outbox.put(answer, data_bytes, urgency)
+        if message is not None:
+            self._owner.outbox.put(message, data_bytes, urgency)
         if self.state in ENDS and before not in ENDS:
             if self.task is not None and self.task is not asyncio.current_task():
                 self.task.cancel()

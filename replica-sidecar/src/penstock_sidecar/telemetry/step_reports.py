@@ -124,5 +124,5 @@ class StepReports:
         if not 0 < report.duration_s < float("inf"):  # 0: the engine was idle
             return
         work = BatchWork(report.tokens, report.context_tokens, report.prefill_work, report.spec_steps)
-        self._metrics.time_error.observe(self._estimates.step(work, report.duration_s))
+        self._metrics.time_error.observe(self._estimates.observe_step(work, report.duration_s))
         self._metrics.time_scale.set(self._estimates.model.scale)

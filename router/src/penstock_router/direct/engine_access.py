@@ -1,8 +1,8 @@
 """HTTP connections of a router to its replicas' engines, and which engines it can reach.
 
 An engine may be unreachable for this router: because a network policy is missing, the engine listens on its
-own machine only, it requires another API key, or the router does not trust its certificate. The engine's
-requests then go through the sidecar, and the router tries again later.
+own machine only, it requires another API key, or the router does not trust its certificate. Requests
+to this engine then go through its sidecar, and the router tries again later.
 """
 
 from math import inf

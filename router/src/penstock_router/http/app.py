@@ -47,7 +47,7 @@ class RouterApp:
     """The HTTP application of one router.
 
     draining: set when the process is stopping; `/ready` then answers 503.
-    first_turn: turn of the first request. Routers start at different turns, so they do not choose the same
+    first_number: number of the first request. It differs between routers, so they do not choose the same
         replicas.
     admin_url: URL of the admin port if it is on loopback. Clients on this machine find it in /v1/models.
     shared_limits: applications' limits over all routers, if they share limits.
@@ -62,7 +62,7 @@ class RouterApp:
         keys: Keys,
         replica_set: ReplicaSet,
         *,
-        first_turn: int = 0,
+        first_number: int = 0,
         admin_url: str | None = None,
         shared_limits: PoolLimits | None = None,
         engine_key: str = "",
@@ -74,10 +74,10 @@ class RouterApp:
         self.draining = False
         self._time_model = PoolTimeModel(pool, replica_set)
         self.metrics = metrics = Metrics(settings.tiers, replica_set)
-        self._room = WaitingRoom(replica_set, settings.hold_s)
+        self._room = WaitingRoom(replica_set, settings.longest_wait_s)
         budget = ByteBudget(settings.buffer_bytes)
         metrics.open.set_function(lambda: self._open)
-        metrics.held.set_function(lambda: self._room.held)
+        metrics.held.set_function(lambda: self._room.waiting)
         metrics.held_bytes.set_function(lambda: budget.held_bytes)
         usage = Usage(pool.spec.applications, settings.max_model_len, metrics.usage)
         limits = RateLimits(limits_of(pool.spec.applications), metrics.limits, shared_limits)
@@ -103,7 +103,7 @@ class RouterApp:
             budget=budget,
         )
         self._started_s = int(time.time())
-        self._turn, self._open = first_turn, 0
+        self._number, self._open = first_number, 0
         self._pages: dict[str, Page] = {
             "/v1/models": self._models,
             "/health": self._health,
@@ -117,8 +117,8 @@ class RouterApp:
         async with ErrorAnswers(http, request_id, lambda: self._fault(request_id, http.path)):
             endpoint = GENERATES.get(http.path)
             if endpoint is not None and http.method == "POST":
-                turn, self._turn = self._turn, self._turn + 1
-                await self._generate(IncomingRequest(http, head, endpoint, request_id, turn))
+                number, self._number = self._number, self._number + 1
+                await self._generate(IncomingRequest(http, head, endpoint, request_id, number))
             else:
                 await self._page(http, endpoint is not None)
 
@@ -204,4 +204,4 @@ class RouterApp:
 
     def demand_page(self) -> bytes:
         """Describe the demand on the pool."""
-        return self.metrics.demand.page(self._room.held, linked_replicas(self._replica_set.links))
+        return self.metrics.demand.page(self._room.waiting, linked_replicas(self._replica_set.links))

@@ -25,20 +25,20 @@ from penstock_runtime.clock import monotonic
 from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.prompt_marks import UNMARKED
 
-from penstock_router.moving.continued_body import asking_ids
+from penstock_router.moving.continued_body import requesting_ids
 
 
 class IncomingRequest(NamedTuple):
     """One HTTP request to an endpoint that generates.
 
-    turn: number of the request, one more than the previous request's.
+    number: one more than the previous request's at this router.
     """
 
     http: HttpRequest
     head: request_head.Head
     endpoint: "wire.Endpoint.ValueType"
     request_id: str
-    turn: int
+    number: int
 
 
 class Accepted(NamedTuple):
@@ -80,7 +80,7 @@ class Intake:
         if self._settings.isolates and application is not None:
             body = with_application_salt(body, application.name, fields.cache_salt)
         marks = await self._reader.marks(body) if wants_marks(self._settings, self._prefixes) else UNMARKED
-        movable = asking_ids(body) if fields.stream and self._settings.max_moves else None
+        movable = requesting_ids(body) if fields.stream and self._settings.max_moves else None
         request = GenerationRequest(
             call.request_id,
             call.endpoint,
@@ -89,9 +89,9 @@ class Intake:
             arrival_s,
             targets,
             fields.stream,
-            call.turn,
-            movable is not None,
-            marks,
-            request_head.session(head) or fields.prompt_cache_key,
+            call.number,
+            movable=movable is not None,
+            marks=marks,
+            session=request_head.session(head) or fields.prompt_cache_key,
         )
         return Accepted(request, application, await self._limits.enter(application, expected_tokens))

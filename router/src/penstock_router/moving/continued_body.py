@@ -13,7 +13,7 @@ from penstock_proto import replica_pb2 as wire
 
 from penstock_router.moving.eligibility import Fields
 
-ASKS_IDS = b"return_token_ids"
+IDS_FIELD = b"return_token_ids"
 
 COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for a completion. A chat's default is the rest of the context."""
@@ -44,11 +44,11 @@ _OF_THE_FIRST_PROMPT = frozenset(
 such a field matters for the rest of the answer."""
 
 
-def asking_ids(body: bytes) -> bytes | None:
+def requesting_ids(body: bytes) -> bytes | None:
     """Return a stream's body with a request for token ids; None if the client's body mentions them."""
-    if ASKS_IDS in body:
+    if IDS_FIELD in body:
         return None
-    return body.rstrip()[:-1] + b',"' + ASKS_IDS + b'":true}'
+    return body.rstrip()[:-1] + b',"' + IDS_FIELD + b'":true}'
 
 
 def tokens_left(endpoint: "wire.Endpoint.ValueType", body: Fields, kept_tokens: int) -> int | None:
@@ -77,4 +77,4 @@ def continued_body(
     }
     if body.get("min_tokens"):
         fields["min_tokens"] = max(body["min_tokens"] - len(kept_ids), 0)
-    return orjson.dumps(fields | {ASKS_IDS.decode(): True})
+    return orjson.dumps(fields | {IDS_FIELD.decode(): True})

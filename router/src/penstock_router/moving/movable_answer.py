@@ -117,7 +117,7 @@ class MovableAnswer:
         if self._loss is not None:
             return Received(data, received.tokens, None)
         if received.end is not None:
-            data += transcript.rest()
+            data += transcript.take_rest()
         return Received(data, received.tokens, self.end)
 
     async def changed(self, relay: Relay | None = None) -> None:

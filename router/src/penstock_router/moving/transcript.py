@@ -16,8 +16,8 @@ from penstock_routing.replicas.upstream_request import Relay
 
 from penstock_router.moving.event_shape import FINISH, IDS, TEXT, EventShape, shape_of, without_ids
 
-EVENT_BYTES = 1 << 20
-"""Longest event that is read. A stream with a longer one is forwarded unchanged."""
+MOST_BYTES = 2 << 20
+"""Most bytes that are read at once, such as one long event. A stream with more is forwarded unchanged."""
 
 LAST_EVENT = b"data: [DONE]"
 
@@ -101,7 +101,7 @@ class Transcript:
         if self.opaque:
             return [data]
         data = self._rest + data
-        if b"\r\n\r\n" in data or len(data) > 2 * EVENT_BYTES:
+        if b"\r\n\r\n" in data or len(data) > MOST_BYTES:
             return self._give_up(data)
         *events, self._rest = data.split(b"\n\n")
         passed: list[bytes] = []
@@ -112,8 +112,8 @@ class Transcript:
             passed.append(self._read(event + b"\n\n"))
         return passed
 
-    def rest(self) -> bytes:
-        """Return the bytes of an incomplete event at a stream's end."""
+    def take_rest(self) -> bytes:
+        """Return the bytes of an incomplete event at a stream's end, once."""
         rest, self._rest = self._rest, b""
         return rest
 
@@ -175,6 +175,7 @@ class Transcript:
         self._shape = shape_of(event, passed)
 
     def _give_up(self, data: bytes) -> list[bytes]:
+        """Forward this data and all later data unchanged."""
         self.opaque, self._rest = True, b""
         return [data]
 

@@ -5,11 +5,11 @@ from enum import StrEnum
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 SILENCE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
-"""Buckets of the silence of a moved stream."""
+"""Buckets of the time without tokens during a move."""
 
 
 class MoveCause(StrEnum):
-    """Why a stream is moved to another replica."""
+    """Why a stream is moved to another replica: values of the label `cause`."""
 
     REPLICA_LOST = "replica_lost"  # its sidecar, its machine, or the network
     ENGINE_LOST = "engine_lost"
@@ -17,7 +17,7 @@ class MoveCause(StrEnum):
 
 
 class MoveOutcome(StrEnum):
-    """How a move ended."""
+    """How an attempt to move a stream ended: values of the label `outcome`."""
 
     MOVED = "moved"
     FIXED = "fixed"  # the stream cannot be continued faithfully

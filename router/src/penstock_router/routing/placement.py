@@ -2,8 +2,8 @@
 
 Core decides which replica is tried next; this module sends the request there. Nothing is written to the
 client before placement ends, so a failure leads to the next replica or to an error status. A request that was
-lost with a replica is sent to one other replica, within the retry budget. If that is lost too, the answer is
-an error.
+lost with a replica is sent to one other replica, within the retry budget. If the other one is lost too, the
+client gets an error.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from penstock_core.routing.attempts import (
 from penstock_core.timing.time_model import TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.demand import ADMITTED, BEST_EFFORT, Demand
-from penstock_routing.order_inputs import no_replicas, routing_request
+from penstock_routing.order_inputs import routing_request
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.replicas.session_writer import Attempt
@@ -37,6 +37,7 @@ from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
 from penstock_routing.request.byte_budget import ByteBudget
 from penstock_routing.request.generation_request import GenerationRequest
 from penstock_routing.request.outcome import Ending, Outcome
+from penstock_routing.response.no_replicas import no_replicas
 from penstock_routing.response.upstream_error import upstream_error
 from penstock_routing.settings import Settings
 from penstock_runtime.openai_errors import ApiError
@@ -55,7 +56,7 @@ class Placed(NamedTuple):
 
 
 class NotPlaced(NamedTuple):
-    """No replica serves the rest of a request. lost: whether one was lost with it."""
+    """No replica serves the rest of a request. lost: whether another replica was lost with it."""
 
     lost: bool
 
@@ -63,7 +64,7 @@ class NotPlaced(NamedTuple):
 class Placement:
     """Places the requests of one router on replicas.
 
-    demand: counts verdicts. room: requests that wait while there is no replica.
+    demand: counts verdicts. room: requests that wait while no replica is in service.
     time_model: returns the model for slowdown targets; None before any replica has sent one.
     budget: bound on the bytes held over all requests.
     direct: reads answers from engines; None if sidecars forward them.
@@ -99,8 +100,8 @@ class Placement:
             found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT)
         if isinstance(found, Placed):
             return found
-        self._count_refusal(found, outcome)
-        raise _answer(found, request.tier.name, self._replica_set.random.random())
+        self._count_not_placed(found, outcome)
+        raise _placement_error(found, request.tier.name, self._replica_set.random.random())
 
     async def place_again(
         self, request: GenerationRequest, on_overflow: Callable[[], None], lost: str
@@ -207,7 +208,7 @@ class Placement:
         outcome.reason = ""
         self._demand.decided(outcome)
 
-    def _count_refusal(self, found: Unattainable | NoReplicas | ReplicaLost, outcome: Outcome) -> None:
+    def _count_not_placed(self, found: Unattainable | NoReplicas | ReplicaLost, outcome: Outcome) -> None:
         if isinstance(found, ReplicaLost):
             outcome.ending, outcome.reason = Ending.FAILED, "replica_lost"
             return
@@ -227,9 +228,9 @@ def _loss(end: wire.Failed, replica: str) -> Lost:
     raise upstream_error(end)
 
 
-def _answer(action: Unattainable | NoReplicas | ReplicaLost, tier: str, draw: float) -> ApiError:
+def _placement_error(action: Unattainable | NoReplicas | ReplicaLost, tier: str, draw: float) -> ApiError:
     if isinstance(action, ReplicaLost):
-        return _lost_answer(action.losses, spread_retry_s(1, draw))
+        return _loss_error(action.losses, spread_retry_s(1, draw))
     if isinstance(action, NoReplicas):
         return no_replicas(draw)
     where = (
@@ -253,7 +254,7 @@ def _answer(action: Unattainable | NoReplicas | ReplicaLost, tier: str, draw: fl
     )
 
 
-def _lost_answer(losses: int, retry_s: int) -> ApiError:
+def _loss_error(losses: int, retry_s: int) -> ApiError:
     """Return the error of a request that was lost with its replica.
 
     After the loss of two replicas the client must not retry, because the request may have caused it.

@@ -1,7 +1,8 @@
 """Requests that wait because no replica is in service, in a pool that may scale to zero.
 
-The autoscaler sees the number of waiting requests and starts a replica. When it takes requests, all are sent
-at once, and its admission decides about them together. The wait counts against a request's deadlines.
+The autoscaler sees the number of waiting requests and starts a replica. As soon as the replica takes
+requests, all are sent to it at once, and its admission decides about them together. The wait counts against a
+request's deadlines.
 
 Waiting requests are bounded in number and in time, and the router's byte budget bounds their bytes. A request
 beyond a bound is rejected as in other pools. A request whose client disconnects is dropped.
@@ -15,30 +16,31 @@ from penstock_runtime.clock import monotonic
 MOST_REQUESTS = 1024
 """Most requests that wait; further ones are rejected."""
 RETRY_S = 0.05
-"""Pause before a retry if a replica was ready but accepted nothing: its new snapshot may not have arrived."""
+"""Pause before a retry if a replica is ready but was not tried: its new snapshot may not have arrived."""
 
 
 class WaitingRoom:
     """The requests of one router that wait for a first replica.
 
-    longest_s: how long after its arrival a request may wait; 0 if none may. held: requests that wait now.
+    longest_wait_s: how long after its arrival a request may wait; 0 if none may.
+    waiting: requests that wait now.
     """
 
-    def __init__(self, replica_set: ReplicaSet, longest_s: float) -> None:
-        self._replica_set, self._longest_s = replica_set, longest_s
-        self.held = 0
+    def __init__(self, replica_set: ReplicaSet, longest_wait_s: float) -> None:
+        self._replica_set, self._longest_wait_s = replica_set, longest_wait_s
+        self.waiting = 0
 
     @property
     def open(self) -> bool:
         """Whether requests may wait at all."""
-        return self._longest_s > 0
+        return self._longest_wait_s > 0
 
     async def wait(self, arrival_s: float) -> bool:
         """Wait until a replica takes work. Return False after a timeout, or if too many requests wait."""
-        left_s = arrival_s + self._longest_s - monotonic()
-        if self.held >= MOST_REQUESTS or left_s <= 0:
+        left_s = arrival_s + self._longest_wait_s - monotonic()
+        if self.waiting >= MOST_REQUESTS or left_s <= 0:
             return False
-        self.held += 1
+        self.waiting += 1
         try:
             async with asyncio.timeout(left_s):
                 if self._replica_set.ready:
@@ -47,5 +49,5 @@ class WaitingRoom:
         except TimeoutError:
             return False
         finally:
-            self.held -= 1
+            self.waiting -= 1
         return True

@@ -1,4 +1,4 @@
-"""Determines a request's application and tier.
+"""Selection of a request's application and tier.
 
 The tier header takes precedence, and an unknown tier there is an error. Next is the application that the API
 key belongs to. If a pool has no applications, the header of an inference objective or the body's
@@ -56,18 +56,22 @@ def tier_for(
 ) -> Tier:
     """Return a request's tier, by its headers, its key and its body. Raises ApiError (400, 403)."""
     hint = request_head.objective(head) or service_tier
-    return tier_of(settings, application, request_head.tier_name(head), hint)
+    return select_tier(settings, application, request_head.tier_name(head), hint)
 
 
-def tier_of(
-    settings: Settings, application: Application | None, header: str | None, service_tier: str | None
+def select_tier(
+    settings: Settings, application: Application | None, header: str | None, hint: str | None
 ) -> Tier:
-    """Return the tier. Raises ApiError: 400 if the header names an unknown one, 403 if it is not allowed."""
+    """Return the tier that the header names, else the application's, else the one that the hint names.
+
+    hint: the inference objective or `service_tier`. An unknown one selects the default tier. Raises ApiError:
+    400 if the header names an unknown tier, 403 if the application may not use it.
+    """
     if header is not None:
         return _by_header(settings, application, header)
     if application is not None:
         return settings.tiers[application.tier]
-    return settings.tiers.get(service_tier or "", settings.tiers[settings.default_tier])
+    return settings.tiers.get(hint or "", settings.tiers[settings.default_tier])
 
 
 def _by_header(settings: Settings, application: Application | None, header: str) -> Tier:

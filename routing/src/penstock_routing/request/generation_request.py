@@ -23,7 +23,7 @@ class GenerationRequest(NamedTuple):
     body: the client's JSON. If `movable`, it also requests token ids.
     arrival_s: when it was read completely, on the event loop's clock.
     targets: its own TTFT and TPOT targets, which replace its tier's; None for each that it does not set.
-    turn: number of the request, one more than the previous request's.
+    number: one more than the previous request's at this process.
     movable: whether its stream can be continued on another replica.
     marks: marks of its prompt; none if the routing order does not use them.
     session: session named by the client, of which the request is a turn.
@@ -36,7 +36,7 @@ class GenerationRequest(NamedTuple):
     arrival_s: float
     targets: Targets = NO_TARGETS
     stream: bool = False
-    turn: int = 0
+    number: int = 0
     movable: bool = False
     marks: PromptMarks = UNMARKED
     session: bytes | None = None

@@ -1,4 +1,4 @@
-"""Headers that all errors have."""
+"""Headers of error responses."""
 
 from collections.abc import Iterable, Iterator
 
@@ -7,14 +7,17 @@ from penstock_routing.request import request_head
 SHOULD_RETRY = "x-should-retry"
 """Header that overrides the status in the decision of OpenAI's clients about a retry."""
 
-WORTH_A_RETRY = frozenset({408, 409, 425, 429})
-"""Client errors that a retry may avoid."""
+RETRYABLE = frozenset({408, 409, 425, 429})
+"""Statuses of client errors after which a retry may succeed."""
 
 
 def common_error_headers(
     status: int, request_id: str, given: Iterable[tuple[str, str]] = ()
 ) -> Iterator[tuple[str, str]]:
-    """Yield headers of an error. A retry is discouraged if it would fail in the same way."""
+    """Yield the headers that every error has. given: headers that only this one has.
+
+    `SHOULD_RETRY` tells clients not to retry if the retry would fail in the same way.
+    """
     yield request_head.REQUEST_ID, request_id
-    if 400 <= status < 500 and status not in WORTH_A_RETRY and SHOULD_RETRY not in dict(given):
+    if 400 <= status < 500 and status not in RETRYABLE and SHOULD_RETRY not in dict(given):
         yield SHOULD_RETRY, "false"

@@ -16,7 +16,7 @@ class UpstreamError(Exception):
 
 
 def upstream_error(end: wire.Failed) -> UpstreamError:
-    """Return a failure as a response in OpenAI's format, whatever the replica has sent."""
+    """Return a failure as a response in OpenAI's format, even if the replica's body has another one."""
     status = end.status if 400 <= end.status <= 599 else 502
     return UpstreamError(status, error_body(end))
 

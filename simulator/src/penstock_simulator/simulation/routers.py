@@ -46,13 +46,13 @@ class Routers:
 
         keys: keys of its prompt's blocks, as far as they are known.
         """
-        turn, router = divmod(self._received, self._fleet.routers)
+        number, router = divmod(self._received, self._fleet.routers)
         self._received += 1
         targets, now_s = request.targets, request.arrival_s
         routed = RoutingRequest(
             tier=request.tier,
             body_bytes=round(request.prompt_tokens * BYTES_PER_TOKEN),
-            turn=turn,
+            number=number,
             ttft_s=inf if targets.ttft_s is None else targets.ttft_s,
             tpot_s=inf if targets.tpot_s is None else targets.tpot_s,
             now_s=now_s,

@@ -20,9 +20,9 @@ _name = attrgetter("name")
 
 
 def in_turn(loads: Sequence[ReplicaLoad], request: RoutingRequest) -> list[ReplicaLoad]:
-    """Return all replicas by name, starting at this request's turn."""
+    """Return all replicas by name, each request starting at the next one."""
     by_name = sorted(loads, key=_name)
-    start = request.turn % len(by_name) if by_name else 0
+    start = request.number % len(by_name) if by_name else 0
     return by_name[start:] + by_name[:start]
 
 
