@@ -49,7 +49,7 @@ e2e-packages: # what `make e2e` needs of Debian
 
 e2e-plugin-image: setup ## the plug-in's image beside real vLLM, on the CPU; needs root
 	@UV="$(call uv)" bench/vllm_environment serving
-	@PYTHONPATH=e2e $(BIN)/python -m plugin_image
+	@PYTHONPATH=e2e:bench $(BIN)/python -m plugin_image
 
 lint: setup
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .

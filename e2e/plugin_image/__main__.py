@@ -23,8 +23,9 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from gpu.cpu import ENVIRONMENT as CPU_ENVIRONMENT
 from penstock_operator.manifests.manifest import PoolOwner
 from penstock_operator.objects.containers import TELEMETRY_FOLDER, TELEMETRY_SOCKET
 from penstock_operator.objects.engine_container import CACHE_FOLDER, PLUGIN_FOLDER, EngineContainer, engine
@@ -52,15 +53,6 @@ mount --bind "$home" {CACHE_FOLDER}
 exec "$@"
 """
 
-CPU_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwind, so that child processes are stopped
@@ -71,7 +63,7 @@ def main() -> None:
         plugin = copy_plugin(root, engine_container.init[0])
         size_kb = sum(path.stat().st_size for path in plugin.rglob("*")) / 1000
         print(f"copied {size_kb:.0f} kB: {', '.join(sorted(path.name for path in plugin.iterdir()))}")
-        check_serving(folder, plugin, engine_container)
+        check_serving(folder, plugin, engine_container, prepare_folders(folder))
 
 
 def inputs(pool: Pool) -> RenderContext:
@@ -113,38 +105,49 @@ def copy_plugin(root: Path, container: Mapping[str, Any]) -> Path:
     return place
 
 
-def check_serving(folder: Path, plugin: Path, engine_container: EngineContainer) -> None:
-    """Check that vLLM with the plug-in answers and reports. Exits with a message otherwise."""
-    model, log = folder / "model", folder / "vllm.log"
+class PodFolders(NamedTuple):
+    """Folders of the pod. telemetry: for the socket of step reports. home: writable home of vLLM."""
+
+    model: Path
+    telemetry: Path
+    home: Path
+
+
+def prepare_folders(folder: Path) -> PodFolders:
+    """Create the model and the pod's folders."""
+    pod = PodFolders(folder / "model", folder / "telemetry", folder / "home")
     subprocess.run(
-        [serving_python(), CHECKOUT / "examples/tiny_model.py", model],
+        [serving_python(), CHECKOUT / "examples/tiny_model.py", pod.model],
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+    pod.telemetry.mkdir()
+    pod.home.mkdir()
+    return pod
+
+
+def check_serving(folder: Path, plugin: Path, engine_container: EngineContainer, pod: PodFolders) -> None:
+    """Check that vLLM with the plug-in answers and reports. Exits with a message otherwise."""
+    log = folder / "vllm.log"
     with listen("127.0.0.1", 0) as free:
         port = str(free.getsockname()[1])
-    telemetry, home = folder / "telemetry", folder / "home"
-    telemetry.mkdir()
-    home.mkdir()
-    reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-    reports.bind(str(telemetry / Path(TELEMETRY_SOCKET).name))
-    command = [
-        str(foreign_python(folder / "venv")),
-        *cpu_arguments(engine_container.container["args"], model, port),
-    ]
+    python = str(foreign_python(folder / "venv"))
+    places = [str(plugin), str(pod.telemetry), str(pod.home)]
+    arguments = cpu_arguments(engine_container.container["args"], pod.model, port)
+    command = ["unshare", "--mount", "sh", "-c", POD_SCRIPT, "sh", *places, python, *arguments]
     variables = {each["name"]: each["value"] for each in engine_container.container["env"]}
-    places = [str(plugin), str(telemetry), str(home)]
-    pod = ["unshare", "--mount", "sh", "-c", POD_SCRIPT, "sh", *places]
+    reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    reports.bind(str(pod.telemetry / Path(TELEMETRY_SOCKET).name))
     began_s = time.monotonic()
-    with reports, running([*pod, *command], environment(variables | CPU_ENVIRONMENT), log) as process:
+    with reports, running(command, environment(variables | CPU_ENVIRONMENT), log) as process:
         until_healthy(f"http://127.0.0.1:{port}/health", process, log)
         print(f"ready in {time.monotonic() - began_s:.0f} s")
         answer = complete(f"http://127.0.0.1:{port}/v1/completions")
         generated = reported_tokens(reports)
     if answer != ANSWER_TOKENS or not generated:
         sys.exit(f"answered {answer} tokens, reported {generated}: the plug-in did not run")
-    if not list(home.rglob("*.nbi")):
+    if not list(pod.home.rglob("*.nbi")):
         sys.exit("the plug-in's compiled code is not kept, so every start of the container compiles it again")
     print(f"vLLM with the image's plug-in answered {answer} tokens and reported their steps")
 

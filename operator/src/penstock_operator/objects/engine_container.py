@@ -195,9 +195,9 @@ def _with_gpus(spec: EngineSpec) -> Resources:
     return spec.resources.model_copy(update={"limits": limits})
 
 
-def uses_gpus(container: Json) -> bool:
+def uses_gpus(manifest: Json) -> bool:
     """Return whether a container requests NVIDIA GPUs or partitions of them."""
-    limits = container["resources"].get("limits") or {}
+    limits = manifest["resources"].get("limits") or {}
     vendor = GPU.partition("/")[0]
     return any(name.startswith(f"{vendor}/") and str(number) != "0" for name, number in limits.items())
 
