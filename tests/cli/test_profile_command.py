@@ -14,7 +14,7 @@ from penstock_cli.commands import profile as command
 from penstock_cli.main import app, run
 from penstock_core.timing.fit import Fit, Point, Quality
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel, from_json
-from penstock_profiler import EngineError, ProbeReading, Profile, ProfileLimits
+from penstock_profiler import EngineError, ProbeSummary, Profile, ProfileLimits
 from penstock_profiler.plan import PrefillProbe
 from rich.console import Console
 
@@ -25,12 +25,12 @@ QUALITY = Quality(points=8, mean_error=0.0123, worst_error=0.0456, r_squared=0.9
 HELD_OUT = Quality(points=7, mean_error=0.0234, worst_error=0.0567, r_squared=0.87654)
 
 
-def reading(tokens: int, seconds: float, times: int = 3, context_tokens: int = 0) -> ProbeReading:
+def reading(tokens: int, seconds: float, times: int = 3, context_tokens: int = 0) -> ProbeSummary:
     point = Point(BatchWork(tokens, context_tokens), seconds)
-    return ProbeReading(PrefillProbe(tokens), point, times, spread=0.0149)
+    return ProbeSummary(PrefillProbe(tokens), point, times, spread=0.0149)
 
 
-def measured(*readings: ProbeReading, model: TimeModel = MODEL) -> Profile:
+def measured(*readings: ProbeSummary, model: TimeModel = MODEL) -> Profile:
     return Profile(readings, overhead_s=0.00234, noise=0.0345, fit=Fit(model, QUALITY, HELD_OUT))
 
 

@@ -7,7 +7,7 @@ from penstock_cli.commands.profile import as_file, show
 from penstock_core.timing.fit import Fit, Point, Quality
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel, from_json
 from penstock_profiler import DecodeProbe, PrefillProbe, Profile
-from penstock_profiler.profiling import ProbeReading
+from penstock_profiler.profiling import ProbeSummary
 from rich.console import Console
 
 MODEL = TimeModel("tiny", (Term(token_s=1e-5, fixed_s=0.004), Term(token_s=0.0, fixed_s=0.005)), 2e-9, 1e-12)
@@ -16,8 +16,8 @@ DECODES, PREFILL = BatchWork(8, 800), BatchWork(500)
 
 def profile_of(times: int = 3) -> Profile:
     readings = [
-        ProbeReading(PrefillProbe(500), Point(PREFILL, 0.010), times, 0.02),
-        ProbeReading(DecodeProbe(8, 100), Point(DECODES, 0.005), times, 0.04),
+        ProbeSummary(PrefillProbe(500), Point(PREFILL, 0.010), times, 0.02),
+        ProbeSummary(DecodeProbe(8, 100), Point(DECODES, 0.005), times, 0.04),
     ]
     seen, held_out = Quality(2, 0.01, 0.03, 0.999), Quality(2, 0.02, 0.05, 0.98)
     return Profile(readings, 0.0015, 0.05, Fit(MODEL, seen, held_out))

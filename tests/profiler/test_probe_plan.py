@@ -22,7 +22,7 @@ from penstock_profiler.plan import (
     interleaved,
     plan,
 )
-from penstock_profiler.profiling import ROUNDS, ProbeReading, Profile, Readings, reading, uncertainty
+from penstock_profiler.profiling import ROUNDS, ProbeSummary, Profile, Readings, summarize, uncertainty
 
 limits = st.builds(
     ProfileLimits,
@@ -297,7 +297,7 @@ def test_readings_are_corrected_to_a_constant_machine_speed() -> None:
 def test_noise_is_estimated_from_repeated_probes(times: tuple[int, int], noise: float) -> None:
     point = Point(BatchWork(8), 0.01)
     readings = [
-        ProbeReading(PrefillProbe(8), point, n, spread) for n, spread in zip(times, (0.1, 0.3), strict=True)
+        ProbeSummary(PrefillProbe(8), point, n, spread) for n, spread in zip(times, (0.1, 0.3), strict=True)
     ]
     nothing = Quality(0, 0.0, 0.0, 0.0)
     found = Profile(readings, 0.0, 0.5, Fit(TimeModel("x", ()), nothing, nothing))
@@ -306,7 +306,7 @@ def test_noise_is_estimated_from_repeated_probes(times: tuple[int, int], noise: 
 
 def test_a_stalled_reading_does_not_move_its_probe() -> None:
     work = BatchWork(8, 800)
-    found = reading(DecodeProbe(8, 100), [Point(work, 0.010), Point(work, 0.011), Point(work, 0.5)])
+    found = summarize(DecodeProbe(8, 100), [Point(work, 0.010), Point(work, 0.011), Point(work, 0.5)])
     assert found.point == Point(work, 0.011)
     assert found.times == 3
     assert found.spread > 1

@@ -168,7 +168,7 @@ def test_a_profile_finds_the_engines_time_model() -> None:
     assert found.overhead_s == pytest.approx(TRANSPORT_S, rel=0.01)
     assert found.noise < 0.001
     assert requested == plan(SMALL) * ROUNDS, "all is known by then"
-    assert {reading.probe for reading in found.readings} == set(requested)
+    assert {summary.probe for summary in found.summaries} == set(requested)
     assert virtual.asked[: 2 * OVERHEAD_READINGS] == [(1, 1), (1, ANSWER_TOKENS)] * OVERHEAD_READINGS, (
         f"{FIRST_TOKEN} and {NEXT_TOKEN}"
     )
@@ -198,7 +198,7 @@ def test_a_changing_speed_does_not_count_as_noise() -> None:
 )
 def test_prompts_that_cannot_run_beside_a_decode_are_measured_alone(virtual: VirtualEngine) -> None:
     found, _, _ = profiled(virtual, seconds=1)
-    prefills = [reading.point for reading in found.readings if isinstance(reading.probe, PrefillProbe)]
+    prefills = [summary.point for summary in found.summaries if isinstance(summary.probe, PrefillProbe)]
     assert all(point.work.context_tokens == 0 for point in prefills)
     assert [point.seconds for point in prefills] == pytest.approx(
         [MODEL.seconds(point.work) for point in prefills], rel=0.2

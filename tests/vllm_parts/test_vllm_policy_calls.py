@@ -11,7 +11,7 @@ from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_vllm.containment import contained
 from penstock_vllm.faults import Fault, PolicyFaultLog
-from penstock_vllm.planning import MOST_STEPS_OFF, Planning
+from penstock_vllm.policy_calls import MOST_STEPS_OFF, PolicyCalls
 from penstock_vllm.warm_up import warm_up
 
 MODEL = time_model("llama-3-8b-a100")
@@ -85,9 +85,9 @@ def test_a_policy_whose_warm_up_fails_starts_no_engine() -> None:
         warm_up(policy, Limits(), MODEL, None)
 
 
-def planning(clock: Clock, policy: Scripted, planning_s: float = 0.5) -> tuple[Planning, PolicyFaultLog]:
+def planning(clock: Clock, policy: Scripted, planning_s: float = 0.5) -> tuple[PolicyCalls, PolicyFaultLog]:
     faults = PolicyFaultLog()
-    return Planning(policy, planning_s, clock, faults), faults
+    return PolicyCalls(policy, planning_s, clock, faults), faults
 
 
 def test_a_policys_state_is_that_of_its_last_successful_step() -> None:

@@ -29,7 +29,7 @@ PLUG_IN_METHODS = [
     "penstock_vllm.boundaries.rows_of",
     "penstock_vllm.estimates.EngineEstimates.step",
     "penstock_vllm.step_planning.view_of",
-    "penstock_vllm.step_planning.Planning.plan",
+    "penstock_vllm.step_planning.PolicyCalls.plan",
     "penstock_vllm.plan_execution.cut_drafts",
     "penstock_vllm.plan_execution.PlanExecution._held_running",
     "penstock_vllm.plan_execution.PlanExecution._offered",

@@ -142,8 +142,8 @@ def test_running_requests_are_not_preempted_for_a_pin() -> None:
 
 def test_pins_are_released_if_no_request_can_progress() -> None:
     engine = served()
-    engine.scheduler.planning._policy.answer = lambda view: type(
-        engine.scheduler.planning._policy.step_wanted
+    engine.scheduler.policy_calls._policy.answer = lambda view: type(
+        engine.scheduler.policy_calls._policy.step_wanted
     )()
     engine.add("again", 0, 1, prompt=prompt(1, 30), fields=CHAT | {COUNTS: True})
     assert pins_of(engine)

@@ -184,7 +184,7 @@ def test_steps_without_a_plan_are_vllms_own() -> None:
 def test_a_slow_policy_is_skipped_until_its_excess_time_has_passed() -> None:
     engine, policy = watched(replace(SMALL, blocks=400, policy="vllm", more={"planningS": 0.01}))
     ticks = iter([0.0, 0.05] + [1.0] * 1000)
-    engine.scheduler.planning._clock = lambda: next(ticks)
+    engine.scheduler.policy_calls._clock = lambda: next(ticks)
     for number in range(3):
         engine.add(f"r{number}", 50, 30)
     for _ in range(6):

@@ -6,7 +6,7 @@
 
 from penstock_profiler.engine import EngineError, EngineKvCache, MeasuredEngine, connected
 from penstock_profiler.plan import DecodeProbe, PrefillProbe, Probe, ProfileLimits, plan
-from penstock_profiler.profiling import ProbeReading, Profile, TooFewProbes, profile
+from penstock_profiler.profiling import ProbeSummary, Profile, TooFewProbes, profile
 
 __all__ = [
     "DecodeProbe",
@@ -15,7 +15,7 @@ __all__ = [
     "MeasuredEngine",
     "PrefillProbe",
     "Probe",
-    "ProbeReading",
+    "ProbeSummary",
     "Profile",
     "ProfileLimits",
     "TooFewProbes",

@@ -47,8 +47,8 @@ class TooFewProbes(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeReading:
-    """A probe's readings, as one point.
+class ProbeSummary:
+    """All readings of a probe, as one point.
 
     times: number of readings. spread: their mean distance from the point, relative; 0 for a single one. Both
     without the machine's drift.
@@ -62,13 +62,13 @@ class ProbeReading:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The readings and the fitted model.
+    """The measured probes and the fitted model.
 
     overhead_s: overhead of a request outside of iterations, in seconds.
     noise: noise floor: mean relative deviation of single readings from their probe's median.
     """
 
-    readings: Sequence[ProbeReading]
+    summaries: Sequence[ProbeSummary]
     overhead_s: float
     noise: float
     fit: Fit
@@ -76,7 +76,7 @@ class Profile:
     @property
     def noise_without_drift(self) -> float:
         """Noise floor without the machine's drift."""
-        return mean([reading.spread for reading in self.readings if reading.times > 1] or [0.0])
+        return mean([summary.spread for summary in self.summaries if summary.times > 1] or [0.0])
 
 
 def _ignore(probe: Probe, readings: int) -> None:
@@ -100,14 +100,14 @@ async def profile(
         began_s = monotonic()
         point = await measured(engine, probe, method, random)
         read.add(probe, point, monotonic() - began_s)
-    readings = [reading(probe, found) for probe, found in read.without_drift().items()]
+    summaries = [summarize(probe, found) for probe, found in read.without_drift().items()]
     try:
-        fitted = fit("profiled", [reading.point for reading in readings])
+        fitted = fit("profiled", [summary.point for summary in summaries])
     except TooFewPoints as error:
         raise TooFewProbes(
             f"{engine.url}: {error}; the engine ends answers early or accepts few requests"
         ) from error
-    return Profile(readings, method.overhead_s, read.noise, fitted)
+    return Profile(summaries, method.overhead_s, read.noise, fitted)
 
 
 class Readings:
@@ -169,11 +169,11 @@ def uncertainty(readings: Iterable[Sequence[Point]]) -> float:
     return mean(errors) if errors else inf
 
 
-def reading(probe: Probe, points: Sequence[Point]) -> ProbeReading:
+def summarize(probe: Probe, points: Sequence[Point]) -> ProbeSummary:
     """Return the probe's readings as one point: the median duration, with the work of the nearest reading."""
     middle_s = median(point.seconds for point in points)
     nearest = min(points, key=lambda point: abs(point.seconds - middle_s))
-    return ProbeReading(probe, Point(nearest.work, middle_s), len(points), _spread(points))
+    return ProbeSummary(probe, Point(nearest.work, middle_s), len(points), _spread(points))
 
 
 def _spread(points: Sequence[Point]) -> float:

@@ -141,7 +141,7 @@ class Engine:
         self.now_s = 0.0
         self.scheduler.clock = self.scheduler.wall = lambda: self.now_s
         if kind.steered:
-            self.scheduler.planning._clock = lambda: 0.0
+            self.scheduler.policy_calls._clock = lambda: 0.0
         self.model = time_model(MODEL_NAME)
         self.under_way: deque[Any] = deque()
         self.finished: set[str] = set()

@@ -72,8 +72,8 @@ def watched(
 ) -> tuple[Engine, Recorder]:
     """An engine whose policy is recorded. always: it is called for every step."""
     engine = Engine(kind, accepted)
-    recorder = Recorder(engine.scheduler.planning._policy, always=always)
-    engine.scheduler.planning._policy = recorder
+    recorder = Recorder(engine.scheduler.policy_calls._policy, always=always)
+    engine.scheduler.policy_calls._policy = recorder
     return engine, recorder
 
 

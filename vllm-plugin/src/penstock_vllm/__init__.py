@@ -2,7 +2,7 @@
 
 At every step vLLM asks its scheduler what to compute, and this scheduler asks a policy of the core. `ledger`
 keeps a job for each of vLLM's requests. `step_planning` plans the step: `view` builds the policy's input with
-the jobs that are ready (`ready_jobs`), `planning` calls the policy, `plan` translates its step. vLLM's own
+the jobs that are ready (`ready_jobs`), `policy_calls` call the policy, `plan` translates its step. vLLM's own
 code executes it: `plan_execution` sets its lists and bounds, `caps` the tokens of each request, `drafts` the
 draft tokens to verify. A `repeated_plan` is made without the policy. `pipeline` has the steps in progress
 (`step_in_progress`). `boundaries` records the state that `reports` sends to the sidecar. vLLM calls

@@ -17,7 +17,7 @@ from penstock_vllm.ledger import HeldRequest
 from penstock_vllm.pipeline import Pipeline
 from penstock_vllm.plan import PlannedStep
 from penstock_vllm.plan_execution import PlanExecution
-from penstock_vllm.planning import Planning
+from penstock_vllm.policy_calls import PolicyCalls
 from penstock_vllm.prefix_cache import CacheLookup
 from penstock_vllm.ready_jobs import ready_jobs
 from penstock_vllm.settings import PluginSettings
@@ -28,7 +28,7 @@ from penstock_vllm.view import view_of
 class StepPlanning(PlanExecution):
     """A scheduler with a policy and the policy's inputs.
 
-    estimates: estimates of the engine. planning: calls the policy. faults: counts its failures.
+    estimates: estimates of the engine. policy_calls: calls the policy. faults: counts its failures.
     """
 
     faults: PolicyFaultLog
@@ -41,7 +41,7 @@ class StepPlanning(PlanExecution):
         self._steers, self._pending_model = can_be_steered(self), pending_model(settings)
         self.estimates = first_estimates(settings, self.num_spec_tokens)
         policy = warm_policy(settings, self._bounds, self.estimates)
-        self.planning = Planning(policy, settings.planning_s, time.perf_counter, self.faults)
+        self.policy_calls = PolicyCalls(policy, settings.planning_s, time.perf_counter, self.faults)
 
     def _policy_plan(self, now_s: float) -> PlannedStep | None:
         """Return the policy's plan; None if the step is vLLM's own."""
@@ -53,7 +53,7 @@ class StepPlanning(PlanExecution):
         view = self._view(now_s)
         if not view.running and not view.waiting:
             return None
-        instructions = self.planning.plan(view, self.ledger.by_name)
+        instructions = self.policy_calls.plan(view, self.ledger.by_name)
         return None if instructions is None else PlannedStep(instructions, view)
 
     def _knows_model(self, now_s: float) -> bool:

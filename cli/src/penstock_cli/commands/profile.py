@@ -13,7 +13,7 @@ from penstock_pool.time_models import FORMAT
 from penstock_profiler import (
     EngineError,
     Probe,
-    ProbeReading,
+    ProbeSummary,
     Profile,
     ProfileLimits,
     TooFewProbes,
@@ -116,8 +116,8 @@ def as_file(model: str, found: Profile) -> bytes:
 def show(console: Console, found: Profile) -> None:
     """Print measured and predicted durations, and the accuracy of the fit."""
     heads = ("tokens", "context", "measured ms", "model ms", "error %", "spread %")
-    ordered = sorted(found.readings, key=lambda reading: reading.point.work)
-    console.print(aligned("Iterations", ("probe", *heads), [_line(found, reading) for reading in ordered]))
+    ordered = sorted(found.summaries, key=lambda summary: summary.point.work)
+    console.print(aligned("Iterations", ("probe", *heads), [_line(found, summary) for summary in ordered]))
     for line in formula(found.fit.model):
         console.print(line)
     console.print(
@@ -129,7 +129,7 @@ def show(console: Console, found: Profile) -> None:
 
 
 def _noise(found: Profile) -> str:
-    if all(reading.times == 1 for reading in found.readings):
+    if all(summary.times == 1 for summary in found.summaries):
         return "Each point was measured once, so the noise is unknown: increase --seconds."
     return (
         f"Single measurements deviate by {found.noise:.1%} from their median, by "
@@ -148,17 +148,17 @@ def formula(model: TimeModel) -> list[str]:
     ]
 
 
-def _line(found: Profile, reading: ProbeReading) -> list[str]:
-    work, seconds = reading.point
+def _line(found: Profile, summary: ProbeSummary) -> list[str]:
+    work, seconds = summary.point
     model_s = found.fit.model.seconds(work)
     return [
-        str(reading.probe),
+        str(summary.probe),
         str(work.tokens),
         str(work.context_tokens),
         f"{1e3 * seconds:.2f}",
         f"{1e3 * model_s:.2f}",
         f"{100 * (model_s / seconds - 1):+.1f}",
-        f"{100 * reading.spread:.1f}",
+        f"{100 * summary.spread:.1f}",
     ]
 
 

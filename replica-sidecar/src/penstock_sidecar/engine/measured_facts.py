@@ -58,7 +58,7 @@ async def facts_from(
         _write_model(measured.fit.model, model_file)
     log.info(
         "measured",
-        probes=len(measured.readings),
+        probes=len(measured.summaries),
         error=round(measured.fit.held_out.mean_error, 3),
         noise=round(measured.noise, 3),
     )

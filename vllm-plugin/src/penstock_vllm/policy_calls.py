@@ -25,7 +25,7 @@ class TooSlow(Exception):
     """The policy exceeded its time limit for a step."""
 
 
-class Planning:
+class PolicyCalls:
     """A policy and its state between steps. faults: counts its failures."""
 
     def __init__(
