@@ -20,18 +20,18 @@ class State(StrEnum):
     DECIDING = "deciding"  # read from the router, no verdict yet
     WAITING = "waiting"  # accepted, waiting for release or sent to the engine; no output yet
     STREAMING = "streaming"  # output has been forwarded
-    REJECTED = "rejected"  # rejected here: the router asks the next replica
+    REJECTED = "rejected"  # rejected here: the router tries the next replica
     FINISHED = "finished"  # answered completely
     FAILED = "failed"  # answered with an error
     CANCELLED = "cancelled"  # no longer wanted by its client or router
-    RETURNED = "returned"  # accepted, not begun, and returned: the router asks the next replica
+    RETURNED = "returned"  # accepted, not begun, and returned: the router tries the next replica
 
 
 class Event(StrEnum):
     """Event of a request."""
 
     ACCEPTED = "accepted"  # verdict: admitted, or best effort
-    REFUSED = "refused"  # verdict: rejected; or the engine itself has no capacity
+    REJECTED = "rejected"  # verdict: rejected; or the engine itself has no capacity
     INVALID = "invalid"  # its body cannot be served
     OUTPUT = "output"  # bytes of the answer
     ENDED = "ended"  # the engine has completed the answer
@@ -67,12 +67,12 @@ TABLE: Mapping[tuple[State, Event], tuple[State, Do]] = MappingProxyType(
     {
         # state           event                     next             action of the shell
         (State.DECIDING, Event.ACCEPTED): (State.WAITING, Do.SEND),
-        (State.DECIDING, Event.REFUSED): (State.REJECTED, Do.ANSWER_REJECTED),
+        (State.DECIDING, Event.REJECTED): (State.REJECTED, Do.ANSWER_REJECTED),
         (State.DECIDING, Event.INVALID): (State.FAILED, Do.ANSWER_FAILED),
         (State.DECIDING, Event.INTERNAL_ERROR): (State.FAILED, Do.ANSWER_FAILED),
         (State.DECIDING, Event.CANCELLED): (State.CANCELLED, Do.NOTHING),
         (State.WAITING, Event.OUTPUT): (State.STREAMING, Do.PASS_ON),
-        (State.WAITING, Event.REFUSED): (State.REJECTED, Do.ANSWER_REJECTED),
+        (State.WAITING, Event.REJECTED): (State.REJECTED, Do.ANSWER_REJECTED),
         (State.WAITING, Event.ENGINE_REFUSED): (State.FAILED, Do.ANSWER_FAILED),
         (State.WAITING, Event.ENGINE_LOST): (State.FAILED, Do.ANSWER_FAILED),
         (State.WAITING, Event.INTERNAL_ERROR): (State.FAILED, Do.ANSWER_FAILED),

@@ -62,7 +62,7 @@ class HttpIntake:
         if self._settings.isolates:  # requests without an application share no cache with others
             body = with_application_salt(body, attempt.application or "", fields.cache_salt)
         request = GenerationRequest(
-            call.request_id, call.endpoint, body, tier, arrival_s, targets, fields.stream
+            call.request_id, call.endpoint, body, tier, arrival_s, targets, stream=fields.stream
         )
         return IncomingAttempt(Attempt(request, attempt.hop, self._best_effort(attempt, tier)), attempt)
 

@@ -126,7 +126,7 @@ class PrefixIndex:
         self._known.move_to_end(request_id)
 
     def forget_cached(self) -> None:
-        """Count nothing as cached until it is reported again."""
+        """Count no prompt as cached until it is reported again."""
         for request_id, known in self._known.items():
             known.cached_tokens = 0
             self._report(request_id, known)

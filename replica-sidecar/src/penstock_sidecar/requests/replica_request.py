@@ -178,7 +178,7 @@ class ReplicaRequest:
         event.engine_fields = engine_fields
         acts = rejected or engine_fields  # otherwise the router waits for output
         self._owner.outbox.put(event, urgency=Urgency.IMMEDIATE if acts else Urgency.NONE)
-        self._transition(Event.REFUSED if rejected else Event.ACCEPTED)
+        self._transition(Event.REJECTED if rejected else Event.ACCEPTED)
 
     def begun_at_router(self, now_s: float) -> None:
         """Record that its router has received output from the engine."""
@@ -232,7 +232,7 @@ class ReplicaRequest:
 
     def engine_full(self) -> None:
         """End the request as rejected: the engine has no capacity. The router tries the next replica."""
-        self._transition(Event.REFUSED, verdict_event(self.id, Rejected(Reason.QUEUE_FULL)))
+        self._transition(Event.REJECTED, verdict_event(self.id, Rejected(Reason.QUEUE_FULL)))
 
     def engine_lost(self) -> None:
         """End the request, because the connection broke or the engine no longer responds."""

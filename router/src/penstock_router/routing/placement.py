@@ -118,7 +118,7 @@ class Placement:
         return found if isinstance(found, Placed) else NotPlaced(isinstance(found, ReplicaLost))
 
     async def detokenize(self, tokens: Sequence[int], lost: str) -> str | None:
-        """Return the text of tokens; None if no engine returns it. lost: the replica that is not asked."""
+        """Return the text of tokens; None if no engine returns it. lost: the replica that is excluded."""
         for load in self._replica_set.loads():
             if load.name != lost:
                 text = await self._replica_set[load.name].detokenize(tokens)

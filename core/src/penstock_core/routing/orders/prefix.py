@@ -1,7 +1,7 @@
 """**prefix.** First the replicas that hold the longest cached prefix of the prompt, then by load.
 
 A replica with the prefix computes only the rest of the prompt, so it can admit a request that no other can.
-It decides itself whether its load allows that: if it rejects, the next replica is asked, computes the prefix,
+It decides itself whether its load allows that: if it rejects, the next replica is tried, computes the prefix,
 and holds it from then on. So a hot prefix spreads to as many replicas as it needs, and the order needs no
 weights between affinity and load.
 
