@@ -259,8 +259,8 @@ async def test_while_the_api_server_is_unavailable_the_last_set_is_kept(
             async with server.client() as http:
                 await Namespace(namespace.name, http).write_slice("a", endpoint("p-0", 2))
             await seen.until_it_is(p_0=Endpoint("10.0.0.2:7000"))
-    news = [line["changes"] for line in output if line["event"] == "replicas"]
-    assert news == ["p-0=10.0.0.1:7000/in_service", "p-0=10.0.0.2:7000/in_service"]
+    changes = [line["changes"] for line in output if line["event"] == "replica set changed"]
+    assert changes == ["p-0=10.0.0.1:7000/in_service", "p-0=10.0.0.2:7000/in_service"]
     assert "cluster watched again" in [line["event"] for line in output]
 
 
