@@ -21,9 +21,11 @@ spec:
   model: {name: tiny}
   engine: {type: simulated, timeModel: llama-3-8b-h100, maxModelLen: 4096}
   scheduling: {policy: slos-serve}
+  router: {bufferBytes: BUFFER_BYTES}
   routing: {order: round-robin, maxHops: 2, backup: reject}
   tiers: [{name: chat, slo: {ttft: TTFT, tpot: 100ms}, allowRequestTargets: true}]
 """
+ENOUGH_BYTES = 1 << 20
 BODY = {"model": "tiny", "prompt": [1] * 50, "max_tokens": 5, "ignore_eos": True}
 ADDRESS = re.compile(r"(\w+)=(127\.0\.0\.1:\d+)")
 
@@ -36,10 +38,10 @@ class Replica(NamedTuple):
 
 
 @asynccontextmanager
-async def replica(folder: Path, name: str, ttft: str) -> AsyncIterator[Replica]:
-    """ttft: the tier's target, as this replica reads it."""
+async def replica(folder: Path, name: str, ttft: str, buffer_bytes: int) -> AsyncIterator[Replica]:
+    """ttft, buffer_bytes: the tier's target and `bufferBytes`, as this replica reads them."""
     pool, telemetry = folder / f"{name}.yaml", folder / f"{name}.sock"
-    pool.write_text(POOL.replace("TTFT", ttft))
+    pool.write_text(POOL.replace("TTFT", ttft).replace("BUFFER_BYTES", str(buffer_bytes)))
     async with engine(pool, telemetry) as (_, at):
         flags = sidecar(pool, at, "--telemetry", telemetry, "--http-port", "0")
         async with started("penstock_sidecar.main", *flags) as process:
@@ -49,10 +51,14 @@ async def replica(folder: Path, name: str, ttft: str) -> AsyncIterator[Replica]:
 
 
 @asynccontextmanager
-async def behind_envoy(folder: Path, *ttfts: str) -> AsyncIterator[tuple[Gateway, list[Replica]]]:
+async def behind_envoy(
+    folder: Path, *ttfts: str, first_buffer_bytes: int = ENOUGH_BYTES
+) -> AsyncIterator[tuple[Gateway, list[Replica]]]:
     async with AsyncExitStack() as stack:
         replicas = [
-            await stack.enter_async_context(replica(folder, f"r{number}", ttft))
+            await stack.enter_async_context(
+                replica(folder, f"r{number}", ttft, ENOUGH_BYTES if number else first_buffer_bytes)
+            )
             for number, ttft in enumerate(ttfts)
         ]
         known = [f"--replica=r{number}={each.address}" for number, each in enumerate(replicas)]
@@ -88,6 +94,13 @@ async def test_a_replica_that_rejects_is_followed_by_the_next_one(tmp_path: Path
         replicas[0].sidecar.kill()
         await replicas[0].sidecar.wait()  # its connections are closed then
         assert (await complete(front))[0] == 200
+
+
+async def test_a_replica_without_room_for_a_body_is_followed_by_the_next_one(tmp_path: Path) -> None:
+    async with behind_envoy(tmp_path, "1s", "1s", first_buffer_bytes=100) as (front, _):
+        answers = [await complete(front) for _ in range(4)]
+        assert [status for status, _ in answers] == [200] * 4
+        assert sorted(headers["x-penstock-hops"] for _, headers in answers) == ["1", "1", "2", "2"]
 
 
 async def test_a_disconnected_client_ends_its_work_in_the_engine(tmp_path: Path) -> None:

@@ -540,6 +540,17 @@ async def test_a_body_over_the_bound_of_all_bytes_is_answered_with_the_replicas_
     response = await gateway.ask(b"x" * 101)
     assert (response.status_code, response.json()["error"]["code"]) == (429, "router_full")
     assert response.json()["error"]["message"].startswith("replica r0 already buffers 100 bytes")
+    assert response.headers["x-penstock-rejected"] == "1"
+    assert gateway.metric("passed_on_total", tier="chat") == 1
+    assert gateway.demand()["arrived"] == 1
+
+
+@pytest.mark.parametrize("pool", [pool_of(router={"bufferBytes": 100})])
+async def test_the_last_replica_without_room_for_a_body_answers_the_client(gateway: Gateway) -> None:
+    response = await gateway.ask(b"x" * 101, **BACKUP)
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "router_full")
+    assert "x-penstock-rejected" not in response.headers
+    assert gateway.metric("passed_on_total", tier="chat") == 0
 
 
 class TestTooMany:

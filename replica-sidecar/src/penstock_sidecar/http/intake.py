@@ -50,8 +50,13 @@ class HttpIntake:
         self._applications = {each.name: each for each in pool.spec.applications}
         self._reader = BodyReader(settings.max_sequences, pool.spec.requests)
 
+    def head_and_tier(self, call: HttpAttempt) -> tuple[AttemptHead, Tier]:
+        """Read the headers of an attempt, and the tier that they name. Raises ApiError."""
+        head = attempt_head(call.head, self._settings.max_hops)
+        return head, self._tier(head, call.head, None)
+
     async def read(self, call: HttpAttempt, body_bytes: BodyBytes) -> IncomingAttempt:
-        """Read one request. Raises ClientGone, and ApiError if it is invalid."""
+        """Read one request. Raises ClientGone, BudgetExceeded, and ApiError if it is invalid."""
         attempt = attempt_head(call.head, self._settings.max_hops)
         body = await bounded_body(call.http, call.head, self._settings, body_bytes)
         arrival_s = monotonic() - attempt.spent_s

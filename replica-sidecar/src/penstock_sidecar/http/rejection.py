@@ -56,6 +56,12 @@ def out_of_service(message: str, reason: Reason, draw: float, *, tries_next: boo
     )
 
 
+def passed_on(error: ApiError) -> ApiError:
+    """Return the response to a request that was not read, after which the gateway tries another replica."""
+    error.headers = (HOP, *error.headers)
+    return error
+
+
 def _unattainable(message: str, headers: Headers) -> ApiError:
     return ApiError(429, message, type="slo_unattainable", code="slo_unattainable", headers=headers)
 

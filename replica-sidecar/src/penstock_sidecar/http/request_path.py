@@ -12,7 +12,7 @@ from penstock_proto import replica_pb2 as wire
 from penstock_routing.demand import ADMITTED, BEST_EFFORT
 from penstock_routing.replicas.session_writer import submit_fields
 from penstock_routing.replicas.upstream_request import UpstreamRequest
-from penstock_routing.request.byte_budget import BodyBytes, ByteBudget
+from penstock_routing.request.byte_budget import BodyBytes, BudgetExceeded, ByteBudget
 from penstock_routing.request.outcome import Ending, Outcome
 from penstock_routing.response.answer import answer_headers, write_answer
 from penstock_routing.response.client_ending import client_ending
@@ -25,7 +25,7 @@ from penstock_sidecar.http.attempt_head import AttemptHead
 from penstock_sidecar.http.http_owner import HttpOwner
 from penstock_sidecar.http.intake import HttpAttempt, HttpIntake, IncomingAttempt
 from penstock_sidecar.http.metrics import HttpMetrics
-from penstock_sidecar.http.rejection import out_of_service, rejection
+from penstock_sidecar.http.rejection import out_of_service, passed_on, rejection
 from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.faults import Faults
@@ -61,10 +61,23 @@ class HttpRequestPath:
         with BodyBytes(self._budget) as body_bytes, self._metrics.open.track_inprogress():
             try:
                 incoming = await self._intake.read(call, body_bytes)
+            except BudgetExceeded as full:
+                raise self._without_room(call, full) from None
             except ApiError as error:
                 self._metrics.refused(error.status)
                 raise
             await self._answer(call, incoming)
+
+    def _without_room(self, call: HttpAttempt, full: BudgetExceeded) -> ApiError:
+        """Count a request whose body this replica cannot buffer, and return the response to it."""
+        head, tier = self._intake.head_and_tier(call)
+        if not head.tries_next(Reason.QUEUE_FULL):
+            self._metrics.refused(full.status)
+            return full
+        if head.hop == 1:
+            self._metrics.demand.arrived(tier.name)
+        self._metrics.passed_on.labels(tier.name).inc()
+        return passed_on(full)
 
     async def _answer(self, call: HttpAttempt, incoming: IncomingAttempt) -> None:
         """Submit a request, answer it and count it."""

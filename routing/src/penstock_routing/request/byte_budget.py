@@ -12,6 +12,10 @@ from typing import Protocol, Self
 from penstock_runtime.openai_errors import ApiError
 
 
+class BudgetExceeded(ApiError):
+    """An error 429 about a body for which the budget has no bytes left."""
+
+
 class Holder(Protocol):
     """A buffer of output. drop: gives up its request, and calls `ByteBudget.leave`."""
 
@@ -68,10 +72,10 @@ class BodyBytes:
         self._budget.held_bytes -= self._bytes
 
     def add(self, more_bytes: int) -> None:
-        """Count more bytes of the body. Raises ApiError (429) if they exceed the budget."""
+        """Count more bytes of the body. Raises BudgetExceeded."""
         budget = self._budget
         if budget.held_bytes + more_bytes > budget.bound_bytes:
-            raise ApiError(
+            raise BudgetExceeded(
                 429,
                 f"{budget.owner} already buffers {budget.bound_bytes} bytes for other requests (its maximum)",
                 type="overloaded",
