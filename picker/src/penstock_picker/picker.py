@@ -1,11 +1,13 @@
 """Decides about a request from a gateway: API key, body, tier, limits, endpoints.
 
-Both protocols call `pick`, from any thread; a lock protects counters. The gateway passes the client's input
-unchecked, so any invalid input is answered with an error in OpenAI's format and never fails the process.
+Both protocols call `pick`, from any thread. A lock protects counters; the iterator of request numbers needs
+none. The gateway passes the client's input unchecked, so any invalid input is answered with an error in
+OpenAI's format and never fails the process.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from threading import Lock
 from time import perf_counter
 from typing import NamedTuple
@@ -90,7 +92,7 @@ class Picker:
         self._usage = Usage(pool.spec.applications, settings.max_model_len, uncounted)
         self._limits = RateLimits(limits_of(pool.spec.applications), metrics.limits, shared_limits)
         self._reader = BodyReader(settings.max_sequences, pool.spec.requests)
-        self._number, self._lock = first_number, Lock()
+        self._numbers, self._lock = count(first_number), Lock()
 
     @property
     def max_body_bytes(self) -> int:
@@ -150,7 +152,6 @@ class Picker:
             tokens = self._usage.expected(application, len(body), fields)
         tier = tier_for(self._settings, application, head, service_tier)
         targets = own_targets(tier, head)
-        number, self._number = self._number, self._number + 1
         return ReadRequest(
             GenerationRequest(
                 "",
@@ -160,7 +161,7 @@ class Picker:
                 monotonic(),
                 targets,
                 stream=stream,
-                number=number,
+                number=next(self._numbers),
                 marks=marks,
                 session=session,
             ),
