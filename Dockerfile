@@ -78,12 +78,12 @@ ENTRYPOINT ["penstock-engine"]
 
 # Penstock's scheduler for vLLM: an init container copies it beside an unmodified vLLM, whose PYTHONPATH names it.
 # It has only Python sources, so it runs on any CPython of vLLM's image; vLLM has their dependencies. The base provides
-# `cp`.
+# `cp`. A checkout's files may be unreadable to others, so their modes are set.
 FROM ${PLUGIN_RUNTIME} AS vllm-plugin
 ARG VERSION=dev
 LABEL org.opencontainers.image.title="penstock-vllm-plugin" \
       org.opencontainers.image.description="Penstock's scheduler for vLLM, copied into its container" \
       org.opencontainers.image.version="${VERSION}"
-COPY core/src proto/src vllm-plugin/src /plugin/
+COPY --chmod=755 core/src proto/src vllm-plugin/src /plugin/
 USER 65532:65532
 ENTRYPOINT ["cp", "-r", "/plugin/.", "/opt/penstock"]

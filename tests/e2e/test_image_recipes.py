@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from images.copied import copy_content
 from images.dockerfile import Recipe, read_recipe, targets
 from penstock_operator.objects.engine_container import PLUGIN_FOLDER, PLUGIN_SOURCE
 
@@ -81,18 +82,28 @@ def test_the_plug_ins_image_has_what_the_operator_copies_and_a_base_that_copies(
     recipe = read_recipe(DOCKERFILE, PLUGIN)
     assert recipe.entrypoint == ["cp", "-r", f"{PLUGIN_SOURCE}/.", PLUGIN_FOLDER]
     assert (recipe.base, recipe.user) == ("docker.io/library/busybox", "65532:65532")
-    ((*sources, place),) = recipe.copies
-    assert place == f"{PLUGIN_SOURCE}/"
-    assert {package.name for source in sources for package in (ROOT / source).iterdir()} >= {
+    (copy,) = recipe.copies
+    assert copy.folder == f"{PLUGIN_SOURCE}/"
+    assert {package.name for source in copy.sources for package in (ROOT / source).iterdir()} >= {
         "penstock_core",
         "penstock_proto",
         "penstock_vllm",
     }
 
 
+def test_every_user_of_the_plug_ins_image_can_read_its_files(tmp_path: Path) -> None:
+    checkout, image = tmp_path / "checkout", tmp_path / "image"
+    (checkout / "package").mkdir(parents=True, mode=0o700)
+    (checkout / "package" / "module.py").touch(mode=0o600)
+    (copy,) = read_recipe(DOCKERFILE, PLUGIN).copies
+    copy_content(checkout, image, copy.mode)
+    modes = {path.stat().st_mode & 0o777 for path in (image, *image.rglob("*"))}
+    assert modes == {0o755}
+
+
 def test_the_plug_ins_image_holds_all_that_the_plug_in_is_made_of_and_nothing_else() -> None:
-    ((*sources, _),) = read_recipe(DOCKERFILE, PLUGIN).copies
-    copied = {Path(source).parent.name for source in sources}
+    (copy,) = read_recipe(DOCKERFILE, PLUGIN).copies
+    copied = {Path(source).parent.name for source in copy.sources}
     needed = {"vllm-plugin"}
     for member in ("vllm-plugin", "core", "proto"):
         project = tomllib.loads((ROOT / member / "pyproject.toml").read_text())["project"]

@@ -20,9 +20,9 @@ def copied_layer(recipe: Recipe, checkout: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=CACHE) as unfinished:
         root = Path(unfinished, "root")
         root.mkdir()
-        for *sources, place in recipe.copies:
-            for source in sources:
-                _copy(checkout / source, root / PurePath(place).relative_to("/"))
+        for copy in recipe.copies:
+            for source in copy.sources:
+                copy_content(checkout / source, root / PurePath(copy.folder).relative_to("/"), copy.mode)
         made = Path(unfinished, "layer")
         write_layer(made, [(path, PurePath(path.name)) for path in sorted(root.iterdir())])
         layer = made.rename(CACHE / f"copied-{hashlib.sha256(made.read_bytes()).hexdigest()[:12]}.tar")
@@ -30,7 +30,10 @@ def copied_layer(recipe: Recipe, checkout: Path) -> Path:
     return layer
 
 
-def _copy(folder: Path, place: Path) -> None:
+def copy_content(folder: Path, place: Path, mode: int | None) -> None:
     """Copy the content of a folder into another one, as COPY does for a target that ends in a slash."""
     place.mkdir(parents=True, exist_ok=True)
     shutil.copytree(folder, place, ignore=IGNORED, dirs_exist_ok=True)
+    if mode is not None:
+        for copied in (place, *place.rglob("*")):
+            copied.chmod(mode)

@@ -13,6 +13,19 @@ from pathlib import Path
 from string import Template
 
 INSTALL = "/src/images/install"
+CHMOD = "--chmod="
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Folders of the checkout whose contents are copied into one folder of the image.
+
+    mode: mode of the copied files and folders; None to keep it.
+    """
+
+    sources: Sequence[str]
+    folder: str
+    mode: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +33,12 @@ class Recipe:
     """The recipe of a target.
 
     base: the base image, without its tag. install: the command that fills /opt/penstock, in the environment
-    `build_env`. copies: lists of folders of the checkout, each ending with the target folder.
+    `build_env`. copies: what is copied from the checkout.
     """
 
     base: str
     install: Sequence[str]
-    copies: Sequence[Sequence[str]]
+    copies: Sequence[Copy]
     build_env: Mapping[str, str]
     env: Mapping[str, str]
     labels: Mapping[str, str]
@@ -79,11 +92,17 @@ def targets(path: Path) -> list[str]:
     return [name for name, stage in _stages(path.read_text()).items() if stage.lines("ENTRYPOINT")]
 
 
-def _copied(stage: _Stage) -> tuple[str, list[list[str]]]:
+def _copied(stage: _Stage) -> tuple[str, list[Copy]]:
     """Return the stage that files are copied from, "" if none, and the copies from the checkout."""
     lines = [shlex.split(line) for line in stage.lines("COPY")]
     stages = [words[0].removeprefix("--from=") for words in lines if words[0].startswith("--from=")]
-    return "".join(stages[-1:]), [words for words in lines if not words[0].startswith("--")]
+    return "".join(stages[-1:]), [_copy(words) for words in lines if not words[0].startswith("--from=")]
+
+
+def _copy(words: Sequence[str]) -> Copy:
+    modes = [int(word.removeprefix(CHMOD), 8) for word in words if word.startswith(CHMOD)]
+    *sources, folder = (word for word in words if not word.startswith("--"))
+    return Copy(sources, folder, modes[0] if modes else None)
 
 
 def _stages(text: str) -> dict[str, _Stage]:
