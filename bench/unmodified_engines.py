@@ -25,7 +25,7 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import NamedTuple
 
-from penstock_runtime.serving import listen
+from penstock_cli.local.ports import free_ports
 from unmodified import servers
 from unmodified.load import (
     KINDS,
@@ -99,7 +99,7 @@ def parsed() -> argparse.Namespace:
 
 def measured(engine: servers.UnmodifiedEngine, model: Path, options: argparse.Namespace) -> str:
     """Measure one engine in all ways, and return its page."""
-    with servers.serving(engine, model, free_port()) as url:
+    with servers.serving(engine, model, *free_ports(1, "127.0.0.1")) as url:
         targets = asyncio.run(targets_of(url, engine.model))
         capacity_rps = asyncio.run(closed_loop(url, engine.model, clients=12, seconds=10.0))
         planned = arrivals(options.load * capacity_rps, options.seconds, options.seed)
@@ -147,7 +147,7 @@ def through(
     url: str, engine: servers.UnmodifiedEngine, policy: str, load: PlannedLoad, folder: Path
 ) -> list[MeasuredOutcome]:
     """Send the load through a pool of one replica with this engine."""
-    pool, port = folder / f"{policy}.yaml", free_port()
+    pool, (port,) = folder / f"{policy}.yaml", free_ports(1, "127.0.0.1")
     pool.write_text(pool_text(engine, policy, load.targets))
     log = folder / f"{policy}.log"
     command: list[str | Path] = [PENSTOCK, "up", "-f", pool, "--engine", url, "--port", str(port)]
@@ -222,11 +222,6 @@ def page(engine: servers.UnmodifiedEngine, load: PlannedLoad, rows: list[str]) -
         "",
     ]
     return "\n".join(lines)
-
-
-def free_port() -> int:
-    with listen("127.0.0.1", 0) as free:
-        return int(free.getsockname()[1])
 
 
 if __name__ == "__main__":

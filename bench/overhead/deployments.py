@@ -13,11 +13,11 @@ from overhead.machine import (
     FastEngine,
     Machine,
     Started,
-    free_port,
     wait_until_ready,
 )
 from overhead.tls_files import TlsFiles
 from penstock_cli.local.envoy import envoy_command, envoy_program
+from penstock_cli.local.ports import free_ports
 from penstock_runtime.envoy import ext_authz, ext_proc
 from penstock_runtime.envoy.bootstrap import bootstrap
 from penstock_runtime.envoy.endpoints import write_endpoints
@@ -172,7 +172,7 @@ def envoy_alone(machine: Machine, step_ms: float, name: str) -> EngineRoute:
     folder = machine.folder / name
     folder.mkdir()
     engine = machine.engine(f"engine-{name}", step_ms, None).address
-    settings = _envoy_settings(folder, SocketAddress("127.0.0.1", free_port()))
+    settings = _envoy_settings(folder, SocketAddress("127.0.0.1", *free_ports(1, "127.0.0.1")))
     write_endpoints(Path(settings.endpoints_file), [engine])
     config = bootstrap(settings)
     manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
@@ -195,7 +195,7 @@ def _start_envoy(machine: Machine, name: str, settings: EnvoySettings, config: J
 
 
 def _envoy_settings(folder: Path, picker: SocketAddress) -> EnvoySettings:
-    api, pages = (SocketAddress("127.0.0.1", free_port()) for _ in range(2))
+    api, pages = (SocketAddress("127.0.0.1", port) for port in free_ports(2, "127.0.0.1"))
     return EnvoySettings(api=api, pages=pages, picker=picker, folder=PurePosixPath(folder))
 
 

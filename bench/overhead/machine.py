@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -126,10 +125,3 @@ def wait_until_ready(url: str) -> None:
             if time.monotonic() > deadline_s:
                 raise SystemExit(f"{url} is not ready after {START_S:g} s: {error}") from None
             time.sleep(0.05)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from overhead.deployments import DIRECT_POOL, envoy_alone, gateway, penstock
 from overhead.fast_engine import MODEL
-from overhead.machine import MEASURED_CORE, EngineRoute, Machine, free_port, machine, wait_until_ready
+from overhead.machine import MEASURED_CORE, EngineRoute, Machine, machine, wait_until_ready
 from overhead.programs import LITELLM, SMG, VLLM_ROUTER
+from penstock_cli.local.ports import free_ports
 
 ROUTER, ROUTER_DIRECT, AUTHZ, PROC = "router", "router+direct", "envoy+authz", "envoy+proc"
 OURS = (ROUTER, ROUTER_DIRECT, AUTHZ, PROC)
@@ -27,10 +28,11 @@ def direct(machine: Machine, step_ms: float) -> EngineRoute:
 
 def vllm_router(machine: Machine, step_ms: float) -> EngineRoute:
     """Start the vLLM project's router, in Rust."""
-    engine, port = machine.engine("engine-vllm-router", step_ms, None).address, free_port()
+    engine = machine.engine("engine-vllm-router", step_ms, None).address
+    port, metrics_port = free_ports(2, "127.0.0.1")
     command: list[str | Path] = [
         *(VLLM_ROUTER.installed(), "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"),
-        *("--worker-urls", f"http://{engine}", "--prometheus-port", str(free_port())),
+        *("--worker-urls", f"http://{engine}", "--prometheus-port", str(metrics_port)),
         *("--log-level", "warning", "--max-concurrent-requests", "8192"),
     ]
     return _started(machine, "vllm-router", command, port, "/readiness")
@@ -38,18 +40,20 @@ def vllm_router(machine: Machine, step_ms: float) -> EngineRoute:
 
 def smg(machine: Machine, step_ms: float) -> EngineRoute:
     """Start Shepherd Model Gateway, formerly SGLang's router, in Rust with a launcher in Python."""
-    engine, port = machine.engine("engine-smg", step_ms, None).address, free_port()
+    engine = machine.engine("engine-smg", step_ms, None).address
+    port, metrics_port = free_ports(2, "127.0.0.1")
     command: list[str | Path] = [
         *(SMG.installed(), "launch", "--host", "127.0.0.1", "--port", str(port)),
         *("--worker-urls", f"http://{engine}", "--policy", "round_robin", "--log-level", "error"),
-        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)),
     ]
     return _started(machine, "smg", command, port, "/readiness")
 
 
 def litellm(machine: Machine, step_ms: float) -> EngineRoute:
     """Start LiteLLM's proxy, in Python, with one worker and without a database."""
-    engine, port = machine.engine("engine-litellm", step_ms, None).address, free_port()
+    engine = machine.engine("engine-litellm", step_ms, None).address
+    (port,) = free_ports(1, "127.0.0.1")
     deployment = {"model": f"openai/{MODEL}", "api_base": f"http://{engine}/v1", "api_key": "none"}
     config = machine.folder / "litellm.yaml"
     config.write_text(json.dumps({"model_list": [{"model_name": MODEL, "litellm_params": deployment}]}))

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock_runtime.serving import listen
+from penstock_cli.local.ports import free_ports
 from pool_on_cluster.waiting import until
 from unmodified.servers import python, running, until_answers, vllm_environment
 
@@ -48,7 +48,7 @@ def environment() -> Mapping[str, str]:
 @contextmanager
 def plain_vllm(model: Path, budgets: Sequence[int | None], log: Path) -> Iterator[dict[int | None, str]]:
     """Run vLLM's own servers, without the plug-in. Yields their URLs by token budget; None: the default."""
-    ports = {budget: free_port() for budget in budgets}
+    ports = dict(zip(budgets, free_ports(len(budgets), "127.0.0.1"), strict=True))
     flags = {budget: "" if budget is None else f"--max-num-batched-tokens {budget}" for budget in budgets}
     common = [
         "--model",
@@ -89,7 +89,7 @@ class LocalPool:
     """A pool run by `penstock up --engine vllm`."""
 
     def __init__(self, pool: Path, model: Path, replicas: int, log: Path) -> None:
-        port, admin_port = free_port(), free_port()
+        port, admin_port = free_ports(2, "127.0.0.1")
         self.router = Router(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
         self.replicas = replicas
         self.log = log
@@ -182,7 +182,7 @@ def router_of(
     replicas: Sequence[LocalReplica], pool: Path, log: Path, level: str = "info"
 ) -> Iterator[Router]:
     """Run another router of these replicas, with its own pool file."""
-    port, admin_port = free_port(), free_port()
+    port, admin_port = free_ports(2, "127.0.0.1")
     command: list[str | Path] = [PENSTOCK.with_name("penstock-router"), "-f", pool, "--port", str(port)]
     command += ["--admin-port", str(admin_port)]
     for replica in replicas:
@@ -197,11 +197,6 @@ def _ready_replicas(url: str) -> int:
     page = fetch(f"{url}/ready")
     states: dict[str, Any] = {} if page is None else json.loads(page)["replicas"]
     return list(states.values()).count("ready")
-
-
-def free_port() -> int:
-    with listen("127.0.0.1", 0) as free:
-        return int(free.getsockname()[1])
 
 
 def bench_serve(arguments: Sequence[str], log: Path) -> None:
