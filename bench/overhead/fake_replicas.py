@@ -7,15 +7,15 @@ Once a second the log has the total of sent frames and bytes.
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from contextlib import AsyncExitStack
 
-import grpc
 import uvloop
 from overhead.fast_engine import COMPLETE_CHAT, MODEL
 from penstock_proto import replica_pb2 as wire
-from penstock_proto.replica_pb2_grpc import ReplicaServicer, add_ReplicaServicer_to_server
-from penstock_runtime.grpc_options import SERVER_OPTIONS
+from penstock_proto.replica_methods import DESCRIBE, SESSION
+from penstock_runtime.grpc.call import GrpcCall
+from penstock_runtime.grpc.server import Handlers, grpc_serving, unary
+from penstock_runtime.serving import listen
 
 SNAPSHOT_S = 1.0
 """Interval of snapshots, as in a sidecar."""
@@ -27,7 +27,7 @@ HTTP_PORT = 1
 Frames = asyncio.Queue[wire.ReplicaFrame]
 
 
-class FakeReplicas(ReplicaServicer):
+class FakeReplicas:
     """All replicas, which behave alike."""
 
     def __init__(self) -> None:
@@ -52,32 +52,38 @@ class FakeReplicas(ReplicaServicer):
             kv_tokens_headroom=300_000,
         )
 
-    async def Describe(self, request: wire.DescribeRequest, context: Any) -> wire.DescribeReply:
+    @property
+    def handlers(self) -> Handlers:
+        """The methods that routers call."""
+        return {DESCRIBE: unary(wire.DescribeRequest, self._describe), SESSION: self._session}
+
+    async def _describe(self, request: wire.DescribeRequest, peer: str) -> wire.DescribeReply:
         return wire.DescribeReply(
             model=MODEL, max_model_len=131072, policy="slos-serve", engine_ready=True, http_port=HTTP_PORT
         )
 
-    async def Session(
-        self, request_iterator: AsyncIterator[wire.RouterFrame], context: Any
-    ) -> AsyncIterator[wire.ReplicaFrame]:
+    async def _session(self, call: GrpcCall) -> None:
         frames: Frames = asyncio.Queue()
         self.sessions.add(frames)
-        reading = asyncio.create_task(self._read(request_iterator, frames))
         frames.put_nowait(wire.ReplicaFrame(snapshot=self.snapshot()))
-        try:
-            while True:
-                frame = await frames.get()
-                self.frames, self.bytes = self.frames + 1, self.bytes + frame.ByteSize()
-                yield frame
-        finally:
-            reading.cancel()
-            self.sessions.remove(frames)
+        writing = asyncio.create_task(self._write(call, frames))
 
-    async def _read(self, requests: AsyncIterator[wire.RouterFrame], frames: Frames) -> None:
-        async for frame in requests:
+        def answer(frame: wire.RouterFrame) -> None:
             events = [event for submit in frame.submits for event in _answer(submit.id)]
             if events:
                 frames.put_nowait(wire.ReplicaFrame(events=events, snapshot=self.snapshot()))
+
+        try:
+            await call.receive(wire.RouterFrame, answer)
+        finally:
+            writing.cancel()
+            self.sessions.remove(frames)
+
+    async def _write(self, call: GrpcCall, frames: Frames) -> None:
+        while True:
+            frame = await frames.get()
+            self.frames, self.bytes = self.frames + 1, self.bytes + frame.ByteSize()
+            await call.write(frame)
 
     async def report_forever(self) -> None:
         """Send every session a snapshot, at staggered times, and log the totals."""
@@ -100,13 +106,13 @@ def _answer(id: int) -> tuple[wire.Event, ...]:
 
 
 async def serve(replicas: int) -> None:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
     fake_replicas = FakeReplicas()
-    add_ReplicaServicer_to_server(fake_replicas, server)
-    ports = [server.add_insecure_port("127.0.0.1:0") for _ in range(replicas)]
-    await server.start()
-    print("ready " + ",".join(map(str, ports)), flush=True)
-    await fake_replicas.report_forever()
+    listeners = [listen("127.0.0.1", 0) for _ in range(replicas)]
+    async with AsyncExitStack() as stack:
+        for listener in listeners:
+            await stack.enter_async_context(grpc_serving(fake_replicas.handlers, listener))
+        print("ready " + ",".join(str(listener.getsockname()[1]) for listener in listeners), flush=True)
+        await fake_replicas.report_forever()
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import grpc
 import httpx2
 import pytest
 import yaml
@@ -27,7 +26,7 @@ from penstock_routing.discovery.endpoint_watch import EndpointWatch
 from penstock_routing.discovery.endpoints import Condition, Endpoint, Endpoints, Service
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
-from penstock_runtime.grpc_options import CLIENT_OPTIONS
+from penstock_runtime.grpc.client import Channel
 from scripted.replica import ScriptedReplica
 from structlog.testing import capture_logs
 
@@ -408,8 +407,8 @@ async def test_requests_go_to_the_slices_endpoints(server: Server, namespace: Na
     behind = {"10.0.0.1:7000": r0, "10.0.0.2:7000": r1}
 
     def link(name: str, address: str, changed: Callable[[], None]) -> ReplicaLink:
-        def connect(address: str) -> grpc.aio.Channel:
-            return grpc.aio.insecure_channel(behind[address].address, options=CLIENT_OPTIONS)
+        def connect(address: str) -> Channel:
+            return Channel(behind[address].address)
 
         return ReplicaLink(name, address, connect, Backoff(Random(1), 0.005, 0.02), changed=changed)
 

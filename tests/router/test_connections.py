@@ -3,7 +3,6 @@
 import socket
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from penstock_routing.applications.shared_limits import LEASE_S, RENEW_S
@@ -12,45 +11,16 @@ from penstock_routing.connections.backoff import Backoff
 from penstock_routing.connections.replica_channel import Tls, connect_by
 from penstock_routing.discovery.endpoints import Fixed
 from penstock_routing.response.error_headers import common_error_headers
-from penstock_runtime.grpc_options import CLIENT_OPTIONS
 from self_signed import Identity
 
-NAME_OVERRIDE = "grpc.ssl_target_name_override"
 
-
-@pytest.fixture
-def channels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Address and options of each channel under TLS."""
-    made: list[tuple[str, dict[str, Any]]] = []
-
-    def secure_channel(address: str, credentials: object, options: Any) -> None:
-        assert credentials is not None
-        made.append((address, dict(options)))
-
-    monkeypatch.setattr("grpc.aio.secure_channel", secure_channel)
-    return made
-
-
-def test_a_given_certificate_name_replaces_addresses(
-    tmp_path: Path, channels: list[tuple[str, dict[str, Any]]]
-) -> None:
-    ca = Identity(tmp_path).cert
-    connect_by(Tls(ca))("10.0.0.1:7000")
-    connect_by(Tls(ca, server_name="replica"))("10.0.0.2:7000")
-    usual = dict(CLIENT_OPTIONS)
-    assert channels == [("10.0.0.1:7000", usual), ("10.0.0.2:7000", usual | {NAME_OVERRIDE: "replica"})]
-
-
-def test_files_of_tls_are_read_for_every_connection(
-    tmp_path: Path, channels: list[tuple[str, dict[str, Any]]]
-) -> None:
+def test_files_of_tls_are_read_for_every_connection(tmp_path: Path) -> None:
     identity = Identity(tmp_path)
     connect = connect_by(Tls(identity.cert, identity.cert, identity.key))
     connect("a:1")
     identity.key.unlink()
     with pytest.raises(FileNotFoundError):
         connect("a:1")
-    assert len(channels) == 1
 
 
 def test_waits_double_up_to_two_seconds_and_are_reset() -> None:

@@ -7,7 +7,6 @@ from math import inf
 from random import Random
 from typing import Any, cast
 
-import grpc
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -31,6 +30,8 @@ from penstock_routing.replicas.replica_link import (
 from penstock_routing.replicas.session_writer import Attempt
 from penstock_routing.replicas.upstream_request import End, Lost, UpstreamRequest
 from penstock_routing.request.generation_request import GenerationRequest
+from penstock_runtime.grpc.client import Channel
+from penstock_runtime.grpc.status import RpcError, Status
 from structlog.testing import capture_logs
 
 READY = wire.ReplicaFrame(snapshot=wire.Snapshot(engine_ready=True))
@@ -42,7 +43,7 @@ class Ended(Exception):
 
 
 class MemorySession:
-    """One session, as gRPC shows it to the router."""
+    """One session, as its call shows it to the router."""
 
     def __init__(self) -> None:
         self.written: list[wire.RouterFrame] = []
@@ -58,10 +59,9 @@ class MemorySession:
             raise self.broken
         self.written.append(frame)
 
-    def cancel(self) -> bool:
+    def cancel(self) -> None:
         self.cancelled = True
-        self._frames.put_nowait(asyncio.CancelledError())
-        return True
+        self._frames.put_nowait(None)
 
     def bring(self, *frames: wire.ReplicaFrame) -> None:
         for frame in frames:
@@ -70,11 +70,13 @@ class MemorySession:
     def end(self, error: BaseException | None = None) -> None:
         self._frames.put_nowait(error)
 
-    async def __aiter__(self) -> AsyncIterator[wire.ReplicaFrame]:
+    async def receive(
+        self, kind: type[wire.ReplicaFrame], deliver: Callable[[wire.ReplicaFrame], None]
+    ) -> None:
         while (frame := await self._frames.get()) is not None:
             if isinstance(frame, BaseException):
                 raise frame
-            yield frame
+            deliver(frame)
 
     @property
     def submitted(self) -> list[int]:
@@ -102,30 +104,26 @@ class MemoryReplica:
     async def __aexit__(self, *_: object) -> None:
         """Assert that no request or stream is open."""
 
-    def unary_unary(self, path: str, **_: object) -> Callable[..., Any]:
-        async def describe(request: wire.DescribeRequest) -> wire.DescribeReply:
-            self.describes.append(asyncio.get_running_loop().time())
-            await self.answers.wait()
-            if self.refusal is not None:
-                raise self.refusal
-            return self.description
+    async def request(
+        self, method: str, request: wire.DescribeRequest, kind: type[wire.DescribeReply]
+    ) -> wire.DescribeReply:
+        self.describes.append(asyncio.get_running_loop().time())
+        await self.answers.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        return self.description
 
-        return describe
-
-    def stream_stream(self, path: str, **_: object) -> Callable[[], MemorySession]:
-        def open_session() -> MemorySession:
-            self.sessions.append(MemorySession())
-            self.sessions[-1].bring(READY)
-            return self.sessions[-1]
-
-        return open_session
+    def open(self, method: str) -> MemorySession:
+        self.sessions.append(MemorySession())
+        self.sessions[-1].bring(READY)
+        return self.sessions[-1]
 
 
 def link_to(
     replica: MemoryReplica, backoff: Backoff | None = None, changed: Callable[[], None] = lambda: None
 ) -> ReplicaLink:
-    def connect(address: str) -> grpc.aio.Channel:
-        return cast(grpc.aio.Channel, replica)
+    def connect(address: str) -> Channel:
+        return cast(Channel, replica)
 
     return ReplicaLink("r0", "memory", connect, backoff or Backoff(Random(1), 0.0, 0.0), changed=changed)
 
@@ -293,7 +291,7 @@ async def test_each_cause_of_a_sessions_end_is_logged_once() -> None:
                 for _ in range(3):
                     replica.sessions[-1].end(error)
                     await turns()
-            replica.sessions[-1].broken = asyncio.InvalidStateError()
+            replica.sessions[-1].broken = RpcError(Status.UNAVAILABLE, "the connection broke")
             ask(link)
             await turns()
     events = [(line["event"], line.get("why", line.get("state"))) for line in said]
@@ -301,7 +299,7 @@ async def test_each_cause_of_a_sessions_end_is_logged_once() -> None:
         ("replica", "ready"),
         *[("replica not connected", "the replica ended the session"), ("replica", "ready")] * 3,
         *[("replica link failed", None), ("replica not connected", "Ended: odd"), ("replica", "ready")] * 3,
-        ("replica not connected", "the session broke while a frame was written"),
+        ("replica not connected", "unavailable: the connection broke"),
         ("replica", "ready"),
     ]
 
@@ -396,7 +394,7 @@ async def test_a_replica_that_sends_any_message_is_not_disconnected(still: None)
 
 
 MALFORMED = wire.DescribeReply(replica="r0", time_model_json="{")
-BUSY = grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata())
+BUSY = RpcError(Status.RESOURCE_EXHAUSTED)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from penstock_routing.replicas.session_writer import (
 )
 from penstock_routing.request.generation_request import GenerationRequest
 from penstock_routing.settings import MOST_BODY_BYTES, settings_of
-from penstock_runtime.grpc_options import MESSAGE_BYTES
+from penstock_runtime.grpc.messages import MESSAGE_BYTES
 from scripted.router import pool_with
 
 

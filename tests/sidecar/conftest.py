@@ -33,7 +33,7 @@ from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.replica.serving import Serving
 from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.tickets import Tickets
-from penstock_sidecar.service.grpc_server import grpc_serving
+from penstock_sidecar.service.grpc_server import service_serving
 from penstock_sidecar.service.health import Health
 from penstock_sidecar.service.replica_service import Identity, ReplicaService
 from penstock_sidecar.telemetry.step_reports import StepReports
@@ -305,6 +305,7 @@ class Rig:
         self.replica: Replica
         self.client: EngineClient
         self.reports: StepReports
+        self.service: ReplicaService
 
     def router(self) -> Router:
         return Router(self.address)
@@ -340,7 +341,7 @@ class Rig:
                 self.replica.accepted.prompt_known,
                 applied=self.replica.send_progress,
             )
-            service = ReplicaService(
+            self.service = ReplicaService(
                 Identity("r0", "m", "everybody"),
                 self.replica,
                 self.mirror,
@@ -349,7 +350,7 @@ class Rig:
                 detokenize=client.detokenize,
             )
             watching = asyncio.create_task(watch.run(self.replica.engine_up, self.replica.engine_down))
-            async with grpc_serving(service, health, Address("127.0.0.1", 0), None) as address:
+            async with service_serving(self.service, health, Address("127.0.0.1", 0), None) as address:
                 self.address = str(address)
                 await eventually(lambda: self.replica.state.engine_ready)
                 yield

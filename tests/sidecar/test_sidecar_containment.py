@@ -30,8 +30,9 @@ HOSTILE = [
 
 async def streaming(engine: Engine, router: Router, id: int) -> Exchange:
     """Another client's stream, with one token sent."""
+    number = len(engine.exchanges) + 1
     await router.submit(id)
-    exchange = await engine.asked(len(engine.exchanges) + 1)
+    exchange = await engine.asked(number)
     await exchange.begin()
     await exchange.send(TOKEN)
     await eventually(lambda: "output" in router.kinds(id))

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -250,9 +250,9 @@ class Interleaving:
         self.seen: dict[int, list[str]] = {}
         self.submitted = 0
 
-    async def incoming(self) -> AsyncIterator[wire.RouterFrame]:
+    async def receive(self, take: Callable[[wire.RouterFrame], None]) -> None:
         while (frame := await self.frames.get()) is not None:
-            yield frame
+            take(frame)
 
     async def write(self, frame: wire.ReplicaFrame) -> None:
         for event in frame.events:
@@ -315,7 +315,7 @@ DOES = (
 
 async def _interleaved(moves: list[tuple[str, int]], closes: bool) -> None:
     run = Interleaving()
-    session = asyncio.create_task(run.session.run(run.incoming(), run.write))
+    session = asyncio.create_task(run.session.run(run.receive, run.write))
     for does, number in moves:
         await run.move(does, number)
     if closes:

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, cast
 
 import grpc
@@ -314,7 +314,7 @@ class Held:
 
 
 async def test_a_frame_being_written_is_sent_before_the_session_ends() -> None:
-    """gRPC sends no status behind a write that was cancelled: the router would wait for ever."""
+    """A status cuts off a frame that is being written, and the router loses its events."""
     writes, may_end, written = asyncio.Event(), asyncio.Event(), list[wire.ReplicaFrame]()
     held = cast(ReplicaRequest, Held(may_end.set))
     session = Session(lambda submit, session: held, lambda *_: None, wire.Snapshot, PrefixIndex(), Bounds())
@@ -324,17 +324,17 @@ async def test_a_frame_being_written_is_sent_before_the_session_ends() -> None:
         await may_end.wait()
         written.append(frame)
 
-    async def frames() -> AsyncIterator[wire.RouterFrame]:
+    async def receive(take: Callable[[wire.RouterFrame], None]) -> None:
         await writes.wait()
-        yield wire.RouterFrame(submits=[wire.Submit(id=1), wire.Submit(id=1)])
+        take(wire.RouterFrame(submits=[wire.Submit(id=1), wire.Submit(id=1)]))
 
     with pytest.raises(ProtocolError, match="in use"):
-        await session.run(frames(), write)
+        await session.run(receive, write)
     assert written == [wire.ReplicaFrame(snapshot=wire.Snapshot())]
 
 
 async def test_a_write_that_fails_as_the_call_is_cancelled_leaves_no_error_unread() -> None:
-    """gRPC cancels the call while the session waits for its last frame, and the frame fails with it.
+    """The call is cancelled while the session waits for its last frame, and the frame fails with it.
 
     An error that is not read would fail this test at its teardown (tests/common/background.py).
     """
@@ -347,11 +347,11 @@ async def test_a_write_that_fails_as_the_call_is_cancelled_leaves_no_error_unrea
         await fails.wait()
         raise ConnectionError("lost")
 
-    async def frames() -> AsyncIterator[wire.RouterFrame]:
+    async def receive(take: Callable[[wire.RouterFrame], None]) -> None:
         await writes.wait()
-        yield wire.RouterFrame(submits=[wire.Submit(id=1)])
+        take(wire.RouterFrame(submits=[wire.Submit(id=1)]))
 
-    call = asyncio.create_task(session.run(frames(), write))
+    call = asyncio.create_task(session.run(receive, write))
     await cancelled.wait()
     fails.set()
     call.cancel()

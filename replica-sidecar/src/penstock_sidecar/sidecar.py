@@ -43,7 +43,7 @@ from penstock_sidecar.replica.serving import Serving
 from penstock_sidecar.requests.estimates import Estimates
 from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.tickets import Tickets
-from penstock_sidecar.service.grpc_server import grpc_serving
+from penstock_sidecar.service.grpc_server import service_serving
 from penstock_sidecar.service.health import Health
 from penstock_sidecar.service.replica_service import Identity, ReplicaService
 from penstock_sidecar.telemetry.socket import TelemetrySocket
@@ -97,8 +97,8 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
             metrics,
             detokenize=engine.detokenize,
         )
-        grpc = grpc_serving(service, parts.health, options.listen, options.tls)
-        address = await stack.enter_async_context(grpc)
+        serving_routers = service_serving(service, parts.health, options.listen, options.tls)
+        address = await stack.enter_async_context(serving_routers)
         await stack.enter_async_context(
             background(
                 parts.watch,

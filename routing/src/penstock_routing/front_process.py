@@ -88,5 +88,5 @@ def _read(options: FrontOptions) -> Configuration:
     assembly.check_key_secrets(options, pool)
     served_tls(options)
     if options.replica_tls is not None:
-        options.replica_tls.credentials()
+        options.replica_tls.contexts()
     return Configuration(pool, keys, assembly.source(options))

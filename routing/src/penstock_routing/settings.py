@@ -10,7 +10,7 @@ from penstock_core.routing.replica_load import Order
 from penstock_pool import Pool
 from penstock_pool.autoscaling_spec import Autoscaling
 from penstock_pool.engine_spec import EngineSpec
-from penstock_runtime.grpc_options import MESSAGE_BYTES
+from penstock_runtime.grpc.messages import MESSAGE_BYTES
 
 MOST_BODY_BYTES = MESSAGE_BYTES - 4 * 2**20
 """Longest body. It leaves room in a frame for other fields and requests: a frame over gRPC's bound would end

@@ -17,16 +17,21 @@ Contexts = Callable[[], ssl.SSLContext]
 
 
 def client_contexts(
-    ca: Path, cert: Path | None = None, key: Path | None = None, server_name: str | None = None
+    ca: Path,
+    cert: Path | None = None,
+    key: Path | None = None,
+    server_name: str | None = None,
+    protocol: str | None = None,
 ) -> Contexts:
     """Return a function that returns contexts for TLS 1.2 or later.
 
     ca: certificate of the servers' authority. cert, key: sent to servers that request a certificate.
     server_name: the name in servers' certificates; None: the host name of the connection.
+    protocol: what the client speaks, for ALPN; None: not sent.
     Raises OSError if a file is invalid.
     """
     parts = [file for file in (ca, cert, key) if file is not None]
-    files = RenewedFiles(parts, lambda: _context(ca, cert, key, server_name))
+    files = RenewedFiles(parts, lambda: _context(ca, cert, key, server_name, protocol))
 
     def contexts() -> ssl.SSLContext:
         files.reload()
@@ -55,7 +60,9 @@ class _NamedContext(ssl.SSLContext):
         return super().wrap_bio(incoming, outgoing, server_side, name, session)
 
 
-def _context(ca: Path, cert: Path | None, key: Path | None, server_name: str | None) -> ssl.SSLContext:
+def _context(
+    ca: Path, cert: Path | None, key: Path | None, server_name: str | None, protocol: str | None
+) -> ssl.SSLContext:
     context = _NamedContext(ssl.PROTOCOL_TLS_CLIENT)
     context.server_name = server_name
     try:
@@ -64,4 +71,6 @@ def _context(ca: Path, cert: Path | None, key: Path | None, server_name: str | N
         raise OSError(EINVAL, "not a certificate of an authority", str(ca)) from None
     if cert is not None and key is not None:
         load_certificate(context, cert, key)
+    if protocol is not None:
+        context.set_alpn_protocols([protocol])
     return context

@@ -8,13 +8,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
 
-from fault_simulation.grpc_calls import Call
 from fault_simulation.hosts import Host, Severable
+from fault_simulation.network import StreamEnd
 from fault_simulation.plugin_reports import PluginReports
 from fault_simulation.processes import RouterProcess, address_of, sidecar_of
 from fault_simulation.scenario import Scenario
 from fault_simulation.world import World
 from penstock_routing.discovery.endpoints import Condition
+from penstock_runtime.grpc.connection import GrpcConnection
 from penstock_runtime.serving import FINAL_WRITE_S
 from penstock_sidecar.replica.replica import Replica
 
@@ -190,15 +191,17 @@ async def _withdraw(world: World, random: Random, replica: str, lasts_s: float) 
 async def _read_slowly(world: World, random: Random, replica: str, lasts_s: float) -> None:
     """One end of a session reads now and then only: a router's, or the sidecar's."""
     sidecar, _ = world.hosts_of(replica)
-    sessions = [each for each in sidecar.connections if isinstance(each, Call) and each.server is sidecar]
+    ends = [each for each in sidecar.connections if isinstance(each, StreamEnd)]
+    sessions = [end for end in ends if isinstance(end.protocol, GrpcConnection)]
     if not sessions:
         return
-    call, of_router = random.choice(sessions), random.random() < 0.7
+    end = random.choice(sessions)
+    reader = end.peer if random.random() < 0.7 else end
     until_s = asyncio.get_running_loop().time() + lasts_s
     while (left_s := until_s - asyncio.get_running_loop().time()) > 0:
-        call.pause_reading(of_router=of_router, paused=True)
+        reader.pause_reading()
         await asyncio.sleep(random.random() * left_s + READ_EACH_S)
-        call.pause_reading(of_router=of_router, paused=False)
+        reader.resume_reading()
         await asyncio.sleep(0)
 
 
@@ -290,7 +293,7 @@ async def _partition_redis(world: World, random: Random, redis: Host, lasts_s: f
 
 
 async def _stopped(world: World, host: Host, lasts_s: float) -> None:
-    world.network.stop(host)
+    host.stop()
     await asyncio.sleep(lasts_s)
     host.go_on()
 

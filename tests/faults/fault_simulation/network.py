@@ -1,8 +1,7 @@
 """A network in memory: connections, datagrams, and their faults.
 
 A `Pipe` is one direction of a connection: what is put in comes out in order, after a delay, and not while
-the way between its hosts is cut off. `StreamEnd` is a transport over two pipes; gRPC calls (`grpc_calls`)
-use pipes as well.
+the way between its hosts is cut off. `StreamEnd` is a transport over two pipes.
 """
 
 import asyncio
@@ -10,10 +9,11 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from fault_simulation.hosts import HOST, Host
 from penstock_core.domain.shared_prefixes import SharedPrefixes
+from penstock_runtime.grpc.bounds import GrpcBounds
 
 Accept = Callable[[], asyncio.Protocol]
 """Returns the protocol of a new connection."""
@@ -22,18 +22,7 @@ HIGH_BYTES = 64 << 10
 """Bytes that a transport buffers beyond that before writing pauses, by default."""
 
 SILENT_S = 15.0
-"""When the peer of a host that is silently gone finds out: keepalive's 10 s and 5 s (`grpc_options`)."""
-
-
-class Call(Protocol):
-    """A connection that keepalive watches. ends: its hosts' names."""
-
-    @property
-    def ends(self) -> frozenset[str]:
-        """Its hosts' names."""
-
-    def sever(self, *, silent: bool = False) -> None:
-        """Break it for both ends."""
+"""When the peer of a host that is silently gone finds out at the latest."""
 
 
 @dataclass(slots=True)
@@ -44,7 +33,7 @@ class Weather:
     cut_share: of writes that arrive in two pieces.
     lost, doubled, late, torn: shares of datagrams.
     kernel_bytes: what a connection takes while its other end does not read: the buffers of both kernels.
-    window_bytes: what a stream of a gRPC call takes meanwhile.
+    window_bytes: what one call of gRPC takes meanwhile.
     """
 
     delay_s: float = 0.0005
@@ -57,6 +46,11 @@ class Weather:
     torn: float = 0.0
     kernel_bytes: int = 64 << 10
     window_bytes: int = 64 << 10
+
+    @property
+    def grpc_bounds(self) -> GrpcBounds:
+        """The bounds of connections between routers and replicas."""
+        return GrpcBounds(window_bytes=self.window_bytes)
 
 
 class Network:
@@ -75,12 +69,8 @@ class Network:
         self._listeners: dict[str, tuple[Host, Any]] = {}
         self._receivers: dict[str, tuple[Host, Callable[[bytes], None]]] = {}
         self._cut_off: dict[frozenset[str], int] = {}  # how many faults cut each pair off
-        self._cut_at: dict[frozenset[str], int] = {}
-        self._cuts = 0
-        self._stops: dict[Host, int] = {}
         self._pipes: dict[Pipe, None] = {}
         self._healed = asyncio.Event()
-        self.calls: dict[Call, None] = {}  # that keepalive watches
 
     # Addresses
 
@@ -110,12 +100,9 @@ class Network:
         return random.random() * weather.delay_s
 
     def cut_off(self, one: str, other: str) -> None:
-        """Block packets between two hosts until `heal`. Keepalive breaks their calls."""
+        """Block packets between two hosts until `heal`."""
         pair = frozenset((one, other))
         self._cut_off[pair] = self._cut_off.get(pair, 0) + 1
-        began = self._cuts = self._cuts + 1
-        self._cut_at[pair] = began
-        self._loop.call_later(SILENT_S, self._keep_alive, pair, began)
 
     def is_cut_off(self, one: Host, other: Host) -> bool:
         """Return whether packets between two hosts are blocked."""
@@ -127,28 +114,11 @@ class Network:
         self._cut_off[pair] -= 1
         if self._cut_off[pair]:
             return
-        del self._cut_off[pair], self._cut_at[pair]
+        del self._cut_off[pair]
         for pipe in list(self._pipes):
             pipe.go_on()
         self._healed.set()
         self._healed = asyncio.Event()
-
-    def stop(self, host: Host) -> None:
-        """Stop a host until `go_on`. Its peers' keepalive breaks its calls."""
-        host.stop()
-        began = self._stops[host] = self._stops.get(host, 0) + 1
-        self._loop.call_later(SILENT_S, self._keep_alive_stopped, host, began)
-
-    def _keep_alive_stopped(self, host: Host, began: int) -> None:
-        if host.stopped and self._stops[host] == began:
-            for call in [call for call in self.calls if host.name in call.ends]:
-                call.sever()
-
-    def _keep_alive(self, pair: frozenset[str], began: int) -> None:
-        """Break the calls of two hosts that have been cut off since then."""
-        if self._cut_at.get(pair) == began:
-            for call in [call for call in self.calls if call.ends == pair]:
-                call.sever()
 
     async def way(self, one: Host, other: Host) -> None:
         """Wait for a packet's way between two hosts."""

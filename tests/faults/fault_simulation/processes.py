@@ -12,9 +12,9 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from fault_simulation.grpc_calls import Channel, Servicer, Watch
 from fault_simulation.hosts import Host
 from fault_simulation.network import Network
+from fault_simulation.observed_calls import ObservedChannel, Watch, skewed
 from fault_simulation.plugin_reports import PluginReports
 from fault_simulation.redis_peer import REDIS
 from fault_simulation.scenario import KEY
@@ -26,7 +26,6 @@ from penstock_core.timing.builtin_models import kv_cache_tokens, time_model
 from penstock_picker.ext_authz import ext_authz_app
 from penstock_picker.picker import Picker
 from penstock_pool import Pool
-from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_router.http.app import RouterApp
 from penstock_routing.applications.api_keys import Keys
@@ -40,6 +39,7 @@ from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.replicas.shared_placements import SharedPlacements
 from penstock_routing.settings import settings_of
+from penstock_runtime.grpc.server import GrpcServer
 from penstock_runtime.http_connection.bounds import HttpBounds
 from penstock_runtime.serving import Server
 from penstock_sidecar.engine.client import EngineClient
@@ -50,6 +50,7 @@ from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
 from penstock_sidecar.replica.replica import Replica
 from penstock_sidecar.requests.faults import Faults
 from penstock_sidecar.requests.tickets import Tickets
+from penstock_sidecar.service.grpc_server import handlers_of
 from penstock_sidecar.service.replica_service import Identity, ReplicaService
 from penstock_sidecar.sidecar import assemble_parts, background, bounds_of, step_reports
 from penstock_sidecar.telemetry.step_reports import StepReports
@@ -66,11 +67,6 @@ from penstock_simulator.serving.step_planner import StepPlanner
 from penstock_simulator.serving.step_reports import StepReportSender
 from prometheus_client import CollectorRegistry
 
-FORMATS = {
-    "Session": (wire.RouterFrame.FromString, wire.ReplicaFrame.SerializeToString),
-    "Detokenize": (wire.DetokenizeRequest.FromString, wire.DetokenizeReply.SerializeToString),
-    "Describe": (wire.DescribeRequest.FromString, wire.DescribeReply.SerializeToString),
-}
 ENGINE_OPTIONS = Namespace(max_body_bytes=1 << 20, seed=0, api_key="")
 
 
@@ -262,7 +258,8 @@ def start_sidecar(
         service = ReplicaService(
             identity, served, parts.mirror, parts.estimates, metrics, detokenize=client.detokenize
         )
-        network.listen(host, sidecar_of(replica), Servicer(service, FORMATS, skew=skew))
+        calls = GrpcServer(skewed(handlers_of(service), skew), network.weather.grpc_bounds)
+        network.listen(host, sidecar_of(replica), calls.connection)
         app = http_app(
             replica,
             pool,
@@ -408,7 +405,7 @@ class _LinkMaker:
 
     def __call__(self, name: str, address: str, links_changed: Callable[[], None]) -> ReplicaLink:
         def connect(address: str) -> Any:
-            return Channel(self.network, address, self.watch, skew=self.skew)
+            return ObservedChannel(address, self.network.weather.grpc_bounds, self.watch, self.skew)
 
         def changed() -> None:
             links_changed()

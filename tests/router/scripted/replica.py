@@ -9,8 +9,13 @@ import orjson
 from loop_time import skip
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.replica_pb2_grpc import ReplicaServicer, add_ReplicaServicer_to_server
-from penstock_runtime.grpc_options import SERVER_OPTIONS
+from penstock_runtime.grpc.messages import MESSAGE_BYTES
 
+SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+)
 DONE = b"data: [DONE]\n\n"
 
 

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
-import grpc
 import httpx2
 from openai import AsyncOpenAI, OpenAI
 from patience import eventually
@@ -21,7 +21,8 @@ from penstock_routing.replicas.link_state import LinkState
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.settings import settings_of
-from penstock_runtime.grpc_options import CLIENT_OPTIONS
+from penstock_runtime.grpc.bounds import GrpcBounds
+from penstock_runtime.grpc.client import Channel
 from penstock_runtime.http_connection.bounds import HttpBounds
 from penstock_runtime.pages import PAGES_DRAIN_S
 from penstock_runtime.serving import address_of, listen, serving
@@ -144,9 +145,6 @@ async def running_router(
 
 
 def make_link(name: str, address: str, changed: Callable[[], None] = lambda: None) -> ReplicaLink:
-    """Return a link that reconnects immediately."""
-
-    def connect(address: str) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
-
-    return ReplicaLink(name, address, connect, Backoff(Random(1), 0.005, 0.02), changed=changed)
+    """Return a link that reconnects immediately, and sends no pings, because tests move the loop's clock."""
+    channel = partial(Channel, bounds=GrpcBounds(ping_s=86_400.0))
+    return ReplicaLink(name, address, channel, Backoff(Random(1), 0.005, 0.02), changed=changed)

@@ -3,15 +3,16 @@
 A reader and a writer run concurrently. The session ends with the first of them, when the router has closed
 its side, was lost, or does not read. Its requests are then cancelled, also at the engine.
 
-gRPC sends a call's status after the frame that is being written, and no status if that write is cancelled.
-The router would then not notice the end of the session. So the frame gets some time to be written.
+A call's status cuts off a frame that is still being written, and the router loses its events. So the frame
+gets some time to be written.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 from penstock_proto import replica_pb2 as wire
+from penstock_runtime.grpc.status import RpcError
 
 from penstock_sidecar.bounds import Bounds
 from penstock_sidecar.frames.messages import prefixes_message
@@ -23,6 +24,8 @@ log = structlog.get_logger()
 
 Submit = Callable[[wire.Submit, "Session"], ReplicaRequest]
 Answered = Callable[[ReplicaRequest, wire.EngineAnswer], None]
+Receive = Callable[[Callable[[wire.RouterFrame], None]], Awaitable[None]]
+"""Passes each frame of the router to a function until the router ends the session."""
 Write = Callable[[wire.ReplicaFrame], Awaitable[None]]
 
 
@@ -52,12 +55,12 @@ class Session:
         self._requests: dict[int, ReplicaRequest] = {}
         self.outbox = Outbox(bounds, snapshot, lambda: len(self._requests), self._prefix_changes)
 
-    async def run(self, frames: AsyncIterator[wire.RouterFrame], write: Write) -> None:
+    async def run(self, receive: Receive, write: Write) -> None:
         """Run until the router ends the session or falls behind, or all frames are written after `close`.
 
         Raises ProtocolError. Afterwards `outbox.behind` is set if the router has fallen behind.
         """
-        reading = asyncio.create_task(self._read(frames))
+        reading = asyncio.ensure_future(receive(self._take))
         writing = asyncio.create_task(self._write(write))
         behind = asyncio.create_task(self.outbox.behind.wait())
         parts: set[asyncio.Task[object]] = {reading, writing, behind}
@@ -93,18 +96,17 @@ class Session:
         changes = None if before is None else cached.since(before)
         return prefixes_message(cached.all() if changes is None else changes, complete=changes is None)
 
-    async def _read(self, frames: AsyncIterator[wire.RouterFrame]) -> None:
-        async for frame in frames:
-            for submit in frame.submits:
-                self._take(submit)
-            for answer in frame.engine_answers:
-                if request := self._requests.get(answer.id):
-                    self._answered(request, answer)
-            for id in frame.cancels:
-                if request := self._requests.get(id):  # otherwise it ended before the cancel arrived
-                    request.cancelled()
+    def _take(self, frame: wire.RouterFrame) -> None:
+        for submit in frame.submits:
+            self._begin(submit)
+        for answer in frame.engine_answers:
+            if request := self._requests.get(answer.id):
+                self._answered(request, answer)
+        for id in frame.cancels:
+            if request := self._requests.get(id):  # otherwise it ended before the cancel arrived
+                request.cancelled()
 
-    def _take(self, submit: wire.Submit) -> None:
+    def _begin(self, submit: wire.Submit) -> None:
         if submit.id in self._requests:
             raise ProtocolError(f"submit id {submit.id} is in use")
         request = self._submit(submit, self)
@@ -130,6 +132,7 @@ class Session:
 
 
 def _log_error(part: asyncio.Task[object]) -> None:
-    """Log the error of a session's task. As a callback, because gRPC may cancel the call that awaits it."""
-    if not part.cancelled() and (error := part.exception()) and not isinstance(error, ProtocolError):
+    """Log the error of a session's task. As a callback, because what awaits the task may be cancelled."""
+    expected = (ProtocolError, RpcError)  # the router breaks the protocol, or is lost
+    if not part.cancelled() and (error := part.exception()) and not isinstance(error, expected):
         log.warning("session failed", error=repr(error))

@@ -2,30 +2,51 @@
 
 import asyncio
 
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from penstock_proto.replica_methods import SERVICE
+from penstock_runtime.grpc.call import GrpcCall
+from penstock_runtime.grpc.server import Handlers, unary
+from penstock_runtime.grpc.status import RpcError, Status
 
-SERVICE = "penstock.v1.Replica"
+SERVICES = ("", SERVICE)
+"""Services with a health: the process, and the replica service."""
 
 
 class Health:
-    """The health of the process (empty name) and of the replica service. At first both are NOT_SERVING."""
+    """The health of the process and of the replica service, which is the same. At first it is NOT_SERVING."""
 
     def __init__(self) -> None:
-        self._servicer = health.aio.HealthServicer()
-        self._updates: set[asyncio.Task[None]] = set()
-        self.set_serving(False)
+        self._status = HealthCheckResponse.NOT_SERVING
+        self._changed = asyncio.Event()
 
-    def add_to(self, server: object) -> None:
-        """Add the health service to a gRPC server."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+    @property
+    def handlers(self) -> Handlers:
+        """The handlers of the health service."""
+        return {
+            "/grpc.health.v1.Health/Check": unary(HealthCheckRequest, self._check),
+            "/grpc.health.v1.Health/Watch": self._watch,
+        }
 
     def set_serving(self, serving: bool) -> None:
         """Set the status."""
-        task = asyncio.get_running_loop().create_task(self._set(serving))
-        self._updates.add(task)
-        task.add_done_callback(self._updates.discard)
+        self._status = HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-    async def _set(self, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse
-        for service in ("", SERVICE):
-            await self._servicer.set(service, status.SERVING if serving else status.NOT_SERVING)
+    async def _check(self, request: HealthCheckRequest, peer: str) -> HealthCheckResponse:
+        if request.service not in SERVICES:
+            raise RpcError(Status.NOT_FOUND, f"there is no service {request.service}")
+        return HealthCheckResponse(status=self._status)
+
+    async def _watch(self, call: GrpcCall) -> None:
+        """Send the status now, and whenever it changes, until the client cancels."""
+        request = await call.receive_one(HealthCheckRequest)
+        known = request.service in SERVICES
+        sent = None
+        while True:
+            changed = self._changed
+            status = self._status if known else HealthCheckResponse.SERVICE_UNKNOWN
+            if status != sent:
+                await call.write(HealthCheckResponse(status=status))
+                sent = status
+            await changed.wait()

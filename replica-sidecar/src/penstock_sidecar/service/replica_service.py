@@ -1,20 +1,17 @@
 """The calls of `penstock.v1.Replica`."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
-from ipaddress import ip_address
-from typing import Any
-from urllib.parse import unquote
 
-import grpc
 import orjson
 import structlog
 from penstock_core.timing.time_model import to_json
 from penstock_proto import replica_pb2 as wire
-from penstock_proto import replica_pb2_grpc
+from penstock_runtime.grpc.call import GrpcCall
+from penstock_runtime.grpc.status import RpcError, Status
+from penstock_runtime.serving import is_loopback
 
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
@@ -26,9 +23,6 @@ log = structlog.get_logger()
 
 MOST_TOKENS = 64
 """Most tokens of one `Detokenize` call."""
-
-FINAL_STATUS_S = 1.0
-"""Longest wait for a router that has fallen behind to receive the status that ends its session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +42,7 @@ class Identity:
     engine_tls_port: int = 0
 
 
-class ReplicaService(replica_pb2_grpc.ReplicaServicer):
+class ReplicaService:
     """The service `penstock.v1.Replica` of one replica."""
 
     def __init__(
@@ -65,25 +59,21 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
         self._identity, self._replica, self._mirror = identity, replica, mirror
         self._estimates, self._metrics = estimates, metrics
 
-    async def Session(  # type: ignore[override]  # writes to the context, so that a cancel ends it in order
-        self,
-        request_iterator: AsyncIterator[wire.RouterFrame],
-        context: "grpc.aio.ServicerContext[Any, Any]",
-    ) -> None:
+    async def session(self, call: GrpcCall) -> None:
         """Serve one router until it ends the session."""
         session = self._replica.open_session()
         try:
-            await session.run(request_iterator, context.write)
-            if session.outbox.behind.is_set():
-                await self._end_behind(context)
+            await session.run(partial(call.receive, wire.RouterFrame), call.write)
         except ProtocolError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise RpcError(Status.INVALID_ARGUMENT, str(error)) from None
         finally:
             self._replica.close_session(session)
+        if session.outbox.behind.is_set():
+            self._metrics.routers_behind.inc()
+            log.warning("router behind", peer=call.peer)
+            raise RpcError(Status.RESOURCE_EXHAUSTED, "this router does not read its frames")
 
-    async def Describe(
-        self, request: wire.DescribeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> wire.DescribeReply:
+    async def describe(self, request: wire.DescribeRequest, peer: str) -> wire.DescribeReply:
         """Return the description of this replica."""
         return wire.DescribeReply(
             replica=self._identity.name,
@@ -100,62 +90,32 @@ class ReplicaService(replica_pb2_grpc.ReplicaServicer):
             engine_tls_port=self._identity.engine_tls_port,
         )
 
-    async def Detokenize(
-        self, request: wire.DetokenizeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> wire.DetokenizeReply:
+    async def detokenize(self, request: wire.DetokenizeRequest, peer: str) -> wire.DetokenizeReply:
         """Return the engine's text of tokens."""
         if len(request.tokens) > MOST_TOKENS:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MOST_TOKENS} tokens")
+            raise RpcError(Status.INVALID_ARGUMENT, f"more than {MOST_TOKENS} tokens")
         text = await self._detokenize(request.tokens)
         if text is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine did not return the text")
+            raise RpcError(Status.UNAVAILABLE, "the engine did not return the text")
         return wire.DetokenizeReply(text=text)
 
-    async def Drain(
-        self, request: wire.DrainRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> wire.DrainReply:
+    async def drain(self, request: wire.DrainRequest, peer: str) -> wire.DrainReply:
         """Drain the replica. Return when all accepted requests have ended, or the deadline has passed."""
-        await _require_local(context)
+        _require_local(peer)
         unfinished = await self._replica.drain(request.deadline_s or None)
         return wire.DrainReply(unfinished=unfinished)
 
-    async def Resume(
-        self, request: wire.ResumeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> wire.ResumeReply:
+    async def resume(self, request: wire.ResumeRequest, peer: str) -> wire.ResumeReply:
         """Accept requests again."""
-        await _require_local(context)
+        _require_local(peer)
         if self._replica.state.stopping:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this replica is stopping")
+            raise RpcError(Status.FAILED_PRECONDITION, "this replica is stopping")
         self._replica.resume()
         return wire.ResumeReply()
 
-    async def _end_behind(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-        self._metrics.routers_behind.inc()
-        log.warning("router behind", peer=context.peer())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FINAL_STATUS_S):
-                await context.abort(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED, "this router does not read its frames"
-                )
 
-
-async def _require_local(context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-    """Abort the call unless its peer is on this machine, because routers must not drain replicas."""
-    if not is_local(context.peer()):
-        log.warning("drain or resume refused", peer=context.peer())
-        await context.abort(
-            grpc.StatusCode.PERMISSION_DENIED,
-            "only processes on this replica's machine may call this",
-        )
-
-
-def is_local(peer: str) -> bool:
-    """Return whether a gRPC peer, like `ipv4:127.0.0.1:4711`, is on this machine."""
-    kind, _, where = peer.partition(":")
-    if kind == "unix":
-        return True
-    host = unquote(where.rpartition(":")[0]).strip("[]")
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _require_local(peer: str) -> None:
+    """Raise RpcError unless the peer is on this machine, because routers must not drain replicas."""
+    if not is_loopback(peer):
+        log.warning("drain or resume refused", peer=peer)
+        raise RpcError(Status.PERMISSION_DENIED, "only processes on this replica's machine may call this")

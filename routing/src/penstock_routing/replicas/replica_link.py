@@ -18,15 +18,16 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from math import inf
 
-import grpc
 import structlog
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_core.forecast.snapshot import is_valid
 from penstock_core.routing.progress import longest_silence_s
 from penstock_core.routing.replica_load import ReplicaLoad, estimated_tokens
 from penstock_proto import replica_pb2 as wire
-from penstock_proto.replica_pb2_grpc import ReplicaStub
+from penstock_proto.replica_methods import DESCRIBE, DETOKENIZE, SESSION
 from penstock_runtime.clock import monotonic
+from penstock_runtime.grpc.client import Channel
+from penstock_runtime.grpc.status import RpcError
 
 from penstock_routing.connections.backoff import Backoff
 from penstock_routing.connections.replica_channel import Connect
@@ -59,7 +60,6 @@ SWEEP_S = 5.0
 LONGEST_ANSWER_TOKENS = 2**17
 """Assumed longest answer of a replica that has not sent its longest sequence."""
 
-Session = grpc.aio.StreamStreamCall[wire.RouterFrame, wire.ReplicaFrame]
 log = structlog.get_logger()
 
 
@@ -105,7 +105,7 @@ class ReplicaLink:
         self._upstreams: dict[int, UpstreamRequest] = {}
         self._last_why = ""
         self._ids = count(1)
-        self._stub: ReplicaStub | None = None  # while there is a session
+        self._channel: Channel | None = None  # while there is a session
         self._writer = SessionWriter(monotonic)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -181,12 +181,13 @@ class ReplicaLink:
 
     async def detokenize(self, tokens: Sequence[int]) -> str | None:
         """Return the engine's text of tokens; None if it does not return it."""
-        if self._stub is None:
+        if self._channel is None:
             return None
+        request = wire.DetokenizeRequest(tokens=tokens)
         try:
             async with asyncio.timeout(DETOKENIZE_S):
-                reply = await self._stub.Detokenize(wire.DetokenizeRequest(tokens=tokens))
-        except (grpc.aio.AioRpcError, TimeoutError):
+                reply = await self._channel.request(DETOKENIZE, request, wire.DetokenizeReply)
+        except (RpcError, TimeoutError):
             return None
         return reply.text
 
@@ -199,12 +200,10 @@ class ReplicaLink:
         while True:
             try:
                 async with self._connect(self.address) as channel:
-                    await self._session(ReplicaStub(channel))
+                    await self._session(channel)
                 why = "the replica ended the session"
-            except grpc.aio.AioRpcError as error:
-                why = f"{error.code().name.lower()}: {error.details()}"
-            except asyncio.InvalidStateError:
-                why = "the session broke while a frame was written"
+            except RpcError as error:
+                why = str(error)
             except (Unresponsive, TimeoutError):
                 why = "it is connected but does not respond"
             except OSError as error:  # an unreadable certificate, which is read again for the next connection
@@ -225,32 +224,30 @@ class ReplicaLink:
             self._last_why = why
         await asyncio.sleep(self._backoff.wait_s())
 
-    async def _session(self, stub: ReplicaStub) -> None:
-        await self._describe(stub)
-        session, self._stub = stub.Session(), stub
+    async def _session(self, channel: Channel) -> None:
+        await self._describe(channel)
+        session, self._channel = channel.open(SESSION), channel
         tasks = [
             asyncio.create_task(self._writer.run(session.write)),
-            asyncio.create_task(self._keep_described(stub)),
+            asyncio.create_task(self._keep_described(channel)),
             asyncio.create_task(self._end_stalled()),
         ]
         for task in tasks:
             task.add_done_callback(lambda _: session.cancel())
         try:
-            async for frame in session:
-                self._deliver(frame)
-        except asyncio.CancelledError:
-            if (current := asyncio.current_task()) is not None and current.cancelling():
-                raise  # otherwise one of the session's tasks has ended and cancelled the call
+            await session.receive(wire.ReplicaFrame, self._deliver)
         finally:
-            self._stub = None
+            session.cancel()
+            self._channel = None
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        for task in tasks:
-            if not task.cancelled():
-                task.result()
+            errors = [task.exception() for task in tasks if not task.cancelled()]
+        for error in errors:
+            if error is not None:
+                raise error
 
-    async def _keep_described(self, stub: ReplicaStub) -> None:
+    async def _keep_described(self, channel: Channel) -> None:
         """Refresh the description periodically. Raises Unresponsive if the replica sends nothing any more.
 
         A replica that is too busy to send its description, but sends frames, keeps its session.
@@ -258,18 +255,18 @@ class ReplicaLink:
         unanswered = 0
         while True:
             await asyncio.sleep(DESCRIBE_INTERVAL_S if unanswered == 0 else 0)
-            unanswered = 0 if await self._responds(stub) else unanswered + 1
+            unanswered = 0 if await self._responds(channel) else unanswered + 1
             if unanswered == MOST_UNANSWERED:
                 raise Unresponsive
 
-    async def _responds(self, stub: ReplicaStub) -> bool:
+    async def _responds(self, channel: Channel) -> bool:
         """Query the description. Return whether it, or another message, was received in time."""
         sent_s = monotonic()
         try:
-            await self._describe(stub)
+            await self._describe(channel)
         except wire_conversion.MalformedMessage as error:  # the previous one stays
             self._count_malformed(str(error))
-        except grpc.aio.AioRpcError:  # an error is a response, and a broken connection also ends the session
+        except RpcError:  # an error is a response, and a broken connection also ends the session
             pass
         except TimeoutError:
             return self.last_received_s >= sent_s
@@ -287,9 +284,9 @@ class ReplicaLink:
                     self.abandon(upstream)
                     upstream.finish(Lost(self.name, f"no message about the request for {silent_s:.0f} s"))
 
-    async def _describe(self, stub: ReplicaStub) -> None:
+    async def _describe(self, channel: Channel) -> None:
         async with asyncio.timeout(CONNECT_S):
-            reply = await stub.Describe(wire.DescribeRequest())
+            reply = await channel.request(DESCRIBE, wire.DescribeRequest(), wire.DescribeReply)
         self.description = description_of(self.address, reply)
 
     def _count_malformed(self, why: str) -> None:

@@ -1,0 +1,193 @@
+"""One call, at the client's or the server's end.
+
+A call has one receiver. Messages that arrive before it wait, and their bytes are acknowledged when it takes
+them, so a peer can send no more than a window ahead. Writes wait while the peer's window, or the socket, has
+no room, so the unsent bytes of a call are those of one message.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, Self, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from penstock_runtime.grpc.messages import MessageReader, with_prefix
+from penstock_runtime.grpc.status import RpcError, Status
+
+
+class Message(Protocol):
+    """A protobuf message."""
+
+    def SerializeToString(self) -> bytes:
+        """Return its bytes."""
+
+    @classmethod
+    def FromString(cls, data: bytes, /) -> Self:
+        """Return the message of these bytes. Raises DecodeError."""
+
+
+M = TypeVar("M", bound=Message)
+
+
+class CallConnection(Protocol):
+    """What a call needs of its connection."""
+
+    def send(self, call: "GrpcCall") -> None:
+        """Send as much of the call's unsent bytes as windows and socket take."""
+
+    def acknowledge(self, call: "GrpcCall", size: int) -> None:
+        """Let the peer send this many more bytes."""
+
+    def finish_sending(self, call: "GrpcCall") -> None:
+        """Close this end's direction."""
+
+    def reset(self, call: "GrpcCall") -> None:
+        """End the call at the peer."""
+
+
+class GrpcCall:
+    """One call.
+
+    id: its HTTP/2 stream. peer: the host of the other end. unsent: bytes of the message that is being sent.
+    response: headers and trailers of the server's response, at the client's end.
+    when_over: called when the call is over.
+    """
+
+    def __init__(self, connection: CallConnection, id: int, peer: str) -> None:
+        self.id, self.peer = id, peer
+        self.unsent = memoryview(b"")
+        self.response: dict[bytes, bytes] = {}
+        self.when_over: Callable[[], object] = lambda: None
+        self._connection = connection
+        self._reader = MessageReader()
+        self._early: list[bytes] = []
+        self._early_bytes = 0  # acknowledged when they are taken
+        self._receiver: Callable[[bytes], None] | None = None
+        self._failed = False  # its receiver has raised
+        self._error: Exception | None = None
+        self._received = asyncio.Event()  # nothing more will be received
+        self._over = False  # nothing can be sent any more
+        self._sent: asyncio.Future[None] | None = None  # done when `unsent` is
+
+    # For its user
+
+    async def write(self, message: Message) -> None:
+        """Send a message once there is room. Raises RpcError if the call has ended."""
+        data = with_prefix(message.SerializeToString())
+        self._check()
+        await self.all_sent()
+        self.unsent = memoryview(data)
+        self._connection.send(self)
+        await self.all_sent()
+
+    async def receive(self, kind: type[M], deliver: Callable[[M], None]) -> None:
+        """Deliver each message as it arrives, until the peer has sent its last one or `cancel` is called.
+
+        Raises RpcError if the call fails, and what `deliver` raises, after which nothing more is delivered.
+        """
+        self._receiver = lambda data: deliver(_parse(kind, data))
+        early, self._early = self._early, []
+        for message in early:
+            self._deliver(message)
+        self._connection.acknowledge(self, self._early_bytes)
+        self._early_bytes = 0
+        await self._received.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def receive_one(self, kind: type[M]) -> M:
+        """Return the only message of the peer. Raises RpcError if there is none, or more."""
+        messages: list[M] = []
+        await self.receive(kind, messages.append)
+        if len(messages) != 1:
+            raise RpcError(Status.INTERNAL, f"{len(messages)} messages in place of one")
+        return messages[0]
+
+    def finish_sending(self) -> None:
+        """Send no more messages."""
+        self._connection.finish_sending(self)
+
+    def cancel(self) -> None:
+        """End the call. A receiver returns."""
+        if not self._over:
+            self._connection.reset(self)
+            self.end(None)
+
+    async def all_sent(self) -> None:
+        """Wait until no byte of a message is unsent. Raises RpcError if the call ends first."""
+        while self.unsent:
+            self._check()
+            if self._sent is None:
+                self._sent = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._sent)
+
+    # For its connection
+
+    @property
+    def received(self) -> bool:
+        """Whether the peer has sent its last message."""
+        return self._received.is_set()
+
+    def take(self, data: bytes, size: int) -> None:
+        """Take bytes from the peer. size: what they count in the window."""
+        try:
+            messages = self._reader.feed(data)
+        except RpcError as error:
+            self._connection.reset(self)
+            self.end(error)
+            return
+        if self._receiver is None:
+            self._early += messages
+            self._early_bytes += size
+            return
+        for message in messages:
+            self._deliver(message)
+        self._connection.acknowledge(self, size)
+
+    def sent(self, size: int) -> None:
+        """Note that this many of the unsent bytes are sent."""
+        self.unsent = self.unsent[size:]
+        if not self.unsent:
+            self._wake_writer()
+
+    def end_receiving(self, error: Exception | None = None) -> None:
+        """Note that the peer has sent its last message."""
+        if not self._received.is_set():
+            if error is None and self._reader.incomplete:
+                error = RpcError(Status.INTERNAL, "the last message is incomplete")
+            self._error = self._error or error
+            self._received.set()
+
+    def end(self, error: Exception | None) -> None:
+        """Note that the call is over. error: why it failed; None if it has not."""
+        self.end_receiving(error)
+        if not self._over:
+            self._over = True
+            self._wake_writer()
+            self.when_over()
+
+    def _deliver(self, data: bytes) -> None:
+        assert self._receiver is not None
+        if self._failed:
+            return
+        try:
+            self._receiver(data)
+        except Exception as error:  # its receiver gets it; the connection's other calls continue
+            self._failed, self._error = True, error
+            self._received.set()
+
+    def _check(self) -> None:
+        if self._over:
+            raise self._error or RpcError(Status.CANCELLED, "the call is over")
+
+    def _wake_writer(self) -> None:
+        if self._sent is not None:
+            self._sent.set_result(None)
+            self._sent = None
+
+
+def _parse(kind: type[M], data: bytes) -> M:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise RpcError(Status.INTERNAL, f"a message that is not a {kind.__name__}") from None
