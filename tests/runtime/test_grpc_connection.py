@@ -313,6 +313,16 @@ async def test_a_silent_peer_is_pinged_and_lost_after_15_s(still: None) -> None:
         await receiving
 
 
+async def test_a_connection_that_is_closed_does_not_wait_for_a_peer_that_reads_nothing(still: None) -> None:
+    pair = Pair({METHOD: Served().handle})
+    await pair.settle()
+    pair.near.close()
+    assert pair.near_cable.closing and not pair.near_cable.aborted
+    await skip(10.1)
+    assert pair.near_cable.aborted
+    pair.lose()
+
+
 async def test_a_peer_that_answers_pings_stays(still: None) -> None:
     pair = Pair({METHOD: Served().handle})
     for _ in range(30):

@@ -168,5 +168,5 @@ def _weather(random: Random) -> Weather:
         late=share(0.3),
         torn=share(0.1),
         kernel_bytes=random.choice((4 << 10, 64 << 10)),
-        window_bytes=random.choice((4 << 10, 64 << 10)),
+        window_bytes=random.choice((64 << 10, 1 << 20)),
     )

@@ -9,7 +9,8 @@ class GrpcBounds:
 
     ping_s: without a byte from the peer for this long, it is pinged. pong_s: timeout for any byte after that.
     calls: most calls at a time. connections: most connections of a server.
-    window_bytes: most bytes that a peer may send in one call before they are taken.
+    window_bytes: most bytes that a peer may send in one call before they are taken. At least HTTP/2's initial
+        65,535: with less, h2 can stop a peer that has sent more before it knows the bound.
     connection_window_bytes: same, in all calls of a connection.
     unread_bytes: most bytes in the socket's buffer for a peer that does not read.
     """

@@ -272,6 +272,10 @@ class GrpcConnection(asyncio.Protocol):
 
     def _ping(self, received_s: float) -> None:
         """Ping the peer unless something was received since then."""
+        assert self._transport is not None
+        if self._transport.is_closing():  # and the peer does not take the last bytes
+            self._transport.abort()
+            return
         if self._received_s > received_s:
             self._watch()
             return
