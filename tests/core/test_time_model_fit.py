@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.timing.builtin_models import BUILTINS
-from penstock_core.timing.fit import Point, Quality, TooFewPoints, closest, fit, quality
+from penstock_core.timing.fit import NoDuration, Point, Quality, TooFewPoints, closest, fit, quality
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
 
 PROMPTS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -89,6 +89,13 @@ def test_six_different_iterations_are_enough() -> None:
     assert found.seen.mean_error == pytest.approx(0.0, abs=1e-9)
     with pytest.raises(TooFewPoints, match="5 measured points"):
         fit("found", [Point(BatchWork(tokens), 0.01) for tokens in (1, 2, 3, 4, 5, 5)])
+
+
+def test_points_by_which_a_small_batch_takes_no_time_are_refused() -> None:
+    """Noise may leave the context as the only cost; such a model would be invalid."""
+    noisy = [Point(BatchWork(1, context), context * 1e-6) for context in range(100, 800, 100)]
+    with pytest.raises(NoDuration, match="measure again on an idle machine"):
+        fit("found", noisy)
 
 
 def test_two_lines_need_three_points_each() -> None:

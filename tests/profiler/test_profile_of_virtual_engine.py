@@ -13,11 +13,11 @@ from penstock_core.timing.time_model import BatchWork, chunk_work
 from penstock_profiler import (
     DecodeProbe,
     EngineError,
+    NoTimeModel,
     PrefillProbe,
     Probe,
     Profile,
     ProfileLimits,
-    TooFewProbes,
     profile,
 )
 from penstock_profiler.engine import ACCEPTED, DRAFTED
@@ -213,7 +213,7 @@ def test_a_short_time_still_allows_the_fewest_probes() -> None:
 def test_each_probe_is_requested_once_if_few_give_a_reading() -> None:
     async def too_few_probes() -> list[Probe]:
         requested: list[Probe] = []
-        with pytest.raises(TooFewProbes, match="the engine ends answers early or accepts few requests"):
+        with pytest.raises(NoTimeModel, match="the engine ends answers early or accepts few requests"):
             await profile(
                 connected(VirtualEngine(ends_after=1)),
                 ProfileLimits(prompt_tokens=48, requests=2, context_tokens=1024),

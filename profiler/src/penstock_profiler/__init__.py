@@ -6,19 +6,19 @@
 
 from penstock_profiler.engine import EngineError, EngineKvCache, MeasuredEngine, connected
 from penstock_profiler.plan import DecodeProbe, PrefillProbe, Probe, ProfileLimits, plan
-from penstock_profiler.profiling import ProbeSummary, Profile, TooFewProbes, profile
+from penstock_profiler.profiling import NoTimeModel, ProbeSummary, Profile, profile
 
 __all__ = [
     "DecodeProbe",
     "EngineError",
     "EngineKvCache",
     "MeasuredEngine",
+    "NoTimeModel",
     "PrefillProbe",
     "Probe",
     "ProbeSummary",
     "Profile",
     "ProfileLimits",
-    "TooFewProbes",
     "connected",
     "plan",
     "profile",

@@ -13,7 +13,7 @@ from random import Random
 from statistics import mean, median
 from time import monotonic
 
-from penstock_core.timing.fit import Fit, Point, TooFewPoints, fit
+from penstock_core.timing.fit import Fit, NoDuration, Point, TooFewPoints, fit
 
 from penstock_profiler.drift import slowdowns
 from penstock_profiler.engine import MeasuredEngine
@@ -42,8 +42,8 @@ OnReading = Callable[[Probe, int], None]
 """Called before each reading with the probe and the number of previous readings."""
 
 
-class TooFewProbes(Exception):
-    """Too few probes were measured to fit a model."""
+class NoTimeModel(Exception):
+    """The measured probes determine no time model. The message has the engine's URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ async def profile(
 ) -> Profile:
     """Measure an idle engine for `seconds`, or as long as the first probes take.
 
-    Raises EngineError, TooFewProbes.
+    Raises EngineError, NoTimeModel.
     """
     until_s, random = monotonic() + seconds, Random()  # unseeded, so that no prompt is in a cache
     method, read = await _timing_method(engine, random), Readings()
@@ -104,9 +104,11 @@ async def profile(
     try:
         fitted = fit("profiled", [summary.point for summary in summaries])
     except TooFewPoints as error:
-        raise TooFewProbes(
+        raise NoTimeModel(
             f"{engine.url}: {error}; the engine ends answers early or accepts few requests"
         ) from error
+    except NoDuration as error:
+        raise NoTimeModel(f"{engine.url}: {error}") from error
     return Profile(summaries, method.overhead_s, read.noise, fitted)
 
 

@@ -12,11 +12,11 @@ from penstock_core.timing.time_model import TimeModel, to_json
 from penstock_pool.time_models import FORMAT
 from penstock_profiler import (
     EngineError,
+    NoTimeModel,
     Probe,
     ProbeSummary,
     Profile,
     ProfileLimits,
-    TooFewProbes,
     connected,
     profile,
 )
@@ -61,7 +61,7 @@ def profile_engine(
     limits = ProfileLimits(longest_prompt, most_requests, kv_tokens=kv_tokens)
     try:
         model, found = asyncio.run(_measure(engine, limits, seconds, console))
-    except (EngineError, TooFewProbes) as error:
+    except (EngineError, NoTimeModel) as error:
         raise Failure(f"--engine: {error}") from None
     out.write_bytes(as_file(model, found))
     show(Console(), found)

@@ -35,6 +35,9 @@ TWO_LINES_ERROR = 0.9
 
 HELD_OUT_EVERY = 4
 
+LEAST_SHARE = 1e-3
+"""Least duration of a batch of one token, as a share of the shortest measured one."""
+
 REWEIGHTINGS = 15
 """Iterations of weighted least squares that approximate least absolute errors."""
 
@@ -56,6 +59,15 @@ class TooFewPoints(Exception):
 
     def __init__(self, points: int) -> None:
         super().__init__(f"{points} measured points of different size; a time model takes {FEWEST_POINTS}")
+
+
+class NoDuration(Exception):
+    """By the closest model the smallest batch takes no time, because the points are too noisy."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "by these points a small batch takes no time; measure again on an idle machine"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +97,13 @@ class Fit:
 
 
 def fit(name: str, points: Sequence[Point]) -> Fit:
-    """Return the closest model. Raises TooFewPoints."""
+    """Return the closest model. Raises TooFewPoints, NoDuration."""
     if len({point.work for point in points}) < FEWEST_POINTS:
         raise TooFewPoints(len({point.work for point in points}))
     ordered = sorted(points, key=lambda point: (point.work.tokens, point.work, point.seconds))
     model = closest(name, ordered)
+    if model.prefill_seconds(1) < LEAST_SHARE * min(point.seconds for point in points):
+        raise NoDuration
     predicted_s = [model.seconds(point.work) for point in ordered]
     return Fit(model, quality(predicted_s, ordered), quality(_unseen_s(name, ordered), ordered))
 

@@ -7,7 +7,7 @@ import structlog
 from penstock_core.domain.replica_view import KvCache
 from penstock_core.timing.time_model import TimeModel, to_json
 from penstock_pool import Pool, named_time_model
-from penstock_profiler import EngineError, MeasuredEngine, ProfileLimits, TooFewProbes, connected, profile
+from penstock_profiler import EngineError, MeasuredEngine, NoTimeModel, ProfileLimits, connected, profile
 from penstock_runtime.client_tls import Contexts
 from penstock_runtime.engine_key import bearer
 from penstock_runtime.serving import StartError
@@ -52,7 +52,7 @@ async def facts_from(
         )
         log.info("measuring the engine", longest_s=spec.profile_timeout_s)
         measured = await profile(engine, limits, spec.profile_timeout_s)
-    except (EngineError, TooFewProbes) as error:
+    except (EngineError, NoTimeModel) as error:
         raise StartError(f"spec.engine.timeModel: auto: {error}") from None
     if model_file is not None:
         _write_model(measured.fit.model, model_file)
