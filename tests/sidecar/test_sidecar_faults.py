@@ -342,6 +342,8 @@ async def test_a_replica_that_closes_returns_requests_not_begun(
         ("127.0.0.1", True),
         ("127.8.0.1", True),
         ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.7", False),
         ("10.0.0.7", False),
         ("fd00::7", False),
         ("unknown", False),

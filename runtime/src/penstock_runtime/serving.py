@@ -79,11 +79,13 @@ def address_of(listener: socket.socket) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is a loopback address."""
+    """Return whether an address is a loopback address; also one of IPv4 in the form of IPv6."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
         return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 @contextlib.asynccontextmanager

@@ -65,9 +65,7 @@ class NoDuration(Exception):
     """By the closest model the smallest batch takes no time, because the points are too noisy."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "by these points a small batch takes no time; measure again on an idle machine"
-        )
+        super().__init__("by these points a small batch takes no time; measure again on an idle machine")
 
 
 @dataclass(frozen=True, slots=True)
