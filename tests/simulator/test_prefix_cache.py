@@ -69,6 +69,35 @@ def test_no_block_leaks_and_found_blocks_are_held(seed: int) -> None:
     assert cache.pool.free_blocks == blocks
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_waiting_request_sees_every_change_of_its_cached_prefix(seed: int) -> None:
+    chance = Random(seed)
+    cache = PrefixCache(20, BLOCK)
+    waiting = [of_tokens(f"w{number}", [0] * number) for number in (9, 17, 30)]
+    running: list[RequestBlocks] = []
+
+    def check() -> None:
+        for waits in waiting:
+            assert cache.lookup(waits, 31) == cache.lookup(RequestBlocks("new", waits.keys), 31)
+
+    for number in range(100):
+        check()
+        if running and chance.random() < 0.5:
+            cache.release(running.pop(chance.randrange(len(running))))
+        elif not running and chance.random() < 0.2:
+            assert cache.pool.clear()
+        else:
+            request, count = of_tokens(f"r{number}", [0] * 30), chance.randint(1, 30)
+            found = cache.lookup(request, count)
+            if -(-count // BLOCK) - found.tokens // BLOCK + found.free_blocks <= cache.pool.free_blocks:
+                cache.start(request, count)
+                check()
+                cache.grow(request, count, 0)
+                check()
+                cache.grow(request, count, count)
+                running.append(request)
+
+
 def test_the_tail_of_the_least_recently_used_prefix_is_evicted_first() -> None:
     cache = PrefixCache(6, BLOCK)
     old, used = of_tokens("old", range(12)), of_tokens("used", range(100, 108))

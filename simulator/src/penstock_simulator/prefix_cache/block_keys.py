@@ -39,6 +39,5 @@ def recorded_keys(
     last token is; blocks beyond the ids have no keys.
     """
     full_blocks = min(tokens, len(hash_ids) * id_tokens) // block_tokens
-    return [
-        (salt, hash_ids[((index + 1) * block_tokens - 1) // id_tokens], index) for index in range(full_blocks)
-    ]
+    ids = [hash_ids[((index + 1) * block_tokens - 1) // id_tokens] for index in range(full_blocks)]
+    return [f"{salt} {id} {index}" for index, id in enumerate(ids)]  # a string remembers its hash

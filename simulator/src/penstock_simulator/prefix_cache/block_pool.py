@@ -26,8 +26,8 @@ class OutOfBlocks(Exception):
 class BlockPool:
     """All blocks of an engine.
 
-    evictions: blocks that were evicted. sharing_changes: grows whenever a block gets a second holder or loses
-        one of several.
+    evictions: blocks that were evicted. changes: grows whenever the result of a look-up may change.
+    sharing_changes: grows whenever a block gets a second holder or loses one of several.
     """
 
     def __init__(self, total_blocks: int) -> None:
@@ -36,7 +36,7 @@ class BlockPool:
         self._key_of: list[BlockKey | None] = [None] * total_blocks
         self._cached: dict[BlockKey, Block] = {}
         self._copies: dict[BlockKey, list[Block]] = {}  # further blocks with a cached key, oldest first
-        self.evictions = self.sharing_changes = 0
+        self.evictions = self.changes = self.sharing_changes = 0
 
     @property
     def free_blocks(self) -> int:
@@ -55,17 +55,12 @@ class BlockPool:
 
     def find(self, keys: Sequence[BlockKey]) -> list[Block]:
         """Return the cached blocks of the longest cached prefix of `keys`. Changes nothing."""
-        found = []
-        for key in keys:
-            block = self._cached.get(key)
-            if block is None:
-                break
-            found.append(block)
-        return found
+        blocks = map(self._cached.get, keys)
+        return list(iter(blocks.__next__, None))  # up to the first that is not cached
 
     def free_among(self, blocks: Iterable[Block]) -> int:
         """Return how many of these blocks no request holds."""
-        return sum([not self._holders[block] for block in blocks])
+        return list(map(self._holders.__getitem__, blocks)).count(0)
 
     def shared_among(self, blocks: Iterable[Block]) -> int:
         """Return how many of these blocks several requests hold."""
@@ -73,6 +68,7 @@ class BlockPool:
 
     def hold(self, blocks: Iterable[Block]) -> None:
         """Let one more request hold these cached blocks."""
+        self.changes += 1
         for block in blocks:
             if self._holders[block]:
                 self.sharing_changes += 1
@@ -84,6 +80,9 @@ class BlockPool:
         """Return `count` free blocks, held once and evicted from the cache. Raises OutOfBlocks."""
         if count > len(self._free):
             raise OutOfBlocks(f"{count} blocks are wanted, {len(self._free)} are free")
+        if not count:
+            return []
+        self.changes += 1
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in taken:
             self._evict(block)
@@ -92,6 +91,7 @@ class BlockPool:
 
     def store(self, block: Block, key: BlockKey) -> None:
         """Cache a held block that has no key yet: its content is complete."""
+        self.changes += 1
         self._key_of[block] = key
         if self._cached.setdefault(key, block) != block:
             self._copies.setdefault(key, []).append(block)
@@ -101,6 +101,7 @@ class BlockPool:
 
         The last one is evicted first, because all before it are of use without it.
         """
+        self.changes += 1
         unknown = []
         for block in reversed(blocks):
             self._holders[block] -= 1
@@ -119,6 +120,7 @@ class BlockPool:
         """Empty the cache if no request holds a block, as vLLM does. Returns whether it was emptied."""
         if len(self._free) < len(self._holders):
             return False
+        self.changes += 1
         self._cached.clear()
         self._copies.clear()
         self._key_of = [None] * len(self._key_of)

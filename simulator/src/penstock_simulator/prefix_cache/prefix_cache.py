@@ -14,26 +14,6 @@ from penstock_simulator.prefix_cache.block_keys import BlockKey
 from penstock_simulator.prefix_cache.block_pool import Block, BlockPool
 
 
-@dataclass(slots=True, eq=False)
-class RequestBlocks:
-    """The KV blocks of one request.
-
-    name: unique among requests; names the content of blocks beyond `keys`, which no other request can hit.
-    keys: keys of its first full blocks.
-    blocks: blocks that it holds, in the order of its tokens. stored: number of them that have been stored.
-    """
-
-    name: Hashable
-    keys: Sequence[BlockKey] = ()
-    blocks: list[Block] = field(default_factory=list)
-    stored: int = 0
-
-    def keys_between(self, begin: int, end: int) -> list[BlockKey]:
-        """Return the keys of its blocks from index `begin` to before `end`."""
-        own = [(self.name, index) for index in range(max(begin, len(self.keys)), end)]
-        return [*self.keys[begin:end], *own]
-
-
 class CachedPrefix(NamedTuple):
     """The cached prefix of a request.
 
@@ -46,6 +26,28 @@ class CachedPrefix(NamedTuple):
     holder: Hashable | None = None
 
 
+@dataclass(slots=True, eq=False)
+class RequestBlocks:
+    """The KV blocks of one request.
+
+    name: unique among requests; names the content of blocks beyond `keys`, which no other request can hit.
+    keys: keys of its first full blocks.
+    blocks: blocks that it holds, in the order of its tokens. stored: number of them that have been stored.
+    looked_up: its last look-up, and the tokens and the state of the pool that this was for.
+    """
+
+    name: Hashable
+    keys: Sequence[BlockKey] = ()
+    blocks: list[Block] = field(default_factory=list)
+    stored: int = 0
+    looked_up: tuple[tuple[int, int], CachedPrefix] | None = None
+
+    def keys_between(self, begin: int, end: int) -> list[BlockKey]:
+        """Return the keys of its blocks from index `begin` to before `end`."""
+        own = [(self.name, index) for index in range(max(begin, len(self.keys)), end)]
+        return [*self.keys[begin:end], *own]
+
+
 class PrefixCache:
     """The KV memory of an engine with prefix caching."""
 
@@ -55,10 +57,11 @@ class PrefixCache:
         self._holders: dict[Block, RequestBlocks] = {}  # the last request that took each block
 
     def lookup(self, request: RequestBlocks, tokens: int) -> CachedPrefix:
-        """Return the cached prefix of a request of `tokens` tokens that holds no blocks. Changes nothing."""
-        found = self._find(request, tokens)
-        free = self.pool.free_among(found)
-        return CachedPrefix(len(found) * self.block_tokens, free, self._holder(found[: len(found) - free]))
+        """Return the cached prefix of a request of `tokens` tokens that holds no blocks. Changes no block."""
+        as_of = (tokens, self.pool.changes)
+        if request.looked_up is None or request.looked_up[0] != as_of:
+            request.looked_up = as_of, self._lookup(request, tokens)
+        return request.looked_up[1]
 
     def cached_tokens(self, keys: Sequence[BlockKey], tokens: int) -> int:
         """Return the cached tokens of a prompt of this length with these keys. Changes nothing."""
@@ -93,6 +96,11 @@ class PrefixCache:
         """Take all blocks from a request. They stay cached until they are taken by others."""
         self.pool.release(request.blocks)
         request.blocks, request.stored = [], 0
+
+    def _lookup(self, request: RequestBlocks, tokens: int) -> CachedPrefix:
+        found = self._find(request, tokens)
+        free = self.pool.free_among(found)
+        return CachedPrefix(len(found) * self.block_tokens, free, self._holder(found[: len(found) - free]))
 
     def _holder(self, blocks: list[Block]) -> Hashable | None:
         """Return the name of a request that begins with these blocks, if the last one to take them does."""
