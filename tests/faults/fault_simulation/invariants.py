@@ -195,7 +195,7 @@ def _broken_error(answer: Answer) -> Iterator[str]:
 def _begun(answer: Answer) -> Iterator[str]:
     """Yield errors unless a disconnected client has a prefix of its answer."""
     if answer.status == 200 and answer.plan.body["stream"]:
-        whole = answer.body[: answer.body.rfind(b"\n\n") + 2]
+        whole, _, _ = answer.body.rpartition(b"\n\n")
         text = _text(answer, list(_events(whole)))
         if not answer.plan.answer.startswith(text):
             yield f"3 {answer.plan.id}: got {text[-60:]!r} of {answer.plan.answer!r}"
