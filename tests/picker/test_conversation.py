@@ -1,5 +1,6 @@
 """Message order of ext_proc: at most one decision, and the body returned unchanged, for any messages."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,6 +42,19 @@ def part(body: bytes, ends: bool) -> proc.ProcessingRequest:
 
 TRAILERS = proc.ProcessingRequest(request_trailers=proc.HttpTrailers())
 
+Pick = Callable[[Call], Picked]
+
+
+def told(
+    conversation: Conversation, message: proc.ProcessingRequest, pick: Pick = lambda call: PICKED
+) -> list[proc.ProcessingResponse]:
+    """Return all answers to a message, with the endpoints that `pick` returns."""
+    try:
+        answers = [*conversation.receive(message)]
+        return answers + conversation.answer(pick(conversation.asked)) if conversation.asked else answers
+    except ApiError as error:
+        return conversation.answer(error)
+
 
 class Gateway(RuleBasedStateMachine):
     """Messages that a gateway may send in any mode, and invalid ones."""
@@ -50,7 +64,7 @@ class Gateway(RuleBasedStateMachine):
         self.refuses = refuses
         self.calls: list[Call] = []
         self.sent, self.answers = b"", list[proc.ProcessingResponse]()
-        self.conversation = Conversation(self.pick, MAX_BODY_BYTES)
+        self.conversation = Conversation(MAX_BODY_BYTES)
         self.ended, self.mode = False, ProcessingMode.FULL_DUPLEX_STREAMED
 
     def pick(self, call: Call) -> Picked:
@@ -60,7 +74,7 @@ class Gateway(RuleBasedStateMachine):
         return PICKED
 
     def send(self, message: proc.ProcessingRequest) -> None:
-        self.answers += self.conversation.receive(message)
+        self.answers += told(self.conversation, message, self.pick)
 
     def state(self) -> ConversationState:
         return self.conversation.state
@@ -144,10 +158,10 @@ TestGateway = Gateway.TestCase
 
 
 def test_a_body_over_the_bound_is_refused_once_and_not_read_further() -> None:
-    conversation = Conversation(lambda call: PICKED, MAX_BODY_BYTES)
+    conversation = Conversation(MAX_BODY_BYTES)
     conversation.receive(headers())
-    assert conversation.receive(part(bytes(MAX_BODY_BYTES), ends=False)) == []
-    (refusal,) = conversation.receive(part(b"x", ends=False))
+    assert told(conversation, part(bytes(MAX_BODY_BYTES), ends=False)) == []
+    (refusal,) = told(conversation, part(b"x", ends=False))
     assert refusal.immediate_response.status.code == 413
     for message in (part(b"x", ends=True), TRAILERS):
         with pytest.raises(OutOfOrder):
@@ -155,16 +169,11 @@ def test_a_body_over_the_bound_is_refused_once_and_not_read_further() -> None:
 
 
 def test_a_mode_without_the_body_decides_by_the_headers() -> None:
-    calls: list[Call] = []
-
-    def pick(call: Call) -> Picked:
-        calls.append(call)
-        return PICKED
-
     none = proc.ProcessingRequest().protocol_config.request_body_mode
-    (answer,) = Conversation(pick, MAX_BODY_BYTES).receive(headers(mode=none))
+    conversation = Conversation(MAX_BODY_BYTES)
+    (answer,) = told(conversation, headers(mode=none))
     assert answer.WhichOneof("response") == "request_headers"
-    assert [call.body for call in calls] == [None]
+    assert conversation.asked is not None and conversation.asked.body is None
 
 
 @pytest.mark.parametrize(
@@ -186,34 +195,23 @@ def test_an_endpoint_hint_is_a_string_or_a_list(hint: str | list[str]) -> None:
     hints = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
     hints.update({"x-gateway-destination-endpoint-subset": hint})
     assert subset_of(message) == frozenset({"10.0.0.1:1", "10.0.0.2:1"})
-    calls: list[Call] = []
-
-    def pick(call: Call) -> Picked:
-        calls.append(call)
-        return PICKED
-
     message.request_headers.end_of_stream = True
-    Conversation(pick, MAX_BODY_BYTES).receive(message)
-    assert [call.subset for call in calls] == [frozenset({"10.0.0.1:1", "10.0.0.2:1"})]
+    assert asked(message).subset == frozenset({"10.0.0.1:1", "10.0.0.2:1"})
 
 
-def noted(calls: list[Call]) -> Conversation:
-    """Return a conversation that records its calls."""
-
-    def pick(call: Call) -> Picked:
-        calls.append(call)
-        return PICKED
-
-    return Conversation(pick, MAX_BODY_BYTES)
+def asked(message: proc.ProcessingRequest) -> Call:
+    """Return the request of a single message."""
+    conversation = Conversation(MAX_BODY_BYTES)
+    assert conversation.receive(message) == ()
+    assert conversation.asked is not None
+    return conversation.asked
 
 
 def test_headers_are_read_by_lower_case_names_and_from_either_field() -> None:
-    calls: list[Call] = []
     message = headers(ends=True)
     for name, raw, value in (("X-One", b"1", ""), ("x-Two", b"", "2"), ("x-three", b"", "\u20ac")):
         message.request_headers.headers.headers.add(key=name, raw_value=raw, value=value)
-    noted(calls).receive(message)
-    (call,) = calls
+    call = asked(message)
     assert (call.method, call.path, call.body) == ("POST", "/v1/completions", b"")
     assert {name: call.head[name] for name in (b"x-one", b"x-two", b"x-three")} == {
         b"x-one": b"1",
@@ -223,33 +221,31 @@ def test_headers_are_read_by_lower_case_names_and_from_either_field() -> None:
 
 
 def test_a_buffered_body_changes_headers_and_decides_with_the_body() -> None:
-    calls: list[Call] = []
-    conversation = noted(calls)
-    (first,) = conversation.receive(headers(mode=ProcessingMode.BUFFERED))
+    conversation = Conversation(MAX_BODY_BYTES)
+    (first,) = told(conversation, headers(mode=ProcessingMode.BUFFERED))
     assert first == proc.ProcessingResponse(request_headers=proc.HeadersResponse())
     with pytest.raises(OutOfOrder):
         conversation.receive(TRAILERS)
-    (second,) = conversation.receive(part(b"{}", ends=True))
+    (second,) = told(conversation, part(b"{}", ends=True))
     changes = second.request_body.response.header_mutation
     assert [(each.header.key, each.header.raw_value.decode()) for each in changes.set_headers] == list(
         PICKED.headers
     )
     assert second.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"] == ",".join(PICKED.endpoints)
-    assert [call.body for call in calls] == [b"{}"]
+    assert conversation.asked is not None and conversation.asked.body == b"{}"
 
 
 def test_trailers_end_a_body_that_did_not_end_itself() -> None:
-    conversation = noted([])
-    conversation.receive(headers())
-    assert conversation.receive(part(b"{}", ends=False)) == []
-    _, body, trailers = conversation.receive(TRAILERS)
+    conversation = Conversation(MAX_BODY_BYTES)
+    assert told(conversation, headers()) == told(conversation, part(b"{}", ends=False)) == []
+    _, body, trailers = told(conversation, TRAILERS)
     streamed = body.request_body.response.body_mutation.streamed_response
     assert (streamed.body, streamed.end_of_stream) == (b"{}", False)
     assert trailers.WhichOneof("response") == "request_trailers"
 
 
 def test_a_clients_own_routing_headers_are_removed() -> None:
-    (answer,) = noted([]).receive(headers(ends=True))
+    (answer,) = told(Conversation(MAX_BODY_BYTES), headers(ends=True))
     mutation = answer.request_headers.response.header_mutation
     assert tuple(mutation.remove_headers) == STRIPPED
 

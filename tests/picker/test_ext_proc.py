@@ -2,8 +2,7 @@
 
 import asyncio
 import ssl
-import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +16,14 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as proc_grpc
 from gateway.picking import chat, picker_of
 from gateway.replica import HttpReplica
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from patience import eventually
 from penstock_picker import ext_proc
 from penstock_picker.picker import Picker
 from penstock_pool import Pool
 from penstock_routing.applications.usage_ledger import LimitDecision, Ticket
 from penstock_routing.flags import Certificate
 from penstock_routing.settings import settings_of
-from penstock_runtime.serving import StartError
+from penstock_runtime.serving import address_of, listen
+from penstock_runtime.tls import server_context
 from scripted.router import pool_with
 from self_signed import Identity
 from structlog.testing import capture_logs
@@ -56,12 +55,16 @@ class Front:
         """One stream of it, as the client library has it."""
         return proc_grpc.ExternalProcessorStub(self.channel).Process()
 
-    async def endpoints(self) -> str:
+    async def answers(self) -> list[proc.ProcessingResponse]:
         """Return the answers of a whole conversation."""
         stream = self.conversation()
         await stream.write(request_headers())
         await stream.write(request_body())
-        first, *_ = [answer async for answer in stream]
+        return [answer async for answer in stream]
+
+    async def endpoints(self) -> str:
+        """Return the endpoints of a whole conversation."""
+        first, *_ = await self.answers()
         reported: str = first.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"]
         return reported
 
@@ -73,12 +76,15 @@ class Front:
 
 @asynccontextmanager
 async def front_of(picker: Picker, certificate: Certificate | None = None) -> AsyncIterator[Front]:
-    ready = [True]
-    loop = asyncio.get_running_loop()
-    with ext_proc.ext_proc(picker, lambda: ready[0], "127.0.0.1:0", loop, certificate) as port:
-        address = f"127.0.0.1:{port}"
-        async with grpc.aio.insecure_channel(address) as channel:
-            yield Front(address, channel, ready)
+    ready, listener = [True], listen("127.0.0.1", 0)
+    address = address_of(listener)
+    pair = certificate
+    tls = None if pair is None else server_context(pair.cert, pair.key, protocol="h2")
+    async with (
+        ext_proc.ext_proc_serving(picker, lambda: ready[0], listener, tls),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        yield Front(address, channel, ready)
 
 
 async def test_the_stream_ends_with_the_endpoints() -> None:
@@ -124,58 +130,32 @@ async def test_conversations_over_the_bound_are_refused_immediately(monkeypatch:
         assert (await held.read()).WhichOneof("response") == "request_headers"
 
 
-class Context:
-    """A conversation's context, which counts its ends."""
-
-    def __init__(self) -> None:
-        self.cancelled = 0
-
-    def cancel(self) -> None:
-        self.cancelled += 1
-
-
-async def test_a_conversation_may_last_as_long_as_a_body_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 100.0
-    monkeypatch.setattr(ext_proc, "monotonic", lambda: now_s)
-    context = Context()
-    async with picker_of((HttpReplica("r0"),)) as picker:
-        processor = ext_proc.ExternalProcessor(picker, asyncio.get_running_loop())
-
-        def slow_client() -> Iterator[proc.ProcessingRequest]:
-            nonlocal now_s
-            yield request_headers()
-            now_s += picker.body_timeout_s
-            processor.sweep()
-            assert context.cancelled == 0
-            now_s += 0.001
-            processor.sweep()
-            assert context.cancelled == 1
-            yield request_body()
-
-        assert list(processor.Process(slow_client(), context))  # type: ignore[arg-type]
-        processor.sweep()
-        assert context.cancelled == 1
-
-
-async def test_conversations_are_swept_while_they_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ext_proc, "SWEEP_S", 0.01)
-    pool = pool_with()
-    settings = replace(settings_of(pool), body_timeout_s=0.05)
-    async with picker_of((), pool, settings=settings) as picker, front_of(picker) as front:
+async def test_a_conversation_lasts_no_longer_than_a_body_may_take() -> None:
+    settings = replace(settings_of(pool_with()), body_timeout_s=0.05)
+    async with picker_of((), settings=settings) as picker, front_of(picker) as front:
         stream = front.conversation()
         await stream.write(request_headers())
-        assert await stream.code() is grpc.StatusCode.CANCELLED
+        assert await stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert await stream.details() == "the request took too long to arrive"
 
 
-async def test_a_stopped_server_leaves_no_sweeper_thread() -> None:
-    def sweepers() -> int:
-        return sum(thread.name == ext_proc.SWEEPER for thread in threading.enumerate())
+async def test_a_body_over_the_bound_is_refused_and_counted() -> None:
+    settings = replace(settings_of(pool_with()), max_body_bytes=10)
+    async with picker_of((), settings=settings) as picker, front_of(picker) as front:
+        stream = front.conversation()
+        await stream.write(request_headers())
+        await stream.write(request_body())
+        assert (await stream.read()).immediate_response.status.code == 413
+        counted = picker.metrics.registry.get_sample_value("penstock_picker_refused_total", {"status": "413"})
+        assert counted == 1
 
-    async with picker_of(()) as picker:
-        await eventually(lambda: sweepers() == 0)  # those of other tests have ended
-        async with front_of(picker):
-            assert sweepers() == 1
-        await eventually(lambda: sweepers() == 0)
+
+async def test_a_gateway_that_leaves_ends_its_conversation() -> None:
+    async with picker_of(()) as picker, front_of(picker) as front:
+        left = front.conversation()
+        await left.write(request_headers())
+        left.cancel()
+        assert (await front.answers())[0].immediate_response.status.code == 503
 
 
 class AllPickers:
@@ -202,16 +182,6 @@ async def test_shared_limits_are_checked_on_the_replicas_event_loop() -> None:
         assert shared.loops == [asyncio.get_running_loop()]
 
 
-async def test_a_port_is_used_by_one_picker_and_named_in_the_error() -> None:
-    loop = asyncio.get_running_loop()
-    async with picker_of(()) as picker, front_of(picker) as front:
-        with (
-            pytest.raises(StartError, match=f"^cannot listen on {front.address}: "),
-            ext_proc.ext_proc(picker, lambda: True, front.address, loop),
-        ):
-            pass
-
-
 async def shown(address: str) -> bytes:
     """The certificate that a client sees."""
     host, port = address.split(":")
@@ -229,12 +199,4 @@ async def test_renewed_certificates_are_shown_and_unreadable_ones_change_nothing
         with capture_logs() as logs:
             assert await shown(front.address) == renewed
         reported = [(line["event"], line["file"], line["why"]) for line in logs]
-        assert reported == [("certificate unreadable", str(identity.cert), "No such file or directory")]
-
-
-async def test_a_certificate_that_cannot_be_read_is_an_error_at_the_start(tmp_path: Path) -> None:
-    missing = Certificate(tmp_path / "tls.crt", tmp_path / "tls.key")
-    async with picker_of(()) as picker:
-        with pytest.raises(FileNotFoundError):
-            async with front_of(picker, missing):
-                pass
+        assert reported == [("files not renewed", str(identity.cert), "No such file or directory")]

@@ -44,9 +44,9 @@ def value(picker: Picker, name: str, **labels: str) -> float | None:
     return picker.metrics.registry.get_sample_value(f"penstock_picker_{name}", labels)
 
 
-def refused(picker: Picker, requested: Call) -> ApiError:
+async def refused(picker: Picker, requested: Call) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        picker.pick(requested)
+        await picker.pick(requested)
     return caught.value
 
 
@@ -56,7 +56,7 @@ async def test_a_request_gets_the_order_and_two_backups_and_is_counted_at_the_fi
     async with picker_of((r0, r1), placed=lambda *of: placed.append(of)) as picker:
         tokens = estimated_tokens(len(BODY))
         endpoints = (r0.endpoint, r1.endpoint) * 2
-        picked = picker.pick(call())
+        picked = await picker.pick(call())
         assert picked == Picked("chat", "r0", endpoints, max_hops=2, uncached_tokens=tokens)
         assert (
             dict(picked.headers).items() >= {"x-penstock-max-hops": "2", "x-envoy-max-retries": "3"}.items()
@@ -80,7 +80,7 @@ async def test_a_replica_with_the_prefix_is_first_and_counts_uncached_tokens_onl
     async with picker_of((r0, r1), pool_with(routing={"order": "prefix"})) as picker:
         r1.send_prefixes(added=[mark.key], complete=True)
         await eventually(lambda: value(picker, "cached_prefixes") == 1)
-        picked = picker.pick(call())
+        picked = await picker.pick(call())
         assert (picked.first, picked.uncached_tokens) == (
             "r1",
             estimated_tokens(len(BODY)) - estimated_tokens(mark.size),
@@ -89,29 +89,26 @@ async def test_a_replica_with_the_prefix_is_first_and_counts_uncached_tokens_onl
 
 async def test_each_picker_starts_round_robin_at_its_own_offset() -> None:
     async with picker_of(replicas(), first_number=1) as picker:
-        assert [picker.pick(call()).first for _ in range(3)] == ["r1", "r0", "r1"]
+        assert [(await picker.pick(call())).first for _ in range(3)] == ["r1", "r0", "r1"]
 
 
 async def test_best_effort_tiers_have_no_backup() -> None:
     async with picker_of(replicas()) as picker:
-        picked = picker.pick(call(x_penstock_tier="batch"))
+        picked = await picker.pick(call(x_penstock_tier="batch"))
         assert (len(picked.endpoints), picked.max_hops) == (2, 1)
 
 
 async def test_a_body_that_the_gateway_does_not_send_is_left_to_the_replicas() -> None:
     async with picker_of(replicas()) as picker:
-        assert picker.pick(call(None, x_penstock_tier="coder")).tier == "coder"
-        assert refused(picker, call(b"")).code == "invalid_json"
+        assert (await picker.pick(call(None, x_penstock_tier="coder"))).tier == "coder"
+        assert (await refused(picker, call(b""))).code == "invalid_json"
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/test/model"])
 async def test_pages_of_replicas_go_to_any_replica_and_are_no_demand(method: str, path: str) -> None:
     async with picker_of(replicas()) as picker:
-        assert picker.pick(call(b"", method, path)).first == "r0"
-        assert await picker.pick_with_shared_limits(call(b"", method, path)) == picker.pick(
-            call(b"", method, path)
-        )
+        assert (await picker.pick(call(b"", method, path))).first == "r0"
         assert value(picker, "requests_total", tier="chat") is None
         assert orjson.loads(picker.demand_page())["tiers"]["chat"]["arrived"] == 0
 
@@ -128,19 +125,19 @@ async def test_pages_of_replicas_go_to_any_replica_and_are_no_demand(method: str
 )
 async def test_other_pages_are_refused(method: str, path: str, status: int, allowed: str | None) -> None:
     async with picker_of(()) as picker:
-        error = refused(picker, call(b"", method, path))
+        error = await refused(picker, call(b"", method, path))
         assert (error.status, dict(error.headers).get("allow")) == (status, allowed)
         assert value(picker, "refused_total", status=str(status)) == 1
 
 
 async def test_a_compressed_body_is_refused() -> None:
     async with picker_of(()) as picker:
-        assert refused(picker, call(content_encoding="gzip")).status == 415
+        assert (await refused(picker, call(content_encoding="gzip"))).status == 415
 
 
 async def test_without_replicas_the_answer_is_503_and_the_request_is_demand() -> None:
     async with picker_of(()) as picker:
-        assert refused(picker, call()).code == "no_replicas"
+        assert (await refused(picker, call())).code == "no_replicas"
         assert orjson.loads(picker.demand_page())["tiers"]["chat"]["arrived"] == 1
         assert [value(picker, name, tier="chat") for name in ("requests_total", "endpoints_total")] == [
             None,
@@ -161,11 +158,11 @@ async def test_a_fault_fails_only_its_own_request() -> None:
 
     async with picker_of(replicas(), pool, settings=replace(found, order=order)) as picker:
         with capture_logs() as logs:
-            error = refused(picker, call())
+            error = await refused(picker, call())
         assert (error.status, error.message) == (500, "internal error")
         assert [line["event"] for line in logs] == ["request failed"]
         assert (value(picker, "faults_total"), value(picker, "refused_total", status="500")) == (1, None)
-        assert picker.pick(call()).tier == "chat"
+        assert (await picker.pick(call())).tier == "chat"
 
 
 async def test_orders_see_the_requests_targets_by_the_replicas_own_time_model() -> None:
@@ -182,9 +179,9 @@ async def test_orders_see_the_requests_targets_by_the_replicas_own_time_model() 
     for own, name in (("", "llama-3-8b-a100"), ("llama-3-8b-h100", "llama-3-8b-h100")):
         r0.time_model_json = orjson.dumps(to_json(time_model(own))).decode() if own else ""
         async with picker_of((r0,), pool, settings=replace(found, order=order)) as picker:
-            picker.pick(call(x_penstock_tier="quick"))
+            await picker.pick(call(x_penstock_tier="quick"))
             assert seen[-1].ttft_s == 3 * time_model(name).prefill_seconds(tokens)
-            picker.pick(call(x_penstock_tier="coder", x_slo_ttft_ms="120"))
+            await picker.pick(call(x_penstock_tier="coder", x_slo_ttft_ms="120"))
             assert (seen[-1].ttft_s, seen[-1].body_bytes) == (0.12, len(BODY))
 
 
@@ -194,31 +191,22 @@ def limited(**limits: int) -> tuple[Pool, dict[str, Application]]:
     return pool, {"sk-ide": pool.spec.applications[0]}
 
 
-@pytest.mark.parametrize("shares", [False, True], ids=["pick", "pick_with_shared_limits"])
-async def test_limits_count_a_requests_estimate_and_no_end(shares: bool) -> None:
+async def test_limits_count_a_requests_estimate_and_no_end() -> None:
     each = estimated_tokens(len(BODY)) + 7
     pool, keys = limited(concurrentRequests=1, tokensPerMinute=3 * each)
     async with picker_of(replicas(), pool, keys) as picker:
-
-        async def pick() -> Picked:
-            requested = call(**IDE)
-            return await picker.pick_with_shared_limits(requested) if shares else picker.pick(requested)
-
-        assert not picker.shares_limits
-        firsts = [(await pick()).first for _ in range(3)]
-        assert firsts == ["r0", "r1", "r0"]
-        with pytest.raises(ApiError) as caught:
-            await pick()
-        assert (caught.value.status, caught.value.type) == (429, "tokens")
+        assert [(await picker.pick(call(**IDE))).first for _ in range(3)] == ["r0", "r1", "r0"]
+        error = await refused(picker, call(**IDE))
+        assert (error.status, error.type) == (429, "tokens")
         assert value(picker, "limited_total", application="ide", limit="tokens_per_minute") == 1
 
 
 async def test_the_replica_gets_the_application_of_a_request_s_key() -> None:
     pool, keys = limited(concurrentRequests=1)
     async with picker_of(replicas(), pool, keys) as picker:
-        assert dict(picker.pick(call(**IDE)).headers)["x-penstock-application"] == "ide"
+        assert dict((await picker.pick(call(**IDE))).headers)["x-penstock-application"] == "ide"
     async with picker_of(replicas()) as picker:
-        assert "x-penstock-application" not in dict(picker.pick(call()).headers)
+        assert "x-penstock-application" not in dict((await picker.pick(call())).headers)
 
 
 class PoolOfPickers:
@@ -244,14 +232,11 @@ async def test_shared_limits_are_checked_once_and_not_settled() -> None:
     shared = PoolOfPickers(Ticket(5, each), over, None)
     pool, keys = limited(requestsPerMinute=9)
     async with picker_of(replicas(), pool, keys, shared_limits=shared) as picker:
-        assert picker.shares_limits
-        assert (await picker.pick_with_shared_limits(call(**IDE))).first == "r0"
+        assert (await picker.pick(call(**IDE))).first == "r0"
         with pytest.raises(ApiError) as caught:
-            await picker.pick_with_shared_limits(call(**IDE))
+            await picker.pick(call(**IDE))
         assert caught.value.code == "rate_limit_exceeded"
-        assert (
-            await picker.pick_with_shared_limits(call(**IDE))
-        ).first == "r0"  # the refused one had the other turn
+        assert (await picker.pick(call(**IDE))).first == "r0"  # the refused one had the other turn
         assert shared.asked == [("ide", each)] * 3
         assert shared.over == [("ide", Ticket(5, each), each), ("ide", None, each)]
         assert value(picker, "limits_decided_locally_total") == 1
@@ -266,9 +251,9 @@ async def test_a_gateways_subset_bounds_the_choice(allowed: set[str]) -> None:
         subset = frozenset(each.endpoint for each in (r0, r1) if each.name in allowed)
         requested = call()._replace(subset=subset)
         if allowed:
-            assert picker.pick(requested).endpoints == (r1.endpoint, r1.endpoint)
+            assert (await picker.pick(requested)).endpoints == (r1.endpoint, r1.endpoint)
         else:
-            assert refused(picker, requested).code == "no_replicas"
+            assert (await refused(picker, requested)).code == "no_replicas"
 
 
 async def test_a_replica_without_an_http_side_is_no_endpoint() -> None:
@@ -276,24 +261,18 @@ async def test_a_replica_without_an_http_side_is_no_endpoint() -> None:
     async with picker_of((r0, r1)) as picker:
         link = picker._replica_set["r0"]
         link.description = replace(link.description, http_endpoint=None)
-        assert picker.pick(call()).endpoints == (r1.endpoint, r1.endpoint)
+        assert (await picker.pick(call())).endpoints == (r1.endpoint, r1.endpoint)
 
 
-async def test_only_long_bodies_are_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    requested: list[tuple[int, bool]] = []
-    async with picker_of((HttpReplica("r0"),)) as picker, ext_authz_address(picker) as address:
-        pick = picker.pick
-
-        def noted(call: Call) -> Picked:
-            requested.append((len(call.body or b""), current_thread() is main_thread()))
-            return pick(call)
-
-        monkeypatch.setattr(picker, "pick", noted)
-        async with httpx2.AsyncClient(timeout=20.0) as http:
-            for length in (INLINE_BYTES, INLINE_BYTES + 1):
-                body = orjson.dumps(chat(user="u" * (length - len(orjson.dumps(chat(user=""))))))
-                assert (await http.post(f"http://{address}{CHAT}", content=body)).status_code == 200
-    assert requested == [(INLINE_BYTES, True), (INLINE_BYTES + 1, False)]
+async def test_only_long_bodies_are_read_off_the_event_loop() -> None:
+    on_loop: list[bool] = []
+    async with picker_of(
+        (HttpReplica("r0"),), placed=lambda *of: on_loop.append(current_thread() is main_thread())
+    ) as picker:
+        for length in (INLINE_BYTES, INLINE_BYTES + 1):
+            body = orjson.dumps(chat(user="u" * (length - len(orjson.dumps(chat(user=""))))))
+            await picker.pick(call(body))
+        assert on_loop == [True, False]
 
 
 async def test_an_http_filter_s_requests_count_for_limits_over_all_pickers() -> None:

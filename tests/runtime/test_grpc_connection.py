@@ -9,7 +9,7 @@ from google.protobuf.wrappers_pb2 import BytesValue, Int32Value
 from grpc_by_hand import METHOD, Cable, Pair
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import ConnectionTerminated, StreamReset, TrailersReceived
+from h2.events import ConnectionTerminated, ResponseReceived, StreamReset, TrailersReceived
 from hypothesis import given
 from hypothesis import strategies as st
 from loop_time import freeze, skip, thaw, turns
@@ -40,6 +40,12 @@ class Served:
             self.cancelled += 1
             raise
 
+    async def take_one_by_one(self, call: GrpcCall) -> None:
+        """Serve a call, and let others run between two messages."""
+        while (message := await call.next(BytesValue)) is not None:
+            self.received.append(message.value)
+            await asyncio.sleep(0)
+
 
 def value(data: bytes) -> BytesValue:
     return BytesValue(value=data)
@@ -58,24 +64,27 @@ def received_by(call: GrpcCall) -> tuple[list[bytes], "asyncio.Task[None]"]:
 
 
 MESSAGES = st.lists(st.binary(max_size=300), max_size=8)
+SIZES = st.tuples(st.integers(16, 400), st.integers(30, 500))
+"""Bytes of a call's window, and those that are carried at once."""
 
 
 @examples(60)
-@given(MESSAGES, MESSAGES, st.integers(16, 400), st.integers(30, 500), st.lists(st.booleans(), max_size=8))
+@given(MESSAGES, MESSAGES, SIZES, st.lists(st.booleans(), max_size=8), st.booleans())
 def test_all_messages_arrive_in_order_whatever_the_windows(
-    up: list[bytes], down: list[bytes], window_bytes: int, chunk: int, pauses: list[bool]
+    up: list[bytes], down: list[bytes], sizes: tuple[int, int], pauses: list[bool], one_by_one: bool
 ) -> None:
-    asyncio.run(_exchange(up, down, window_bytes, chunk, pauses))
+    asyncio.run(_exchange(up, down, sizes, pauses, one_by_one=one_by_one))
 
 
 async def _exchange(
-    up: list[bytes], down: list[bytes], window_bytes: int, chunk: int, pauses: list[bool]
+    up: list[bytes], down: list[bytes], sizes: tuple[int, int], pauses: list[bool], *, one_by_one: bool
 ) -> None:
+    window_bytes, chunk = sizes
     served = Served()
 
     async def handle(call: GrpcCall) -> None:
         writing = asyncio.create_task(write_all(call, down))
-        await served.handle(call)
+        await (served.take_one_by_one if one_by_one else served.handle)(call)
         await writing
 
     pair = Pair({METHOD: handle}, GrpcBounds(window_bytes=window_bytes))
@@ -118,6 +127,21 @@ async def test_a_server_that_takes_nothing_gets_no_more_than_a_window() -> None:
     await pair.settle()
     await writing
     assert served.received == messages
+    pair.lose()
+
+
+async def test_a_call_that_is_reset_raises_where_its_next_message_is_awaited() -> None:
+    async def handle(call: GrpcCall) -> None:
+        await call.write(value(b"1"))
+        raise RpcError(Status.DATA_LOSS, "no more")
+
+    pair = Pair({METHOD: handle})
+    call = pair.open()
+    first = asyncio.ensure_future(call.next(BytesValue))
+    await pair.settle()
+    assert await first == value(b"1")
+    with pytest.raises(RpcError, match="data_loss: no more"):
+        await call.next(BytesValue)
     pair.lose()
 
 
@@ -369,6 +393,25 @@ async def test_calls_over_the_bound_fail_at_the_client() -> None:
     await third.write(value(b"x"))
     await pair.settle()
     assert served.received == [b"x"] and second
+    pair.lose()
+
+
+async def test_calls_over_the_bound_before_the_client_knows_it_are_refused_one_by_one() -> None:
+    served = Served()
+    pair = Pair({METHOD: served.handle}, GrpcBounds(calls=2))
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    for number in range(3):
+        client.send_headers(2 * number + 1, headers_of(METHOD, "test", "http"))
+    cable, server = Cable(), pair.server.connection()
+    server.connection_made(cable)
+    server.data_received(client.data_to_send())
+    await turns()
+    events = client.receive_data(bytes(cable.waiting))
+    ended = {event.stream_id: dict(event.headers) for event in events if isinstance(event, ResponseReceived)}
+    assert {id: headers[b"grpc-status"] for id, headers in ended.items()} == {5: b"8"}
+    assert len(served.calls) == 2 and not cable.closing
+    server.connection_lost(None)
     pair.lose()
 
 

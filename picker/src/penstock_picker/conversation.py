@@ -1,4 +1,4 @@
-"""Messages of one request as Envoy sends it by `ext_proc`. Pure, except for the pick.
+"""Messages of one request as Envoy sends it by `ext_proc`. Pure.
 
     request_headers ─▶ [request_body …] ─▶ [request_trailers] ─▶ endpoints, or an immediate response
 
@@ -7,10 +7,12 @@ picker has read the body, and the picker returns the body. With a buffered body 
 changed together with the body. In all other modes the picker decides by the headers alone, and replicas
 validate the rest.
 
-The conversation ends with the endpoints. The picker then closes its stream, so no token passes through it.
+`receive` takes the messages until the request is whole (`asked`), and `answer` returns what to send once its
+endpoints are picked. The conversation ends with them. The picker then closes its stream, so no token passes
+through it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
@@ -39,6 +41,7 @@ class ConversationState(StrEnum):
 
     BEGIN = "begin"  # no message yet
     BODY = "body"  # the headers were received, the body is arriving
+    ASKS = "asks"  # the request is whole, and waits for its endpoints
     DONE = "done"  # the endpoints, or an error, were returned
 
 
@@ -47,39 +50,53 @@ class OutOfOrder(Exception):
 
 
 class Conversation:
-    """One stream.
+    """One stream. max_body_bytes: longest body that is read.
 
-    pick: returns the endpoints; raises ApiError.
-    max_body_bytes: longest body that is read.
+    asked: the request, once it is whole.
     """
 
-    def __init__(self, pick: Callable[[Call], Picked], max_body_bytes: int) -> None:
-        self._pick, self._max_body_bytes = pick, max_body_bytes
+    def __init__(self, max_body_bytes: int) -> None:
+        self._max_body_bytes = max_body_bytes
         self.state = ConversationState.BEGIN
+        self.asked: Call | None = None
         self._body, self._duplex = bytearray(), False
         self._head: dict[bytes, bytes] = {}
         self._subset: frozenset[str] | None = None
+        self._last = ""  # kind of the message that completed the request
 
-    def receive(self, message: proc.ProcessingRequest) -> list[proc.ProcessingResponse]:
-        """Return the answers to a message. Raises OutOfOrder."""
-        try:
-            return self._responses(message)
-        except ApiError as error:
-            self.state = ConversationState.DONE
-            return [immediate_response(error)]
+    def receive(self, message: proc.ProcessingRequest) -> Sequence[proc.ProcessingResponse]:
+        """Take a message, and return what to answer at once.
 
-    def _responses(self, message: proc.ProcessingRequest) -> list[proc.ProcessingResponse]:
+        Raises OutOfOrder, and ApiError if the body is too long.
+        """
         kind = message.WhichOneof("request")
         if self.state is ConversationState.BEGIN and kind == "request_headers":
-            return self._headers(message)
+            return self._take_headers(message)
         if self.state is ConversationState.BODY and kind == "request_body":
-            return self._body_part(message.request_body)
+            return self._take_body(message.request_body)
         if self.state is ConversationState.BODY and kind == "request_trailers" and self._duplex:
-            trailers = proc.ProcessingResponse(request_trailers=proc.TrailersResponse())
-            return [*self._whole_request(ends=False), trailers]
+            self._ask(bytes(self._body), kind)
+            return ()
         raise OutOfOrder(f"{kind} in the state {self.state}")
 
-    def _headers(self, message: proc.ProcessingRequest) -> list[proc.ProcessingResponse]:
+    def answer(self, picked: Picked | ApiError) -> list[proc.ProcessingResponse]:
+        """Return the answers to the request that was asked about: its endpoints, or why it has none."""
+        self.state = ConversationState.DONE
+        if isinstance(picked, ApiError):
+            return [immediate_response(picked)]
+        common, metadata = header_changes(picked)
+        if self._last == "request_body" and not self._duplex:
+            changed = proc.BodyResponse(response=common)
+            return [proc.ProcessingResponse(request_body=changed, dynamic_metadata=metadata)]
+        headers = proc.HeadersResponse(response=common)
+        answers = [proc.ProcessingResponse(request_headers=headers, dynamic_metadata=metadata)]
+        if self._last != "request_headers":  # Envoy waits for the body too
+            answers += body_responses(bytes(self._body), ends=self._last == "request_body")
+        if self._last == "request_trailers":
+            answers.append(proc.ProcessingResponse(request_trailers=proc.TrailersResponse()))
+        return answers
+
+    def _take_headers(self, message: proc.ProcessingRequest) -> Sequence[proc.ProcessingResponse]:
         headers = message.request_headers
         self._head = {
             _bytes(each.key).lower(): each.raw_value or _bytes(each.value) for each in headers.headers.headers
@@ -88,35 +105,25 @@ class Conversation:
         mode = message.protocol_config.request_body_mode
         self._duplex = not message.HasField("protocol_config") or mode == ProcessingMode.FULL_DUPLEX_STREAMED
         if headers.end_of_stream or not (self._duplex or mode == ProcessingMode.BUFFERED):
-            return [self._picked_with_headers(b"" if headers.end_of_stream else None)]
+            self._ask(b"" if headers.end_of_stream else None, "request_headers")
+            return ()
         self.state = ConversationState.BODY
-        return [] if self._duplex else [proc.ProcessingResponse(request_headers=proc.HeadersResponse())]
+        return () if self._duplex else [proc.ProcessingResponse(request_headers=proc.HeadersResponse())]
 
-    def _body_part(self, part: proc.HttpBody) -> list[proc.ProcessingResponse]:
+    def _take_body(self, part: proc.HttpBody) -> Sequence[proc.ProcessingResponse]:
         if len(self._body) + len(part.body) > self._max_body_bytes:
             raise body_too_large(self._max_body_bytes)
         self._body += part.body
-        if not self._duplex:
-            common, metadata = self._decide(bytes(self._body))
-            changed = proc.BodyResponse(response=common)
-            return [proc.ProcessingResponse(request_body=changed, dynamic_metadata=metadata)]
-        return self._whole_request(ends=True) if part.end_of_stream else []
+        if part.end_of_stream or not self._duplex:
+            self._ask(bytes(self._body), "request_body")
+        return ()
 
-    def _whole_request(self, ends: bool) -> list[proc.ProcessingResponse]:
-        """Return the headers and the body, for which Envoy waits. ends: no trailers follow."""
-        body = bytes(self._body)
-        return [self._picked_with_headers(body), *body_responses(body, ends)]
-
-    def _picked_with_headers(self, body: bytes | None) -> proc.ProcessingResponse:
-        common, metadata = self._decide(body)
-        headers = proc.HeadersResponse(response=common)
-        return proc.ProcessingResponse(request_headers=headers, dynamic_metadata=metadata)
-
-    def _decide(self, body: bytes | None) -> tuple[proc.CommonResponse, Struct]:
-        self.state = ConversationState.DONE
+    def _ask(self, body: bytes | None, last: str) -> None:
+        """Note that the request is whole. last: kind of its last message."""
+        self.state, self._last = ConversationState.ASKS, last
         method = self._head.get(b":method", b"").decode("latin-1")
         path = self._head.get(b":path", b"").partition(b"?")[0].decode("latin-1")
-        return header_changes(self._pick(Call(method, path, self._head, body, self._subset)))
+        self.asked = Call(method, path, self._head, body, self._subset)
 
 
 def subset_of(message: proc.ProcessingRequest) -> frozenset[str] | None:

@@ -5,14 +5,10 @@ that the picker returns; any other status below 500 is sent to the client with i
 more as a failure of the picker, so `failure_mode_allow` decides whether the request passes.
 """
 
-import asyncio
-
 from penstock_routing.request import request_head
-from penstock_routing.request.request_body import INLINE_BYTES
 from penstock_runtime.http_request import App, HttpRequest
 from penstock_runtime.openai_errors import ApiError
 
-from penstock_picker.pick import Picked
 from penstock_picker.picker import Call, Picker
 
 
@@ -20,7 +16,7 @@ def ext_authz_app(picker: Picker) -> App:
     """Return the application that answers Envoy's checks."""
 
     async def app(request: HttpRequest) -> None:
-        picked = await _pick(picker, await _read(picker, request))
+        picked = await picker.pick(await _read(picker, request))
         headers = [(name.encode(), value.encode()) for name, value in picked.headers]
         await request.answer(b"", headers=headers)
 
@@ -34,11 +30,3 @@ async def _read(picker: Picker, request: HttpRequest) -> Call:
         picker.metrics.refused(error.status)
         raise
     return Call(request.method, request.path, request_head.head_of(request.headers), body)
-
-
-async def _pick(picker: Picker, call: Call) -> Picked:
-    if picker.shares_limits:
-        return await picker.pick_with_shared_limits(call)
-    if len(call.body or b"") > INLINE_BYTES:
-        return await asyncio.to_thread(picker.pick, call)
-    return picker.pick(call)

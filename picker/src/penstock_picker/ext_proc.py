@@ -1,167 +1,118 @@
 """Envoy's `ext_proc`, as used by the endpoint picker protocol of the Gateway API Inference Extension.
 
-It runs on gRPC's threaded server, which uses half the CPU of grpc.aio. Each conversation occupies a thread,
-even while a client sends its body slowly, so conversations are bounded in number and in time. Conversations
-beyond the bound are rejected immediately, and the gateway then acts as configured for a missing picker.
+Each request is a call of its own, which ends with its endpoints. A client may send its body slowly, so
+conversations are bounded in number and in time. Those beyond the bound are rejected immediately, and the
+gateway then acts as configured for a missing picker.
 """
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from concurrent import futures
-from contextlib import contextmanager
-from time import monotonic
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
 
-import grpc
-import structlog
 from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as proc_grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from penstock_routing.flags import Certificate
-from penstock_runtime.serving import StartError
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from penstock_runtime.grpc.bounds import GrpcBounds
+from penstock_runtime.grpc.call import GrpcCall
+from penstock_runtime.grpc.server import Handlers, grpc_serving, unary
+from penstock_runtime.grpc.status import RpcError, Status
+from penstock_runtime.openai_errors import ApiError
 
 from penstock_picker.conversation import Conversation, ConversationState, OutOfOrder
-from penstock_picker.pick import Picked
-from penstock_picker.picker import Call, Picker
+from penstock_picker.picker import Picker
 
 CONVERSATIONS = 512
-"""Most conversations at once. Each has a thread, which is created when it is first needed."""
-
-SWEEP_S = 0.5
-"""Interval of checks for conversations that last too long."""
-
-SWEEPER = "ext_proc-sweep"
-"""Name of the thread that makes these checks."""
+"""Most conversations at once."""
 
 STOP_S = 1.0
 """Longest wait for open conversations when the server is stopped."""
 
-ANSWER_S = 5.0
-"""Longest wait for a decision of shared limits. Calls to Redis time out far earlier."""
+MESSAGE_BYTES = 2**20
+"""Most bytes of a message beside the body: headers and metadata."""
 
-SERVICES = frozenset({"", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"})
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+SERVICES = frozenset({"", "readiness", SERVICE})
 """Health services that are SERVING while a replica takes requests. `liveness` is always SERVING."""
 
-log = structlog.get_logger()
 
+class ExternalProcessor:
+    """The gRPC service."""
 
-class ExternalProcessor(proc_grpc.ExternalProcessorServicer):  # type: ignore[misc]
-    """The gRPC service. loop: event loop on which the picker follows its replicas."""
+    def __init__(self, picker: Picker) -> None:
+        self._picker = picker
+        self._open = 0
 
-    def __init__(self, picker: Picker, loop: asyncio.AbstractEventLoop) -> None:
-        self._picker, self._loop = picker, loop
-        self._open: dict[grpc.ServicerContext, float] = {}  # start time of each conversation
-
-    def Process(
-        self, request_iterator: Iterator[proc.ProcessingRequest], context: grpc.ServicerContext
-    ) -> Iterator[proc.ProcessingResponse]:
-        """Receive one request and return its endpoints."""
-        conversation = Conversation(self._pick, self._picker.max_body_bytes)
-        self._open[context] = monotonic()
+    async def process(self, call: GrpcCall) -> None:
+        """Receive one request and answer with its endpoints. Raises RpcError."""
+        if self._open >= CONVERSATIONS:
+            raise RpcError(Status.RESOURCE_EXHAUSTED, f"over {CONVERSATIONS} requests at a time")
+        self._open += 1
         try:
-            for message in request_iterator:
-                yield from conversation.receive(message)
-                if conversation.state is ConversationState.DONE:
-                    return
+            async with asyncio.timeout(self._picker.body_timeout_s):
+                await self._converse(call)
+        except TimeoutError:
+            raise RpcError(Status.DEADLINE_EXCEEDED, "the request took too long to arrive") from None
         except OutOfOrder as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except grpc.RpcError:  # Envoy has ended the call, or it took too long
-            return
+            raise RpcError(Status.INVALID_ARGUMENT, str(error)) from None
         finally:
-            self._open.pop(context, None)
+            self._open -= 1
 
-    def sweep(self) -> None:
-        """End conversations in which the request takes too long to arrive."""
-        oldest_s = monotonic() - self._picker.body_timeout_s
-        for context, began_s in list(self._open.items()):
-            if began_s < oldest_s:
-                context.cancel()
+    async def _converse(self, call: GrpcCall) -> None:
+        conversation = Conversation(self._picker.max_body_bytes)
+        while conversation.state is not ConversationState.DONE:
+            message = await call.next(proc.ProcessingRequest)
+            if message is None:
+                return
+            for answer in await self._answers(conversation, message):
+                await call.write(answer)
 
-    def _pick(self, call: Call) -> Picked:
-        if not self._picker.shares_limits:
-            return self._picker.pick(call)
-        picking = asyncio.run_coroutine_threadsafe(self._picker.pick_with_shared_limits(call), self._loop)
-        return picking.result(ANSWER_S)
-
-
-class PickerHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """gRPC's health service with the names of the endpoint picker protocol.
-
-    ready: returns whether the picker is ready.
-    """
-
-    def __init__(self, ready: Callable[[], bool]) -> None:
-        self._ready = ready
-
-    def Check(
-        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
-    ) -> health_pb2.HealthCheckResponse:
-        """Return the status of a service."""
-        if request.service != "liveness" and request.service not in SERVICES:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service '{request.service[:128]}'")
-        serves = request.service == "liveness" or self._ready()
-        status = health_pb2.HealthCheckResponse
-        return status(status=status.SERVING if serves else status.NOT_SERVING)
-
-
-@contextmanager
-def ext_proc(
-    picker: Picker,
-    ready: Callable[[], bool],
-    address: str,
-    loop: asyncio.AbstractEventLoop,
-    certificate: Certificate | None = None,
-) -> Iterator[int]:
-    """Serve within the block, and yield the port. Open conversations end with the block.
-
-    Raises StartError if the address cannot be bound, OSError if the certificate cannot be read.
-    """
-    options = (
-        ("grpc.max_receive_message_length", picker.max_body_bytes + 2**20),
-        ("grpc.so_reuseport", 0),
-    )
-    server = grpc.server(
-        futures.ThreadPoolExecutor(CONVERSATIONS, "ext_proc"),
-        options=options,
-        maximum_concurrent_rpcs=CONVERSATIONS,
-    )
-    processor = ExternalProcessor(picker, loop)
-    proc_grpc.add_ExternalProcessorServicer_to_server(processor, server)
-    health_pb2_grpc.add_HealthServicer_to_server(PickerHealth(ready), server)
-    try:
-        if certificate is None:
-            port = server.add_insecure_port(address)
-        else:
-            port = server.add_secure_port(address, credentials(certificate))
-    except RuntimeError as error:
-        raise StartError(f"cannot listen on {address}: {error}") from None
-    server.start()
-    stopped = threading.Event()
-    threading.Thread(target=_sweep, name=SWEEPER, args=(processor, stopped), daemon=True).start()
-    try:
-        yield port
-    finally:
-        stopped.set()
-        server.stop(STOP_S).wait()
-
-
-def credentials(certificate: Certificate) -> grpc.ServerCredentials:
-    """Return credentials that are read again for each connection. Raises OSError."""
-
-    def read() -> grpc.ServerCertificateConfiguration:
-        pair = (certificate.key.read_bytes(), certificate.cert.read_bytes())
-        return grpc.ssl_server_certificate_configuration([pair])
-
-    def renewed() -> grpc.ServerCertificateConfiguration | None:
+    async def _answers(
+        self, conversation: Conversation, message: proc.ProcessingRequest
+    ) -> Sequence[proc.ProcessingResponse]:
         try:
-            return read()
-        except OSError as error:  # gRPC keeps the previous certificate
-            log.warning("certificate unreadable", file=error.filename, why=error.strerror)
-            return None
+            answers = conversation.receive(message)
+        except ApiError as error:
+            self._picker.metrics.refused(error.status)
+            return conversation.answer(error)
+        if conversation.asked is None:
+            return answers
+        try:
+            return conversation.answer(await self._picker.pick(conversation.asked))
+        except ApiError as error:
+            return conversation.answer(error)
 
-    return grpc.dynamic_ssl_server_credentials(read(), renewed)  # type: ignore[arg-type]  # None: unchanged
+
+def handlers_of(picker: Picker, ready: Callable[[], bool]) -> Handlers:
+    """Return the handlers of Envoy's service and of gRPC's health service. ready: is the picker ready?"""
+
+    async def check(request: HealthCheckRequest, peer: str) -> HealthCheckResponse:
+        if request.service != "liveness" and request.service not in SERVICES:
+            raise RpcError(Status.NOT_FOUND, f"there is no service '{request.service[:128]}'")
+        serves = request.service == "liveness" or ready()
+        status = HealthCheckResponse.SERVING if serves else HealthCheckResponse.NOT_SERVING
+        return HealthCheckResponse(status=status)
+
+    return {
+        f"/{SERVICE}/Process": ExternalProcessor(picker).process,
+        "/grpc.health.v1.Health/Check": unary(HealthCheckRequest, check),
+    }
 
 
-def _sweep(processor: ExternalProcessor, stopped: threading.Event) -> None:
-    while not stopped.wait(SWEEP_S):
-        processor.sweep()
+def bounds_of(picker: Picker) -> GrpcBounds:
+    """Return the bounds of gateways' connections.
+
+    A connection may have more calls than are served, because a gateway lets those over its bound wait. A
+    buffered body is one message.
+    """
+    return GrpcBounds(calls=2 * CONVERSATIONS, message_bytes=picker.max_body_bytes + MESSAGE_BYTES)
+
+
+@contextlib.asynccontextmanager
+async def ext_proc_serving(
+    picker: Picker, ready: Callable[[], bool], listener: socket.socket, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[None]:
+    """Serve within the block. Open conversations end soon after it."""
+    handlers, bounds = handlers_of(picker, ready), bounds_of(picker)
+    async with grpc_serving(handlers, listener, tls, stop_s=STOP_S, bounds=bounds):
+        yield

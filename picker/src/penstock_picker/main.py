@@ -23,7 +23,7 @@ from penstock_picker.admin_port import admin_app
 from penstock_picker.endpoints_file import EndpointsFile
 from penstock_picker.envoy_drain import drain_envoy
 from penstock_picker.ext_authz import ext_authz_app
-from penstock_picker.ext_proc import ext_proc
+from penstock_picker.ext_proc import ext_proc_serving
 from penstock_picker.options import Options, parse
 from penstock_picker.picker import Picker
 
@@ -92,9 +92,9 @@ async def _protocols(
             await stack.enter_async_context(serving(app, listener, DRAIN_S, bounds, served_tls(options)))
             addresses["ext_authz"] = address_of(listener)
         if options.ext_proc_port is not None:
-            address, loop = f"{options.host}:{options.ext_proc_port}", asyncio.get_running_loop()
-            port = stack.enter_context(ext_proc(picker, ready, address, loop, options.certificate))
-            addresses["ext_proc"] = f"{options.host}:{port}"
+            listener, tls = listen(options.host, options.ext_proc_port), served_tls(options, "h2")
+            await stack.enter_async_context(ext_proc_serving(picker, ready, listener, tls))
+            addresses["ext_proc"] = address_of(listener)
         yield addresses
 
 

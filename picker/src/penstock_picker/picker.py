@@ -1,10 +1,11 @@
 """Decides about a request from a gateway: API key, body, tier, limits, endpoints.
 
-Both protocols call `pick`, from any thread. A lock protects counters; the iterator of request numbers needs
-none. The gateway passes the client's input unchecked, so any invalid input is answered with an error in
-OpenAI's format and never fails the process.
+Both protocols call `pick`. Long bodies are read in threads, so a lock protects counters; the iterator of
+request numbers needs none. The gateway passes the client's input unchecked, so any invalid input is answered
+with an error in OpenAI's format and never fails the process.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -27,7 +28,7 @@ from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.request import request_head
 from penstock_routing.request.cache_salt import with_application_salt
 from penstock_routing.request.generation_request import GENERATES, GenerationRequest
-from penstock_routing.request.request_body import BodyReader
+from penstock_routing.request.request_body import INLINE_BYTES, BodyReader
 from penstock_routing.response.error_headers import common_error_headers
 from penstock_routing.response.no_replicas import no_replicas
 from penstock_routing.settings import Settings
@@ -104,13 +105,16 @@ class Picker:
         """Longest wait for a request to arrive."""
         return self._settings.body_timeout_s
 
-    @property
-    def shares_limits(self) -> bool:
-        """Whether limits are shared with other processes: then use `pick_with_shared_limits`."""
-        return self._limits.shared
+    async def pick(self, call: Call) -> Picked:
+        """Return the endpoints of a request. A long body is read in a thread. Raises only ApiError."""
+        if self._limits.shared:
+            return await self._pick_with_shared_limits(call)
+        if len(call.body or b"") > INLINE_BYTES:
+            return await asyncio.to_thread(self._pick_locally, call)
+        return self._pick_locally(call)
 
-    def pick(self, call: Call) -> Picked:
-        """Return the endpoints of a request, with limits of this process only. Raises only ApiError."""
+    def _pick_locally(self, call: Call) -> Picked:
+        """Return the endpoints of a request, with limits of this process only. Thread-safe."""
         with self._errors_counted(call):
             read = self._read(call)
             if read is None:
@@ -120,8 +124,8 @@ class Picker:
                 admission.leave(read.tokens)  # a picker does not see the end of a request
                 return self._pick_and_count(read, call.subset)
 
-    async def pick_with_shared_limits(self, call: Call) -> Picked:
-        """Return the endpoints of a request, with limits shared by all processes. Raises only ApiError."""
+    async def _pick_with_shared_limits(self, call: Call) -> Picked:
+        """Return the endpoints of a request, with limits shared by all processes."""
         with self._errors_counted(call):
             read = self._read(call)
             if read is None:

@@ -75,10 +75,10 @@ async def running(
         await asyncio.wait(tasks)
 
 
-def served_tls(options: FrontOptions) -> ssl.SSLContext | None:
-    """Return the TLS context to serve with; None without TLS. Raises OSError."""
+def served_tls(options: FrontOptions, protocol: str = "http/1.1") -> ssl.SSLContext | None:
+    """Return the TLS context to serve with; None without TLS. protocol: for ALPN. Raises OSError."""
     given = options.certificate
-    return None if given is None else server_context(given.cert, given.key)
+    return None if given is None else server_context(given.cert, given.key, protocol=protocol)
 
 
 def _read(options: FrontOptions) -> Configuration:

@@ -1,6 +1,6 @@
 """A gateway as Envoy is one: it asks a picker for endpoints, and sends each request to them in order.
 
-It asks by `ext_authz`, over HTTP, or by `ext_proc`, message by message. The next endpoint is tried where one
+It asks by `ext_authz`, over HTTP, or by `ext_proc`, over gRPC. The next endpoint is tried where one
 cannot be reached, or rejects the request by header. Each is told by headers which attempt it is, and how much
 time the others took. An endpoint that is lost with the request is the client's error. Once a response has
 begun, its bytes are passed on as they come, and its loss cuts the client's connection.
@@ -17,10 +17,13 @@ from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
 from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
 from fault_simulation.hosts import Host
 from fault_simulation.network import Network
-from fault_simulation.processes import PickerProcess, address_of
-from penstock_picker.conversation import Conversation
+from fault_simulation.processes import PickerProcess, address_of, ext_proc_of
 from penstock_runtime.envoy.bootstrap import REQUEST_S
 from penstock_runtime.gateway_headers import ATTEMPT, DESTINATION, REJECTED, TIMEOUT_LEFT_MS, TIMEOUT_MS
+from penstock_runtime.grpc.client import Channel
+from penstock_runtime.grpc.status import RpcError
+
+PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
 PICK_S = 10.0
 """Longest wait for the picker."""
@@ -67,7 +70,7 @@ def start_gateway(
         return await _ask_ext_authz(picker(), headers, body)
 
     async def by_ext_proc(headers: Headers, body: bytes) -> Headers:
-        return await _ask_ext_proc(network, host, picker(), headers, body)
+        return await _ask_ext_proc(network, picker(), headers, body)
 
     ask = by_ext_proc if ext_proc else by_ext_authz
     network.listen(host, address_of(host), lambda: Downstream(gateway, ask))
@@ -269,10 +272,8 @@ async def _ask_ext_authz(picker: PickerProcess, headers: Headers, body: bytes) -
     return {**headers, **answer.headers}
 
 
-async def _ask_ext_proc(
-    network: Network, host: Host, picker: PickerProcess, headers: Headers, body: bytes
-) -> Headers:
-    """Hold the conversation in the picker's process, each message after its way there."""
+async def _ask_ext_proc(network: Network, picker: PickerProcess, headers: Headers, body: bytes) -> Headers:
+    """Ask by a call on a connection of its own, which the answers to all messages end."""
     pairs = {**headers, b":method": b"POST"}
     fields = [HeaderValue(key=name.decode(), raw_value=value) for name, value in pairs.items()]
     middle = len(body) // 2
@@ -281,19 +282,19 @@ async def _ask_ext_proc(
         proc.ProcessingRequest(request_body=proc.HttpBody(body=body[:middle])),
         proc.ProcessingRequest(request_body=proc.HttpBody(body=body[middle:], end_of_stream=True)),
     ]
-
-    async def converse() -> list[proc.ProcessingResponse]:
-        conversation = Conversation(picker.picker.pick, picker.picker.max_body_bytes)
-        answers: list[proc.ProcessingResponse] = []
-        for message in messages:
-            await network.way(host, picker.host)
-            answers += conversation.receive(proc.ProcessingRequest.FromString(message.SerializeToString()))
-        return answers
-
-    asked = picker.host.spawn(converse()) if picker.host.alive else None
-    if asked is None or not (await asyncio.wait({asked}, timeout=PICK_S))[0] or asked.cancelled():
-        raise NotPicked(_error(503, "the picker does not answer"))
-    return _changed(headers, body, asked.result())
+    answers: list[proc.ProcessingResponse] = []
+    try:
+        async with (
+            asyncio.timeout(PICK_S),
+            Channel(ext_proc_of(picker.host), bounds=network.weather.grpc_bounds) as channel,
+        ):
+            call = channel.open(PROCESS)
+            for message in messages:
+                await call.write(message)
+            await call.receive(proc.ProcessingResponse, answers.append)
+    except (RpcError, TimeoutError):
+        raise NotPicked(_error(503, "the picker does not answer")) from None
+    return _changed(headers, body, answers)
 
 
 def _changed(headers: Headers, body: bytes, answers: list[proc.ProcessingResponse]) -> Headers:

@@ -23,6 +23,7 @@ from penstock_core import policies
 from penstock_core.domain.replica_view import Limits
 from penstock_core.domain.shared_prefixes import SharedPrefixes
 from penstock_core.timing.builtin_models import kv_cache_tokens, time_model
+from penstock_picker import ext_proc
 from penstock_picker.ext_authz import ext_authz_app
 from penstock_picker.picker import Picker
 from penstock_pool import Pool
@@ -375,17 +376,26 @@ def start_picker(
     def assemble() -> PickerProcess:
         picker = Picker(pool, settings_of(pool), Keys(pool.spec.applications, {}), replica_set)
         server = Server(ext_authz_app(picker), HttpBounds(), None)
+        calls = GrpcServer(
+            ext_proc.handlers_of(picker, lambda: replica_set.ready), ext_proc.bounds_of(picker)
+        )
+        network.listen(host, address_of(host), server.connection)
+        network.listen(host, ext_proc_of(host), calls.connection)
         return PickerProcess(host, picker, replica_set, server)
 
     picker = host.context.copy().run(assemble)
     host.spawn(replica_set.follow(source))
-    network.listen(host, address_of(host), picker.server.connection)
     return picker
 
 
 def address_of(host: Host) -> str:
     """Return where a router, picker or gateway listens."""
     return f"{host.name}:8080"
+
+
+def ext_proc_of(host: Host) -> str:
+    """Return where a picker listens for `ext_proc`."""
+    return f"{host.name}:9002"
 
 
 def _redis_url() -> str:

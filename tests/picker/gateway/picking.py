@@ -8,7 +8,7 @@ from typing import Any
 from gateway.replica import HttpReplica
 from patience import eventually
 from penstock_picker.ext_authz import ext_authz_app
-from penstock_picker.ext_proc import ext_proc
+from penstock_picker.ext_proc import ext_proc_serving
 from penstock_picker.picker import Picker
 from penstock_pool import Application, Pool
 from penstock_routing.applications.api_keys import Keys
@@ -55,8 +55,10 @@ async def ext_authz_address(picker: Picker, port: int = 0) -> AsyncIterator[str]
 async def ext_proc_address(picker: Picker, port: int = 0) -> AsyncIterator[str]:
     """The address at which the picker answers ext_proc."""
     ready = picker._replica_set.ready
-    with ext_proc(picker, lambda: ready, f"127.0.0.1:{port}", asyncio.get_running_loop()) as bound:
-        yield f"127.0.0.1:{bound}"
+    listener = listen("127.0.0.1", port)
+    address = address_of(listener)
+    async with ext_proc_serving(picker, lambda: ready, listener):
+        yield address
 
 
 def chat(**fields: Any) -> dict[str, Any]:

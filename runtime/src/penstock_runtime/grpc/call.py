@@ -1,17 +1,19 @@
 """One call, at the client's or the server's end.
 
-A call has one receiver. Messages that arrive before it wait, and their bytes are acknowledged when it takes
-them, so a peer can send no more than a window ahead. Writes wait while the peer's window, or the socket, has
-no room, so the unsent bytes of a call are those of one message.
+A call has one receiver: a function that gets each message as it arrives (`receive`), or a coroutine that asks
+for one after the other (`next`). Messages that are not taken yet wait, and their bytes are acknowledged when
+they are, so a peer can send no more than a window ahead. Writes wait while the peer's window, or the socket,
+has no room, so the unsent bytes of a call are those of one message.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol, Self, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from penstock_runtime.grpc.messages import MessageReader, with_prefix
+from penstock_runtime.grpc.messages import MESSAGE_BYTES, MessageReader, with_prefix
 from penstock_runtime.grpc.status import RpcError, Status
 
 
@@ -50,18 +52,21 @@ class GrpcCall:
 
     id: its HTTP/2 stream. peer: the host of the other end. unsent: bytes of the message that is being sent.
     response: headers and trailers of the server's response, at the client's end.
-    when_over: called when the call is over.
+    when_over: called when the call is over. message_bytes: largest message of the peer.
     """
 
-    def __init__(self, connection: CallConnection, id: int, peer: str) -> None:
+    def __init__(
+        self, connection: CallConnection, id: int, peer: str, message_bytes: int = MESSAGE_BYTES
+    ) -> None:
         self.id, self.peer = id, peer
         self.unsent = memoryview(b"")
         self.response: dict[bytes, bytes] = {}
         self.when_over: Callable[[], object] = lambda: None
         self._connection = connection
-        self._reader = MessageReader()
-        self._early: list[bytes] = []
+        self._reader = MessageReader(message_bytes)
+        self._early: deque[bytes] = deque()
         self._early_bytes = 0  # acknowledged when they are taken
+        self._arrived: asyncio.Future[None] | None = None  # done when `next` need not wait any longer
         self._receiver: Callable[[bytes], None] | None = None
         self._failed = False  # its receiver has raised
         self._error: Exception | None = None
@@ -86,14 +91,27 @@ class GrpcCall:
         Raises RpcError if the call fails, and what `deliver` raises, after which nothing more is delivered.
         """
         self._receiver = lambda data: deliver(_parse(kind, data))
-        early, self._early = self._early, []
-        for message in early:
-            self._deliver(message)
-        self._connection.acknowledge(self, self._early_bytes)
-        self._early_bytes = 0
+        while self._early:
+            self._deliver(self._early.popleft())
+        self._acknowledge_early()
         await self._received.wait()
         if self._error is not None:
             raise self._error
+
+    async def next(self, kind: type[M]) -> M | None:
+        """Return the next message once it has arrived; None after the last.
+
+        Raises RpcError if the call fails.
+        """
+        while not self._early:
+            if self._received.is_set():
+                if self._error is not None:
+                    raise self._error
+                return None
+            self._acknowledge_early()
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        return _parse(kind, self._early.popleft())
 
     async def receive_one(self, kind: type[M]) -> M:
         """Return the only message of the peer. Raises RpcError if there is none, or more."""
@@ -139,6 +157,10 @@ class GrpcCall:
         if self._receiver is None:
             self._early += messages
             self._early_bytes += size
+            if messages:
+                self._wake_reader()
+            elif self._arrived is not None:  # `next` waits for the rest of this message
+                self._acknowledge_early()
             return
         for message in messages:
             self._deliver(message)
@@ -157,6 +179,7 @@ class GrpcCall:
                 error = RpcError(Status.INTERNAL, "the last message is incomplete")
             self._error = self._error or error
             self._received.set()
+            self._wake_reader()
 
     def end(self, error: Exception | None) -> None:
         """Note that the call is over. error: why it failed; None if it has not."""
@@ -175,6 +198,15 @@ class GrpcCall:
         except Exception as error:  # its receiver gets it; the connection's other calls continue
             self._failed, self._error = True, error
             self._received.set()
+
+    def _acknowledge_early(self) -> None:
+        size, self._early_bytes = self._early_bytes, 0
+        self._connection.acknowledge(self, size)
+
+    def _wake_reader(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+        self._arrived = None
 
     def _check(self) -> None:
         if self._over:

@@ -5,7 +5,9 @@ to the socket once. A peer that sends nothing for some time is pinged, and is lo
 some more, so a host that vanishes is detected also on an idle connection.
 
 Bounded are messages, calls at a time, the bytes that a peer may send before they are taken, and those that
-it makes this end send without reading them, like answers to pings. h2 bounds headers.
+it makes this end send without reading them, like answers to pings. h2 bounds headers. A peer may open calls
+before it has read how many it may have, so those over the bound are refused one by one (`server`), and end
+the connection only once the peer has confirmed the bound.
 """
 
 import asyncio
@@ -29,7 +31,7 @@ from h2.events import (
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
-from h2.settings import SettingCodes
+from h2.settings import SettingCodes, Settings
 
 from penstock_runtime.grpc.bounds import GrpcBounds
 from penstock_runtime.grpc.call import GrpcCall
@@ -59,6 +61,7 @@ class GrpcConnection(asyncio.Protocol):
         self._opened, self._bounds = opened, bounds or GrpcBounds()
         self._connections: set[GrpcConnection] = set() if connections is None else connections
         self._h2 = H2Connection(H2Configuration(client_side=opened is None, header_encoding=None))
+        self._h2.local_settings = Settings(client=opened is None, initial_values=_UNCONFIRMED)
         self._calls: dict[int, GrpcCall] = {}
         self._begun: set[int] = set()  # calls whose response headers this end has sent
         self._transport: asyncio.Transport | None = None
@@ -121,6 +124,11 @@ class GrpcConnection(asyncio.Protocol):
     # Of calls
 
     @property
+    def calls(self) -> int:
+        """The number of open calls."""
+        return len(self._calls)
+
+    @property
     def is_open(self) -> bool:
         """Whether calls can be opened."""
         return self._transport is not None and not self._transport.is_closing()
@@ -134,7 +142,7 @@ class GrpcConnection(asyncio.Protocol):
             self._h2.send_headers(id, headers)
         except ProtocolError as error:
             raise RpcError(Status.UNAVAILABLE, f"no further call on this connection: {error}") from None
-        call = self._calls[id] = GrpcCall(self, id, self.peer)
+        call = self._calls[id] = GrpcCall(self, id, self.peer, self._bounds.message_bytes)
         self._flush()
         return call
 
@@ -227,7 +235,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def _open_for_peer(self, event: RequestReceived) -> None:
         assert self._opened is not None
-        call = self._calls[event.stream_id] = GrpcCall(self, event.stream_id, self.peer)
+        id = event.stream_id
+        call = self._calls[id] = GrpcCall(self, id, self.peer, self._bounds.message_bytes)
         self._opened(self, call, dict(event.headers))
 
     def _acknowledge(self, size: int, id: int) -> None:
@@ -290,6 +299,10 @@ class GrpcConnection(asyncio.Protocol):
         elif self._transport is not None:
             self.lost = RpcError(Status.UNAVAILABLE, "the peer does not answer pings")
             self._transport.abort()
+
+
+_UNCONFIRMED = {SettingCodes.MAX_CONCURRENT_STREAMS: 2**31 - 1, SettingCodes.MAX_HEADER_LIST_SIZE: 2**16}
+"""Settings until the peer has confirmed those of the bounds: HTTP/2's own, and bounded headers."""
 
 
 def _settings(bounds: GrpcBounds) -> dict[SettingCodes | int, int]:

@@ -18,9 +18,10 @@ def with_prefix(message: bytes) -> bytes:
 
 
 class MessageReader:
-    """Splits the bytes of one direction of a call into messages."""
+    """Splits the bytes of one direction of a call into messages. most_bytes: size of the largest one."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = MESSAGE_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._pending = bytearray()
 
     @property
@@ -50,6 +51,6 @@ class MessageReader:
         compressed, length = _PREFIX.unpack_from(data, at)
         if compressed:
             raise RpcError(Status.UNIMPLEMENTED, "compressed messages are not supported")
-        if length > MESSAGE_BYTES:
-            raise RpcError(Status.RESOURCE_EXHAUSTED, f"a message of {length} bytes, over {MESSAGE_BYTES}")
+        if length > self._most_bytes:
+            raise RpcError(Status.RESOURCE_EXHAUSTED, f"a message of {length} bytes, over {self._most_bytes}")
         return _PREFIX.size + int(length)

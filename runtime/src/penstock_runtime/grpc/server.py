@@ -97,7 +97,7 @@ class GrpcServer:
             await asyncio.wait(closing, timeout=LAST_MESSAGE_S)
 
     def _opened(self, connection: GrpcConnection, call: GrpcCall, headers: Mapping[bytes, bytes]) -> None:
-        refused = self._refusal(headers)
+        refused = self._refusal(connection, headers)
         if refused is not None:
             connection.respond(call, refused)
             return
@@ -107,11 +107,13 @@ class GrpcServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _refusal(self, headers: Mapping[bytes, bytes]) -> Headers | None:
+    def _refusal(self, connection: GrpcConnection, headers: Mapping[bytes, bytes]) -> Headers | None:
         """Return the trailers of a call that is not served; None if it is."""
         path = headers.get(b":path", b"").decode("latin-1")
         if self._stopping:
             return trailers(Status.UNAVAILABLE, "this server is stopping")
+        if connection.calls > self.bounds.calls:
+            return trailers(Status.RESOURCE_EXHAUSTED, f"over {self.bounds.calls} calls at a time")
         if headers.get(b"grpc-encoding", b"identity") != b"identity":
             return trailers(Status.UNIMPLEMENTED, "compressed messages are not supported")
         if not headers.get(b"content-type", b"").startswith(b"application/grpc"):
