@@ -5,22 +5,35 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from authority import make_certificates
 from penstock_routing.applications.shared_limits import LEASE_S, RENEW_S
 from penstock_routing.connections.api_server import KEEP_ALIVE
 from penstock_routing.connections.backoff import Backoff
 from penstock_routing.connections.replica_channel import Tls, connect_by
 from penstock_routing.discovery.endpoints import Fixed
 from penstock_routing.response.error_headers import common_error_headers
-from self_signed import Identity
+from penstock_runtime.grpc.server import grpc_serving
+from penstock_runtime.serving import address_of, listen
+from penstock_runtime.tls import server_context
 
 
-def test_files_of_tls_are_read_for_every_connection(tmp_path: Path) -> None:
-    identity = Identity(tmp_path)
-    connect = connect_by(Tls(identity.cert, identity.cert, identity.key))
-    connect("a:1")
-    identity.key.unlink()
+async def test_a_new_connection_uses_the_last_valid_certificates(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    ca, cert, key = tmp_path / "ca.pem", tmp_path / "node.pem", tmp_path / "node.key"
+    listener = listen("127.0.0.1", 0)
+    async with grpc_serving({}, listener, server_context(cert, key, ca, "h2")):
+        connect = connect_by(Tls(ca, cert, key))
+        async with connect(address_of(listener)):
+            key.unlink()
+        async with connect(address_of(listener)):
+            make_certificates(tmp_path)  # of another authority
+        async with connect(address_of(listener)):
+            pass
+
+
+def test_certificates_that_are_missing_at_the_start_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        connect("a:1")
+        connect_by(Tls(tmp_path / "ca.crt"))
 
 
 def test_waits_double_up_to_two_seconds_and_are_reset() -> None:

@@ -1,7 +1,7 @@
 """Channels to replicas, in plain text or with TLS.
 
-Certificates are renewed in place, so they are read again for each connection; open connections keep theirs.
-If only one file of a pair is renewed when they are read, the connection fails, and the next one reads again.
+Certificates are renewed in place. A new connection uses those in the files, or the last valid ones while the
+files are being renewed; open connections keep theirs.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from penstock_runtime.client_tls import Contexts, client_contexts
 from penstock_runtime.grpc.client import Channel
 
 Connect = Callable[[str], Channel]
-"""Returns a channel to an address. Raises OSError if a certificate cannot be read."""
+"""Returns a channel to an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,11 @@ class Tls:
     server_name: str | None = None
 
     def contexts(self) -> Contexts:
-        """Return contexts from the files as they are now. Raises OSError."""
+        """Return contexts that are reloaded when the files are renewed. Raises OSError."""
         return client_contexts(self.ca, self.cert, self.key, self.server_name, protocol="h2")
 
 
 def connect_by(tls: Tls | None) -> Connect:
-    """Return a function that connects to replicas."""
-    if tls is None:
-        return Channel
-    return lambda address: Channel(address, tls.contexts())
+    """Return a function that connects to replicas. Raises OSError if a certificate cannot be read."""
+    contexts = None if tls is None else tls.contexts()
+    return lambda address: Channel(address, contexts)

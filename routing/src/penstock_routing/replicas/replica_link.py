@@ -206,8 +206,6 @@ class ReplicaLink:
                 why = str(error)
             except (Unresponsive, TimeoutError):
                 why = "it is connected but does not respond"
-            except OSError as error:  # an unreadable certificate, which is read again for the next connection
-                why = f"{error.filename}: {error.strerror}"
             except wire_conversion.MalformedMessage as error:
                 self.malformed += 1
                 why = str(error)
