@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 import grpc
@@ -223,7 +224,7 @@ class ScriptedReplica(ReplicaServicer):
         frames: asyncio.Queue[wire.ReplicaFrame] = asyncio.Queue()
         self._frames.append(frames)
         self.sessions += 1
-        reading = asyncio.create_task(self._read(request_iterator, frames))
+        reading = asyncio.create_task(self._read_until_stopped(request_iterator, frames))
         yield wire.ReplicaFrame(snapshot=self.snapshot)
         try:
             while True:
@@ -231,6 +232,12 @@ class ScriptedReplica(ReplicaServicer):
         finally:
             reading.cancel()
             self._frames.remove(frames)
+
+    async def _read_until_stopped(
+        self, request: AsyncIterator[wire.RouterFrame], frames: "asyncio.Queue[wire.ReplicaFrame]"
+    ) -> None:
+        with suppress(grpc.aio.BaseError):  # the server was stopped while it waited for a frame
+            await self._read(request, frames)
 
     async def _read(
         self, request: AsyncIterator[wire.RouterFrame], frames: "asyncio.Queue[wire.ReplicaFrame]"
