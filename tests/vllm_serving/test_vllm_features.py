@@ -103,7 +103,6 @@ async def test_a_client_that_disconnects_leaves_no_state(server: str, request: p
     events = engine.events(prompt="never read to its end ", max_tokens=900, ignore_eos=True)
     for _ in range(3):
         await anext(events)
-    assert engine.counted("vllm:num_requests_running") == 1
     await events.aclose()
     await until(lambda: engine.counted("vllm:num_requests_running") == 0, "no request runs")
     await until(lambda: engine.counted("vllm:kv_cache_usage_perc") == 0, "no block is held")
