@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import orjson
 import pytest
+from authority import make_certificates
 from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as proc_grpc
 from gateway.picking import chat, picker_of
@@ -180,6 +181,19 @@ async def test_shared_limits_are_checked_on_the_replicas_event_loop() -> None:
     async with picker_of((r0,), pool, keys, shared_limits=shared) as picker, front_of(picker) as front:
         assert await front.endpoints() == r0.endpoint
         assert shared.loops == [asyncio.get_running_loop()]
+
+
+async def test_a_gateway_asks_over_tls(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    certificate = Certificate(tmp_path / "node.pem", tmp_path / "node.key")
+    trusted = grpc.ssl_channel_credentials((tmp_path / "ca.pem").read_bytes())
+    r0 = HttpReplica("r0")
+    async with (
+        picker_of((r0,)) as picker,
+        front_of(picker, certificate) as front,
+        grpc.aio.secure_channel(front.address, trusted) as channel,
+    ):
+        assert await replace(front, channel=channel).endpoints() == f"{r0.endpoint},{r0.endpoint}"
 
 
 async def shown(address: str) -> bytes:
