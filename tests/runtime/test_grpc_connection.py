@@ -369,6 +369,14 @@ async def test_a_peer_that_pings_and_does_not_read_is_closed() -> None:
     pair.lose()
 
 
+async def test_a_peer_that_begins_a_frame_over_the_bound_is_closed_at_once() -> None:
+    pair = Pair({METHOD: Served().handle})
+    await pair.settle()
+    pair.far.data_received((2**24 - 1).to_bytes(3, "big"))
+    assert pair.far_cable.closing
+    pair.lose()
+
+
 async def test_connections_over_the_bound_are_closed() -> None:
     pair = Pair({METHOD: Served().handle}, GrpcBounds(connections=1))
     cable, further = Cable(), pair.server.connection()

@@ -291,5 +291,5 @@ async def test_a_server_of_another_protocol_ends_the_call() -> None:
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         async with Channel(f"{host}:{port}") as channel:
-            with pytest.raises(RpcError, match="unavailable: the connection broke"):
+            with pytest.raises(RpcError, match="internal: the peer broke HTTP/2: a frame of"):
                 await channel.request(DOUBLE, BytesValue(), BytesValue)

@@ -5,7 +5,8 @@ to the socket once. A peer that sends nothing for some time is pinged, and is lo
 some more, so a host that vanishes is detected also on an idle connection.
 
 Bounded are messages, calls at a time, the bytes that a peer may send before they are taken, and those that
-it makes this end send without reading them, like answers to pings. h2 bounds headers. A peer may open calls
+it makes this end send without reading them, like answers to pings. h2 bounds headers, and frames once it has
+them whole (`frame_lengths`). A peer may open calls
 before it has read how many it may have, so those over the bound are refused one by one (`server`), and end
 the connection only once the peer has confirmed the bound.
 """
@@ -35,6 +36,7 @@ from h2.settings import SettingCodes, Settings
 
 from penstock_runtime.grpc.bounds import GrpcBounds
 from penstock_runtime.grpc.call import GrpcCall
+from penstock_runtime.grpc.frame_lengths import PREFACE_BYTES, FrameLengths
 from penstock_runtime.grpc.status import Headers, RpcError, Status, error_of, error_of_reset
 
 RESPONSE: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
@@ -62,6 +64,8 @@ class GrpcConnection(asyncio.Protocol):
         self._connections: set[GrpcConnection] = set() if connections is None else connections
         self._h2 = H2Connection(H2Configuration(client_side=opened is None, header_encoding=None))
         self._h2.local_settings = Settings(client=opened is None, initial_values=_UNCONFIRMED)
+        preface_bytes = 0 if opened is None else PREFACE_BYTES
+        self._lengths = FrameLengths(preface_bytes, self._h2.max_inbound_frame_size)
         self._calls: dict[int, GrpcCall] = {}
         self._begun: set[int] = set()  # calls whose response headers this end has sent
         self._transport: asyncio.Transport | None = None
@@ -94,6 +98,7 @@ class GrpcConnection(asyncio.Protocol):
         """Handle frames."""
         self._received_s = self._loop.time()
         try:
+            self._lengths.check(data)
             for event in self._h2.receive_data(data):
                 self._handle(event)
         except ProtocolError as error:
