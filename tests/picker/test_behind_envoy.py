@@ -180,6 +180,19 @@ async def test_a_long_body_arrives_whole_and_one_over_the_bound_is_413(front: Fr
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
+async def test_a_body_past_the_pickers_budget_is_429_and_the_next_is_served(
+    front: Front, tmp_path: Path
+) -> None:
+    async with front.behind(tmp_path, HttpReplica("r0")) as (envoy, picker):
+        picker.budget.bound_bytes = len(BODY) - 1
+        answer = await envoy.chat(BODY)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert answer.json()["error"]["code"] == "router_full"
+        picker.budget.bound_bytes += 1
+        assert (await envoy.chat(BODY)).status_code == 200
+        assert picker.budget.held_bytes == 0
+
+
 async def test_no_replica_is_503_with_retry_after(front: Front, tmp_path: Path) -> None:
     r0 = HttpReplica("r0")
     async with front.behind(tmp_path, r0) as (envoy, picker):

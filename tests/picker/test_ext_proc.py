@@ -17,6 +17,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as proc_grpc
 from gateway.picking import chat, picker_of
 from gateway.replica import HttpReplica
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from patience import eventually
 from penstock_picker import ext_proc
 from penstock_picker.picker import Picker
 from penstock_pool import Pool
@@ -149,6 +150,21 @@ async def test_a_body_over_the_bound_is_refused_and_counted() -> None:
         assert (await stream.read()).immediate_response.status.code == 413
         counted = picker.metrics.registry.get_sample_value("penstock_picker_refused_total", {"status": "413"})
         assert counted == 1
+
+
+async def test_bodies_are_held_within_one_budget() -> None:
+    settings = replace(settings_of(pool_with()), buffer_bytes=len(BODY))
+    async with picker_of((), settings=settings) as picker, front_of(picker) as front:
+        held = front.conversation()
+        await held.write(request_headers())
+        await held.write(proc.ProcessingRequest(request_body=proc.HttpBody(body=BODY[:-1])))
+        await eventually(lambda: picker.budget.held_bytes == len(BODY) - 1)
+        (refusal,) = await front.answers()
+        assert refusal.immediate_response.status.code == 429
+        assert orjson.loads(refusal.immediate_response.body)["error"]["code"] == "router_full"
+        held.cancel()
+        await eventually(lambda: picker.budget.held_bytes == 0)
+        assert (await front.answers())[0].immediate_response.status.code == 503
 
 
 async def test_a_gateway_that_leaves_ends_its_conversation() -> None:

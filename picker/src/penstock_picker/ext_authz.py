@@ -6,6 +6,7 @@ more as a failure of the picker, so `failure_mode_allow` decides whether the req
 """
 
 from penstock_routing.request import request_head
+from penstock_routing.request.byte_budget import BodyBytes
 from penstock_runtime.http_request import App, HttpRequest
 from penstock_runtime.openai_errors import ApiError
 
@@ -16,16 +17,17 @@ def ext_authz_app(picker: Picker) -> App:
     """Return the application that answers Envoy's checks."""
 
     async def app(request: HttpRequest) -> None:
-        picked = await picker.pick(await _read(picker, request))
+        with BodyBytes(picker.budget) as body_bytes:
+            picked = await picker.pick(await _read(picker, request, body_bytes))
         headers = [(name.encode(), value.encode()) for name, value in picked.headers]
         await request.answer(b"", headers=headers)
 
     return app
 
 
-async def _read(picker: Picker, request: HttpRequest) -> Call:
+async def _read(picker: Picker, request: HttpRequest, body_bytes: BodyBytes) -> Call:
     try:
-        body = await request.body(picker.max_body_bytes, picker.body_timeout_s)
+        body = await request.body(picker.max_body_bytes, picker.body_timeout_s, body_bytes.add)
     except ApiError as error:
         picker.metrics.refused(error.status)
         raise

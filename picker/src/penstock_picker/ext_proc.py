@@ -1,8 +1,8 @@
 """Envoy's `ext_proc`, as used by the endpoint picker protocol of the Gateway API Inference Extension.
 
 Each request is a call of its own, which ends with its endpoints. A client may send its body slowly, so
-conversations are bounded in number and in time. Those beyond the bound are rejected immediately, and the
-gateway then acts as configured for a missing picker.
+conversations are bounded in number and in time, and their bodies in bytes. Those beyond the bound are
+rejected immediately, and the gateway then acts as configured for a missing picker.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from penstock_routing.request.byte_budget import BodyBytes
 from penstock_runtime.grpc.bounds import GrpcBounds
 from penstock_runtime.grpc.call import GrpcCall
 from penstock_runtime.grpc.server import Handlers, grpc_serving, unary
@@ -60,17 +61,19 @@ class ExternalProcessor:
 
     async def _converse(self, call: GrpcCall) -> None:
         conversation = Conversation(self._picker.max_body_bytes)
-        while conversation.state is not ConversationState.DONE:
-            message = await call.next(proc.ProcessingRequest)
-            if message is None:
-                return
-            for answer in await self._answers(conversation, message):
-                await call.write(answer)
+        with BodyBytes(self._picker.budget) as body_bytes:
+            while conversation.state is not ConversationState.DONE:
+                message = await call.next(proc.ProcessingRequest)
+                if message is None:
+                    return
+                for answer in await self._answers(conversation, message, body_bytes):
+                    await call.write(answer)
 
     async def _answers(
-        self, conversation: Conversation, message: proc.ProcessingRequest
+        self, conversation: Conversation, message: proc.ProcessingRequest, body_bytes: BodyBytes
     ) -> Sequence[proc.ProcessingResponse]:
         try:
+            body_bytes.add(len(message.request_body.body))
             answers = conversation.receive(message)
         except ApiError as error:
             self._picker.metrics.refused(error.status)

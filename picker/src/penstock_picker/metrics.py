@@ -44,6 +44,11 @@ class Metrics(FrontMetrics):
             buckets=SECONDS,
             registry=registry,
         )
+        self.held_bytes = Gauge(
+            "penstock_picker_held_bytes",
+            "Bytes of request bodies held now, at most the pool's `bufferBytes`.",
+            registry=registry,
+        )
         replicas = Gauge(
             "penstock_picker_replicas",
             "Known replicas, by whether they take requests.",

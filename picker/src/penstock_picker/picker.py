@@ -26,6 +26,7 @@ from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.pool_time_model import PoolTimeModel
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.request import request_head
+from penstock_routing.request.byte_budget import ByteBudget
 from penstock_routing.request.cache_salt import with_application_salt
 from penstock_routing.request.generation_request import GENERATES, GenerationRequest
 from penstock_routing.request.request_body import INLINE_BYTES, BodyReader
@@ -70,6 +71,7 @@ class ReadRequest(NamedTuple):
 class Picker:
     """Picks endpoints for requests, as one process.
 
+    budget: bytes of all bodies that it may hold.
     placed: called with each request's first replica and its estimated prompt tokens.
     shared_limits: applications' limits over all pickers and routers, if they share limits.
     """
@@ -91,6 +93,8 @@ class Picker:
         self.metrics = metrics = Metrics(settings.tiers, replica_set)
         uncounted = UsageMetrics(CollectorRegistry())  # a picker does not see how many tokens a request uses
         self._usage = Usage(pool.spec.applications, settings.max_model_len, uncounted)
+        self.budget = ByteBudget(settings.buffer_bytes, "this picker")
+        metrics.held_bytes.set_function(lambda: self.budget.held_bytes)
         self._limits = RateLimits(limits_of(pool.spec.applications), metrics.limits, shared_limits)
         self._reader = BodyReader(settings.max_sequences, pool.spec.requests)
         self._numbers, self._lock = count(first_number), Lock()
