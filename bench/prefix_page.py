@@ -164,7 +164,7 @@ def row_of(cell: Cell, left: int, ours: CapacityResult, rival: BestRouting) -> s
     """Return a cell's row. left: number of rivals that were not searched, or not with all rules."""
     best = rival.best
     columns = [
-        f"{cell.title} ({left} rivals not searched)" if left else cell.title,
+        f"{cell.title} ({left} rival{'s' if left > 1 else ''} not searched)" if left else cell.title,
         rate(ours),
         rival.contender.name,
         rate(best),
