@@ -100,11 +100,13 @@ async def test_a_stop_string_ends_the_answer_before_it(
 @pytest.mark.parametrize("server", ["drafting", "adapting"])
 async def test_a_client_that_disconnects_leaves_no_state(server: str, request: pytest.FixtureRequest) -> None:
     engine: Server = request.getfixturevalue(server)
+    before_tokens = engine.counted("vllm:generation_tokens_total")
     events = engine.events(prompt="never read to its end ", max_tokens=900, ignore_eos=True)
     for _ in range(3):
         await anext(events)
     await events.aclose()
     await until(lambda: engine.counted("vllm:num_requests_running") == 0, "no request runs")
+    assert engine.counted("vllm:generation_tokens_total") - before_tokens < 900, "it ran to its end"
     await until(lambda: engine.counted("vllm:kv_cache_usage_perc") == 0, "no block is held")
     assert (await engine.complete(prompt="next ", max_tokens=4, ignore_eos=True))["usage"][
         "completion_tokens"

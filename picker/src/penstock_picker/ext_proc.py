@@ -29,7 +29,7 @@ CONVERSATIONS = 512
 STOP_S = 1.0
 """Longest wait for open conversations when the server is stopped."""
 
-MESSAGE_BYTES = 2**20
+BESIDE_BODY_BYTES = 2**20
 """Most bytes of a message beside the body: headers and metadata."""
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -108,7 +108,7 @@ def bounds_of(picker: Picker) -> GrpcBounds:
     A connection may have more calls than are served, because a gateway lets those over its bound wait. A
     buffered body is one message.
     """
-    return GrpcBounds(calls=2 * CONVERSATIONS, message_bytes=picker.max_body_bytes + MESSAGE_BYTES)
+    return GrpcBounds(calls=2 * CONVERSATIONS, message_bytes=picker.max_body_bytes + BESIDE_BODY_BYTES)
 
 
 @contextlib.asynccontextmanager

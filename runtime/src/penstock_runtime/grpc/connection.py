@@ -42,6 +42,9 @@ from penstock_runtime.grpc.status import Headers, RpcError, Status, error_of, er
 RESPONSE: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 """Headers of every response."""
 
+_UNCONFIRMED = {SettingCodes.MAX_CONCURRENT_STREAMS: 2**31 - 1, SettingCodes.MAX_HEADER_LIST_SIZE: 2**16}
+"""Settings until the peer has confirmed those of the bounds: HTTP/2's own, and bounded headers."""
+
 Opened = Callable[["GrpcConnection", GrpcCall, Mapping[bytes, bytes]], None]
 """Called for each call that the peer opens, with its headers."""
 
@@ -304,10 +307,6 @@ class GrpcConnection(asyncio.Protocol):
         elif self._transport is not None:
             self.lost = RpcError(Status.UNAVAILABLE, "the peer does not answer pings")
             self._transport.abort()
-
-
-_UNCONFIRMED = {SettingCodes.MAX_CONCURRENT_STREAMS: 2**31 - 1, SettingCodes.MAX_HEADER_LIST_SIZE: 2**16}
-"""Settings until the peer has confirmed those of the bounds: HTTP/2's own, and bounded headers."""
 
 
 def _settings(bounds: GrpcBounds) -> dict[SettingCodes | int, int]:
