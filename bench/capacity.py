@@ -25,7 +25,8 @@ from capacity_parts import KNOWN, MAIN, PAPER, PARTS, PREDICTED, PagePart
 from capacity_rows import CapacityRows
 from penstock_cli.capacity.plot import draw
 from penstock_cli.capacity.question import Question
-from penstock_cli.capacity.search import NO_MISS_LIMIT, CapacityResult, RateProbe, Trials, capacity
+from penstock_cli.capacity.sampled_question import NO_MISS_LIMIT, RateProbe, Trials
+from penstock_cli.capacity.search import CapacityResult, capacity
 from penstock_cli.capacity.sweep import sweep
 from penstock_cli.capacity.trial import TrialResult, trial_of
 from penstock_cli.capacity.trial_log import TrialLog

@@ -5,12 +5,15 @@
     python bench/prefix.py --page
     python bench/prefix.py --without
 
-Searches the capacity of every contender of `prefix_cells.py`, each tuned over its token budgets and over its
-rule's thresholds, in every cell: first questions without a row in `bench/results/prefix.json`, then those
-whose row was found by other code. Each row is added when it is found, and simulations are stored in
-`.venv/prefix.jsonl`, so a stopped run can be resumed. Then it writes `bench/results/prefix.md` and the
-summary in `docs/results-prefix.md`. `--missing` does not search rows of other code, `--page` searches
-nothing.
+Searches the capacity of the best rival and of ours in every cell of `prefix_cells.py`: first questions
+without a row in `bench/results/prefix.json`, then those whose row was found by other code. Rivals compete:
+each tries all its token budgets and thresholds at the lowest rate that the best rival so far does not attain.
+If none attains there, this rate is the upper limit of its row; if one does, its capacity is searched, and it
+is the best from then on. Our two orders compete in the same way. `--full` searches every capacity instead.
+
+Each row is added when it is found, and simulations are stored in `.venv/prefix.jsonl`, so a stopped run can
+be resumed. Then it writes `bench/results/prefix.md` and the summary in `docs/results-prefix.md`. `--missing`
+does not search rows of other code, `--page` searches nothing.
 
 `--rate` simulates each contender of the cells once at this rate, with its first rule and its middle token
 budget, and stores its attainment in `bench/results/prefix-rates.json`, without a search.
@@ -28,14 +31,15 @@ from pathlib import Path
 import orjson
 from capacity_rows import CapacityRows
 from penstock_cli.capacity.question import Question
+from penstock_cli.capacity.sampled_question import NO_MISS_LIMIT, RateProbe, Trials
 from penstock_cli.capacity.search import (
-    NO_MISS_LIMIT,
+    FINE,
     CapacityResult,
-    RateProbe,
-    Trials,
     UnboundedCapacity,
     capacity,
+    capacity_above,
     result_of,
+    rounded,
 )
 from penstock_cli.capacity.setting import grid_of
 from penstock_cli.capacity.trial import Trial, arrivals_of, fleet_of, requests_in, run_trial, trial_of
@@ -43,7 +47,7 @@ from penstock_cli.capacity.trial_log import TrialLog
 from penstock_cli.commands.capacity import SearchRun
 from penstock_simulator.scenarios import scenario
 from penstock_simulator.simulation import simulate
-from prefix_cells import CELLS, CONTENDERS, Cell
+from prefix_cells import CELLS, CONTENDERS, OURS, Cell
 from prefix_page import RATES, WITHOUT, write_pages
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,7 +69,7 @@ def main() -> None:
         with TrialLog(ROOT / ".venv" / "prefix.jsonl") as memory:
             run = SearchRun(memory, options.jobs)
             for cell, question in questions(options, rows):
-                search_one(run, rows, cell, question)
+                search_one(run, rows, cell, question, full=options.full)
     write_pages(rows)
 
 
@@ -74,6 +78,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--cell", action="append", help="SCENARIO[@ENGINE]:REPLICAS; repeatable")
     parser.add_argument("--rate", type=float, help="simulate once at this rate, in requests/s a replica")
     parser.add_argument("--missing", action="store_true", help="search only questions without a row")
+    parser.add_argument("--full", action="store_true", help="search also what is below the best")
     parser.add_argument("--page", action="store_true", help="search nothing")
     parser.add_argument("--without", action="store_true", help="scenarios without shared prefixes")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -128,16 +133,37 @@ def run_at(memory: TrialLog, cell: Cell, rate_rps: float) -> None:
         print(row, flush=True)
 
 
-def search_one(run: SearchRun, rows: CapacityRows, cell: Cell, question: Question) -> None:
-    """Search one capacity, from its previous result or that of another contender in the cell."""
+def search_one(run: SearchRun, rows: CapacityRows, cell: Cell, question: Question, *, full: bool) -> None:
+    """Search one capacity, or show that it is not above the best of its side in the cell."""
     print(f"{cell.title}: {question.policy}, {question.conditions.order}", flush=True)
 
     def found(answer: CapacityResult) -> None:
         rows.add(answer)
-        print(f"  {answer.low_rps:g} requests/s, {answer.setting}", flush=True)
+        of = f"{answer.low_rps:g}" if answer.low_rps else f"< {answer.high_rps:g}"
+        print(f"  {of} requests/s, {answer.setting}", flush=True)
 
-    search = capacity(question, start(rows, cell, question), cell.most_rps)
+    best_rps = 0.0 if full else best_of_side(rows, cell, question)
+    if best_rps:
+        search = capacity_above(question, best_rps, cell.most_rps)
+    else:
+        search = capacity(question, start(rows, cell, question), cell.most_rps)
     run.all([bounded(question, search)], "capacities", found)
+
+
+def best_of_side(rows: CapacityRows, cell: Cell, question: Question) -> float:
+    """Return the lowest rate that the best other rule of its side does not attain; 0 for none.
+
+    Sides are ours and all rivals.
+    """
+    others = (
+        answer
+        for contender in CONTENDERS
+        if (contender.policy == OURS) == (question.policy == OURS)
+        for other in cell.questions(contender)
+        if other != question and (answer := rows.answer(other)) is not None and answer.low_rps > 0
+    )
+    best = max(others, key=lambda answer: answer.low_rps, default=None)
+    return max(best.high_rps, rounded(best.low_rps * FINE)) if best is not None else 0.0
 
 
 def bounded(question: Question, search: Trials[CapacityResult]) -> Trials[CapacityResult]:
@@ -151,16 +177,21 @@ def bounded(question: Question, search: Trials[CapacityResult]) -> Trials[Capaci
 
 
 def start(rows: CapacityRows, cell: Cell, question: Question) -> RateProbe:
-    """Return the start of a search: its own result, or that of another rule with the same policy."""
+    """Return the start of a search: its own result, that of other fleet sizes, or of another rule."""
+    same = (
+        replace(question, conditions=replace(question.conditions, replicas=size.replicas))
+        for size in CELLS
+        if replace(size, replicas=cell.replicas) == cell
+    )
     alike = (
-        answer
+        other
         for contender in CONTENDERS
         if contender.policy == question.policy
         for other in cell.questions(contender)
-        if (answer := rows.answer(other)) is not None
     )
-    answer = rows.answer(question) or next(alike, None)
-    if answer is None or answer.low_rps == 0:
+    found = (rows.answer(other) for other in (question, *same, *alike))
+    answer = next((answer for answer in found if answer is not None and answer.low_rps > 0), None)
+    if answer is None:
         return RateProbe(grid_of(question.policy, scenario(question.scenario)).start, cell.start_rps)
     return RateProbe(answer.setting, answer.low_rps)
 

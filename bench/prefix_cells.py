@@ -33,15 +33,16 @@ class Contender:
 
 CONTENDERS = (
     Contender(OURS, OURS, ("prefix", "best-fit")),
+    Contender("qoserve, prefix", "qoserve", ("prefix",)),
+    Contender("fluidserve, prefix", "fluidserve", ("prefix",)),
     Contender("vllm, llm-d", "vllm", ("llm-d",)),
     Contender("vllm, lmetric", "vllm", ("lmetric",)),
-    Contender("vllm, dynamo", "vllm", ("dynamo", "dynamo-0.25", "dynamo-4")),
     Contender("vllm, sglang", "vllm", ("sglang", "sglang-16", "sglang-4")),
-    Contender("fluidserve, prefix", "fluidserve", ("prefix",)),
-    Contender("qoserve, prefix", "qoserve", ("prefix",)),
+    Contender("vllm, dynamo", "vllm", ("dynamo", "dynamo-0.25", "dynamo-4")),
     Contender("vllm, least-loaded", "vllm", ("least-loaded",)),
     Contender("vllm, round-robin", "vllm", ("round-robin",)),
 )
+"""In the order in which they are searched: those that were best elsewhere are first."""
 
 
 @dataclass(frozen=True, slots=True)

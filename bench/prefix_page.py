@@ -77,7 +77,7 @@ def found_in(cell: Cell, rows: CapacityRows) -> list[BestRouting]:
     for contender in CONTENDERS:
         answers = [a for question in cell.questions(contender) if (a := rows.answer(question)) is not None]
         if answers:
-            best = max(answers, key=lambda answer: answer.low_rps)
+            best = max(answers, key=lambda answer: (answer.low_rps, answer.high_rps))
             found.append(BestRouting(contender, best, len(answers)))
     return found
 
@@ -99,18 +99,20 @@ def section(cell: Cell, found: Sequence[BestRouting]) -> Iterator[str]:
     yield f"## {cell.title}\n"
     yield f"{requests} requests; an unbounded shared cache would hold {100 * bound:.1f} % of prompt tokens.\n"
     yield from (f"| {' | '.join(line)} |" for line in [HEADS, ["---", *["--:"] * 7, "---"]])
-    for one in sorted(found, key=lambda one: -one.best.low_rps):
+    for one in sorted(found, key=lambda one: (-one.best.low_rps, -one.best.high_rps)):
         best = one.best
+        known = best.low_rps > 0
+        share = number((best.low_rps or best.high_rps) / ours if ours else None, 1, 2)
         cells = [
             one.contender.name,
             rate(best),
-            "–" if unbounded(best) else f"{best.high_rps:.4g}",
-            number(best.low_rps / ours if ours else None, 1, 2),
+            "–" if unbounded(best) or not known else f"{best.high_rps:.4g}",
+            share if known else f"< {share}",
             number(best.admitted_attainment, 100, 2),
             number(best.cached_share, 100, 1),
             number(None if best.cached_share is None else best.cached_share / bound, 1, 3),
             number(best.imbalance, 1, 2),
-            f"{best.question.conditions.order}, {best.setting}{_of_rules(one)}",
+            f"{best.question.conditions.order}, {best.setting}{_of_rules(one)}" if known else "–",
         ]
         yield f"| {' | '.join(cells)} |"
     yield ""
@@ -122,7 +124,9 @@ def unbounded(answer: CapacityResult) -> bool:
 
 
 def rate(answer: CapacityResult) -> str:
-    """Return a capacity in words."""
+    """Return a capacity in words; its upper limit, if only that is known."""
+    if answer.low_rps == 0:
+        return f"< {answer.high_rps:.4g}"
     return f"{'≥ ' if unbounded(answer) else ''}{answer.low_rps:.4g}"
 
 

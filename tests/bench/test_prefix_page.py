@@ -6,11 +6,21 @@ from pathlib import Path
 
 import pytest
 from capacity_rows import CapacityRows
-from penstock_cli.capacity.search import CapacityResult, RateProbe
+from penstock_cli.capacity.sampled_question import RateProbe
+from penstock_cli.capacity.search import CapacityResult
 from penstock_cli.capacity.setting import PolicySetting
-from prefix import RESULTS, questions, start
+from prefix import RESULTS, best_of_side, questions, start
 from prefix_cells import CELLS, CONTENDERS, OURS, Contender
-from prefix_page import RESEARCH, found_in, missing, ours_and_best_rival, rate, summary
+from prefix_page import (
+    RESEARCH,
+    found_in,
+    missing,
+    ours_and_best_rival,
+    rate,
+    rivals_left,
+    section,
+    summary,
+)
 
 CELL, OTHER = CELLS[0], CELLS[1]
 BY_NAME = {contender.name: contender for contender in CONTENDERS}
@@ -80,6 +90,25 @@ def test_a_cell_with_unsearched_rivals_is_marked_and_in_no_mean(rows: CapacityRo
 def test_a_capacity_without_an_upper_end_is_marked() -> None:
     found = row(LMETRIC, 0, 1.0)
     assert (rate(found), rate(replace(found, high_rps=1.0))) == ("1", "≥ 1")
+
+
+def test_a_rival_that_was_never_the_best_has_the_best_ones_limit(rows: CapacityRows) -> None:
+    beaten = replace(row(DYNAMO, 0, 0.0), high_rps=1.02)
+    for one in (row(BY_NAME[OURS], 0, 2.04), row(LMETRIC, 0, 1.0), beaten):
+        rows.add(one)
+    lines = [line for line in section(CELL, found_in(CELL, rows)) if "vllm, dynamo" in line]
+    assert lines[0].startswith("| vllm, dynamo | < 1.02 | – | < 0.50 |")
+    assert rivals_left(found_in(CELL, rows)) == len(CONTENDERS) - 2
+
+
+def test_a_rule_competes_with_the_best_of_its_own_side(rows: CapacityRows) -> None:
+    ours, rival = BY_NAME[OURS], CELL.question(DYNAMO, "dynamo-4")
+    assert best_of_side(rows, CELL, rival) == 0.0
+    for one in (row(ours, 0, 1.6), row(LMETRIC, 0, 1.0), replace(row(DYNAMO, 0, 0.0), high_rps=1.4)):
+        rows.add(one)
+    assert best_of_side(rows, CELL, rival) == 1.02
+    assert best_of_side(rows, CELL, CELL.question(ours, "best-fit")) == pytest.approx(1.632)
+    assert best_of_side(rows, CELL, CELL.question(LMETRIC, "lmetric")) == 0.0
 
 
 def test_contenders_without_a_row_are_named(rows: CapacityRows) -> None:

@@ -15,7 +15,8 @@ from penstock_cli.capacity import progress
 from penstock_cli.capacity.progress import TRIALS_GUESSED, share_done, show_progress
 from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.run import SearchProgress, run_all, workers
-from penstock_cli.capacity.search import NO_MISS_LIMIT, CapacityResult, Trials
+from penstock_cli.capacity.sampled_question import NO_MISS_LIMIT, Trials
+from penstock_cli.capacity.search import CapacityResult
 from penstock_cli.capacity.setting import PolicySetting
 from penstock_cli.capacity.sweep import SHARES_OF_CAPACITY, sweep
 from penstock_cli.capacity.trial import Trial, TrialResult

@@ -12,18 +12,18 @@ from penstock_cli.capacity.confidence import wilson
 from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.report import answer_of, as_json
 from penstock_cli.capacity.run import SearchProgress, run_all
+from penstock_cli.capacity.sampled_question import NO_MISS_LIMIT, RateProbe
 from penstock_cli.capacity.search import (
     GROWTH,
     MOST_STEPS,
-    NO_MISS_LIMIT,
     CapacityResult,
-    RateProbe,
     UnboundedCapacity,
     capacity,
+    capacity_above,
     guess_rps,
     result_of,
 )
-from penstock_cli.capacity.setting import PolicySetting, grid_of, laps_of
+from penstock_cli.capacity.setting import ALL_BUDGETS_TOKENS, PolicySetting, grid_of, laps_of
 from penstock_cli.capacity.trial import Trial, TrialResult, arrivals_of, fleet_of, run_trial, trial_of
 from penstock_cli.capacity.trial_log import TrialLog
 from penstock_cli.failure import Failure
@@ -120,6 +120,31 @@ def test_from_an_earlier_result_the_bracket_widens_from_two_percent() -> None:
         1.077,
         0.9949,
     ]
+
+
+def above(policy: str, rate_rps: float, world: World) -> tuple[CapacityResult, Sequence[Trial]]:
+    engine = Engine(world)
+    with TrialLog(None) as log:
+        search = capacity_above(question(policy), rate_rps)
+        (answer,) = run_all([search], engine, 1, log, SearchProgress())
+    return answer, engine.ran
+
+
+def test_a_capacity_below_a_rate_is_not_searched() -> None:
+    answer, ran = above("vllm", 1.2, wall(lambda trial: 1.0))
+    assert (answer.low_rps, answer.high_rps, answer.requests) == (0.0, 1.2, REQUESTS)
+    assert [(trial.batch_tokens, trial.rate_rps) for trial in ran] == [
+        (tokens, 1.2) for tokens in ALL_BUDGETS_TOKENS
+    ]
+
+
+def test_a_capacity_above_a_rate_is_that_of_a_whole_search() -> None:
+    def best_at_2048(trial: Trial) -> float:
+        return 1.5 if trial.batch_tokens == 2048 else 1.0
+
+    answer, _ = above("vllm", 1.2, wall(best_at_2048))
+    assert answer.setting.batch_tokens == 2048
+    assert answer.low_rps <= 1.5 * 1.003 < answer.high_rps * 1.006
 
 
 def test_a_search_that_ended_without_a_rate_starts_again() -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
-from penstock_cli.capacity.search import Result, Trials
+from penstock_cli.capacity.sampled_question import Result, Trials
 from penstock_cli.capacity.trial import Trial, TrialResult
 from penstock_cli.capacity.trial_log import TrialLog
 from penstock_cli.local.parent_death import stop_with_parent

@@ -15,22 +15,20 @@ deterministic, so the result is the same on any machine.
    40 % higher attains, continue from there.
 6. Confirm: run every sample in full at the rate found; if it does not attain, go down by 2 %.
 
-Attainment is computed over the requests of all samples together. The first sample alone decides if it is at
-least 3 points from the target, which saves trials of the others.
+Whether a rate attains is decided in `sampled_question`.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from math import floor, inf, sqrt
-from typing import TypeVar
+from math import inf, sqrt
 
 from penstock_core.timing.builtin_models import time_model
 from penstock_simulator.scenarios import Scenario, arrivals, scenario
 
 from penstock_cli.capacity.question import Question
+from penstock_cli.capacity.sampled_question import RateProbe, SampledQuestion, Trials, attains, decide
 from penstock_cli.capacity.setting import Grid, PolicySetting, grid_of, laps_of
-from penstock_cli.capacity.trial import Trial, TrialResult, requests_in, trial_of, with_sessions
+from penstock_cli.capacity.trial import TrialResult, requests_in, with_sessions
 
 GROWTH = 1.5
 """Factor between the rates of a bracket that is wide."""
@@ -41,31 +39,14 @@ COARSE, FINE = 1.1, 1.02
 HIGHER_RATES = (1.05, 1.1, 1.2, 1.4)
 """Higher rates that are also tried, as multiples of a rate that attains."""
 
-DECISIVE_MARGIN = 0.03
-"""Distance from the target at which one sample decides alone, as a share of requests."""
-
-NO_MISS_LIMIT = 1 << 30
-"""Limit on misses above that of any trial, so that it runs to its end."""
-
 MOST_STEPS = 12
 """Most steps of the bracket: rates from 1/130 of the guess to 130 times the guess."""
 
 ANY_RATE_RPS = 1.0
 """Rate at which a scenario is sampled to count its requests. Their number and lengths do not depend on it."""
 
-ROUNDING_REQUESTS = 1e-9
-"""Tolerance for a number of misses that floating point puts slightly below a whole number."""
-
 FULL_SPEED_SHARE = 0.25
 """The guess, as a share of the rate at which an engine computes at full speed without limits."""
-
-
-@dataclass(frozen=True, slots=True)
-class RateProbe:
-    """A setting and a rate in requests per second."""
-
-    setting: PolicySetting
-    rate_rps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,32 +73,8 @@ class CapacityResult:
     imbalance: float | None = None
 
 
-Result = TypeVar("Result")
-Trials = Generator[Sequence[Trial], Sequence[TrialResult], Result]
-"""Yields trials, receives their results in the same order, and returns the result of the search."""
-
 Bracket = tuple[float, float]
 """A rate that attains, 0 for none, and a higher one that does not."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampledQuestion:
-    """A question, and the number of requests of each sample of its scenario.
-
-    most_rps: a rate that need not be exceeded.
-    """
-
-    question: Question
-    samples: tuple[int, ...]
-    most_rps: float = inf
-
-    def allowed(self, requests: int) -> int:
-        """Return the most misses among so many requests that still attain the target."""
-        return floor(requests * (1 - self.question.conditions.attainment) + ROUNDING_REQUESTS)
-
-    def trial(self, probe: RateProbe, seed: int, most_misses: int = NO_MISS_LIMIT) -> Trial:
-        """Return the trial of one sample at a probe."""
-        return trial_of(self.question, probe.setting, probe.rate_rps, seed, most_misses)
 
 
 class UnboundedCapacity(Exception):
@@ -137,26 +94,47 @@ def capacity(
 
     Raises UnknownScenario, UnknownPolicy, UnboundedCapacity.
     """
-    conditions = question.conditions
-    workload = with_sessions(scenario(question.scenario), conditions.sessions)
-    samples = (
-        arrivals(workload, ANY_RATE_RPS, seed, laps=laps_of(question.policy, conditions.replicas))
-        for seed in range(conditions.seeds)
-    )
-    counts = tuple(requests_in(list(sample)) for sample in samples)
-    sampled = SampledQuestion(question, counts, most_rps)
-    grid = grid_of(question.policy, workload)
+    sampled, grid = _sampled(question, most_rps)
     if before is not None and before.rate_rps > 0 and grid.has(before.setting):
         setting = before.setting
         low, high = yield from _bracket(sampled, setting, before.rate_rps, FINE)
     else:
         first = replace(sampled, samples=sampled.samples[:1])
-        setting, rate_rps = yield from _first_estimate(first, grid, guess_rps(workload))
+        setting, rate_rps = yield from _first_estimate(first, grid, guess_rps(_workload(question)))
         low, high = yield from _bracket(sampled, setting, rate_rps, COARSE)
     low, high = yield from _narrow(sampled, setting, low, high, FINE)
     setting, low, high = yield from _tune(sampled, grid, setting, (low, high), FINE)
     low, high = yield from _try_higher_rates(sampled, setting, low, high)
     return (yield from _confirm(sampled, setting, low, high))
+
+
+def capacity_above(question: Question, rate_rps: float, most_rps: float = inf) -> Trials[CapacityResult]:
+    """Search a capacity only if it is above a rate, which is all that a comparison with a better one needs.
+
+    Every setting is tried at the rate. If none attains, the result's `low_rps` is 0 and its `high_rps` the
+    rate; if one does, the search goes on from the best. Raises as `capacity` does.
+    """
+    sampled, grid = _sampled(question, most_rps)
+    found = yield from decide(sampled, [RateProbe(setting, rate_rps) for setting in grid.settings()])
+    attaining = {probe: missed for probe, missed in found.items() if missed is not None}
+    if not attaining:
+        none = result_of(question, RateProbe(grid.start, 0.0), ())
+        return replace(none, high_rps=rate_rps, requests=sum(sampled.samples))
+    best = min(attaining, key=lambda probe: (attaining[probe], probe.setting.batch_tokens))
+    return (yield from capacity(question, best, most_rps))
+
+
+def _sampled(question: Question, most_rps: float) -> tuple[SampledQuestion, Grid]:
+    """Return the question with its samples' sizes, and the settings to try."""
+    conditions, workload = question.conditions, _workload(question)
+    laps = laps_of(question.policy, conditions.replicas)
+    samples = (arrivals(workload, ANY_RATE_RPS, seed, laps=laps) for seed in range(conditions.seeds))
+    counts = tuple(requests_in(list(sample)) for sample in samples)
+    return SampledQuestion(question, counts, most_rps), grid_of(question.policy, workload)
+
+
+def _workload(question: Question) -> Scenario:
+    return with_sessions(scenario(question.scenario), question.conditions.sessions)
 
 
 def _first_estimate(
@@ -174,20 +152,20 @@ def guess_rps(workload: Scenario) -> float:
     sample = list(arrivals(workload, ANY_RATE_RPS, seed=0))
     tokens = sum(arrival.prompt_tokens + arrival.output_tokens for arrival in sample) / requests_in(sample)
     token_s = min(term.token_s for term in time_model(workload.time_model).terms)
-    return _rounded(FULL_SPEED_SHARE / (tokens * token_s))
+    return rounded(FULL_SPEED_SHARE / (tokens * token_s))
 
 
 def _bracket(
     sampled: SampledQuestion, setting: PolicySetting, start_rps: float, growth: float
 ) -> Trials[Bracket]:
     """Return a rate that attains and a higher one that does not, at least a factor of `growth` apart."""
-    rate_rps, grows = start_rps, (yield from _attains(sampled, setting, start_rps))
+    rate_rps, grows = start_rps, (yield from attains(sampled, setting, start_rps))
     for _ in range(MOST_STEPS):
         if grows and rate_rps >= sampled.most_rps:
             break
-        before, rate_rps = rate_rps, _rounded(rate_rps * growth if grows else rate_rps / growth)
+        before, rate_rps = rate_rps, rounded(rate_rps * growth if grows else rate_rps / growth)
         growth = min(growth**2, GROWTH)
-        if (yield from _attains(sampled, setting, rate_rps)) != grows:
+        if (yield from attains(sampled, setting, rate_rps)) != grows:
             return (before, rate_rps) if grows else (rate_rps, before)
     if grows:
         raise UnboundedCapacity(sampled.question, RateProbe(setting, rate_rps))
@@ -199,8 +177,8 @@ def _narrow(
 ) -> Trials[Bracket]:
     """Return the bracket narrowed to a factor of `step`."""
     while low > 0 and high > low * step:
-        middle = _rounded(sqrt(low * high))
-        if (yield from _attains(sampled, setting, middle)):
+        middle = rounded(sqrt(low * high))
+        if (yield from attains(sampled, setting, middle)):
             low = middle
         else:
             high = middle
@@ -219,8 +197,8 @@ def _tune(
         for line in grid.lines(best):
             candidates = [candidate for candidate in line if candidate not in rejected]
             while candidates:
-                bar_rps = _rounded(low * step) if low > 0 else high
-                found = yield from _decide(
+                bar_rps = rounded(low * step) if low > 0 else high
+                found = yield from decide(
                     sampled, [RateProbe(candidate, bar_rps) for candidate in candidates]
                 )
                 better = {probe.setting: missed for probe, missed in found.items() if missed is not None}
@@ -240,8 +218,8 @@ def _climb(
     """Return a narrow bracket above a rate that attains."""
     low = attained_rps
     for _ in range(MOST_STEPS):
-        high = _rounded(low * step**2)
-        if not (yield from _attains(sampled, setting, high)):
+        high = rounded(low * step**2)
+        if not (yield from attains(sampled, setting, high)):
             return (yield from _narrow(sampled, setting, low, high, step))
         low = high
     return (yield from _narrow(sampled, setting, *(yield from _bracket(sampled, setting, low, GROWTH)), step))
@@ -252,8 +230,8 @@ def _try_higher_rates(
 ) -> Trials[Bracket]:
     """Return the bracket above the highest rate that attains, of those up to 40 % above `low`."""
     while low > 0:
-        higher = [RateProbe(setting, _rounded(low * factor)) for factor in HIGHER_RATES]
-        found = yield from _decide(sampled, higher)
+        higher = [RateProbe(setting, rounded(low * factor)) for factor in HIGHER_RATES]
+        found = yield from decide(sampled, higher)
         attaining = [probe.rate_rps for probe, missed in found.items() if missed is not None]
         if not attaining:
             break
@@ -272,7 +250,7 @@ def _confirm(
         tallies = list((yield [sampled.trial(probe, seed) for seed in range(len(sampled.samples))]))
         if sum(tally.missed for tally in tallies) <= sampled.allowed(requests):
             break
-        low, high = _rounded(low / FINE), low
+        low, high = rounded(low / FINE), low
         low = low if low > lowest_rps else 0.0
     found = result_of(sampled.question, RateProbe(setting, low), tallies)
     return replace(found, high_rps=high, requests=requests)
@@ -302,57 +280,6 @@ def _of_prefix_caches(tallies: Sequence[TrialResult]) -> Mapping[str, float | No
     }
 
 
-def _attains(sampled: SampledQuestion, setting: PolicySetting, rate_rps: float) -> Trials[bool]:
-    probe = RateProbe(setting, rate_rps)
-    return (yield from _decide(sampled, [probe]))[probe] is not None
-
-
-def _decide(sampled: SampledQuestion, probes: Sequence[RateProbe]) -> Trials[dict[RateProbe, int | None]]:
-    """Return the counted misses of each probe; None for a probe that does not attain.
-
-    The first sample decides if it is at least `DECISIVE_MARGIN` from the target, else all samples do.
-    """
-    first_requests, *others = sampled.samples
-    margin = floor(DECISIVE_MARGIN * first_requests) if others else 0
-    allowed = sampled.allowed(first_requests)
-    tallies = yield [sampled.trial(probe, 0, allowed + margin) for probe in probes]
-    results = dict(zip(probes, tallies, strict=True))
-    decided = {probe: tally.missed for probe, tally in results.items() if tally.missed <= allowed - margin}
-    allowed_of_all = sampled.allowed(sum(sampled.samples))
-    close = {
-        probe: tally.missed
-        for probe, tally in results.items()
-        if tally.complete and tally.missed <= allowed_of_all and probe not in decided
-    }
-    by_all_samples = (yield from _decide_by_all_samples(sampled, close, allowed_of_all)) if close else {}
-    return {probe: decided.get(probe, by_all_samples.get(probe)) for probe in probes}
-
-
-def _decide_by_all_samples(
-    sampled: SampledQuestion, close: Mapping[RateProbe, int], allowed: int
-) -> Trials[dict[RateProbe, int | None]]:
-    """Return the misses of each probe in all samples; None for a probe that does not attain.
-
-    close: misses of each probe in the first sample, at most `allowed`.
-    """
-    seeds = range(1, len(sampled.samples))
-    tallies = iter(
-        (
-            yield [
-                sampled.trial(probe, seed, allowed - missed)
-                for probe, missed in close.items()
-                for seed in seeds
-            ]
-        )
-    )
-    found: dict[RateProbe, int | None] = {}
-    for probe, missed in close.items():
-        others = list(islice(tallies, len(seeds)))
-        total = missed + sum(tally.missed for tally in others)
-        found[probe] = total if total <= allowed else None
-    return found
-
-
-def _rounded(rate_rps: float) -> float:
+def rounded(rate_rps: float) -> float:
     """Round to four digits, so that rates are readable and repeat in the trial log."""
     return float(f"{rate_rps:.4g}")

@@ -9,6 +9,7 @@ three ratios, and a rate per replica is a rate per GPU.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TypeVar
 
 from penstock_core.policies import UnknownPolicy
@@ -91,6 +92,11 @@ class Grid:
     drafts: tuple[int, ...]
     ratios: tuple[Ratio | None, ...] = (None,)
     slots: tuple[int | None, ...] = (None,)
+
+    def settings(self) -> list[PolicySetting]:
+        """Return all settings."""
+        axes = product(self.budgets_tokens, self.drafts, self.ratios, self.slots)
+        return [PolicySetting(*values) for values in axes]
 
     def lines(self, current: PolicySetting) -> Iterator[list[PolicySetting]]:
         """Yield the settings that differ from `current` along one axis, for each axis."""

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_cli.capacity.search import NO_MISS_LIMIT, CapacityResult, Trials
+from penstock_cli.capacity.sampled_question import NO_MISS_LIMIT, Trials
+from penstock_cli.capacity.search import CapacityResult
 from penstock_cli.capacity.setting import ORACLE
 from penstock_cli.capacity.trial import TrialResult, trial_of
 from penstock_cli.plots.series import Curve, Spot

@@ -24,7 +24,8 @@ from penstock_cli.capacity.progress import show_progress
 from penstock_cli.capacity.question import Question, SearchConditions
 from penstock_cli.capacity.report import as_json, summary_line, table
 from penstock_cli.capacity.run import run_all
-from penstock_cli.capacity.search import CapacityResult, Result, Trials, UnboundedCapacity
+from penstock_cli.capacity.sampled_question import Result, Trials
+from penstock_cli.capacity.search import CapacityResult, UnboundedCapacity
 from penstock_cli.capacity.search import capacity as search
 from penstock_cli.capacity.setting import WITHOUT_PREFIXES, base_policy
 from penstock_cli.capacity.sweep import sweep
