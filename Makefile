@@ -4,6 +4,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
+DEBIAN_PYTHON := $(lastword $(wildcard /usr/bin/python3.11 /usr/bin/python3.12 /usr/bin/python3.13))
 
 .PHONY: help setup docs docs-serve links demo test e2e e2e-vllm e2e-packages fresh-clone lint types contracts units explore proto proto-check crds cli-page clean \
   vllm-env test-vllm-real test-vllm-serving e2e-plugin-image bench-vllm-real bench-vllm-plugin cluster-api chart \
@@ -18,6 +19,10 @@ setup: .venv/.ready ## .venv with every member and tool; .venv/bin/penstock work
 .venv/.ready: uv.lock pyproject.toml $(wildcard */pyproject.toml)
 	@command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(MAKE) --no-print-directory .uv/bin/uv
 	@$(call uv) sync --frozen --quiet --all-packages
+	@touch $@
+
+.venv/optimized/.ready: .venv/.ready # the same with Debian's Python, which the images have; pyenv's is built without PGO and LTO
+	@UV_PROJECT_ENVIRONMENT=.venv/optimized $(call uv) sync --frozen --quiet --all-packages $(DEBIAN_PYTHON:%=--python %)
 	@touch $@
 
 .uv/bin/uv: # uv of the project's own, where the machine has none
@@ -104,8 +109,8 @@ bench-vllm-real: vllm-env ## the policy vllm compared with vLLM's scheduler in e
 bench-vllm-plugin: vllm-env ## CPU time of a policy's steps inside vLLM, compared with vLLM's own scheduler
 	@$(BIN)/python bench/vllm_plugin.py
 
-bench-router: setup ## every data path compared with Envoy alone, vllm-router, smg and LiteLLM: latency, requests/s, CPU, memory
-	@$(BIN)/python bench/router_overhead.py --out bench/results/router-overhead.txt
+bench-router: .venv/optimized/.ready ## every data path compared with Envoy alone, vllm-router, smg and LiteLLM: latency, requests/s, CPU, memory
+	@UV="$(call uv)" .venv/optimized/bin/python bench/router_overhead.py --out bench/results/router-overhead.txt
 
 bench-planner: setup ## admission and one step: p50, p99, max
 	@$(BIN)/python bench/planner.py

@@ -9,14 +9,13 @@ import argparse
 import asyncio
 import os
 import re
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
 from overhead import report
-from overhead.deployments import BIN, POOL, pool_file
+from overhead.deployments import BIN, POOL, fake_replicas, pool_file
 from overhead.load import exchange_all, for_seconds
 from overhead.machine import MEASURED_CORE, OTHER_CORE, Machine, Started, machine, wait_until_ready
 from overhead.procfs import cpu_s, rss_mib
@@ -69,14 +68,12 @@ HEAD = (
 
 def measured(replicas: int, options: argparse.Namespace, folder: Path) -> list[str]:
     with machine(folder) as host:
-        fake_replicas = host.start(
-            "fake-replicas", [sys.executable, "-m", "overhead.fake_replicas", str(replicas)], OTHER_CORE
-        )
-        ports = fake_replicas.wait_for(r"ready ([\d,]+)").split(",")
+        fakes = fake_replicas(host, replicas)
+        ports = fakes.wait_for(r"ready ([\d,]+)").split(",")
         pool = pool_file(host, "fleet", f"{POOL}  routing: {{order: {options.order}}}\n")
         lines = []
         fronts = {name: front(host, name, pool, ports) for name in PROGRAMS}
-        per_s, kib_per_s = asyncio.run(traffic(fake_replicas, options.seconds))
+        per_s, kib_per_s = asyncio.run(traffic(fakes, options.seconds))
         for name, (started, url) in fronts.items():
             one = uvloop.run(costs(started, url, options.seconds))
             lines.append(
@@ -115,18 +112,18 @@ async def costs(front: Started, url: str, duration_s: float) -> FrontCosts:
     )
 
 
-async def traffic(fake_replicas: Started, duration_s: float) -> tuple[float, float]:
+async def traffic(fakes: Started, duration_s: float) -> tuple[float, float]:
     """Return the frames and KiB per second that one front receives from all replicas at rest."""
-    before = sent(fake_replicas)
+    before = sent(fakes)
     await asyncio.sleep(duration_s)
-    sessions, frames, size = (now - was for now, was in zip(sent(fake_replicas), before, strict=True))
+    sessions, frames, size = (now - was for now, was in zip(sent(fakes), before, strict=True))
     del sessions
     return frames / duration_s / (2 * FRONTS), size / duration_s / (2 * FRONTS) / 1024
 
 
-def sent(fake_replicas: Started) -> tuple[int, int, int]:
+def sent(fakes: Started) -> tuple[int, int, int]:
     """Return the last counts in the log: sessions, frames and bytes."""
-    lines = re.findall(r"^sent (\d+) (\d+) (\d+)$", fake_replicas.log.read_text(), re.MULTILINE)
+    lines = re.findall(r"^sent (\d+) (\d+) (\d+)$", fakes.log.read_text(), re.MULTILINE)
     sessions, frames, size = map(int, lines[-1])
     return sessions, frames, size
 

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 import orjson
 from overhead.machine import (
     MEASURED_CORE,
+    OTHER_CORE,
     EngineRoute,
     FastEngine,
     Machine,
@@ -25,6 +26,7 @@ from penstock_runtime.envoy.json_parts import Json
 from penstock_runtime.envoy.settings import EnvoySettings, SocketAddress
 
 BIN = Path(sys.executable).parent
+BENCH = Path(__file__).resolve().parents[1]
 
 POOL = """\
 apiVersion: penstock.dev/v1alpha1
@@ -102,6 +104,22 @@ def replicas(
             engine.pid,
         )
         for number, (sidecar, engine) in enumerate(started)
+    ]
+
+
+def fake_replicas(machine: Machine, count: int, *flags: str) -> Started:
+    """Start fake replicas, in one process on the core of engines and client."""
+    command = [f"PYTHONPATH={BENCH}", sys.executable, "-m", "overhead.fake_replicas", str(count), *flags]
+    return machine.start("fake-replicas", ["env", *command], OTHER_CORE)
+
+
+def idle_replicas(machine: Machine, count: int) -> list[FastReplica]:
+    """Start fake replicas that report themselves idle."""
+    process = fake_replicas(machine, count, "--idle")
+    ports, http_ports = process.wait_for(r"ready (\S+ http \S+)").split(" http ")
+    return [
+        FastReplica(f"fake{n}", f"127.0.0.1:{port}", f"127.0.0.1:{http}", process.pid, process.pid)
+        for n, (port, http) in enumerate(zip(ports.split(","), http_ports.split(","), strict=True))
     ]
 
 

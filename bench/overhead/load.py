@@ -48,6 +48,7 @@ class ClientConnection(asyncio.Protocol):
         self.first_at_s = 0.0
         self.tokens = 0
         self.hops = 0
+        self.replica = b""
         self.tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -74,6 +75,8 @@ class ClientConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if name == b"x-penstock-hops":
             self.hops = int(value)
+        elif name == b"x-penstock-replica":
+            self.replica = value
 
     def on_message_complete(self) -> None:
         status = self.parser.get_status_code()
@@ -143,16 +146,25 @@ async def exchange_all(url: str, turns: Iterable[object], connections: int, *, s
     return Exchanged(wall_s, latencies_s, first_bytes_s, hops)
 
 
-async def exchange_at(url: str, per_s: float, duration_s: float) -> list[float]:
-    """Send one-token requests evenly; return the seconds from each planned time to the end of the answer."""
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer of an open loop. latency_s: from its planned time to its end. replica: its name."""
+
+    latency_s: float
+    replica: bytes
+
+
+async def exchange_at(url: str, per_s: float, duration_s: float) -> list[Answered]:
+    """Send one-token requests evenly, whatever is answered; return the answers."""
     request = request_bytes(url, stream=False, max_tokens=1)
     idle: deque[ClientConnection] = deque()
-    latencies_s: list[float] = []
+    answers: list[Answered] = []
 
     async def one(due_s: float) -> None:
         connection = idle.pop() if idle else await connect(url)
+        connection.replica = b""
         await connection.send(request)
-        latencies_s.append(time.perf_counter() - due_s)
+        answers.append(Answered(time.perf_counter() - due_s, connection.replica))
         idle.append(connection)
 
     began_s = time.perf_counter()
@@ -163,7 +175,7 @@ async def exchange_at(url: str, per_s: float, duration_s: float) -> list[float]:
             group.create_task(one(due_s))
     for connection in idle:
         connection.transport.close()
-    return latencies_s
+    return answers
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The report: a column for each way, the costs by process, and the goals."""
 
 import os
-import platform
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -40,9 +40,7 @@ def machine() -> str:
         "unknown CPU",
     )
     load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
-    return (
-        f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}; load average at start {load}"
-    )
+    return f"{model}, {os.cpu_count()} cores, Python {sys.version}; load average at start {load}"
 
 
 def _cpuinfo() -> list[str]:
