@@ -1,10 +1,10 @@
 # Penstock's images, one target each:
 #   docker build --target router -t penstock/router .      in the repository's root, with any builder
 # Targets: operator, router, picker, sidecar, simulator, vllm-plugin. Pin each base by digest:
-#   --build-arg RUNTIME=gcr.io/distroless/python3-debian12:nonroot@sha256:...
+#   --build-arg RUNTIME=gcr.io/distroless/python3-debian13:nonroot@sha256:...
 ARG UV=ghcr.io/astral-sh/uv:0.13.9
-ARG BUILD=docker.io/library/debian:12-slim
-ARG RUNTIME=gcr.io/distroless/python3-debian12:nonroot
+ARG BUILD=docker.io/library/debian:13-slim
+ARG RUNTIME=gcr.io/distroless/python3-debian13:nonroot
 ARG PLUGIN_RUNTIME=docker.io/library/busybox:1.37.0-musl
 
 FROM ${UV} AS uv
@@ -32,7 +32,7 @@ ENV NUMBA_CPU_NAME=generic \
     NUMBA_CACHE_LOCATOR_CLASSES=penstock_core.compilation.cache.ShippedCacheLocator
 
 FROM build AS build-operator
-RUN /src/images/install penstock-operator penstock-operator
+RUN --mount=type=cache,target=/root/.cache/uv /src/images/install penstock-operator penstock-operator
 
 FROM runtime AS operator
 LABEL org.opencontainers.image.title="penstock-operator" \
@@ -41,7 +41,7 @@ COPY --from=build-operator /opt/penstock /opt/penstock
 ENTRYPOINT ["penstock-operator"]
 
 FROM build AS build-router
-RUN /src/images/install penstock-router penstock-router
+RUN --mount=type=cache,target=/root/.cache/uv /src/images/install penstock-router penstock-router
 
 FROM runtime AS router
 LABEL org.opencontainers.image.title="penstock-router" \
@@ -50,7 +50,7 @@ COPY --from=build-router /opt/penstock /opt/penstock
 ENTRYPOINT ["penstock-router"]
 
 FROM build AS build-picker
-RUN /src/images/install penstock-picker penstock-picker
+RUN --mount=type=cache,target=/root/.cache/uv /src/images/install penstock-picker penstock-picker
 
 FROM runtime AS picker
 LABEL org.opencontainers.image.title="penstock-picker" \
@@ -59,7 +59,7 @@ COPY --from=build-picker /opt/penstock /opt/penstock
 ENTRYPOINT ["penstock-picker"]
 
 FROM build-compiled AS build-sidecar
-RUN /src/images/install penstock-sidecar penstock-sidecar
+RUN --mount=type=cache,target=/root/.cache/uv /src/images/install penstock-sidecar penstock-sidecar
 
 FROM runtime-compiled AS sidecar
 LABEL org.opencontainers.image.title="penstock-sidecar" \
@@ -68,7 +68,7 @@ COPY --from=build-sidecar /opt/penstock /opt/penstock
 ENTRYPOINT ["penstock-sidecar"]
 
 FROM build-compiled AS build-simulator
-RUN /src/images/install penstock-simulator penstock-engine
+RUN --mount=type=cache,target=/root/.cache/uv /src/images/install penstock-simulator penstock-engine
 
 FROM runtime-compiled AS simulator
 LABEL org.opencontainers.image.title="penstock-simulator" \

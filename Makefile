@@ -21,7 +21,7 @@ setup: .venv/.ready ## .venv with every member and tool; .venv/bin/penstock work
 	@$(call uv) sync --frozen --quiet --all-packages
 	@touch $@
 
-.venv/optimized/.ready: .venv/.ready # the same with Debian's Python, which the images have; pyenv's is built without PGO and LTO
+.venv/optimized/.ready: .venv/.ready # the same with Debian's Python, built as that of the images; pyenv's lacks PGO and LTO
 	@UV_PROJECT_ENVIRONMENT=.venv/optimized $(call uv) sync --frozen --quiet --all-packages $(DEBIAN_PYTHON:%=--python %)
 	@touch $@
 

@@ -92,7 +92,7 @@ def build_envoy(out: Path) -> list[Path]:
     if not layer.exists():
         layer.parent.mkdir(parents=True, exist_ok=True)
         write_layer(layer, [(program, PurePath("usr/local/bin/envoy"))])
-    layers = [base_layer("gcr.io/distroless/python3-debian12"), layer]
+    layers = [base_layer("gcr.io/distroless/python3-debian13"), layer]
     config = {"Entrypoint": ["envoy"], "User": "65532:65532", "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
     write_archive(out / "envoy.tar", "localhost/penstock/envoy:dev", layers, config)
     return layers

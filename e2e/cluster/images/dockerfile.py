@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from pathlib import Path
 from string import Template
 
@@ -69,7 +70,8 @@ def read_recipe(path: Path, target: str) -> Recipe:
     stage, arguments = stages[target], stages[""].pairs("ARG")
     built_in, copies = _copied(stage)
     build = stages.get(built_in, _Stage())
-    install = [words for words in map(shlex.split, build.lines("RUN")) if words[0] == INSTALL]
+    runs = [_without_flags(line) for line in build.lines("RUN")]
+    install = [words for words in runs if words[0] == INSTALL]
     if len(install) != 1 - bool(copies):
         raise ValueError(f"{path}: {target}'s build stage must run {INSTALL} once, where nothing is copied")
     return Recipe(
@@ -97,6 +99,11 @@ def _copied(stage: _Stage) -> tuple[str, list[Copy]]:
     lines = [shlex.split(line) for line in stage.lines("COPY")]
     stages = [words[0].removeprefix("--from=") for words in lines if words[0].startswith("--from=")]
     return "".join(stages[-1:]), [_copy(words) for words in lines if not words[0].startswith("--from=")]
+
+
+def _without_flags(line: str) -> list[str]:
+    """Return the words of a command, without the flags of `RUN` before it."""
+    return [*dropwhile(lambda word: word.startswith("--"), shlex.split(line))]
 
 
 def _copy(words: Sequence[str]) -> Copy:
