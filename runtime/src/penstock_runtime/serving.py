@@ -179,7 +179,7 @@ class Server:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 await self._all_ended()
-        if self._listening is not None:
+        if isinstance(self._listening, TlsServer):  # asyncio's waits for all connections since Python 3.12
             await self._listening.wait_closed()
         left = set(self.tasks)
         for task in left:

@@ -7,6 +7,7 @@ gets the one in the files.
 import ssl
 from pathlib import Path
 
+from penstock_runtime.certificate_chains import not_strict
 from penstock_runtime.certificate_files import load_certificate
 from penstock_runtime.renewed_files import RenewedFiles
 
@@ -33,7 +34,7 @@ def server_context(
 
 
 def _context(cert: Path, key: Path, client_ca: Path | None, protocol: str) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context = not_strict(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
     context.set_alpn_protocols([protocol])
     load_certificate(context, cert, key)
     if client_ca is not None:

@@ -20,6 +20,7 @@ import httpx2
 import orjson
 from lightkube import KubeConfig, SingleConfig
 from lightkube.config import client_adapter
+from penstock_runtime.certificate_chains import not_strict
 from penstock_runtime.serving import StartError
 
 from penstock_operator.cluster.kinds import ResourceKind, kind_of
@@ -83,8 +84,9 @@ class Api:
         self._http = self._connect()
 
     def _connect(self) -> httpx2.AsyncClient:
-        parameters = client_adapter.ConnectionParams(timeout=httpx2.Timeout(REQUEST_TIMEOUT_S))
-        return client_adapter.AsyncClient(self._access, parameters)
+        timeout = httpx2.Timeout(REQUEST_TIMEOUT_S)
+        parameters = client_adapter.ConnectionParams(timeout=timeout).httpx_params(self._access)
+        return httpx2.AsyncClient(**{**parameters, "verify": not_strict(parameters["verify"])})
 
     async def close(self) -> None:
         """Close all connections."""

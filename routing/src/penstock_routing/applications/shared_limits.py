@@ -31,6 +31,7 @@ from redis.backoff import NoBackoff
 from penstock_routing.applications.usage_ledger import Limit, LimitDecision, LimitUsage, OverLimit, Ticket
 from penstock_routing.connections.backoff import Backoff
 from penstock_routing.connections.cancellation import raise_if_cancelled
+from penstock_routing.connections.redis_client import redis_client
 
 ANSWER_S = 0.25
 """Longest time of a call. A request waits for two at most; then its router decides by its own count."""
@@ -141,7 +142,7 @@ class SharedLimits:
             await asyncio.sleep(self._backoff.wait_s())
 
     async def _connection(self) -> None:
-        redis = Redis.from_url(
+        redis = redis_client(
             self._url(),
             socket_connect_timeout=CONNECT_S,
             socket_timeout=CONNECT_S,

@@ -19,10 +19,10 @@ from typing import Any
 
 import orjson
 import structlog
-from redis.asyncio import Redis
 
 from penstock_routing.connections.backoff import Backoff
 from penstock_routing.connections.cancellation import raise_if_cancelled
+from penstock_routing.connections.redis_client import redis_client
 from penstock_routing.replicas.peer_placements import PeerLoad
 
 BATCH_S = 0.003
@@ -93,7 +93,7 @@ class SharedPlacements:
             await asyncio.sleep(self._backoff.wait_s())
 
     async def _connection(self, on_placement: OnPlacement, malformed: Callable[[], None]) -> None:
-        redis = Redis.from_url(
+        redis = redis_client(
             self._url(),
             socket_connect_timeout=ANSWER_S,
             socket_timeout=ANSWER_S,

@@ -9,6 +9,7 @@ import socket
 import ssl
 from urllib.parse import quote, urlsplit
 
+from penstock_runtime.certificate_chains import not_strict
 from penstock_runtime.client_tls import Contexts
 from penstock_runtime.engine.connection import EngineConnection, EngineUnreachable
 
@@ -96,5 +97,5 @@ class EngineConnections:
 
 def _trusted() -> Contexts:
     """Return the context with the authorities that this machine trusts."""
-    context = ssl.create_default_context()
+    context = not_strict(ssl.create_default_context())
     return lambda: context
