@@ -4,8 +4,10 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import kopf
 import pytest
 from authority import make_certificates
+from penstock_operator.cluster.login import connection_of_cluster
 from penstock_routing.connections.redis_client import redis_client
 from penstock_runtime.certificate_chains import not_strict
 from penstock_runtime.engine import connections
@@ -40,6 +42,21 @@ def test_clients_of_a_server_and_engines_need_no_key_identifiers(tmp_path: Path)
     files = (tmp_path / "node.pem", tmp_path / "node.key", tmp_path / "ca.pem")
     assert not is_strict(server_context(*files))
     assert not is_strict(connections._trusted()())
+
+
+def test_an_api_server_needs_no_key_identifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_certificates(tmp_path)
+    cluster = f"{{server: https://127.0.0.1:1, certificate-authority: {tmp_path / 'ca.pem'}}}"
+    config = tmp_path / "kubeconfig"
+    config.write_text(
+        f"current-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n"
+        f"clusters: [{{name: k, cluster: {cluster}}}]\nusers: [{{name: u, user: {{token: t}}}}]\n"
+    )
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    connection = connection_of_cluster(kopf.OperatorSettings())
+    assert connection is not None
+    assert connection.token == "t"
+    assert not is_strict(connection.as_ssl_context())
 
 
 def test_redis_needs_no_key_identifiers() -> None:

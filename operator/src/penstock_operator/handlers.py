@@ -15,6 +15,7 @@ import kopf
 from penstock_runtime.serving import StartError
 
 from penstock_operator.cluster.kinds import GROUP, POOL, VERSION, WATCHED
+from penstock_operator.cluster.login import connection_of_cluster
 from penstock_operator.controller import OWN, Operator
 from penstock_operator.options import read_options
 from penstock_operator.settings import read_settings
@@ -67,6 +68,12 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     except StartError as error:
         memo.start_error = str(error)
         raise kopf.PermanentError(memo.start_error) from None
+
+
+@kopf.on.login()
+def login(settings: kopf.OperatorSettings, **_: Any) -> kopf.ConnectionInfo | None:
+    """Return the connection to the API server that kopf uses until its credentials are refused."""
+    return connection_of_cluster(settings)
 
 
 @kopf.on.cleanup()
