@@ -155,8 +155,9 @@ def summary(rows: CapacityRows) -> list[str]:
         "| --- | --: | --- | --: | --: | --: | --: | --: | --: | --: |",
         *(row_of(*pair) for pair in pairs),
     ]
-    ratios = [ours.low_rps / rival.best.low_rps for _, left, ours, rival in pairs if not left]
-    mean = f"{len(ratios)} of {len(CELLS)} cells searched with all rivals"
+    whole = [(ours, rival.best) for _, left, ours, rival in pairs if not left]
+    ratios = [ours.low_rps / rival.low_rps for ours, rival in whole if not unbounded(rival)]
+    mean = f"{len(whole)} of {len(CELLS)} cells searched with all rivals"
     if ratios:
         mean += f", geometric mean {geometric_mean(ratios):.2f}×"
     kept = [ours.admitted_attainment for *_, ours, _ in pairs if ours.admitted_attainment is not None]
@@ -172,7 +173,7 @@ def row_of(cell: Cell, left: int, ours: CapacityResult, rival: BestRouting) -> s
         rate(ours),
         rival.contender.name,
         rate(best),
-        f"**{'≥ ' if unbounded(ours) else ''}{ours.low_rps / best.low_rps:.2f}×**",
+        ratio_of(ours, best),
         number(ours.admitted_attainment, 100, 2),
         number(ours.cached_share, 100, 1),
         number(best.cached_share, 100, 1),
@@ -180,6 +181,13 @@ def row_of(cell: Cell, left: int, ours: CapacityResult, rival: BestRouting) -> s
         number(best.imbalance, 1, 2),
     ]
     return f"| {' | '.join(columns)} |"
+
+
+def ratio_of(ours: CapacityResult, rival: CapacityResult) -> str:
+    """Return the ratio of two capacities; none if the rival's has no upper limit."""
+    if unbounded(rival):
+        return "–"
+    return f"**{'≥ ' if unbounded(ours) else ''}{ours.low_rps / rival.low_rps:.2f}×**"
 
 
 def without_lines() -> list[str]:

@@ -79,6 +79,16 @@ def test_a_summary_has_the_ratio_and_the_mean_of_cells_that_were_searched_whole(
     assert f"{mean}; fewest admitted requests that kept their SLO: 99.34 %." in lines
 
 
+def test_a_rival_without_an_upper_limit_has_no_ratio(rows: CapacityRows) -> None:
+    rows.add(row(BY_NAME[OURS], 0, 1.5))
+    for rival in (rival for rival in CONTENDERS if rival.name != OURS):
+        for rule in range(len(rival.orders)):
+            rows.add(replace(row(rival, rule, 1.0), high_rps=1.0))
+    lines = summary(rows)
+    assert "| ≥ 1 | – |" in lines[2]
+    assert any(line.startswith(f"1 of {len(CELLS)} cells searched with all rivals; fewest") for line in lines)
+
+
 def test_a_cell_with_unsearched_rivals_is_marked_and_in_no_mean(rows: CapacityRows) -> None:
     for one in (row(BY_NAME[OURS], 0, 1.5), row(LMETRIC, 0, 1.0), row(DYNAMO, 0, 0.8)):
         rows.add(one)
