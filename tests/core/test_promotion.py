@@ -5,11 +5,12 @@ from dataclasses import replace
 from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
 from penstock_core.domain.slo import Targets
-from penstock_core.policies.slos_serve.feasibility import Feasible, feasible
+from penstock_core.policies.slos_serve.feasibility import Feasible, Infeasible, feasible
 from penstock_core.policies.slos_serve.policy import SlosServe
 from penstock_core.policies.slos_serve.promotion import to_promote
 from penstock_core.policies.slos_serve.workload import Workload
 from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.time_model import BatchWork
 
 OPT = time_model("slos-serve-opt-6.7b-a100")
 
@@ -80,6 +81,25 @@ def test_requests_without_targets_or_time_or_that_have_begun_to_answer_are_not_p
 
 def test_a_late_request_does_not_prevent_promotions() -> None:
     assert promotes(replica(asks("late", 300, 0.905), asks("b", 900, 9.0), now_s=0.9)) == {"b"}
+
+
+def test_a_long_prompt_whose_attention_takes_too_long_is_neither_promoted_nor_admitted() -> None:
+    """Its tokens alone take 1.3 s of the target of 2 s, with attention among them 3.5 s."""
+    h100 = time_model("llama-3-8b-h100")
+    long = asks("long", 70_000, 2.0)
+    assert h100.seconds(BatchWork(70_000)) < 2.0 < h100.prefill_seconds(70_000)
+    view = replace(replica(long, blocks=30_000), model=h100)
+    assert promotes(view) == set()
+    alone = Workload.of(replace(view, waiting=()), 30.0).admitted
+    new = asks("long", 70_000, 2.0, best_effort=False)
+    assert isinstance(feasible(alone, [new]), Infeasible)
+
+
+def test_what_is_left_of_a_long_prompt_attends_to_all_before_it() -> None:
+    h100 = time_model("llama-3-8b-h100")
+    begun = advance(asks("begun", 80_000, 2.0), 40_000, 0, 0.0)
+    assert h100.prefill_seconds(40_000) < 2.0 < h100.prefill_seconds(40_000, 40_000)
+    assert promotes(replace(replica(running=(begun,), blocks=30_000), model=h100)) == set()
 
 
 def test_a_request_with_a_begun_prompt_can_still_be_promoted() -> None:

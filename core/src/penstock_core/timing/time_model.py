@@ -209,9 +209,12 @@ class TimeModel:
         fits = min([_tokens_under(t, left_s - t.spec_step_s * spec_steps) for t in self.terms])
         return floor(min(max(fits + 1e-9, 0.0), UNBOUNDED_TOKENS))
 
-    def prefill_seconds(self, prompt_tokens: int) -> float:
-        """Return one prompt's prefill time on an idle replica, in one iteration: a slowdown's unit."""
-        return self.seconds(BatchWork(prompt_tokens, 0, chunk_work(prompt_tokens, 0)))
+    def prefill_seconds(self, prompt_tokens: int, computed_tokens: int = 0) -> float:
+        """Return one prompt's prefill time on an idle replica, in one iteration: a slowdown's unit.
+
+        computed_tokens: computed before, to which the others attend.
+        """
+        return self.seconds(BatchWork(prompt_tokens, 0, chunk_work(prompt_tokens, computed_tokens)))
 
 
 def _tokens_under(term: Term, time_s: float) -> float:

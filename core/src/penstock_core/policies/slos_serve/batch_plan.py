@@ -59,7 +59,7 @@ from penstock_core.policies.slos_serve.kernel import Engine, Prompts, Rows, Rule
 from penstock_core.policies.slos_serve.speculation import NO_SPECULATION, SpeculationLengths
 from penstock_core.policies.slos_serve.workload import AdmittedSet
 from penstock_core.timing.batch_length import ordinary_batch_s
-from penstock_core.timing.time_model import ONE_DECODE, ONE_TOKEN, BatchWork, TimeModel, chunk_work
+from penstock_core.timing.time_model import ONE_DECODE, ONE_TOKEN, BatchWork, TimeModel
 
 LENGTHS = (1.0, 4.0)
 """Batch lengths tried, as multiples of the ordinary one: longer batches waste less time on their fixed cost.
@@ -300,7 +300,6 @@ def _prompts(prompts: Sequence[Job], model: TimeModel, start_s: float) -> Prompt
 
 
 def _due_s(job: Job, model: TimeModel, start_s: float) -> float:
-    """Return a prompt's deadline; infinite if not even the next batch could meet it."""
-    pending, done = job.pending_tokens, job.computed_tokens
-    alone_s = model.seconds(BatchWork(pending, 0, chunk_work(pending, done)))
+    """Return a prompt's deadline; infinite if not even an engine that computes it alone could meet it."""
+    alone_s = model.prefill_seconds(job.pending_tokens, job.computed_tokens)
     return job.due_s if start_s + alone_s <= job.due_s else inf

@@ -14,7 +14,6 @@ from penstock_core.policies.slos_serve.batch_plan import BatchPlan, best_plan
 from penstock_core.policies.slos_serve.lead import has_lead
 from penstock_core.policies.slos_serve.price import CommittedShares, too_costly
 from penstock_core.policies.slos_serve.workload import AdmittedSet
-from penstock_core.timing.time_model import BatchWork
 
 
 class Feasible(NamedTuple):
@@ -53,8 +52,8 @@ def feasible(
     if len(together.jobs) > view.limits.running:
         return Infeasible(Reason.DECODE_BUDGET, step_s)
     start_s = max(view.now_s, view.busy_until_s)
-    alone = [BatchWork(min(job.pending_tokens, view.limits.batch_tokens)) for job in new]
-    if any([start_s + view.model.seconds(work) > job.due_s for work, job in zip(alone, new, strict=True)]):
+    alone_s = [view.model.prefill_seconds(job.pending_tokens, job.computed_tokens) for job in new]
+    if any([start_s + least_s > job.due_s for least_s, job in zip(alone_s, new, strict=True)]):
         return Infeasible(Reason.PREFILL_BUDGET, step_s)
     plan = best_plan(together)
     if not plan.sustainable:

@@ -20,7 +20,6 @@ from penstock_core.domain.slo import NO_DEADLINE_S
 from penstock_core.policies.slos_serve.feasibility import Feasible, feasible
 from penstock_core.policies.slos_serve.selection import propose
 from penstock_core.policies.slos_serve.workload import Workload
-from penstock_core.timing.time_model import BatchWork
 
 
 def to_promote(workload: Workload) -> RequestId | None:
@@ -52,7 +51,7 @@ def _candidates(view: ReplicaView, best_effort: Sequence[Job]) -> list[Job]:
 def _can_meet_slo(view: ReplicaView, job: Job) -> bool:
     if job.generated_tokens or not view.now_s <= job.due_s < NO_DEADLINE_S:
         return False
-    return view.now_s + view.model.seconds(BatchWork(job.pending_tokens)) <= job.due_s
+    return view.now_s + view.model.prefill_seconds(job.pending_tokens, job.computed_tokens) <= job.due_s
 
 
 def _value(job: Job) -> float:
