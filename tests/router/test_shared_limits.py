@@ -18,6 +18,7 @@ from penstock_routing.applications.shared_limits import (
     SharedLimits,
 )
 from penstock_routing.applications.usage_ledger import Limit, LimitDecision, LimitUsage, OverLimit, Ticket
+from penstock_routing.connections import redis_client
 from penstock_routing.connections.backoff import Backoff
 from scripted.redis import CountingBackoff, ScriptCall, ScriptedRedis
 from structlog.testing import capture_logs
@@ -31,7 +32,7 @@ async def redis(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedRedis]
     """The Redis at every address, while the clock stops."""
     freeze()
     server = ScriptedRedis()
-    monkeypatch.setattr(shared_limits, "Redis", server)
+    monkeypatch.setattr(redis_client, "Redis", server)
     monkeypatch.setattr(shared_limits, "monotonic", lambda: asyncio.get_running_loop().time())
     yield server
     thaw()

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 from loop_time import freeze, skip, thaw, turns
+from penstock_routing.connections import redis_client
 from penstock_routing.connections.backoff import Backoff
-from penstock_routing.replicas import shared_placements
 from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.shared_placements import (
     ANSWER_S,
@@ -31,7 +31,7 @@ async def redis(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedRedis]
     """The Redis at every address, while the clock stops."""
     freeze()
     server = ScriptedRedis()
-    monkeypatch.setattr(shared_placements, "Redis", server)
+    monkeypatch.setattr(redis_client, "Redis", server)
     yield server
     thaw()
 
