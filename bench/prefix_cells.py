@@ -45,7 +45,7 @@ CONTENDERS = (
     Contender("vllm, least-loaded", "vllm", ("least-loaded",)),
     Contender("vllm, round-robin", "vllm", ("round-robin",)),
 )
-"""In the order in which they are searched: those that were best elsewhere are first."""
+"""In the order in which they are searched: those that were best in other cells are first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,8 @@ def summary(rows: CapacityRows) -> list[str]:
     ratios = [ours.low_rps / rival.low_rps for ours, rival in whole if not unbounded(rival)]
     mean = f"{len(whole)} of {len(CELLS)} cells searched with all rivals"
     if ratios:
-        mean += f", geometric mean {geometric_mean(ratios):.2f}×"
+        mean += f", geometric mean of {len(ratios)} ratio{'s' if len(ratios) > 1 else ''} "
+        mean += f"{geometric_mean(ratios):.2f}×"
     kept = [ours.admitted_attainment for *_, ours, _ in pairs if ours.admitted_attainment is not None]
     least = f"; fewest admitted requests that kept their SLO: {100 * min(kept):.2f} %" if kept else ""
     return [*lines, "", f"{mean}{least}.", *without_lines()]

@@ -75,7 +75,7 @@ def test_a_summary_has_the_ratio_and_the_mean_of_cells_that_were_searched_whole(
     lines = summary(rows)
     assert f"| {CELL.title} | 1.5 |" in lines[2]
     assert "| **1.50×** | 99.34 |" in lines[2]
-    mean = f"1 of {len(CELLS)} cells searched with all rivals, geometric mean 1.50×"
+    mean = f"1 of {len(CELLS)} cells searched with all rivals, geometric mean of 1 ratio 1.50×"
     assert f"{mean}; fewest admitted requests that kept their SLO: 99.34 %." in lines
 
 

@@ -179,7 +179,8 @@ class Server:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 await self._all_ended()
-        if isinstance(self._listening, TlsServer):  # asyncio's waits for all connections since Python 3.12
+        # since Python 3.12 asyncio's own server also waits for its open connections, however long they last
+        if isinstance(self._listening, TlsServer):
             await self._listening.wait_closed()
         left = set(self.tasks)
         for task in left:

@@ -118,8 +118,8 @@ def capacity_above(question: Question, rate_rps: float, most_rps: float = inf) -
     found = yield from decide(sampled, [RateProbe(setting, rate_rps) for setting in grid.settings()])
     attaining = {probe: missed for probe, missed in found.items() if missed is not None}
     if not attaining:
-        none = result_of(question, RateProbe(grid.start, 0.0), ())
-        return replace(none, high_rps=rate_rps, requests=sum(sampled.samples))
+        below = result_of(question, RateProbe(grid.start, 0.0), ())
+        return replace(below, high_rps=rate_rps, requests=sum(sampled.samples))
     best = min(attaining, key=lambda probe: (attaining[probe], probe.setting.batch_tokens))
     return (yield from capacity(question, best, most_rps))
 

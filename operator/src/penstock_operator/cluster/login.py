@@ -17,9 +17,8 @@ class ClusterConnection(kopf.ConnectionInfo):
 
 def connection_of_cluster(settings: kopf.OperatorSettings) -> ClusterConnection | None:
     """Return that of the pod's service account, or else of $KUBECONFIG; None without either."""
-    found = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(
-        settings=settings
-    )
+    of_pod = kopf.login_with_service_account(settings=settings)
+    found = of_pod or kopf.login_with_kubeconfig(settings=settings)
     if found is None:
         return None
     return ClusterConnection(**{field.name: getattr(found, field.name) for field in fields(found)})

@@ -85,7 +85,8 @@ class EngineConnection(asyncio.Protocol):
         if self.transport.is_closing():
             self._break_off(ConnectionError("the engine closed the connection before a request"))
         else:
-            parts = (head, body) if body else (head,)  # since Python 3.12 asyncio never ends an empty one
+            # since Python 3.12 asyncio tries forever to send an empty part
+            parts = (head, body) if body else (head,)
             self.transport.writelines(parts)
         await self._waiter
 

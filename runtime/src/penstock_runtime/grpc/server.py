@@ -65,7 +65,8 @@ async def grpc_serving(
     finally:
         listening.close()
         await server.stop(stop_s)
-        if isinstance(listening, TlsServer):  # asyncio's waits for all connections since Python 3.12
+        # since Python 3.12 asyncio's own server also waits for its open connections, however long they last
+        if isinstance(listening, TlsServer):
             await listening.wait_closed()
 
 
