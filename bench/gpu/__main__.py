@@ -32,7 +32,7 @@ from gpu.journal import Journal, Report, digest
 from gpu.load import LoadOptions, guess_rps, replay, requests, write_trace
 from gpu.options import conditions_of, parsed, target_of, tiers_of
 from gpu.page import SearchResult, as_json, as_page
-from gpu.search import bracket_of, rates
+from gpu.search import bracket_of, given, rates
 from gpu.ways import MEASURED, PENSTOCK, ServingWay, Target, WayServer, pool_document, profile, write_pool
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -87,17 +87,25 @@ def headline(conditions: Mapping[str, Any]) -> str:
 
 
 def all_ways(bench: Bench) -> list[SearchResult]:
-    """Search vLLM at each budget (each must exceed the best before), then Penstock, in equal times."""
+    """Search vLLM at each budget (each must exceed the best before), then Penstock, in equal times.
+
+    With given rates, the time is for all ways together.
+    """
     budgets = sorted(map(int, bench.options.budgets.split(",")), reverse=True)
     ways = [ServingWay(budget) for budget in budgets]
     ways += [ServingWay(budgets[0], policy) for policy in bench.options.policies.split(",")]
     found: list[SearchResult] = []
     for number, way in enumerate(ways):
-        now_s = time.monotonic()
-        ends_s = now_s + max(bench.ends_s - now_s, 0.0) / (len(ways) - number)
+        left = 1 if bench.options.rates else len(ways) - number
         print(f"\n{way.name}", flush=True)
-        found += one_way(bench, way, ends_s, found)
+        found += one_way(bench, way, share_s(bench.ends_s, left), found)
     return found
+
+
+def share_s(ends_s: float, left: int) -> float:
+    """Return the time at which the first of `left` equal shares of the remaining time ends."""
+    now_s = time.monotonic()
+    return now_s + max(ends_s - now_s, 0.0) / left
 
 
 def one_way(
@@ -115,8 +123,7 @@ def one_way(
             profile(server.url(), measured, bench.options.profile_seconds, way, bench.target.max_running)
         write_pool(bench.folder, pool_document(bench.target, way, bench.tiers, MEASURED))
         for number, name in enumerate(names):
-            now_s = time.monotonic()
-            until_s = now_s + max(ends_s - now_s, 0.0) / (len(names) - number)
+            until_s = share_s(ends_s, len(names) - number)
             rivals = [one.bracket.low_rps for one in before if one.scenario == name and not one.way.policy]
             bar_rps = max(rivals, default=0.0) if way.policy is None else 0.0
             found.append(searched(bench, server, way, name, until_s=until_s, bar_rps=bar_rps))
@@ -129,7 +136,8 @@ def searched(
     """Search a capacity until `until_s`."""
     model = named_time_model(str(bench.folder / MEASURED))
     assert model is not None
-    requested = rates(guess_rps(SCENARIOS[scenario], model, bench.load), bar_rps)
+    guess = guess_rps(SCENARIOS[scenario], model, bench.load)
+    requested = given(bench.options.rates) if bench.options.rates else rates(guess, bar_rps)
     tried: dict[float, bool] = {}
     finished, rate_rps = False, next(requested)
     while not finished:

@@ -42,6 +42,7 @@ def parsed(about: str) -> argparse.Namespace:
     add("--scenarios", default="coder,chatbot", help=f"of {', '.join(SINGLE)} (%(default)s)")
     add("--budgets", default="8192,2048,512", help="token budgets of vLLM (%(default)s)")
     add("--policies", default="slos-serve", help="policies of Penstock (%(default)s)")
+    add("--rates", type=_rates, metavar="R,…", help="requests/s to try, in place of a search")
     add("--attainment", type=float, default=0.9, help="required share of all requests (%(default)s)")
     add("--minutes", type=float, default=120, help="of the whole run, including starts (%(default)s)")
     add("--seconds", type=float, default=60, help="seconds of arrivals in a trial (%(default)s)")
@@ -57,6 +58,13 @@ def parsed(about: str) -> argparse.Namespace:
     if unknown:
         parser.error(f"--scenarios {', '.join(sorted(unknown))}: must be of {', '.join(SINGLE)}")
     return options
+
+
+def _rates(text: str) -> list[float]:
+    rates_rps = [float(rate) for rate in text.split(",")]
+    if min(rates_rps) <= 0.0:
+        raise argparse.ArgumentTypeError("rates must be positive")
+    return rates_rps
 
 
 def target_of(options: argparse.Namespace, folder: Path) -> Target:

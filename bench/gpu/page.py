@@ -70,7 +70,28 @@ def as_page(head: str, tiers: Mapping[str, Tier], found: Sequence[SearchResult])
     targets = "; ".join(f"{name}: {_slo(tier)}" for name, tier in tiers.items())
     rule = "|---|---|" + "--:|" * (len(HEADS) - 2)
     table = [f"| {' | '.join(HEADS)} |", rule, *map(line, found)]
-    return "\n".join([head, "", f"Targets: {targets}.", "", *table, "", *ratios(found), ""])
+    attained = ["Attained share of all requests, %, at each rate tried:", "", *by_rate(found)]
+    return "\n".join([head, "", f"Targets: {targets}.", "", *table, "", *ratios(found), "", *attained, ""])
+
+
+def by_rate(found: Sequence[SearchResult]) -> list[str]:
+    """Return a table of attained shares by rate, and that of admitted requests where some were not."""
+    tried = sorted({rate_rps for one in found for rate_rps in one.trials})
+    head = " | ".join(f"{rate_rps:g}/s" for rate_rps in tried)
+    lines = [f"| scenario | way | {head} |", "|---|---|" + "--:|" * len(tried)]
+    for one in found:
+        cells = " | ".join(_attained(one.trials.get(rate_rps)) for rate_rps in tried)
+        lines.append(f"| {one.scenario} | {one.way.name} | {cells} |")
+    return lines
+
+
+def _attained(report: Report | None) -> str:
+    if report is None:
+        return "–"
+    attained, admitted = report["attainment"], report["admitted_attainment"]
+    return f"{100 * attained:.1f}" + (
+        "" if admitted in (None, attained) else f" ({100 * admitted:.1f} of admitted)"
+    )
 
 
 def _slo(tier: Tier) -> str:

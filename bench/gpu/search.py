@@ -5,7 +5,7 @@ bisected geometrically until it is narrow. Each rate takes a minute or two of a 
 search of a setting that must exceed another begins a step above the other's capacity, and ends if it misses.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from math import sqrt
 from typing import NamedTuple
 
@@ -49,6 +49,12 @@ def rates(guess_rps: float, bar_rps: float = 0.0) -> Rates:
             low_rps = middle_rps
         else:
             high_rps = middle_rps
+
+
+def given(rates_rps: Sequence[float]) -> Rates:
+    """Yield given rates, whatever attains, so that all ways are compared at the same ones."""
+    for rate_rps in rates_rps:  # noqa: UP028 - `yield from` would send results to the list
+        yield rate_rps
 
 
 def bracket_of(tried: dict[float, bool]) -> Bracket:

@@ -10,7 +10,7 @@ from gpu.__main__ import main
 from gpu.journal import Journal, digest
 from gpu.load import SINGLE, LoadOptions, fitted, guess_rps, requests, write_trace
 from gpu.page import SearchResult, as_json, as_page, best_plain
-from gpu.search import STEP, Bracket, bracket_of, rates
+from gpu.search import STEP, Bracket, bracket_of, given, rates
 from gpu.ways import MEASURED, ServingWay, Target, pool_document
 from penstock_cli.local.vllm_engine import VllmEngine
 from penstock_cli.traces import read_trace
@@ -58,6 +58,13 @@ def test_a_rival_above_the_capacity_to_beat_is_searched_further() -> None:
 
 def test_a_passed_rate_above_a_failed_one_does_not_count() -> None:
     assert bracket_of({1.0: True, 2.0: False, 3.0: True}) == Bracket(1.0, 2.0)
+
+
+def test_given_rates_are_all_tried_in_order() -> None:
+    requested = given([8.0, 16.0])
+    assert (next(requested), requested.send(False)) == (8.0, 16.0)
+    with pytest.raises(StopIteration):
+        requested.send(True)
 
 
 def test_requests_arrive_at_their_rate_within_a_trial() -> None:
@@ -125,7 +132,7 @@ def test_the_page_compares_with_the_best_of_vllm() -> None:
         SearchResult("coder", ServingWay(512), Bracket(5.0, 5.2), True, {5.0: report(0.92)}),
         SearchResult("coder", ServingWay(2048), Bracket(0.0, 5.25), True, {}),
         SearchResult(
-            "coder", ServingWay(8192, "slos-serve"), Bracket(10.0, None), False, {10.0: report(0.95)}
+            "coder", ServingWay(8192, "slos-serve"), Bracket(10.0, None), False, {10.0: report(0.95, 0.99)}
         ),
     ]
     best = best_plain(found, "coder")
@@ -135,9 +142,12 @@ def test_the_page_compares_with_the_best_of_vllm() -> None:
     assert "coder: Penstock, slos-serve carries 2.00 times vLLM, 512 tokens a step." in page
     assert "| coder | Penstock, slos-serve | 10 | –, time was up | 95.0 | 400 | 60 |" in page
     assert "| coder | vLLM, 2048 tokens a step | below 5.25 | 5.25 | – | – | – |" in page
+    assert "| scenario | way | 4/s | 5/s | 10/s |" in page
+    assert "| coder | vLLM, 512 tokens a step | – | 92.0 | – |" in page
+    assert "| coder | Penstock, slos-serve | – | – | 95.0 (99.0 of admitted) |" in page
     rows = as_json({"model": "m"}, found)["capacities"]
     assert [row["capacity_rps"] for row in rows] == [4.0, 5.0, 0.0, 10.0]
-    assert rows[3]["trials"] == [{"rate_rps": 10.0, **report(0.95)}]
+    assert rows[3]["trials"] == [{"rate_rps": 10.0, **report(0.95, 0.99)}]
 
 
 def test_without_a_gpu_the_benchmark_reports_it_and_writes_no_file(
@@ -157,10 +167,11 @@ def test_gpus_are_read_from_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.gpus() == [reported.strip()]
 
 
-def report(attainment: float) -> dict[str, Any]:
+def report(attainment: float, admitted: float | None = None) -> dict[str, Any]:
     tails = {"ttft_p99_s": 0.4, "tpot_p99_s": 0.06}
     return {
         "attainment": attainment,
+        "admitted_attainment": attainment if admitted is None else admitted,
         "requests": 100,
         "tiers": {"coder": tails, "none": dict.fromkeys(tails)},
     }
