@@ -47,7 +47,7 @@ def parsed(about: str) -> argparse.Namespace:
     add("--minutes", type=float, default=120, help="of the whole run, including starts (%(default)s)")
     add("--seconds", type=float, default=60, help="seconds of arrivals in a trial (%(default)s)")
     add("--timeout", type=float, default=120, help="seconds for one request (%(default)s)")
-    add("--profile-seconds", type=float, default=60, help="seconds of the profile (%(default)s)")
+    add("--profile-seconds", type=float, default=120, help="seconds of the profile (%(default)s)")
     add("--context-tokens", type=int, default=8192, help="longest prompt and answer together (%(default)s)")
     add("--max-running", type=int, default=256, help="most running requests (%(default)s)")
     add("--scale", type=float, default=1.0, help="factor on prompt and answer lengths (%(default)s)")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from penstock_cli.local.vllm_engine import LOAD_TIMEOUT_S, SCHEDULER, VllmEngine, argv
 from penstock_core.domain.slo import Slo, Tier
 from penstock_pool import load_pool
+from penstock_profiler.profiling import INACCURATE
 from penstock_runtime.serving import listen
 from unmodified.servers import running
 
@@ -159,10 +160,19 @@ def _answers(url: str) -> bool:
 
 
 def profile(url: str, out: Path, seconds: float, way: ServingWay, max_running: int) -> None:
-    """Measure an idle engine, as `penstock profile` does. Raises CalledProcessError."""
+    """Measure an idle engine, as `penstock profile` does. Exits with its page if the model is inaccurate.
+
+    Raises CalledProcessError.
+    """
     command = [PENSTOCK, "profile", "--engine", url, "--out", out, "--seconds", f"{seconds:g}"]
     command += ["--longest-prompt", str(way.batch_tokens), "--most-requests", str(min(max_running, 64))]
-    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with out.with_suffix(".log").open("w+") as log:
+        subprocess.run(list(map(str, command)), check=True, stdout=log, stderr=subprocess.DEVNULL)
+        log.seek(0)
+        page = log.read()
+    if json.loads(out.read_text())["held_out"]["mean_error"] >= INACCURATE:
+        out.unlink()
+        sys.exit(page)
 
 
 def write_pool(folder: Path, document: Mapping[str, Any]) -> None:

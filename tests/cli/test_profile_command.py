@@ -15,6 +15,7 @@ from penstock_cli.main import app, run
 from penstock_core.timing.fit import Fit, Point, Quality
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel, from_json
 from penstock_profiler import EngineError, ProbeSummary, Profile, ProfileLimits
+from penstock_profiler.engine import EngineKvCache
 from penstock_profiler.plan import PrefillProbe
 from rich.console import Console
 
@@ -43,6 +44,7 @@ class Engine:
 
     context_tokens: int = 0
     model: str = "tiny"
+    cache: EngineKvCache | None = None
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     profiled: list[tuple[ProfileLimits, float]] = field(default_factory=list)
 
@@ -51,6 +53,9 @@ class Engine:
         self.asked.append((url, headers))
         yield self
         await skip(command.TICK_S)
+
+    async def kv_cache(self) -> EngineKvCache | None:
+        return self.cache
 
     async def profile(
         self, engine: Self, limits: ProfileLimits, seconds: float, *, on_reading: Callable[..., None]
@@ -89,6 +94,10 @@ def test_the_file_is_a_time_model_with_its_accuracy(engine: Engine) -> None:
         "model": "tiny",
         "held_out": {"points": 7, "mean_error": 0.0234, "r_squared": 0.87654},
         "noise": 0.0345,
+        "points": [
+            {**BatchWork(400)._asdict(), "seconds": 0.040, "times": 3},
+            {**BatchWork(100, 500)._asdict(), "seconds": 0.025, "times": 3},
+        ],
     }
     assert Path("tiny.json").read_bytes().endswith(b"}\n")
     assert engine.asked == [("http://e:8000", {"authorization": "Bearer sk-engine"})]
@@ -110,6 +119,22 @@ def test_probes_stay_within_the_flags_and_the_engines_context(
     flags = ("--seconds", 7, "--longest-prompt", 4096, "--most-requests", 8, "--kv-tokens", 9000)
     assert penstock(*flags) == 0
     assert engine.profiled == [(limits, 7.0)]
+
+
+@pytest.mark.parametrize(("flags", "kv_tokens"), [((), 1600), (("--kv-tokens", 900), 900)])
+def test_the_kv_cache_is_the_engines_unless_a_flag_names_it(
+    engine: Engine, flags: tuple[object, ...], kv_tokens: int
+) -> None:
+    engine.cache = EngineKvCache(100, 16)
+    assert penstock(*flags) == 0
+    assert engine.profiled[0][0].kv_tokens == kv_tokens
+
+
+@pytest.mark.parametrize(("error", "warned"), [(0.24, False), (0.25, True)])
+def test_an_inaccurate_model_is_reported(error: float, warned: bool) -> None:
+    held_out = Quality(points=7, mean_error=error, worst_error=0.9, r_squared=0.1)
+    found = Profile(FOUND.summaries, 0.002, 0.03, Fit(MODEL, QUALITY, held_out))
+    assert any("This model is inaccurate: do not use it." in line for line in page_lines(found)) == warned
 
 
 class Bar:

@@ -59,4 +59,8 @@ def test_the_file_holds_the_model_and_its_accuracy() -> None:
         "model": "opt",
         "held_out": {"points": 2, "mean_error": 0.02, "r_squared": 0.98},
         "noise": 0.05,
+        "points": [
+            {**PREFILL._asdict(), "seconds": 0.010, "times": 3},
+            {**DECODES._asdict(), "seconds": 0.005, "times": 3},
+        ],
     }

@@ -169,7 +169,7 @@ def beside(*at_ms: float) -> CompletionStream:
 
 def test_a_prefill_is_the_gap_that_ends_with_its_first_token() -> None:
     prompt = CompletionStream(99, 0.044, [TokenArrival(0.0902, 1)])
-    point = lengthened_gap(beside(10, 20, 30, 40, 50, 90, 100, 110), prompt, overhead_s=0.002)
+    point = lengthened_gap(beside(10, 20, 30, 40, 50, 90, 100, 110), prompt)
     assert point is not None
     assert point.work == BatchWork(100, 1 + 6, chunk_work(99, 0))
     assert point.seconds == pytest.approx(0.040)
@@ -177,49 +177,57 @@ def test_a_prefill_is_the_gap_that_ends_with_its_first_token() -> None:
 
 def test_the_last_of_several_iterations_is_not_the_prefill_of_the_prompt() -> None:
     prompt = CompletionStream(99, 0.044, [TokenArrival(0.170, 1)])
-    assert lengthened_gap(beside(10, 20, 30, 40, 50, 90, 130, 170, 180), prompt, overhead_s=0.002) is None
+    assert lengthened_gap(beside(10, 20, 30, 40, 50, 90, 130, 170, 180), prompt) is None
 
 
 def test_a_sequential_engine_has_no_gap_with_a_prefill() -> None:
     prompt = CompletionStream(99, 0.044, [TokenArrival(0.170, 1)])
-    assert lengthened_gap(beside(10, 20, 30, 40, 50, 60), prompt, overhead_s=0.002) is None
+    assert lengthened_gap(beside(10, 20, 30, 40, 50, 60), prompt) is None
 
 
 @pytest.mark.parametrize(("first_s", "together"), [(2.25, True), (2.5, False)])
 def test_a_first_token_belongs_to_a_gap_at_most_one_usual_gap_away(first_s: float, together: bool) -> None:
-    point = lengthened_gap(
-        beside(250, 500, 750, 1000, 2000),
-        CompletionStream(99, 1.0, [TokenArrival(first_s, 1)]),
-        overhead_s=0.0,
-    )
+    prompt = CompletionStream(99, 1.0, [TokenArrival(first_s, 1)])
+    point = lengthened_gap(beside(250, 500, 750, 1000, 2000), prompt)
     assert (point is not None) == together
 
 
-@pytest.mark.parametrize(("overhead_s", "in_one"), [(0.25, True), (0.125, False)])
-def test_an_iteration_that_started_late_is_the_last_of_several(overhead_s: float, in_one: bool) -> None:
-    # sent at 0 s; the iteration begins at 1 s: three usual gaps of 0.25 s after a way of 0.25 s
-    point = lengthened_gap(
-        beside(250, 500, 750, 1000, 2000, 2250), CompletionStream(99, 0.0, [TokenArrival(2.0, 1)]), overhead_s
-    )
+def test_a_prompt_that_the_server_reads_for_many_gaps_is_still_one_iteration() -> None:
+    prompt = CompletionStream(99, 0.044, [TokenArrival(0.190, 1)])
+    point = lengthened_gap(beside(10, 20, 30, 40, *range(50, 160, 10), 190, 200), prompt)
+    assert point is not None
+    assert point.seconds == pytest.approx(0.040)
+
+
+@pytest.mark.parametrize(("earlier_ms", "in_one"), [(24, True), (26, False)])
+def test_an_earlier_gap_of_half_the_lengthening_is_another_chunk(earlier_ms: float, in_one: bool) -> None:
+    # a usual gap is 8 ms, and the prompt's is 40: 32 longer
+    at_ms = [8, 16, 24, 32, 32 + earlier_ms]
+    prompt = CompletionStream(99, 0.033, [TokenArrival((at_ms[-1] + 40) / 1e3, 1)])
+    point = lengthened_gap(beside(*at_ms, at_ms[-1] + 40), prompt)
     assert (point is not None) == in_one
 
 
+def test_a_gap_that_doubles_by_chance_is_no_chunk_of_a_short_prompt() -> None:
+    prompt = CompletionStream(9, 0.035, [TokenArrival(0.061, 1)])
+    assert lengthened_gap(beside(10, 20, 30, 49, 60), prompt) is not None
+    assert lengthened_gap(beside(10, 20, 30, 51, 62), prompt) is None
+
+
 def test_two_gaps_show_the_first_as_the_usual_one() -> None:
-    point = lengthened_gap(
-        beside(250, 500, 1500), CompletionStream(99, 0.25, [TokenArrival(1.5, 1)]), overhead_s=0.0
-    )
+    point = lengthened_gap(beside(250, 500, 1500), CompletionStream(99, 0.6, [TokenArrival(1.5, 1)]))
     assert point is not None
     assert point.seconds == 1.0
 
 
 def test_tokens_that_arrived_together_have_no_known_iteration() -> None:
     merged = CompletionStream(1, 0.0, [TokenArrival(0.25, 1), TokenArrival(0.5, 2), TokenArrival(1.5, 4)])
-    assert lengthened_gap(merged, CompletionStream(99, 0.25, [TokenArrival(1.5, 1)]), overhead_s=0.0) is None
+    assert lengthened_gap(merged, CompletionStream(99, 0.6, [TokenArrival(1.5, 1)])) is None
 
 
 def test_a_request_with_one_gap_has_no_usual_gap() -> None:
     prompt = CompletionStream(99, 0.044, [TokenArrival(0.0902, 1)])
-    assert lengthened_gap(beside(10, 90), prompt, overhead_s=0.002) is None
+    assert lengthened_gap(beside(10, 90), prompt) is None
 
 
 async def test_the_context_of_decodes_is_that_in_the_middle_of_their_windows() -> None:

@@ -142,6 +142,13 @@ def test_answers_that_end_too_early_give_no_reading(probe: Probe, ends_after: in
     assert read(VirtualEngine(ends_after=ends_after), probe) is None
 
 
+def test_long_prompts_are_measured_if_the_server_reads_them_for_many_iterations() -> None:
+    virtual = VirtualEngine(read_token_s=0.0001)  # as long as their computation
+    point = read(virtual, PrefillProbe(3000))
+    assert point is not None
+    assert point.seconds == pytest.approx(MODEL.seconds(point.work), rel=1e-4)
+
+
 def test_an_engine_without_mixed_batches_gives_no_mixed_reading() -> None:
     assert read(VirtualEngine(mixes=False), PrefillProbe(500)) is None
 

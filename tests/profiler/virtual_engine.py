@@ -35,7 +35,8 @@ class VirtualEngine:
     """Batches continuously. It replaces aiohttp's session: requests and answers are those of the wire.
 
     mixes: whether prompts and decodes share iterations. ends_after: tokens after which answers end.
-    drafted, accepted: draft tokens of an iteration, of each request. pace: the machine's slowdown at a time.
+    drafted, accepted: draft tokens of an iteration, of each request. slowdown: of the machine at a time.
+    read_token_s: time that its server takes to read a token of a prompt, before the request waits.
     """
 
     mixes: bool = True
@@ -43,6 +44,7 @@ class VirtualEngine:
     drafted: int = 0
     accepted: int = 0
     error: str = ""
+    read_token_s: float = 0.0
     slowdown: Callable[[float], float] = lambda at_s: 1.0
     waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
@@ -55,7 +57,7 @@ class VirtualEngine:
         body = orjson.loads(data)
         request = Request(len(body["prompt"]), min(body["max_tokens"], self.ends_after))
         self.asked.append((request.prompt_tokens, body["max_tokens"]))
-        await asyncio.sleep(TRANSPORT_S)
+        await asyncio.sleep(TRANSPORT_S + self.read_token_s * request.prompt_tokens)
         self.waiting.append(request)
         if self.iterating is None or self.iterating.done():
             self.iterating = asyncio.create_task(self.iterate())

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from random import Random
 from typing import cast
 
 import orjson
@@ -102,6 +103,15 @@ def test_a_model_is_measured_within_the_pools_bounds_and_written_for_the_engine(
     assert file.exists() == left
     assert not left or from_json(orjson.loads(file.read_bytes())) == facts.model
     assert not list(tmp_path.glob("*.unfinished"))
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_an_inaccurate_measurement_is_a_warning(steady: bool, tmp_path: Path) -> None:
+    engine = VirtualEngine(slowdown=lambda at_s: 1.0 if steady else Random(at_s).uniform(1.0, 9.0))
+    with capture_logs() as logs:
+        run(facts_from(connected(engine), pool_of(tmp_path), None))
+    warned = [log for log in logs if log["log_level"] == "warning" and "inaccurate" in log["event"]]
+    assert bool(warned) != steady
 
 
 def test_an_engine_that_cannot_be_measured_names_the_pools_setting(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from statistics import median
 
@@ -34,8 +35,9 @@ GAP_TOKENS = 4
 WARM_TOKENS, AFTER_TOKENS = 4, 2
 """Tokens of the concurrent request before the prompt is sent, and after the prompt's first token."""
 
-MOST_GAPS_BEFORE_PREFILL = 3
-"""Most inter-token gaps between a prompt's arrival, `overhead_s` after it is sent, and its iteration."""
+EARLIER_CHUNK = 0.5
+"""Lengthening of an earlier gap, as a share of the prompt's, by which it was a chunk: chunks are not smaller
+than the last one. A lengthening by less than a usual gap is noise."""
 
 PROBE_TIMEOUT_S = 60.0
 """Timeout of a probe; probes take seconds."""
@@ -65,7 +67,7 @@ async def measured(
             if isinstance(probe, DecodeProbe):
                 return await _decodes(engine, probe, random)
             if method.mixes and probe.prompt_tokens > 1:
-                return await mixed_prefill(engine, probe, method.overhead_s, random)
+                return await mixed_prefill(engine, probe, random)
             return await _prefill(engine, probe, method.overhead_s, random)
     except TimeoutError:
         raise EngineError(f"{engine.url}: {probe} took longer than {PROBE_TIMEOUT_S:g} s") from None
@@ -82,9 +84,7 @@ async def _prefill(
     return Point(BatchWork(tokens, 0, chunk_work(tokens, 0)), took_s) if took_s > 0 else None
 
 
-async def mixed_prefill(
-    engine: MeasuredEngine, probe: PrefillProbe, overhead_s: float, random: Random
-) -> Point | None:
+async def mixed_prefill(engine: MeasuredEngine, probe: PrefillProbe, random: Random) -> Point | None:
     """Measure a prefill with one concurrent decode. Both together have the probe's tokens."""
     async with decoding(engine, 1, 1, CONCURRENT_ANSWER_TOKENS, random) as beside:
         if not await beside.reach(WARM_TOKENS):
@@ -93,25 +93,29 @@ async def mixed_prefill(
         await engine.follow(prompt, 1, random)
         if not prompt.arrivals or not await beside.reach(beside.now()[0].tokens + AFTER_TOKENS):
             return None
-    return lengthened_gap(beside.streams[0], prompt, overhead_s)
+    return lengthened_gap(beside.streams[0], prompt)
 
 
-def lengthened_gap(beside: CompletionStream, prompt: CompletionStream, overhead_s: float) -> Point | None:
+def lengthened_gap(beside: CompletionStream, prompt: CompletionStream) -> Point | None:
     """Return the iteration of the prompt's first token: the gap of the concurrent request that ends with it.
 
-    None if no gap ends with it, or if the gap began long after the prompt's arrival: then it was only the
-    prompt's last chunk.
+    None if no gap ends with it, or if an earlier gap since the prompt was sent is lengthened too: then it was
+    only the prompt's last chunk. Time between sending and the iteration is no sign of chunks: a server may
+    take as long as several iterations of a fast GPU to read a long prompt.
     """
-    first_s = prompt.arrivals[0].at_s
-    at = min(range(len(beside.arrivals)), key=lambda at: abs(beside.arrivals[at].at_s - first_s))
-    before, after = beside.arrivals[at - 1], beside.arrivals[at]
-    usual_s = median(gaps_s(beside.arrivals[:at])) if at > 1 else 0.0
-    latest_s = prompt.sent_s + overhead_s + MOST_GAPS_BEFORE_PREFILL * usual_s
+    first_s, arrivals = prompt.arrivals[0].at_s, beside.arrivals
+    at = min(range(len(arrivals)), key=lambda at: abs(arrivals[at].at_s - first_s))
+    before, after = arrivals[at - 1], arrivals[at]
+    sent_at = bisect_left(arrivals, prompt.sent_s, key=_at_s)
+    usual_s = median(gaps_s(arrivals[:sent_at])) if sent_at > 1 else 0.0
+    took_s = after.at_s - before.at_s
+    earlier_s = max((b.at_s - a.at_s for a, b in pairwise(arrivals[max(sent_at - 1, 0) : at])), default=0.0)
+    chunked = earlier_s > usual_s + max(usual_s, EARLIER_CHUNK * (took_s - usual_s))
     ends_with_prompt = abs(after.at_s - first_s) <= usual_s and after.tokens == before.tokens + 1
-    if not ends_with_prompt or before.at_s > latest_s:
+    if not ends_with_prompt or chunked:
         return None
     tokens, context = prompt.prompt_tokens, beside.prompt_tokens + after.tokens
-    return Point(BatchWork(tokens + 1, context, chunk_work(tokens, 0)), after.at_s - before.at_s)
+    return Point(BatchWork(tokens + 1, context, chunk_work(tokens, 0)), took_s)
 
 
 async def _decodes(engine: MeasuredEngine, probe: DecodeProbe, random: Random) -> Point | None:
@@ -160,6 +164,10 @@ def gaps_s(window: Sequence[TokenArrival]) -> list[float]:
 
 def _tokens(arrival: TokenArrival) -> int:
     return arrival.tokens
+
+
+def _at_s(arrival: TokenArrival) -> float:
+    return arrival.at_s
 
 
 def _between_ends_s(window: Sequence[TokenArrival]) -> float:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,10 @@ from penstock_cli.replay.report import aligned
 TICK_S = 0.5
 """Interval at which the bar moves."""
 
+INACCURATE_MODEL = """
+This model is inaccurate: do not use it. Measure again for longer (--seconds), with no other load on the
+engine or its machine, and with a --longest-prompt that the engine computes in one iteration."""
+
 
 def profile_engine(
     engine: Annotated[
@@ -43,7 +48,11 @@ def profile_engine(
     ] = 2048,
     most_requests: Annotated[int, typer.Option(min=1, max=512, help="Most concurrent decodes.")] = 32,
     kv_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of the engine's KV cache; larger probes are skipped.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of the engine's KV cache; larger probes are skipped. vLLM reports it.",
+        ),
     ] = None,
 ) -> None:
     """Measure an idle engine, and fit its time model.
@@ -70,6 +79,8 @@ def profile_engine(
 
 async def _measure(url: str, limits: ProfileLimits, seconds: float, console: Console) -> tuple[str, Profile]:
     async with connected(url, bearer(engine_key(os.environ))) as engine:
+        if limits.kv_tokens is None and (cache := await engine.kv_cache()) is not None:
+            limits = replace(limits, kv_tokens=cache.blocks * cache.block_tokens)
         with _progress(console) as progress:
             task = progress.add_task("", total=seconds)
 
@@ -97,7 +108,7 @@ def _progress(console: Console) -> Progress:
 
 
 def as_file(model: str, found: Profile) -> bytes:
-    """Return the file: the time model, the model's name, and the accuracy of the fit."""
+    """Return the file: the time model, the model's name, the accuracy of the fit, and the measured points."""
     held_out = found.fit.held_out
     page = {
         "format": FORMAT,
@@ -109,6 +120,10 @@ def as_file(model: str, found: Profile) -> bytes:
             "r_squared": held_out.r_squared,
         },
         "noise": found.noise,
+        "points": [
+            {**summary.point.work._asdict(), "seconds": summary.point.seconds, "times": summary.times}
+            for summary in found.summaries
+        ],
     }
     return orjson.dumps(page, option=orjson.OPT_INDENT_2) + b"\n"
 
@@ -126,6 +141,8 @@ def show(console: Console, found: Profile) -> None:
         f"Accuracy on held-out points: {_accuracy(found.fit.held_out)}.\n"
         f"{_noise(found)}"
     )
+    if found.inaccurate:
+        console.print(INACCURATE_MODEL)
 
 
 def _noise(found: Profile) -> str:

@@ -62,6 +62,11 @@ async def facts_from(
         error=round(measured.fit.held_out.mean_error, 3),
         noise=round(measured.noise, 3),
     )
+    if measured.inaccurate:
+        log.warning(
+            "the measured time model is inaccurate: promises are unreliable until steps have corrected it; "
+            "measure for longer (spec.engine.profileTimeout), or set spec.engine.timeModel"
+        )
     return Facts(measured.fit.model, kv)
 
 
