@@ -1,6 +1,6 @@
 """Requests that a replica has accepted: their places, what is learned from them, and their ends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import orjson
@@ -12,6 +12,7 @@ from penstock_core.domain.slo import Targets
 from penstock_core.domain.verdict import Admitted, BestEffort
 from penstock_core.forecast.overdue import Expected, Signs
 from penstock_core.forecast.snapshot import Snapshot
+from penstock_core.timing.delivery_time import FEWEST
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.telemetry_pb2 import StepReport
@@ -201,6 +202,85 @@ def test_length_and_speed_are_learned_from_a_whole_answer() -> None:
 def test_a_missed_slo_of_an_admitted_request_widens_the_margin(targets: Targets, met: bool) -> None:
     desk = Desk()
     request = desk.accept("a", targets=targets)
+    request.output(b"x", 1, 0, 101.0)
+    request.output(b"x", 1, 0, 101.5)
+    request.finished(EngineUsage(3, 2), (), 0)
+    assert (desk.estimates.admission_model(101.5) == desk.estimates.model) is met
+
+
+def report(keys: Sequence[str], generated_tokens: int = 0, step_s: float = 0.05) -> StepReport:
+    """A report of requests that wait until they have generated a token."""
+    running = len(keys) if generated_tokens else 0
+    return StepReport(
+        next_duration_s=step_s,
+        running=running,
+        waiting=len(keys) - running,
+        request_ids=keys,
+        computed_tokens=[3 if running else 0 for _ in keys],
+        generated_tokens=[generated_tokens for _ in keys],
+        best_effort=[False for _ in keys],
+    )
+
+
+def streamed(desk: Desk, idle_until_s: float, reached_s: float, generated_s: float, shown_s: float) -> None:
+    """A stream that is accepted at 100.25 s. The engine reports once before it is reached."""
+    desk.mirror.apply(report([], step_s=0.0 if idle_until_s > 100.25 else 1.0), 100.0)
+    request = desk.accept("a")
+    if idle_until_s <= 100.25:
+        desk.mirror.apply(report([]), 100.5)
+    desk.mirror.apply(report(["a"]), reached_s)
+    desk.mirror.apply(report(["a"], 1), generated_s)
+    request.output(b"x", 1, 0, shown_s)
+    request.output(b"x", 1, 0, shown_s + 1.0)
+    request.finished(EngineUsage(3, 2), (), 0)
+
+
+@pytest.mark.parametrize(
+    ("idle_until_s", "seconds"), [(200.0, 0.5 + 0.125), (100.0, 0.25 + 0.125)], ids=["idle", "busy"]
+)
+def test_the_time_outside_of_iterations_is_learned_from_streams(idle_until_s: float, seconds: float) -> None:
+    desk = Desk()
+    for _ in range(
+        FEWEST
+    ):  # reached 0.5 s after acceptance, which is 0.25 s after the step in progress ended
+        streamed(desk, idle_until_s, reached_s=100.75, generated_s=101.0, shown_s=101.125)
+    assert desk.estimates.delivery_s == pytest.approx(seconds)
+    assert desk.registry.get_sample_value("penstock_replica_delivery_seconds") == pytest.approx(seconds)
+
+
+def test_nothing_is_learned_from_answers_whose_first_token_nobody_saw() -> None:
+    desk = Desk()
+    for _ in range(2 * FEWEST):
+        desk.mirror.apply(report([], step_s=0.0), 100.0)
+        request = desk.accept("a", stream=False)
+        desk.mirror.apply(report(["a"]), 100.75)
+        desk.mirror.apply(report(["a"], 1), 101.0)
+        request.output(b"x", 2, 0, 103.0)
+        request.finished(EngineUsage(3, 2), (), 0)
+    assert desk.estimates.delivery_s == 0.0
+
+
+def test_nothing_is_learned_while_reports_do_not_list_all_that_wait() -> None:
+    desk = Desk()
+    for _ in range(2 * FEWEST):
+        desk.mirror.apply(report([], step_s=1.0), 100.0)
+        request = desk.accept("a")
+        unlisted = report([])
+        unlisted.waiting = 1
+        desk.mirror.apply(unlisted, 100.5)
+        desk.mirror.apply(report(["a"]), 105.0)
+        desk.mirror.apply(report(["a"], 1), 106.0)
+        request.output(b"x", 1, 0, 106.0)
+        request.output(b"x", 1, 0, 107.0)
+        request.finished(EngineUsage(3, 2), (), 0)
+    assert desk.estimates.delivery_s == 0.0
+
+
+@pytest.mark.parametrize(("learned_s", "met"), [(0.0, False), (0.25, True)])
+def test_a_request_is_judged_by_its_clients_target(learned_s: float, met: bool) -> None:
+    desk = Desk()
+    request = desk.accept("a", targets=Targets(ttft_s=0.8, e2e_s=1.3))  # the client's are 0.25 s longer
+    request.learned_delivery_s = learned_s
     request.output(b"x", 1, 0, 101.0)
     request.output(b"x", 1, 0, 101.5)
     request.finished(EngineUsage(3, 2), (), 0)

@@ -5,27 +5,38 @@ import pytest
 from penstock_core.domain.request import Job
 from penstock_core.domain.slo import Slo, Targets, Tier
 from penstock_core.timing.builtin_models import time_model
+from penstock_core.timing.delivery_time import FEWEST
 from penstock_core.timing.time_model import BatchWork
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.requests.client_body import read_body
 from penstock_sidecar.requests.estimates import Estimates
-from penstock_sidecar.requests.job import job_of, less_delivery
+from penstock_sidecar.requests.job import LEAST_TARGET_S, job_of, less_delivery
 
 MODEL = time_model("llama-3-8b-a100")
 
 
-def new_job(tier: Tier, estimates: Estimates, delivery_s: float = 0.0) -> Job:
+def new_job(tier: Tier, estimates: Estimates) -> Job:
     raw = orjson.dumps({"prompt": [1] * 1000, "max_tokens": 20})
     submit = wire.Submit(id=1, tier=tier.name, spent_s=0.2, endpoint=wire.ENDPOINT_COMPLETIONS, body=raw)
     body = read_body(wire.ENDPOINT_COMPLETIONS, raw)
-    return job_of(
-        submit, body, tier, estimates, key="a", context_tokens=8192, delivery_s=delivery_s, now_s=10.0
-    )
+    return job_of(submit, body, tier, estimates, key="a", context_tokens=8192, now_s=10.0)
 
 
 def test_the_transit_time_is_subtracted_from_first_token_and_end() -> None:
     tier = Tier("chat", Slo(ttft_s=1.0, tpot_s=0.1, e2e_s=5.0))
-    assert new_job(tier, Estimates(MODEL), 0.01).request.targets == Targets(0.99, 0.1, 4.99)
+    estimates = Estimates(MODEL, delivery_s=0.01)
+    assert new_job(tier, estimates).request.targets == Targets(0.99, 0.1, 4.99)
+    for _ in range(FEWEST):
+        estimates.observe_delivery(0.04)
+    assert new_job(tier, estimates).request.targets == Targets(0.96, 0.1, 4.96)
+    assert estimates.learned_delivery_s == pytest.approx(0.03)
+
+
+def test_a_target_that_the_transit_alone_exceeds_is_positive_and_cannot_be_met() -> None:
+    tier = Tier("chat", Slo(ttft_s=0.02, e2e_s=0.02))
+    job = new_job(tier, Estimates(MODEL, delivery_s=0.03))
+    assert job.request.targets == Targets(LEAST_TARGET_S, None, LEAST_TARGET_S)
+    assert MODEL.prefill_seconds(1) > LEAST_TARGET_S
 
 
 def test_absent_targets_stay_absent() -> None:

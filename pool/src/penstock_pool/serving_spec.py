@@ -71,8 +71,9 @@ class Scheduling(Spec):
     )
     delivery_allowance_s: Duration = Field(
         default=0.005,
-        description="Time subtracted from every first-token and end-to-end target for the transfer of a "
-        "request to its engine and of its tokens to the client.",
+        description="Least time subtracted from every first-token and end-to-end target for the transfer of "
+        "a request to its engine and of its tokens to the client. A replica whose engine reports its steps "
+        "measures the transfer, and subtracts more where it takes longer.",
         examples=["5ms"],
     )
     drain_timeout_s: Duration = Field(

@@ -78,6 +78,10 @@ class Metrics:
             "time_model_error_ratio", "Relative error of an iteration's predicted duration.", _RATIOS
         )
         self.time_scale = make.gauge("time_model_scale", "The online correction of the time model.")
+        self.delivery = make.gauge(
+            "delivery_seconds",
+            "Learned time of a request outside of iterations, which is subtracted from targets.",
+        )
         self.acceptance = make.gauge(
             "draft_acceptance_ratio", "Acceptance rate of draft tokens, as the engine measures it."
         )

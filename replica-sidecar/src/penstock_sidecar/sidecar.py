@@ -126,7 +126,7 @@ def assemble_parts(
     bounds: Bounds,
 ) -> Parts:
     """Return the parts of a replica, after a warm-up of its policy. Raises the errors of `tickets`."""
-    estimates = Estimates(facts.model)
+    estimates = Estimates(facts.model, pool.spec.scheduling.delivery_allowance_s)
     mirror, serves = mirror_of(pool, facts.kv, estimates, bounds), serving_of(pool)
     warm_up(serves.policy, mirror.view(0.0, estimates.model), serves.tiers.values())
     gate = gate_of(serves, mirror, estimates, bounds, metrics)
@@ -284,7 +284,6 @@ def serving_of(pool: Pool) -> Serving:
         tiers=pool.tiers(),
         reads_fields=engine.type != "openai",
         max_model_len=engine.max_model_len,
-        delivery_s=scheduling.delivery_allowance_s,
         max_sequences=pool.spec.router.max_sequences_per_request,
     )
 

@@ -25,6 +25,9 @@ class MirroredJob:
     times_s: when each of its tokens was reported; None where these times are not needed.
     last_running_report: number of the last report in which it held memory, 0 for none.
     progressed_s: when it was sent, or last made progress.
+    planned_s: earliest time at which the engine could have begun it, as admission plans: at its acceptance,
+        or at the end of the step in progress. reached_s, generated_s: times of the first report of it, and of
+        the first one with output. None while unknown.
     """
 
     job: Job
@@ -35,10 +38,17 @@ class MirroredJob:
     times_s: list[float] | None = None
     last_running_report: int = 0
     progressed_s: float = 0.0
+    planned_s: float | None = None
+    reached_s: float | None = None
+    generated_s: float | None = None
 
     def report(self, row: Row, number: int, now_s: float, longer: Callable[[Job], int]) -> None:
         """Apply its row of the report with this number."""
         self.last_report = number
+        if self.reached_s is None:
+            self.reached_s = now_s
+        if self.generated_s is None and row.generated_tokens:
+            self.generated_s = now_s
         job = self.job = without_cached_prefix(self.job)  # cached tokens are set again below
         known = job.computed_tokens, job.generated_tokens, job.best_effort
         if known != (row.computed_tokens, row.generated_tokens, row.best_effort):
@@ -63,6 +73,15 @@ class MirroredJob:
         prompt_tokens = max(self.job.computed_tokens + 1 - self.job.generated_tokens, 1)
         self.job = with_prompt(self.job, prompt_tokens)
         return prompt_tokens
+
+    def delivery_s(self, shown_s: float) -> float | None:
+        """Return the time that it took outside of iterations: to the scheduler, and from it to its reader.
+
+        shown_s: when its reader had its first output. None if reports did not show it all.
+        """
+        if self.planned_s is None or self.reached_s is None or self.generated_s is None:
+            return None
+        return max(self.reached_s - self.planned_s, 0.0) + max(shown_s - self.generated_s, 0.0)
 
     def where_reported(self, last: int, *, lists_all_waiting: bool) -> Where:
         """Return where the job is, by reports.

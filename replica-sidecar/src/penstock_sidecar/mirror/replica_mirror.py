@@ -79,6 +79,7 @@ class ReplicaMirror:
         self._reports = 0
         self._running: list[MirroredJob] = []
         self._waiting: list[MirroredJob] = []
+        self._coming: list[MirroredJob] = []  # accepted since the last report
         self._chunks: dict[RequestId, int] = {}
         self._shared: SharedPrefixes | None = None  # of the last report
         self._decodes: DecodeRows | None = None  # of the last report, if the next one may only add decodes
@@ -109,9 +110,12 @@ class ReplicaMirror:
         if not self._accepted:
             self._synced_s = max(self._synced_s, now_s)  # an idle engine sends no report
         times_s: list[float] | None = [] if timed else None
-        self._accepted[job.request.id] = MirroredJob(
-            job, prompt_known=prompt_known, times_s=times_s, progressed_s=now_s
-        )
+        found = MirroredJob(job, prompt_known=prompt_known, times_s=times_s, progressed_s=now_s)
+        self._accepted[job.request.id] = found
+        if self._live and self._busy_until_s <= now_s:
+            found.planned_s = now_s
+        elif self._live:
+            self._coming.append(found)
         self._snapshot = None
 
     @property
@@ -182,6 +186,11 @@ class ReplicaMirror:
             where = found.where_inferred(shows_output=shows_output)
         return Signs(where, found.progressed_s, self.last_received_s)
 
+    def delivery_s(self, request_id: RequestId, shown_s: float) -> float | None:
+        """Return the time that a job took outside of iterations (`MirroredJob.delivery_s`)."""
+        found = self._accepted.get(request_id)
+        return None if found is None else found.delivery_s(shown_s)
+
     def passed(self, request_id: RequestId, tokens: int, now_s: float) -> None:
         """Record tokens of a job that were forwarded to its client."""
         self.last_received_s = now_s
@@ -244,6 +253,9 @@ class ReplicaMirror:
         self.last_received_s = self._synced_s = now_s
         self._step_s = report.next_duration_s
         self._busy_until_s = now_s + self._step_s
+        for found in self._coming:
+            found.planned_s = now_s
+        self._coming.clear()
         if report.kv_blocks_total:
             self._kv = KvCache(report.kv_blocks_total, report.kv_blocks_free, report.block_tokens)
         if report.most_running:
@@ -281,6 +293,7 @@ class ReplicaMirror:
         self._apply_decode_steps()
         self._decodes = None
         self._live, self._snapshot, self._shared = False, None, None
+        self._coming.clear()
         self._running, self._waiting, self._chunks = [], [], {}
         self._busy_until_s, self._step_s = float("-inf"), 0.0
         self.prefixes.forget_cached()
@@ -347,10 +360,14 @@ class ReplicaMirror:
         return not self._live or found.last_report in (0, self._reports)
 
     def _assume_unlisted_wait(self) -> None:
-        """Treat jobs that are missing in the report as waiting, because it does not list all waiting ones."""
+        """Treat jobs that are missing in the report as waiting, because it does not list all waiting ones.
+
+        When they reach the engine is not known then.
+        """
         for found in self._accepted.values():
             if found.last_report < self._reports:
                 found.last_report = 0
+                found.planned_s = None if found.reached_s is None else found.planned_s
 
     def _row(self, row: Row, now_s: float) -> MirroredJob:
         found = self._accepted.get(row.request_id)

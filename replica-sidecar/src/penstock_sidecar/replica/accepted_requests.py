@@ -76,6 +76,7 @@ class AcceptedRequests:
         with self._faults.within("end"):
             if request.state is State.FINISHED:
                 self._learn_cached(request)
+                self._learn_delivery(request)
             self._free(request)
             if request.state is State.FINISHED:
                 self._learn(request)
@@ -179,6 +180,16 @@ class AcceptedRequests:
             planned_tokens = 0 if job.unheld_blocks is None else job.computed_tokens
             self._metrics.cached(planned_tokens, usage.cached_tokens, usage.prompt_tokens)
 
+    def _learn_delivery(self, request: ReplicaRequest) -> None:
+        """Learn the time of delivery from a stream, whose first output is its first token."""
+        shown_s = request.first_shown_s
+        if request.sequences > 1 or shown_s is None:
+            return
+        seconds = self._mirror.delivery_s(request.key, shown_s)
+        if seconds is not None:
+            self._estimates.observe_delivery(seconds)
+            self._metrics.delivery.set(self._estimates.delivery_s)
+
     def _learn(self, request: ReplicaRequest) -> None:
         """Learn lengths and durations from a complete answer."""
         self._metrics.ttft(request.tier).observe(request.first_s - request.arrived_s)
@@ -198,12 +209,14 @@ def _met_slo(request: ReplicaRequest, targets: Targets) -> bool:
     """Return whether a finished request met its targets, as far as the sidecar knows.
 
     TPOT is the mean over the answer, so a single late window is not detected. If thinking and answer have
-    separate targets, the looser one counts.
+    separate targets, the looser one counts. A request's times here contain the learned delivery, by which its
+    targets are less than its client's.
     """
+    first_s = request.first_shown_s or request.first_s
     looser_s = max(filter(None, (targets.tpot_s, targets.answer_tpot_s)), default=None)
     return not (
-        exceeds(request.first_s - request.arrived_s, targets.ttft_s)
-        or exceeds(request.last_s - request.arrived_s, targets.e2e_s)
+        exceeds(first_s - request.arrived_s - request.learned_delivery_s, targets.ttft_s)
+        or exceeds(request.last_s - request.arrived_s - request.learned_delivery_s, targets.e2e_s)
         or exceeds(request.tpot_s, looser_s)
     )
 

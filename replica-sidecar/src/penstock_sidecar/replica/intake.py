@@ -97,8 +97,7 @@ class SubmitIntake:
             self._prefixes.longest(body.marks),
             key=request.key,
             context_tokens=self._state.max_model_len,
-            delivery_s=self._serving.delivery_s,
             now_s=request.arrived_s,
         )
-        request.planned(body, job)
+        request.planned(body, job, self._estimates.learned_delivery_s)
         self._admission.add(request)

@@ -15,15 +15,12 @@ class Serving:
     reads_fields: whether its engine reads SLO fields from a request's `vllm_xargs`.
     max_model_len: the pool's value, until the engine reports its own.
     max_sequences: most answers of one request.
-    delivery_s: time that is subtracted from first-token and end-to-end targets for transport to and from the
-        engine.
     """
 
     policy: Policy[Any]
     tiers: dict[str, Tier]
     reads_fields: bool
     max_model_len: int
-    delivery_s: float = 0.0
     max_sequences: int = MOST_SEQUENCES
 
 

@@ -11,6 +11,7 @@ from penstock_core.forecast.length_predictor import LengthPredictor
 from penstock_core.forecast.prompt_length import PromptLength
 from penstock_core.timing.admission_margin import AdmissionMargin, judged, widened
 from penstock_core.timing.correction import Correction, corrected, expected, observe, rested
+from penstock_core.timing.delivery_time import delivered, delivery_time
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
 from penstock_sidecar.mirror.prefix_index import SharedPrefix
@@ -23,10 +24,13 @@ class Estimates:
     fitted: the time model before corrections. Slowdown targets refer to it, so they do not change with the
         engine.
     model: the time model for plans: corrected, with a margin for iterations that take longer.
+
+    delivery_s: least time that is subtracted from targets for transport to and from the engine.
     """
 
-    def __init__(self, fitted: TimeModel) -> None:
+    def __init__(self, fitted: TimeModel, delivery_s: float = 0.0) -> None:
         self.fitted = fitted
+        self._delivery = delivery_time(delivery_s)
         self._correction = Correction()
         self._margin = AdmissionMargin()
         self._lengths = LengthPredictor()
@@ -42,6 +46,20 @@ class Estimates:
     def observe_judgement(self, met: bool, now_s: float) -> None:
         """Update the margin for admission. met: whether an admitted request that has ended met its SLO."""
         self._margin = judged(self._margin, met, now_s)
+
+    @property
+    def delivery_s(self) -> float:
+        """The time to subtract from targets of first tokens and whole answers for transport."""
+        return self._delivery.seconds
+
+    @property
+    def learned_delivery_s(self) -> float:
+        """The learned part of `delivery_s`, which this replica's own times of a request contain."""
+        return self._delivery.seconds - self._delivery.least_s
+
+    def observe_delivery(self, seconds: float) -> None:
+        """Update the time of delivery by that of one request."""
+        self._delivery = delivered(self._delivery, seconds)
 
     def admission_model(self, now_s: float) -> TimeModel:
         """Return the time model for admission: slower if too few admitted requests meet their SLO."""

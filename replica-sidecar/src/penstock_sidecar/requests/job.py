@@ -12,6 +12,9 @@ from penstock_sidecar.mirror.prefix_index import SharedPrefix
 from penstock_sidecar.requests.client_body import ClientBody
 from penstock_sidecar.requests.estimates import Estimates
 
+LEAST_TARGET_S = 1e-3
+"""Least target after delivery is subtracted: engines read positive ones. No iteration meets it."""
+
 NO_BOUND_TOKENS = 8192
 """Planned length of an answer without a bound by the client or the engine."""
 
@@ -25,13 +28,11 @@ def job_of(
     *,
     key: str,
     context_tokens: int,
-    delivery_s: float,
     now_s: float,
 ) -> Job:
     """Return the job, with the arrival time that the router reports. A slowdown refers to the fitted model.
 
     prefix: longest prefix that an earlier prompt shares. context_tokens: the model's context; 0 if unknown.
-    delivery_s: time that is subtracted from its targets for transport.
     """
     prompt_tokens = estimates.prompt_tokens(body, prefix)
     request = Request(
@@ -41,7 +42,7 @@ def job_of(
         prompt_tokens=prompt_tokens,
         max_output_tokens=_output_bound(body, prompt_tokens, context_tokens),
         targets=less_delivery(
-            targets_of(submit, tier, estimates.fitted.prefill_seconds(prompt_tokens)), delivery_s
+            targets_of(submit, tier, estimates.fitted.prefill_seconds(prompt_tokens)), estimates.delivery_s
         ),
         value=tier.value,
     )
@@ -69,8 +70,8 @@ def targets_of(submit: wire.Submit, tier: Tier, idle_prefill_s: float) -> Target
 
 def less_delivery(targets: Targets, delivery_s: float) -> Targets:
     """Return the targets that the engine must meet. Transport delays all tokens alike, so TPOT stays."""
-    ttft_s = None if targets.ttft_s is None else targets.ttft_s - delivery_s
-    e2e_s = None if targets.e2e_s is None else targets.e2e_s - delivery_s
+    ttft_s = None if targets.ttft_s is None else max(targets.ttft_s - delivery_s, LEAST_TARGET_S)
+    e2e_s = None if targets.e2e_s is None else max(targets.e2e_s - delivery_s, LEAST_TARGET_S)
     return replace(targets, ttft_s=ttft_s, e2e_s=e2e_s)
 
 

@@ -66,9 +66,12 @@ class ReplicaRequest:
     request_id: the client's id if it is valid in a header; else `key`.
     key: this replica's id, unique in the engine. keys: one for each of the request's answers.
     body, job: None until `planned`.
+    learned_delivery_s: time by which the job's targets are less than its client's and which passes between
+        this sidecar and the engine's scheduler: the times here contain it.
     verdict: None until `decided`.
     first_s, last_s: times of its first and latest output. Of an answer that is not streamed, times of the
         first and last token if reports have them.
+    shown_s: when its router, or this sidecar for it, had its first output from the engine.
     tokens: tokens generated so far.
     usage: the engine's counts, once the answer is complete.
     prompt_reported: whether the engine has reported the length of the prompt.
@@ -90,8 +93,10 @@ class ReplicaRequest:
         "key",
         "keys",
         "last_s",
+        "learned_delivery_s",
         "prompt_reported",
         "request_id",
+        "shown_s",
         "state",
         "takes_ticket",
         "task",
@@ -119,7 +124,7 @@ class ReplicaRequest:
         self.verdict: Verdict | None = None
         self.usage: EngineUsage | None = None
         self.task: asyncio.Task[None] | None = None
-        self.first_s = self.last_s = 0.0
+        self.first_s = self.last_s = self.shown_s = self.learned_delivery_s = 0.0
         self.tokens = self._visible_tokens = 0
         self.prompt_reported = self.direct = False
         self.takes_ticket = submit.direct
@@ -156,13 +161,18 @@ class ReplicaRequest:
         return self.streams and not self.direct
 
     @property
+    def first_shown_s(self) -> float | None:
+        """When its reader had its first output; None if it had the whole answer at once."""
+        return self.shown_s if self.streams and self.shown_s < self.last_s else None
+
+    @property
     def tpot_s(self) -> float:
         """Mean gap between its tokens so far; 0 with fewer than two."""
         return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else 0.0
 
-    def planned(self, body: ClientBody, job: Job) -> None:
-        """Set its body and its job."""
-        self.body, self.job = body, job
+    def planned(self, body: ClientBody, job: Job, learned_delivery_s: float = 0.0) -> None:
+        """Set its body, its job, and the learned part of its delivery time."""
+        self.body, self.job, self.learned_delivery_s = body, job, learned_delivery_s
         if body.sequences > 1:
             self.keys = sequence_ids(self.key, body.sequences)
 
@@ -183,7 +193,7 @@ class ReplicaRequest:
     def begun_at_router(self, now_s: float) -> None:
         """Record that its router has received output from the engine."""
         self._transition(Event.OUTPUT)
-        self.first_s = now_s
+        self.first_s = self.shown_s = now_s
 
     def read_by_router(self, tokens: int, first_s: float, last_s: float) -> None:
         """Record the complete answer that its router has read, and when its tokens were generated."""
@@ -198,7 +208,7 @@ class ReplicaRequest:
         first = self.state is not State.STREAMING
         if first:
             self._transition(Event.OUTPUT)
-            self.first_s = now_s
+            self.first_s = self.shown_s = now_s
         self.last_s = now_s
         self._visible_tokens += tokens
         before, self.tokens = self.tokens, max(self._visible_tokens, reported_tokens, self.tokens)
