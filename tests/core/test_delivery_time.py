@@ -22,6 +22,15 @@ def test_the_pools_value_counts_until_there_are_enough_requests() -> None:
     assert after([0.04] * FEWEST).seconds == 0.04
 
 
+def test_the_time_of_an_idle_engine_counts_until_there_are_enough_requests() -> None:
+    state = delivery_time(0.005, idle_s=0.02)
+    assert state.seconds == 0.02
+    for _ in range(FEWEST):
+        state = delivered(state, 0.03)
+    assert state.seconds == 0.03
+    assert delivery_time(0.005, idle_s=0.001).seconds == 0.005
+
+
 def test_a_path_that_is_shorter_than_the_pools_value_does_not_count() -> None:
     assert after([0.001] * 50).seconds == 0.005
 

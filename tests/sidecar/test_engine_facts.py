@@ -20,7 +20,7 @@ from penstock_sidecar.engine.measured_facts import facts_from
 from structlog.testing import capture_logs
 from virtual_time import now_s, run
 
-from tests.profiler.virtual_engine import MODEL, VirtualEngine, connected
+from tests.profiler.virtual_engine import MODEL, TRANSPORT_S, VirtualEngine, connected
 
 POOL = """
 apiVersion: penstock.dev/v1alpha1
@@ -100,6 +100,7 @@ def test_a_model_is_measured_within_the_pools_bounds_and_written_for_the_engine(
     assert facts.model.prefill_seconds(200) == pytest.approx(MODEL.prefill_seconds(200), rel=0.1)
     assert max(prompt for prompt, _ in engine.asked) <= 256, "maxBatchTokens"
     assert max(sum(requested) for requested in engine.asked) <= 1000, "the engine's own max_model_len"
+    assert facts.overhead_s == pytest.approx(TRANSPORT_S, rel=0.1)
     assert file.exists() == left
     assert not left or from_json(orjson.loads(file.read_bytes())) == facts.model
     assert not list(tmp_path.glob("*.unfinished"))

@@ -126,7 +126,8 @@ def assemble_parts(
     bounds: Bounds,
 ) -> Parts:
     """Return the parts of a replica, after a warm-up of its policy. Raises the errors of `tickets`."""
-    estimates = Estimates(facts.model, pool.spec.scheduling.delivery_allowance_s)
+    estimates = Estimates(facts.model, pool.spec.scheduling.delivery_allowance_s, facts.overhead_s)
+    metrics.delivery.set(estimates.delivery_s)
     mirror, serves = mirror_of(pool, facts.kv, estimates, bounds), serving_of(pool)
     warm_up(serves.policy, mirror.view(0.0, estimates.model), serves.tiers.values())
     gate = gate_of(serves, mirror, estimates, bounds, metrics)

@@ -5,7 +5,7 @@ the token takes to leave the engine's server. With vLLM on an H100, both togethe
 prefills (40 ms, docs/gpu.md), and they depend on the server's load. A replica that does not know this time
 promises first tokens that it cannot deliver. So it is measured on every stream, and a high quantile of the
 latest ones is subtracted from the targets of first tokens and whole answers. It is never less than the pool's
-own value, which alone counts until there are enough streams.
+own value. Until there are enough streams, it is that of an idle engine, if this was measured.
 
 The state is a value: `delivered` returns the next one.
 """
@@ -20,7 +20,7 @@ LATEST = 128
 """Requests from which it is learned, the latest ones."""
 
 FEWEST = 4
-"""Requests before which only the pool's value counts."""
+"""Requests before which the value of the start counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class DeliveryTime:
     seconds: float = 0.0
 
 
-def delivery_time(least_s: float) -> DeliveryTime:
-    """Return the time before any request: the pool's value."""
-    return DeliveryTime(least_s, (), least_s)
+def delivery_time(least_s: float, idle_s: float = 0.0) -> DeliveryTime:
+    """Return the time before any request. idle_s: that of an idle engine, if it was measured."""
+    return DeliveryTime(least_s, (), max(least_s, idle_s))
 
 
 def delivered(state: DeliveryTime, sample_s: float) -> DeliveryTime:

@@ -12,10 +12,14 @@ from penstock_pool import Pool
 
 
 class Facts(NamedTuple):
-    """The facts about an engine. kv: the empty cache."""
+    """The facts about an engine.
+
+    kv: the empty cache. overhead_s: time of a request outside of iterations, while it is idle; 0 if unknown.
+    """
 
     model: TimeModel
     kv: KvCache
+    overhead_s: float = 0.0
 
 
 def builtin_facts(pool: Pool) -> Facts:

@@ -67,7 +67,7 @@ async def facts_from(
             "the measured time model is inaccurate: promises are unreliable until steps have corrected it; "
             "measure for longer (spec.engine.profileTimeout), or set spec.engine.timeModel"
         )
-    return Facts(measured.fit.model, kv)
+    return Facts(measured.fit.model, kv, measured.overhead_s)
 
 
 def _write_model(model: TimeModel, path: Path) -> None:

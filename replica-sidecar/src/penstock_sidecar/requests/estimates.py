@@ -26,11 +26,12 @@ class Estimates:
     model: the time model for plans: corrected, with a margin for iterations that take longer.
 
     delivery_s: least time that is subtracted from targets for transport to and from the engine.
+    idle_delivery_s: that time of an idle engine, if it was measured; counts until there are enough streams.
     """
 
-    def __init__(self, fitted: TimeModel, delivery_s: float = 0.0) -> None:
+    def __init__(self, fitted: TimeModel, delivery_s: float = 0.0, idle_delivery_s: float = 0.0) -> None:
         self.fitted = fitted
-        self._delivery = delivery_time(delivery_s)
+        self._delivery = delivery_time(delivery_s, idle_delivery_s)
         self._correction = Correction()
         self._margin = AdmissionMargin()
         self._lengths = LengthPredictor()
