@@ -51,7 +51,7 @@ def profile_engine(
         int | None,
         typer.Option(
             min=1,
-            help="Tokens of the engine's KV cache; larger probes are skipped. vLLM reports it.",
+            help="Tokens of the engine's KV cache; larger probes are skipped. Default: as it reports.",
         ),
     ] = None,
 ) -> None:
