@@ -69,7 +69,11 @@ def test_turns_find_their_prefix_among_three_replicas_by_two_routers(
                 for turn in range(number)
             ]
             raw = clients[(number + session) % 2].chat.completions.with_raw_response.create(
-                model=MODEL, messages=messages, max_tokens=2
+                model=MODEL,
+                messages=messages,
+                max_tokens=2,
+                # Its hash spreads the first turns over replicas. Later turns are found by their prefix.
+                extra_headers={"x-session-id": f"session-{session}"} if number == 1 else None,
             )
             served[session].add(raw.headers["x-penstock-replica"])
             usage: Any = raw.parse().usage
