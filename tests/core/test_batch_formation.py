@@ -108,6 +108,17 @@ def test_a_prefill_that_finishes_shortens_the_batch_to_its_deadline() -> None:
     assert step.duration_s <= 0.045 < step.duration_s + 0.0001
 
 
+def test_a_batch_that_ends_at_a_deadline_has_a_margin_for_what_is_added() -> None:
+    """The prompt that is due is computed all the same, even if it uses the margin."""
+    careful = replace(MODEL, deadline_margin=0.25)
+    urgent, behind = prompt("urgent", 200, due_in_s=0.055), prompt("p", 5000)
+    step = batch([], [urgent, behind], model=careful)
+    assert step.tokens["urgent"] == 200
+    assert step.duration_s <= 0.055 / 1.25 < step.duration_s + 0.0001
+    exact = prompt("urgent", 200, due_in_s=MODEL.prefill_seconds(200) + 1e-6)
+    assert batch([], [exact, behind], model=careful).tokens == {"urgent": 200}
+
+
 def test_a_long_batch_is_formed_if_ordinary_ones_would_be_late() -> None:
     just_s = MODEL.prefill_seconds(3000) + 0.001
     assert batch([], [prompt("p", 3000, due_in_s=just_s)]).tokens == {"p": 3000}

@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -207,6 +208,44 @@ def test_a_margin_never_makes_decodes_late() -> None:
     reported = foreseen([due], [], BatchingRule(1.0, margin=0.25))
     assert reported.in_time
     assert STEP_S <= reported.first.limit_s <= STEP_S + 1e-3
+
+
+CAREFUL = replace(replica(), model=replace(OPT, deadline_margin=0.25))
+
+
+def with_deadline_margin(**of_decode: Any) -> float:
+    """The share by which a margin of batches at a deadline shortens the first batch beside a decode."""
+    decodes = [decode("d", due_in_s=0.2, judge=Judge.WINDOW, **of_decode)]
+    coming = [prompt("p", 9000, 99.0)]
+    without, careful = (
+        foreseen(decodes, coming, BatchingRule(9.0), view).first.limit_s for view in (replica(), CAREFUL)
+    )
+    return without / careful - 1
+
+
+@pytest.mark.parametrize("came", [1, 5, 10])
+def test_a_batch_after_which_a_window_may_end_has_a_margin(came: int) -> None:
+    assert with_deadline_margin(came=came, sure=came) == pytest.approx(0.25)
+
+
+def test_a_batch_that_later_tokens_of_the_window_can_make_up_for_has_none() -> None:
+    assert with_deadline_margin(came=9, sure=60) == 0.0
+    assert with_deadline_margin(came=10, sure=60) == pytest.approx(0.25)
+
+
+def test_thinking_of_unknown_length_has_a_margin_at_the_ends_of_whole_windows_only() -> None:
+    assert with_deadline_margin(came=5, answer_tpot_s=9.0) == 0.0
+    assert with_deadline_margin(came=10, answer_tpot_s=9.0) == pytest.approx(0.25)
+
+
+def test_a_batch_that_finishes_a_prompt_at_its_deadline_has_a_margin_for_the_prompts_behind() -> None:
+    urgent, patient = prompt("urgent", 200, 0.05), prompt("patient", 5000, 99.0)
+    first_s = foreseen([], [urgent, patient], view=CAREFUL).first_token_s[0] - NOW_S
+    assert 0.039 < first_s <= 0.05 / 1.25
+    exact = prompt("exact", 200, OPT.prefill_seconds(200) + 1e-6)
+    found = foreseen([], [exact, patient], view=CAREFUL)
+    assert found.in_time
+    assert found.first_token_s[0] - NOW_S == pytest.approx(OPT.prefill_seconds(200))
 
 
 def test_thinking_may_have_ended_with_its_last_token_even_if_it_was_far_ahead() -> None:

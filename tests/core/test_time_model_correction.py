@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.correction import (
+    MOST_DEADLINE_MARGIN,
     REST_HALF_LIFE_S,
     Correction,
     corrected,
@@ -74,6 +75,7 @@ def test_slow_steps_are_planned_for_without_changing_the_speed() -> None:
     )
     planned = corrected(MODEL, rough)
     assert planned.slow_chance == pytest.approx(0.02, rel=0.3)
+    assert planned.deadline_margin == 0.0
     assert planned.scale * (1 + planned.slow_excess) == pytest.approx(4.0 * rough.ratio, rel=0.05)
     assert rough.ratio == pytest.approx(before.ratio, rel=0.02)
 
@@ -87,6 +89,23 @@ def test_rare_slow_steps_are_not_planned_for() -> None:
 def test_slow_steps_that_the_margin_covers_need_no_more_time() -> None:
     rough = Correction(margin=1.5, tail=StepTail(0.02, 0.5))
     assert corrected(MODEL, rough).slow_excess == 0.0
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.03, 0.05])
+def test_with_the_margin_of_deadlines_one_iteration_in_five_hundred_is_longer(spread: float) -> None:
+    correction = after(noisy(1.1, spread, 300))
+    longer = 0
+    for ratio in noisy(1.1, spread, 4000, seed=2):
+        planned = corrected(MODEL, correction)
+        longer += ratio * PREDICTED_S > planned.seconds(WORK) * (1 + planned.deadline_margin)
+        correction = after([ratio], correction)
+    assert longer / 4000 < 0.002
+
+
+def test_there_is_no_margin_of_deadlines_before_the_scatter_is_known_and_never_a_large_one() -> None:
+    assert corrected(MODEL, after(noisy(1.0, 0.03, 19))).deadline_margin == 0.0
+    assert corrected(MODEL, after(noisy(1.0, 0.03, 20))).deadline_margin > 0.0
+    assert corrected(MODEL, after(noisy(1.0, 0.16, 400))).deadline_margin == MOST_DEADLINE_MARGIN
 
 
 @pytest.mark.parametrize("stall", [2.0, 10.0, 1000.0])

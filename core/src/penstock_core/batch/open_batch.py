@@ -157,13 +157,14 @@ class OpenBatch:
         """Add the largest chunk of an admitted prompt. Returns how long the batch may be with it.
 
         Returns None if not even one token of a prompt fits in time. If the prompt ends in this batch and is
-        due before the batch ends, it shortens the batch to its deadline. It starts only if there are blocks
-        for the whole prompt.
+        due before the batch ends, it shortens the batch to its deadline, less the margin for whatever else is
+        added. It starts only if there are blocks for the whole prompt.
         """
         pending, done, holds, model = job.pending_tokens, job.computed_tokens, job.holds_kv, self.view.model
-        in_time_s = min(limit_s, job.due_s - self.view.now_s)
-        if self.seconds(pending, 0, _prefill_work(job, pending)) <= in_time_s:
-            limit_s = in_time_s
+        due_in_s, then_s = job.due_s - self.view.now_s, limit_s
+        if self.seconds(pending, 0, _prefill_work(job, pending)) <= min(limit_s, due_in_s):
+            limit_s = min(limit_s, due_in_s)
+            then_s = min(limit_s, due_in_s / (1.0 + model.deadline_margin))
         chunk = largest_chunk(model, self.work, min(pending, self.left_tokens), done, limit_s)
         if chunk == 0:
             return None
@@ -172,7 +173,7 @@ class OpenBatch:
             chunk = min(chunk, self.room_tokens(job)) if holds else 0
         if chunk > 0:
             self.add(job, chunk)
-        return limit_s
+        return then_s
 
     def blocks_wanted(self, job: Job, tokens: int) -> int:
         """Return the blocks that the job needs beyond those it holds to compute this many more tokens."""

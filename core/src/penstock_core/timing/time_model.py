@@ -177,6 +177,8 @@ class TimeModel:
         their predicted duration (`step_tail`).
     decode_scale, prefill_scale, mixed_scale: factors of iterations of decodes alone, of prefill alone, and of
         both (`kind_correction`). Work without context counts as prefill.
+    deadline_margin: safety margin of batches that end at a deadline, relative to their duration
+        (`correction`).
     """
 
     name: str
@@ -190,6 +192,7 @@ class TimeModel:
     decode_scale: float = 1.0
     prefill_scale: float = 1.0
     mixed_scale: float = 1.0
+    deadline_margin: float = 0.0
 
     def seconds(self, work: BatchWork) -> float:
         """Return the predicted duration of an iteration; 0 for an empty one."""
@@ -234,6 +237,7 @@ COEFFICIENTS = (
     "decode_scale",
     "prefill_scale",
     "mixed_scale",
+    "deadline_margin",
 )
 TERM_FIELDS = ("token_s", "fixed_s", "spec_step_s")
 

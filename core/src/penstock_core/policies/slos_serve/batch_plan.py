@@ -14,6 +14,11 @@ batches, by 60 ms if that is at most eight of them, or by twice the duration of 
 decodes a prompt is computed even if one of its tokens takes longer than that, because of a wrong time model
 or a very long context (`largest_chunk`).
 
+**Batches at a deadline.** A batch after which a window or a prefill is judged has a safety margin
+(`TimeModel.deadline_margin`): an iteration that takes longer than planned could not be made up for by the
+next. It applies to what the batch contains beside its decodes and that prefill, not to whether they are in
+time, so plans with a margin and without are feasible for the same requests.
+
 **Slow steps.** An engine may have steps that take several times as long (`step_tail`). Then the plan assumes
 that the batch itself may be slow, and so may some of the window's other steps: as many as occur with a small
 risk. A batch leaves enough of the window for all of them. After a slow step, decodes are therefore computed
@@ -250,7 +255,7 @@ def _engine(view: ReplicaView) -> Engine:
     slow = model.slow_chance, model.slow_excess
     kinds = model.decode_scale, model.prefill_scale, model.mixed_scale
     general = _floats(model.terms), *attention_s, model.overhead_s, model.scale, batch_tokens
-    return Engine(*general, *slow, *kinds)
+    return Engine(*general, *slow, *kinds, model.deadline_margin)
 
 
 def _rows(jobs: Sequence[Job], decodes: int, model: TimeModel) -> Rows:

@@ -53,6 +53,7 @@ class Engine(NamedTuple):
     terms: a row for each line of the roofline, with the fields of `time_model.Term`.
     slow_chance, slow_excess: its slow steps; 0 if plans leave no time for them.
     decode_scale, prefill_scale, mixed_scale: scales by kind of batch.
+    deadline_margin: safety margin of batches that end at a deadline.
     """
 
     terms: Floats
@@ -66,6 +67,7 @@ class Engine(NamedTuple):
     decode_scale: float
     prefill_scale: float
     mixed_scale: float
+    deadline_margin: float
 
 
 class Rows(NamedTuple):
@@ -158,6 +160,16 @@ def _latest_end_s(rows: Rows, row: int, catch_up_s: float) -> float:
     """Return when a batch may end for the row to be in time if its later tokens take `catch_up_s` each."""
     end_s = rows.deadline_s[row] + _window_slack_s(rows, row, rows.since[row], catch_up_s)
     return float(min(end_s, rows.gap_ends_s[row]))
+
+
+@part
+def _ends_window(rows: Rows, row: int) -> bool:
+    """Return whether the row's next token may be the last of a window: no later batch makes up for it.
+
+    The end of thinking with its own target is never almost certain, so there only whole windows count.
+    """
+    left = rows.sure[row] if rows.gap_s[row] == inf else rows.left[row]
+    return bool(rows.window[row] > 0 and tokens_until_judged(rows.window[row], rows.since[row], left) <= 1.0)
 
 
 @part
@@ -260,6 +272,8 @@ def _limit(engine: Engine, rows: Rows, rule: Rule, now_s: float, catch_up_s: flo
             left_s = _latest_end_s(rows, row, catch_up_s) - now_s
             slack_s = min(slack_s, left_s)
             margin = rule.margin if rows.left[row] >= LONG_ANSWER_TOKENS else 0.0
+            if _ends_window(rows, row):
+                margin = max(margin, engine.deadline_margin)
             usable_s = min(usable_s, left_s / (1.0 + margin))
             if engine.slow_excess > 0.0 and rows.window[row] > 0:
                 usable_s = min(usable_s, _usable_s(engine, rows, row, now_s, catch_up_s))
@@ -317,7 +331,7 @@ def _fill(engine: Engine, prompts: Prompts, work: BatchWork, time: Time, todo: i
             break
         if _batch_s(engine, work) > due_in_s + TIME_ERROR_S:
             return 0.0, LATE
-        limit_s, todo = min(limit_s, due_in_s), todo + 1
+        limit_s, todo = min(limit_s, due_in_s / (1.0 + engine.deadline_margin)), todo + 1
     return _batch_s(engine, work), todo
 
 
@@ -350,7 +364,7 @@ def _sustainable(engine: Engine, rows: Rows, skips: int) -> bool:
 
 @compiled(
     results(INT, INT, FLOAT, INTS, FLOATS, INTS),
-    record(Engine, TABLE, FLOAT, FLOAT, FLOAT, FLOAT, INT, *(5 * [FLOAT])),
+    record(Engine, TABLE, FLOAT, FLOAT, FLOAT, FLOAT, INT, *(6 * [FLOAT])),
     record(Rows, INTS, INTS, INTS, *(10 * [FLOATS])),
     record(Prompts, INTS, INTS, FLOATS),
     record(Rule, FLOAT, INT, FLOAT),
