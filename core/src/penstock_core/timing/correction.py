@@ -112,12 +112,14 @@ def expected(model: TimeModel, correction: Correction) -> TimeModel:
 def corrected(model: TimeModel, correction: Correction) -> TimeModel:
     """Return the model for planning: the speed that all but one iteration in forty reach, and slow steps."""
     margin = correction.margin
-    quantiles = [applied_ratio(kind.ratio * kind.margin / margin) for kind in correction.kinds]
-    planned = _by_kind(replace(model, scale=model.scale * correction.ratio * margin), *quantiles)
+    scale = model.scale * correction.ratio * margin
     chance, excess = correction.tail.chance, (1.0 + correction.tail.excess) / margin - 1.0
-    if chance < LEAST_CHANCE or excess <= 0.0:
-        return replace(planned, deadline_margin=_deadline_margin(correction))
-    return replace(planned, slow_chance=chance, slow_excess=excess)
+    if chance >= LEAST_CHANCE and excess > 0.0:
+        planned = replace(model, scale=scale, slow_chance=chance, slow_excess=excess)
+    else:
+        planned = replace(model, scale=scale, deadline_margin=_deadline_margin(correction))
+    quantiles = [applied_ratio(kind.ratio * kind.margin / margin) for kind in correction.kinds]
+    return _by_kind(planned, *quantiles)
 
 
 def _deadline_margin(correction: Correction) -> float:
