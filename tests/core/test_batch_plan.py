@@ -213,9 +213,9 @@ def test_a_margin_never_makes_decodes_late() -> None:
 CAREFUL = replace(replica(), model=replace(OPT, deadline_margin=0.25))
 
 
-def with_deadline_margin(**of_decode: Any) -> float:
+def with_deadline_margin(judge: Judge = Judge.WINDOW, **of_decode: Any) -> float:
     """The share by which a margin of batches at a deadline shortens the first batch beside a decode."""
-    decodes = [decode("d", due_in_s=0.2, judge=Judge.WINDOW, **of_decode)]
+    decodes = [decode("d", due_in_s=0.2, judge=judge, **of_decode)]
     coming = [prompt("p", 9000, 99.0)]
     without, careful = (
         foreseen(decodes, coming, BatchingRule(9.0), view).first.limit_s for view in (replica(), CAREFUL)
@@ -231,6 +231,11 @@ def test_a_batch_after_which_a_window_may_end_has_a_margin(came: int) -> None:
 def test_a_batch_that_later_tokens_of_the_window_can_make_up_for_has_none() -> None:
     assert with_deadline_margin(came=9, sure=60) == 0.0
     assert with_deadline_margin(came=10, sure=60) == pytest.approx(0.25)
+
+
+def test_each_gap_is_a_window_and_a_mean_over_the_whole_answer_is_none() -> None:
+    assert with_deadline_margin(Judge.MAX, came=5, sure=60) == pytest.approx(0.25)
+    assert with_deadline_margin(Judge.MEAN, came=5, sure=5) == 0.0
 
 
 def test_thinking_of_unknown_length_has_a_margin_at_the_ends_of_whole_windows_only() -> None:
