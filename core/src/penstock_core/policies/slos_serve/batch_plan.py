@@ -17,7 +17,7 @@ or a very long context (`largest_chunk`).
 **Batches at a deadline.** A batch after which a window or a prefill is judged has a safety margin
 (`TimeModel.deadline_margin`): an iteration that takes longer than planned could not be made up for by the
 next. It applies to what the batch contains beside its decodes and that prefill, not to whether they are in
-time, so plans with a margin and without are feasible for the same requests.
+time. So it makes no request of the batch late; prompts behind may be computed a batch later.
 
 **Slow steps.** An engine may have steps that take several times as long (`step_tail`). Then the plan assumes
 that the batch itself may be slow, and so may some of the window's other steps: as many as occur with a small
