@@ -20,10 +20,10 @@ from penstock_core.domain.verdict import Verdict
 from penstock_core.policies.slos_serve.policy import SlosServe
 from penstock_core.timing.builtin_models import builtin
 from penstock_proto import replica_pb2 as wire
+from penstock_proto.sse import EngineUsage
 from penstock_proto.telemetry_pb2 import CachedPrompt, StepReport
 from penstock_routing.replicas.cached_prefixes import CachedPrefixes
 from penstock_routing.request.cache_salt import with_application_salt
-from penstock_runtime.engine.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks, prompt_marks
 from penstock_sidecar.mirror.learned_prefixes import LearnedPrefixes
 from penstock_sidecar.mirror.prefix_index import PrefixIndex

@@ -46,7 +46,7 @@ spec:
 
 DIRECT_POOL = POOL.replace("type: vllm", "type: vllm, answerPath: direct")
 
-PICKER = {"envoy+authz": "ext_authz", "envoy+proc": "ext_proc"}
+PICKER = {"envoy+authz": "ext_authz", "envoy+direct": "ext_authz", "envoy+proc": "ext_proc"}
 """Protocol between Envoy and picker, by way."""
 
 
@@ -73,7 +73,8 @@ def replicas(
 ) -> list[FastReplica]:
     """Start a sidecar and its engine for each pool file.
 
-    http: whether sidecars serve gateways too. tls: files of the servers that routers read from.
+    http: whether gateways are served too, with `answerPath: direct` at the engine's port. tls: files of the
+    servers that routers read from.
     """
     started: list[tuple[Started, FastEngine]] = []
     for number, text in enumerate(pools):
@@ -81,10 +82,14 @@ def replicas(
             pool_file(machine, f"{name}-r{number}", text),
             machine.folder / f"{name}{number}.sock",
         )
-        engine_tls = tls if "answerPath: direct" in text else None
+        direct = "answerPath: direct" in text
+        engine_tls = tls if direct else None
         scheme = "https" if engine_tls else "http"
         engine = machine.engine(
-            f"engine-{name}-r{number}", step_ms, telemetry, engine_tls.engine if engine_tls else ()
+            f"engine-{name}-r{number}",
+            step_ms,
+            telemetry,
+            (*(engine_tls.engine if engine_tls else ()), *(("--asks",) if direct and http else ())),
         )
         command: list[str | Path] = [
             *(programs / "penstock-sidecar", "-f", pool, "--name", f"r{number}", "--listen", "127.0.0.1:0"),
@@ -94,17 +99,24 @@ def replicas(
             *(engine_tls.to_engine if engine_tls else ()),
         ]
         sidecar = machine.start(f"sidecar-{name}-r{number}", command, MEASURED_CORE)
+        if direct and http:
+            sidecar.wait_for(r"(event=.?engine connected)")
         started.append((sidecar, engine))
     return [
         FastReplica(
             f"r{number}",
             _serving(sidecar, "address"),
-            _serving(sidecar, "http") if http else "",
+            _for_gateways(sidecar, engine, pools[number]) if http else "",
             sidecar.pid,
             engine.pid,
         )
         for number, (sidecar, engine) in enumerate(started)
     ]
+
+
+def _for_gateways(sidecar: Started, engine: FastEngine, pool_text: str) -> str:
+    """Return the address of a replica for gateways."""
+    return engine.address if "answerPath: direct" in pool_text else _serving(sidecar, "http")
 
 
 def fake_replicas(machine: Machine, count: int, *flags: str) -> Started:
@@ -131,9 +143,10 @@ def penstock(
     return router(machine, name, behind, programs, pool_text)
 
 
-def gateway(machine: Machine, step_ms: float, name: str) -> EngineRoute:
+def gateway(machine: Machine, step_ms: float, name: str, pool_text: str = POOL) -> EngineRoute:
     """Start Envoy, its picker, a sidecar and its engine. name: selects the protocol of the picker."""
-    return envoy(machine, name, replicas(machine, name, [POOL], step_ms, http=True), PICKER[name])
+    behind = replicas(machine, name, [pool_text], step_ms, http=True)
+    return envoy(machine, name, behind, PICKER[name], pool_text)
 
 
 def router(

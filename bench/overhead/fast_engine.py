@@ -3,7 +3,8 @@
 It serves the part of OpenAI's API that a router needs, with one asyncio protocol and no framework. Answers
 that are not streamed are sent immediately. Streams get their first token immediately and one more at every
 tick, all in the same tick, as in an engine's iterations. With `--telemetry` it also reports each tick as
-Penstock's engines do, so that a sidecar in front of it does all of its usual work.
+Penstock's engines do, so that a sidecar in front of it does all of its usual work. With `--asks` it asks the
+sidecar about each request, as engines behind an Envoy do.
 
 A simulated engine is not suitable: its prefill and step times are those of a GPU, tens of milliseconds with
 noise, which would hide a router's share of a millisecond.
@@ -18,15 +19,22 @@ import ssl
 import time
 from base64 import urlsafe_b64decode
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import httptools
 import uvloop
+from penstock_core.domain.engine_fields import engine_calls_socket
+from penstock_proto.engine_calls import DECIDED, Reply, decided_body
+from penstock_proto.sidecar_calls import SidecarCall, SidecarCalls
 from penstock_proto.telemetry_pb2 import StepReport
 
 MODEL = "bench"
 KV_BLOCKS, BLOCK_TOKENS = 1_000_000, 16
 PROMPT_TOKENS = 8
+
+ASKED = DECIDED.encode()
+"""Header of requests about which the sidecar was asked already."""
 
 
 @dataclass(eq=False, slots=True)
@@ -34,6 +42,7 @@ class OpenStream:
     """One streamed answer that has not ended.
 
     usage_each: whether the request wants usage in every chunk. ids: whether it wants token ids.
+    call: to which its tokens are reported; None if the sidecar sent it.
     """
 
     transport: asyncio.Transport
@@ -43,14 +52,21 @@ class OpenStream:
     usage_each: bool
     usage_last: bool
     ids: bool
+    call: SidecarCall | None = None
     generated: int = 0
+
+    def write(self, data: bytes) -> None:
+        """Send an event."""
+        self.transport.write(chunked(data))
+        if self.call is not None:
+            self.call.wrote(data)
 
 
 class EngineLoop:
     """All streams, and the tick that advances them."""
 
-    def __init__(self, step_s: float, telemetry: str | None) -> None:
-        self.step_s = step_s
+    def __init__(self, step_s: float, telemetry: str | None, calls: SidecarCalls | None = None) -> None:
+        self.step_s, self.calls = step_s, calls
         self.streams: dict[asyncio.Transport, OpenStream] = {}
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if telemetry else None
         self.telemetry = telemetry
@@ -81,9 +97,12 @@ class EngineLoop:
         stream.generated += 1
         stream.tokens_left -= 1
         last = stream.tokens_left <= 0
-        stream.transport.write(token_chunk(stream, last))
+        stream.write(token_event(stream, last))
         if last:
-            stream.transport.write(end_chunks(stream))
+            stream.write(end_events(stream))
+            stream.transport.write(b"0\r\n\r\n")
+            if stream.call is not None:
+                stream.call.stream_ended()
             self.streams.pop(stream.transport, None)
         else:
             self.streams[stream.transport] = stream
@@ -124,6 +143,7 @@ class ServerConnection(asyncio.Protocol):
         self.engine = engine
         self.parser = httptools.HttpRequestParser(self)
         self.path, self.body = b"", b""
+        self.headers: list[tuple[bytes, bytes]] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -135,7 +155,10 @@ class ServerConnection(asyncio.Protocol):
         self.parser.feed_data(data)
 
     def on_url(self, url: bytes) -> None:
-        self.path, self.body = url, b""
+        self.path, self.body, self.headers = url, b"", []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
 
     def on_body(self, body: bytes) -> None:
         self.body += body
@@ -144,15 +167,36 @@ class ServerConnection(asyncio.Protocol):
         if self.parser.get_method() == b"GET":
             self.transport.write(ANSWERS.get(self.path, NOT_FOUND))
             return
-        request = json.loads(self.body)
-        chat = self.path == b"/v1/chat/completions"
-        if not request.get("stream"):
-            self.transport.write(COMPLETE_CHAT if chat else COMPLETE)
+        calls = self.engine.calls
+        if calls is None or any(name == ASKED for name, _ in self.headers):
+            self._serve(self.body, None)
             return
-        self.engine.start(stream_of(request, self.transport, chat))
+        call, body = calls.begin("POST", self.path.decode(), self.headers, self.body), self.body
+        call.decided.add_done_callback(lambda _: self._decided(call, body))
+
+    def _decided(self, call: SidecarCall, body: bytes) -> None:
+        decision = call.decided.result()
+        if isinstance(decision, Reply):
+            head = b"".join(b"%b: %b\r\n" % pair for pair in decision.headers)
+            self.transport.write(b"HTTP/1.1 %d X\r\n%b\r\n%b" % (decision.status, head, decision.body))
+        else:
+            self._serve(decided_body(body, decision), call)
+
+    def _serve(self, body: bytes, call: SidecarCall | None) -> None:
+        request = json.loads(body)
+        chat = self.path == b"/v1/chat/completions"
+        if request.get("stream"):
+            self.engine.start(stream_of(request, self.transport, chat, call))
+            return
+        answer = COMPLETE_CHAT if chat else COMPLETE
+        self.transport.write(answer)
+        if call is not None:
+            call.answered(answer.partition(b"\r\n\r\n")[2])
 
 
-def stream_of(request: dict[str, Any], transport: asyncio.Transport, chat: bool) -> OpenStream:
+def stream_of(
+    request: dict[str, Any], transport: asyncio.Transport, chat: bool, call: SidecarCall | None
+) -> OpenStream:
     options = request.get("stream_options") or {}
     return OpenStream(
         transport,
@@ -162,6 +206,7 @@ def stream_of(request: dict[str, Any], transport: asyncio.Transport, chat: bool)
         bool(options.get("continuous_usage_stats")),
         bool(options.get("include_usage")),
         bool(request.get("return_token_ids")),
+        call,
     )
 
 
@@ -174,7 +219,7 @@ def request_id(xargs: dict[str, Any]) -> str:
     return str(json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))[2]["penstock_id"])
 
 
-def token_chunk(stream: OpenStream, last: bool) -> bytes:
+def token_event(stream: OpenStream, last: bool) -> bytes:
     reason = "length" if last else None
     choice: dict[str, Any] = (
         {"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": reason}
@@ -188,15 +233,15 @@ def token_chunk(stream: OpenStream, last: bool) -> bytes:
         event["prompt_token_ids"] = list(range(PROMPT_TOKENS))
     if stream.usage_each:
         event["usage"] = usage(stream.generated)
-    return chunked(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
+    return b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
 
 
-def end_chunks(stream: OpenStream) -> bytes:
+def end_events(stream: OpenStream) -> bytes:
     end = b""
     if stream.usage_last:
         event = {**chunk_head(stream.chat), "choices": [], "usage": usage(stream.generated)}
-        end = chunked(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
-    return end + chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+        end = b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
+    return end + b"data: [DONE]\n\n"
 
 
 def chunk_head(chat: bool) -> dict[str, Any]:
@@ -254,8 +299,12 @@ COMPLETE = json_response(
 )
 
 
-async def serve(port: int, step_s: float, telemetry: str | None, tls: ssl.SSLContext | None) -> None:
-    engine = EngineLoop(step_s, telemetry)
+async def serve(
+    port: int, step_s: float, telemetry: str | None, tls: ssl.SSLContext | None, *, asks: bool
+) -> None:
+    calls = SidecarCalls(Path(engine_calls_socket(str(telemetry)))) if asks else None
+    connecting = asyncio.create_task(calls.run()) if calls else None  # noqa: F841
+    engine = EngineLoop(step_s, telemetry, calls)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
         lambda: ServerConnection(engine), "127.0.0.1", port, backlog=2048, ssl=tls
@@ -269,6 +318,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--step-ms", type=float, default=30.0, help="time between two tokens of a stream")
     parser.add_argument("--telemetry", help="Unix socket of a sidecar, for step reports")
+    parser.add_argument("--asks", action="store_true", help="ask the sidecar about each request")
     parser.add_argument("--ssl-certfile", help="serve TLS with this certificate")
     parser.add_argument("--ssl-keyfile", help="key of the certificate")
     options = parser.parse_args()
@@ -277,7 +327,7 @@ def main() -> None:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         tls.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
     with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve(options.port, options.step_ms / 1000, options.telemetry, tls))
+        uvloop.run(serve(options.port, options.step_ms / 1000, options.telemetry, tls, asks=options.asks))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from overhead.machine import MEASURED_CORE, EngineRoute, Machine, machine, wait_
 from overhead.programs import LITELLM, SMG, VLLM_ROUTER
 from penstock_cli.local.ports import free_ports
 
-ROUTER, ROUTER_DIRECT, AUTHZ, PROC = "router", "router+direct", "envoy+authz", "envoy+proc"
-OURS = (ROUTER, ROUTER_DIRECT, AUTHZ, PROC)
+ROUTER, ROUTER_DIRECT = "router", "router+direct"
+AUTHZ, ENVOY_DIRECT, PROC = "envoy+authz", "envoy+direct", "envoy+proc"
+OURS = (ROUTER, ROUTER_DIRECT, AUTHZ, ENVOY_DIRECT, PROC)
 
 
 def direct(machine: Machine, step_ms: float) -> EngineRoute:
@@ -80,6 +81,7 @@ WAYS: dict[str, Callable[[Machine, float], EngineRoute]] = {
     ROUTER: partial(penstock, name=ROUTER),
     ROUTER_DIRECT: partial(penstock, name=ROUTER_DIRECT, pool_text=DIRECT_POOL),
     AUTHZ: partial(gateway, name=AUTHZ),
+    ENVOY_DIRECT: partial(gateway, name=ENVOY_DIRECT, pool_text=DIRECT_POOL),
     PROC: partial(gateway, name=PROC),
     "envoy": partial(envoy_alone, name="envoy"),
     "vllm-router": vllm_router,

@@ -67,6 +67,7 @@ STEPS: Sequence[ClusterStep] = (
     ClusterStep(chart_upgrade.upgrade_and_rollback, traffic=True),
     ClusterStep(gateways.to_envoy, traffic=True),
     ClusterStep(gateways.rolling_update, traffic=True),
+    ClusterStep(gateways.answers_at_engines, traffic=True),
     ClusterStep(gateways.picker_kill, traffic=True, local_cluster=True),
     ClusterStep(gateways.envoy_kill, traffic=True, local_cluster=True),
     ClusterStep(gateways.to_router, traffic=True),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pool_on_vllm.runner import VllmStep, name_of, run_steps
 from pool_on_vllm.steps import (
+    behind_envoy,
     benchmark,
     cancellation,
     clients,
@@ -47,6 +48,11 @@ STEPS: Sequence[VllmStep] = (
     shutdown.stop_pool,
     prefix_caching.start_pool,
     prefix_caching.turns,
+    shutdown.stop_pool,
+    behind_envoy.start_pool,
+    clients.chat,
+    clients.completions,
+    behind_envoy.counted,
     shutdown.stop_pool,
 )
 

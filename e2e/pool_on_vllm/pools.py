@@ -59,6 +59,14 @@ def prefix_caching(context: VllmContext) -> Path:
     return _write(context.file("pool-prefix-caching.yaml"), engine | {"prefixCaching": True}, spec)
 
 
+def direct(context: VllmContext) -> Path:
+    """Write a pool whose answers do not pass the sidecar. Returns its path."""
+    engine = {"timeModel": "measured.json", "maxModelLen": CONTEXT, "args": [*COMMON, *LARGE_MEMORY]}
+    tiers = [{"name": "chat", "slo": {"ttft": "30s", "tpot": "2s"}}]
+    spec = {"tiers": tiers, "scheduling": {"maxRunning": SLOTS, "maxBatchTokens": BATCH_TOKENS}}
+    return _write(context.file("pool-direct.yaml"), engine | {"answerPath": "direct"}, spec)
+
+
 def ms(seconds: float) -> str:
     return f"{round(1e3 * seconds)}ms"
 

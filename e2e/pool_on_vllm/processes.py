@@ -86,16 +86,16 @@ class Router(NamedTuple):
 
 
 class LocalPool:
-    """A pool run by `penstock up --engine vllm`."""
+    """A pool run by `penstock up --engine vllm`. gateway: `router` or `envoy`."""
 
-    def __init__(self, pool: Path, model: Path, replicas: int, log: Path) -> None:
+    def __init__(self, pool: Path, model: Path, replicas: int, log: Path, gateway: str = "router") -> None:
         port, admin_port = free_ports(2, "127.0.0.1")
         self.router = Router(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
-        self.replicas = replicas
+        self.replicas, self._gateway = replicas, gateway
         self.log = log
         command = [PENSTOCK, "up", "-f", pool, "--engine", "vllm", "--model", model, "--replicas", replicas]
         command += ["--vllm-python", python(), "--port", port]
-        command += ["--admin-port", admin_port]
+        command += ["--admin-port", admin_port, "--gateway", gateway]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*map(str, command)],
@@ -118,7 +118,10 @@ class LocalPool:
         )
 
     def serving(self) -> list[str]:
-        """Return the names of the replicas that the router reports as ready."""
+        """Return the replicas that the router or the picker reports as ready."""
+        if self._gateway == "envoy":
+            page = fetch(f"{self.router.admin_url}/ready")
+            return [] if page is None else list(json.loads(page)["endpoints"])
         page = fetch(f"{self.router.url}/ready")
         states = {} if page is None else json.loads(page)["replicas"]
         return [name for name, state in states.items() if state == "ready"]

@@ -1,5 +1,6 @@
 """Which processes `penstock up` starts, at which ports, with which words."""
 
+import dataclasses
 import ipaddress
 import os
 import socket
@@ -27,6 +28,7 @@ from penstock_cli.local.layout import (
     plan_layout,
 )
 from penstock_cli.local.ports import HIGHEST_PORT, LOWEST_PORT, check_free, free_ports, is_free
+from penstock_cli.local.vllm_engine import VllmEngine
 from penstock_cli.simulate.fleet import SimulationOptions, fleet_of
 from penstock_pool import Pool, load_pool, parse_pool
 from penstock_runtime.engine_key import VARIABLE
@@ -158,6 +160,27 @@ def test_envoy_with_its_picker_routes_to_the_sidecars_http_ports(tmp_path: Path)
     assert Path(flag(picker, "--endpoints-file")) in layout.files
     assert flag(picker, "--ext-authz-port") in str(config)
     assert config["admin"]["address"]["pipe"]["path"] == flag(picker, "--envoy-admin")
+
+
+@pytest.mark.parametrize(
+    ("path", "gateway", "asks"),
+    [
+        ("direct", GatewayKind.ENVOY, True),
+        ("direct", GatewayKind.ROUTER, False),
+        ("sidecar", GatewayKind.ENVOY, False),
+    ],
+)
+def test_engines_behind_envoy_ask_their_sidecars(
+    path: str, gateway: GatewayKind, asks: bool, tmp_path: Path
+) -> None:
+    document = yaml.safe_load(DEMO.read_text())
+    document["spec"]["engine"]["answerPath"] = path
+    pool = parse_pool(document, "pool.yaml")
+    options = LocalPoolOptions(POOL, 1, HERE, 0, gateway=gateway)
+    assert ("--gateway-requests" in plan_layout(options, tmp_path, pool).processes[0].argv) is asks
+    vllm = dataclasses.replace(options, vllm=VllmEngine(Path("python"), "model"))
+    argv = plan_layout(vllm, tmp_path, pool).processes[0].argv
+    assert ("penstock_vllm.gateway_middleware.SidecarAdmission" in argv) is asks
 
 
 def test_a_gateway_without_keys_fails_open() -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from patience import PATIENCE_S
 
+ADDRESSES = re.compile(r"(\w+)=(127\.0\.0\.1:\d+)")
+"""Addresses in the log line of a ready process, by name."""
+
 
 @asynccontextmanager
 async def started(module: str, *flags: str | Path) -> AsyncIterator[Process]:
@@ -40,8 +43,10 @@ async def ready(process: Process, field: str = "address") -> str:
 
 
 @asynccontextmanager
-async def engine(pool: Path, socket_path: Path, port: str = "0") -> AsyncIterator[tuple[Process, str]]:
-    flags = ("-f", pool, "--port", port, "--telemetry", socket_path)
+async def engine(
+    pool: Path, socket_path: Path, *more: str | Path, port: str = "0"
+) -> AsyncIterator[tuple[Process, str]]:
+    flags = ("-f", pool, "--port", port, "--telemetry", socket_path, *more)
     async with started("penstock_simulator.main", *flags) as process:
         yield process, await ready(process)
 

@@ -1,4 +1,4 @@
-"""With `answerPath: direct`, and only then, routers reach engines, and engines require tickets."""
+"""With `answerPath: direct`, and only then, routers and Envoys reach engines, which require tickets."""
 
 import dataclasses
 from collections.abc import Callable
@@ -43,9 +43,44 @@ def test_routers_reach_engines_only_if_the_pool_permits(
     assert (ENGINE_PORT in ports_for_routers(want(engine=engine))) is reached
 
 
-@pytest.mark.parametrize("gateway", ["envoy", "inferencePool"])
-def test_no_other_front_end_reaches_the_engines_port(want: Want, gateway: str) -> None:
-    assert ENGINE_PORT not in ports_for_routers(want(engine=DIRECT, gateway=gateway))
+@pytest.mark.parametrize(("gateway", "reached"), [("envoy", True), ("inferencePool", False)])
+def test_envoys_reach_the_engines_port_and_gateways_of_others_do_not(
+    want: Want, gateway: str, reached: bool
+) -> None:
+    assert (ENGINE_PORT in ports_for_routers(want(engine=DIRECT, gateway=gateway))) is reached
+
+
+@pytest.mark.parametrize(
+    ("engine", "gateway", "asks"),
+    [
+        (DIRECT, "envoy", True),
+        (DIRECT, "router", False),
+        (DIRECT, "inferencePool", False),
+        (VLLM, "envoy", False),
+    ],
+)
+def test_engines_behind_an_envoy_ask_their_sidecars(
+    want: Want, engine: dict[str, Any], gateway: str, asks: bool
+) -> None:
+    objects = want(engine=engine, gateway=gateway)
+    arguments = container_of(objects, "StatefulSet/llama-replica", "engine")["args"]
+    variables = environment(objects, "StatefulSet/llama-replica", "engine")
+    assert ("penstock_vllm.gateway_middleware.SidecarAdmission" in arguments) is asks
+    assert (variables.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE") == "75") is asks
+
+
+def test_a_simulated_engine_behind_an_envoy_asks_its_sidecar(want: Want) -> None:
+    simulated = {"type": "simulated", "timeModel": "llama-3-8b-a100", "answerPath": "direct"}
+    arguments = container_of(want(engine=simulated, gateway="envoy"), "StatefulSet/llama-replica", "engine")[
+        "args"
+    ]
+    assert engine_parser().parse_args(arguments).gateway_requests
+
+
+def test_an_envoy_accepts_the_certificates_of_sidecars_and_engines(want: Want) -> None:
+    names = str(want(engine=DIRECT, gateway="envoy")["ConfigMap/llama-envoy"]["data"])
+    for name in ("llama-replicas.apps.svc", "engine.llama-replicas.apps.svc"):
+        assert f'"exact":"{name}"' in names
 
 
 @pytest.mark.parametrize(("engine", "required"), [(VLLM, None), (DIRECT, "required")])

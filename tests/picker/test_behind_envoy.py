@@ -15,6 +15,7 @@ from gateway.replica import HttpReplica
 from patience import eventually
 from penstock_picker.picker import Picker
 from penstock_pool import Application
+from penstock_proto.engine_calls import DECIDED
 from penstock_runtime.envoy.ext_authz import PickerFilter
 from penstock_runtime.serving import address_of, listen
 from scripted.router import pool_with
@@ -129,12 +130,13 @@ async def test_headers_reserved_for_the_picker_are_removed_from_client_requests(
             "x_penstock_timeout_ms": "5",
             "x_penstock_application": "ide",
             "x_prefiller_host_port": "10.0.0.1:1",
+            "x_penstock_decided": "1",
         }
         assert (await envoy.chat(BODY, **smuggled)).json() == {"replica": "r0"}
         (seen,) = r0.seen
         assert seen.headers["x-penstock-max-hops"] == "2"
         assert seen.headers["x-penstock-timeout-ms"] == seen.headers["x-envoy-expected-rq-timeout-ms"]
-        assert not {"x-prefiller-host-port", "x-penstock-application"} & seen.headers.keys()
+        assert not {"x-prefiller-host-port", "x-penstock-application", DECIDED} & seen.headers.keys()
         assert "x-gateway-destination-endpoint-subset" not in seen.headers
 
 

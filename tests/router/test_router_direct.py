@@ -11,8 +11,8 @@ import orjson
 import pytest
 from patience import eventually
 from penstock_proto import replica_pb2 as wire
-from penstock_router.direct.direct_answers import body_with
 from penstock_router.direct.engine_access import EngineAccess
+from penstock_routing.request.engine_body import body_with
 from scripted.replica import DONE, Part, ScriptedReplica, chat_answer, chat_chunk
 from scripted.router import MODEL, RunningRouter, pool_with, running_router
 from scripted.simulated import events_of

@@ -39,7 +39,9 @@ def test_envoy_accepts_the_configuration(tmp_path: Path, tls: bool) -> None:
         folder=PurePosixPath(tmp_path),
         fail_open=tls,
         tls=ClientTls(cert, key) if tls else None,
-        replica_tls=ReplicaTls(cert, cert, key, "replicas.default.svc") if tls else None,
+        replica_tls=ReplicaTls(cert, cert, key, "replicas.default.svc", "engine.default.svc")
+        if tls
+        else None,
         tracing=Tracing("https://traces.example/v1/traces", 0.1) if tls else None,
     )
     for name, text in configuration_files(settings).items():

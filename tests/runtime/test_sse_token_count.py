@@ -1,5 +1,5 @@
 import pytest
-from penstock_runtime.engine.sse import EVENT_BYTES, EngineUsage, TokenCount, usage_of_body
+from penstock_proto.sse import EVENT_BYTES, EngineUsage, TokenCount, usage_of_body
 
 OPENING = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
 TOKEN = b'data: {"choices":[{"delta":{"content":"data: a\\n\\nb"}}]}\n\n'

@@ -5,7 +5,7 @@ from itertools import accumulate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_runtime.engine.sse import EVENT_BYTES
+from penstock_proto.sse import EVENT_BYTES
 from penstock_runtime.engine.whole_events import WholeEvents
 
 EVENTS = [

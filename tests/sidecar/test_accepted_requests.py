@@ -15,8 +15,8 @@ from penstock_core.forecast.snapshot import Snapshot
 from penstock_core.timing.delivery_time import FEWEST
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto import replica_pb2 as wire
+from penstock_proto.sse import EngineUsage
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_runtime.engine.sse import EngineUsage
 from penstock_sidecar.frames.outbox import Outbox
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror

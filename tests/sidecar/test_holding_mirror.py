@@ -9,7 +9,7 @@ from penstock_core.domain.request import Request, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.forecast.snapshot import snapshot
 from penstock_core.timing.time_model import Term, TimeModel
-from penstock_runtime.engine.sse import EngineUsage
+from penstock_proto.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks, prompt_marks
 from penstock_sidecar.engine.metrics import EngineLoad
 from penstock_sidecar.mirror.holding_mirror import EngineCount, HoldingMirror

@@ -179,12 +179,12 @@ async def test_an_unknown_path_or_method_is_an_error_with_the_request_id(
 
 
 def test_events_of_a_request_reach_its_own_reader() -> None:
-    upstream, accepted = UpstreamRequest(1), list[Admitted | BestEffort]()
-    owner = HttpOwner(upstream, accepted.append)
+    upstream, accepted = UpstreamRequest(1), list[tuple[Admitted | BestEffort, bytes]]()
+    owner = HttpOwner(upstream, lambda *accepting: accepted.append(accepting))
     owner.outbox.put(wire.Event(id=1))
     assert (accepted, upstream.end) == ([], None)
     owner.outbox.put(wire.Event(id=1, best_effort=wire.BestEffort()), 0, Urgency.STEP)
-    assert accepted == [BestEffort()] and upstream.end is None
+    assert accepted == [(BestEffort(), b"")] and upstream.end is None
     owner.outbox.output(1, b"one", 1, Urgency.STEP)
     assert upstream.has_output
     owner.outbox.put(wire.Event(id=1, finished=wire.Finished(completion_tokens=7)))

@@ -7,7 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from penstock_runtime.engine.sse import EngineUsage
+from penstock_proto.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks, prompt_marks
 from penstock_sidecar.mirror.learned_prefixes import MOST_UNINFORMATIVE, LearnedPrefixes
 from penstock_sidecar.mirror.prefix_index import PrefixIndex

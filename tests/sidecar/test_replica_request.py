@@ -10,7 +10,7 @@ from penstock_core.domain.request import Request, new_job
 from penstock_core.domain.request_lifecycle import State
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
-from penstock_runtime.engine.sse import EngineUsage
+from penstock_proto.sse import EngineUsage
 from penstock_runtime.openai_errors import ApiError
 from penstock_sidecar.frames.outbox import Outbox, Urgency
 from penstock_sidecar.requests.client_body import read_body

@@ -95,7 +95,7 @@ async def test_a_sidecar_recovers_from_an_engine_killed_under_load(pool: Path, s
                 for id in range(20):
                     assert (await router.ended(id)).failed.failure == wire.FAILURE_ENGINE_LOST
                 await logged(process, "engine down")
-                async with engine(pool, socket_path, at.rpartition(":")[2]):
+                async with engine(pool, socket_path, port=at.rpartition(":")[2]):
                     await logged(process, "engine up")
                     await router.submit(99, BODY)
                     assert (await router.ended(99)).finished.completion_tokens == TOKENS
@@ -159,16 +159,13 @@ TRAFFIC: list[tuple[dict[str, object], dict[str, str], int]] = [
 ]
 
 
+@pytest.mark.parametrize("path", ["sidecar", "direct"])
 async def test_figures_of_tiers_are_equal_over_http_and_through_a_router(
-    tmp_path: Path, socket_path: Path
+    path: str, pool: Path, socket_path: Path
 ) -> None:
-    pool = tmp_path / "pool.yaml"
-    pool.write_text(
-        POOL.replace("tpot: 100ms}}", "tpot: 100ms}, allowRequestTargets: true}")
-        + "  routing: {backup: reject, maxHops: 1}\n"
-    )
+    write_with_path(pool, path, "  routing: {backup: reject, maxHops: 1}\n")
     ports = ("--http-port", "0", "--metrics-port", "0")
-    async with engine(pool, socket_path) as (_, at):
+    async with engine(pool, socket_path, "--gateway-requests") as (_, at):
         flags = sidecar(pool, at, "--telemetry", socket_path, *ports)
         async with started("penstock_sidecar.main", *flags) as process:
             line = await logged(process, "ready")
@@ -179,13 +176,31 @@ async def test_figures_of_tiers_are_equal_over_http_and_through_a_router(
                 fronts = dict(re.findall(r"(\w+)=(127\.0\.0\.1:\d+)", await logged(router, "ready")))
                 await in_service(f"http://{fronts['address']}")
                 await answered(f"http://{fronts['address']}", {})
-                await answered(f"http://{reported['http']}", {"x-penstock-max-hops": "0"})
+                gateway = reported["http"] if path == "sidecar" else await asking(at)
+                await answered(f"http://{gateway}", {"x-penstock-max-hops": "0"})
                 of_router = await tier_figures(f"http://{fronts['admin']}/metrics")
                 of_replica = await tier_figures(f"http://{reported['metrics']}/metrics")
     assert of_router == of_replica
     assert of_router['slo_met_total{tier="chat"}'] == 3
     assert of_router['slo_missed_total{tier="chat",why="rejected"}'] == 1
     assert of_router['ttft_seconds_count{tier="chat"}'] == 3
+
+
+def write_with_path(pool: Path, path: str, more: str = "") -> None:
+    """Write the pool with this `answerPath`. more: further lines of its spec."""
+    text = POOL.replace("maxModelLen: 4096", f"maxModelLen: 4096, answerPath: {path}")
+    pool.write_text(text.replace("tpot: 100ms}}", "tpot: 100ms}, allowRequestTargets: true}") + more)
+
+
+async def asking(engine: str) -> str:
+    """Wait until an engine asks its sidecar about gateways' requests. Return its address."""
+    async with httpx2.AsyncClient(base_url=f"http://{engine}", timeout=60) as gateway:
+
+        async def asks() -> bool:
+            return (await gateway.get("/v1/models")).status_code == 200
+
+        await asked_until(asks, "the engine asks its sidecar")
+    return engine
 
 
 async def in_service(router: str) -> None:
@@ -241,3 +256,47 @@ async def test_a_sidecar_without_an_http_port_reports_none_to_routers(pool: Path
         assert "http=none" in line
         async with Router(re.findall(r"address=(127\.0\.0\.1:\d+)", line)[0]) as router:
             assert (await router.stub.Describe(wire.DescribeRequest())).http_port == 0
+
+
+@pytest.mark.parametrize("path", ["sidecar", "direct"])
+async def test_gateways_are_sent_to_the_engine_while_it_asks(
+    path: str, pool: Path, socket_path: Path
+) -> None:
+    write_with_path(pool, path)
+    async with engine(pool, socket_path, "--gateway-requests") as (first, at):
+        flags = sidecar(pool, at, "--telemetry", socket_path, "--http-port", "0")
+        async with started("penstock_sidecar.main", *flags) as process:
+            reported = dict(re.findall(r"(\w+)=(127\.0\.0\.1:\d+)", await logged(process, "ready")))
+            await logged(process, "engine up")
+            async with Router(reported["address"]) as router:
+
+                async def named(address: str) -> bool:
+                    reply = await router.stub.Describe(wire.DescribeRequest())
+                    return f"127.0.0.1:{reply.http_port}" == address
+
+                await asked_until(lambda: named(at if path == "direct" else reported["http"]))
+                first.kill()
+                await asked_until(lambda: named(reported["http"]))
+
+
+async def test_a_drained_replica_ends_with_the_answers_that_its_engine_writes(
+    pool: Path, socket_path: Path
+) -> None:
+    write_with_path(pool, "direct")
+    async with engine(pool, socket_path, "--gateway-requests") as (_, at):
+        flags = sidecar(pool, at, "--telemetry", socket_path, "--http-port", "0")
+        async with (
+            started("penstock_sidecar.main", *flags) as process,
+            httpx2.AsyncClient(base_url=f"http://{at}", timeout=60) as gateway,
+        ):
+            await logged(process, "engine up")
+            await asking(at)
+            async with gateway.stream("POST", "/v1/completions", json=BODY) as streaming:
+                process.send_signal(signal.SIGTERM)
+                await logged(process, "draining")
+                refused = await gateway.post("/v1/completions", json=BODY)
+                assert refused.headers["x-penstock-rejected"] == "1"
+                text = (await streaming.aread()).decode()
+            assert text.endswith("data: [DONE]\n\n")
+            assert await process.wait() == 0
+            assert "unfinished=0" in await logged(process, "stopped")

@@ -18,6 +18,7 @@ from penstock_core.domain.verdict import Verdict
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import Term, TimeModel
 from penstock_proto.report_socket import ReportSocket
+from penstock_proto.sidecar_calls import SidecarCalls
 from penstock_runtime.serving import listen, serving
 from penstock_simulator.engine.drafter import Drafter
 from penstock_simulator.engine.engine_state import EngineState
@@ -26,6 +27,7 @@ from penstock_simulator.engine.measured_speculation import MeasuredSpeculation
 from penstock_simulator.engine_timing.ground_truth import ExactTruth
 from penstock_simulator.http.api import EngineApi
 from penstock_simulator.http.completions import Completions
+from penstock_simulator.http.gateway_requests import GatewayRequests
 from penstock_simulator.serving.metrics import EngineMetrics
 from penstock_simulator.serving.step_loop import StepLoop
 from penstock_simulator.serving.step_planner import StepPlanner
@@ -103,7 +105,8 @@ class RealTime:
 def real_time() -> Callable[..., object]:
     """`async with real_time(kv_tokens=…, policy=…, report_to=…, step_s=…, speculation=…) as engine`.
 
-    ticket_key: of the sidecar whose tickets it requires; None requires none.
+    ticket_key: of the sidecar whose tickets it requires; None requires none. calls: to a sidecar, which it
+    asks about each request.
     """
 
     @asynccontextmanager
@@ -117,6 +120,7 @@ def real_time() -> Callable[..., object]:
         speculation: Speculation | None = None,
         prefix_caching: bool = False,
         ticket_key: bytes | None = None,
+        calls: SidecarCalls | None = None,
     ) -> AsyncIterator[RealTime]:
         model = TimeModel("quick", (Term(1e-6, step_s),))
         report_socket = ReportSocket(report_to, print) if report_to else None
@@ -151,7 +155,7 @@ def real_time() -> Callable[..., object]:
         try:
             async with (
                 AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client,
-                serving(api, listener, drain_s),
+                serving(GatewayRequests(api, calls, 100_000) if calls else api, listener, drain_s),
             ):
                 yield RealTime(loop, address, client)
         finally:

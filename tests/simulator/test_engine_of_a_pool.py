@@ -90,7 +90,7 @@ async def test_a_context_is_bounded_by_memory(longest: int, context: int) -> Non
     api = build_api(here, loop, options("--max-body-bytes", "77", "--api-key", "k"))
     completions = api._completions
     assert (completions.max_model_len, completions.max_body_bytes, completions.model) == (context, 77, "tiny")
-    assert api._api_key == "k"
+    assert api.api_key == "k"
 
 
 # Locations of vLLM.

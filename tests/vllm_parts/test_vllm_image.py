@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 FOLDERS = [ROOT / member / "src" for member in ("core", "proto", "vllm-plugin")]
-BROUGHT = {"numpy", "numba", "google", "vllm"}
+BROUGHT = {"numpy", "numba", "google", "msgspec", "vllm"}
 """What vLLM itself requires, of all that the plug-in imports."""
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 import pytest
-from penstock_runtime.engine.sse import EngineUsage
+from penstock_proto.sse import EngineUsage
 from penstock_runtime.prompt_marks import prompt_marks
 from penstock_sidecar.mirror.learned_prefixes import LearnedPrefixes
 from penstock_sidecar.mirror.prefix_index import PrefixIndex

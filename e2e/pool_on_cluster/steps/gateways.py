@@ -1,9 +1,14 @@
 """The pool's gateway changes from routers to Envoy and back, while clients send requests."""
 
+import re
+
 from pool_on_cluster.context import ClusterContext, reconciled
 from pool_on_cluster.pool import NAME, NAMESPACE, REPLICAS
 from pool_on_cluster.steps.kills import kill
+from pool_on_cluster.steps.rolling_updates import update_replicas
 from pool_on_cluster.waiting import until
+
+WHOLE = re.compile(r'^penstock_replica_direct_answers_total{outcome="whole"} (\S+)$', re.MULTILINE)
 
 
 def to_envoy(context: ClusterContext) -> None:
@@ -22,6 +27,13 @@ def rolling_update(context: ClusterContext) -> None:
     assert set(context.pod_names("replica")) == replicas, "replicas were restarted too"
 
 
+def answers_at_engines(context: ClusterContext) -> None:
+    """Requests move from sidecars' ports to engines', replica by replica, over TLS with engines' names."""
+    update_replicas(context, {"engine": {"answerPath": "direct"}})
+    before = _answered_at_engines(context)
+    until(lambda: _answered_at_engines(context) > before + REPLICAS, "engines answer the Envoys' requests")
+
+
 def picker_kill(context: ClusterContext) -> None:
     """A picker is killed; its Envoy forwards requests without it, and none is lost."""
     kill(context, context.pods("router")[0], "picker")
@@ -38,6 +50,15 @@ def envoy_kill(context: ClusterContext) -> None:
 def to_router(context: ClusterContext) -> None:
     """Routers replace the Envoys, before the replicas close their HTTP ports."""
     _change(context, "router", {"router"})
+
+
+def _answered_at_engines(context: ClusterContext) -> float:
+    """Return the number of answers that gateways or routers have read from engines."""
+    pages = [
+        context.tools.kubectl("get", f"--raw=/api/v1/namespaces/{NAMESPACE}/pods/{name}:7001/proxy/metrics")
+        for name in context.pod_names("replica")
+    ]
+    return sum(float(count) for page in pages for count in WHOLE.findall(page))
 
 
 def _change(context: ClusterContext, gateway: str, containers: set[str]) -> None:

@@ -13,17 +13,18 @@ KV_TOKENS = 20_000
 def engine(context: ClusterContext) -> None:
     """The KV cache size changes, with at most one replica unavailable."""
     routers = _uids(context, "router")
-    _update_replicas(context, {"engine": {"kvCacheTokens": KV_TOKENS}})
+    update_replicas(context, {"engine": {"kvCacheTokens": KV_TOKENS}})
     assert _uids(context, "router") == routers, "the routers were restarted too"
 
 
 def policy(context: ClusterContext) -> None:
     """The policy changes, with at most one replica unavailable."""
-    _update_replicas(context, {"scheduling": {"policy": "sarathi"}})
+    update_replicas(context, {"scheduling": {"policy": "sarathi"}})
     assert context.pool()["status"]["policy"] == "sarathi"
 
 
-def _update_replicas(context: ClusterContext, spec: Mapping[str, Any]) -> None:
+def update_replicas(context: ClusterContext, spec: Mapping[str, Any]) -> None:
+    """Change the spec, and wait until all replicas are updated, with at most one unavailable."""
     old, fewest = _uids(context, "replica"), REPLICAS
     context.tools.patch("pool", NAME, NAMESPACE, {"spec": spec})
 

@@ -209,10 +209,12 @@ class EngineSpec(Spec):
     )
     answer_path: Literal["sidecar", "direct"] = Field(
         default="sidecar",
-        description="Path of answers to routers. `sidecar`: through the sidecar, with TLS where routers and "
-        "replicas have it. `direct`: the sidecar admits a request and gives the router a ticket; with it the "
-        "router sends the request to the engine's own port, and reads the answer there; the operator gives "
-        "the engine TLS too. For engines of type `vllm` and `simulated`.",
+        description="Path of answers. `sidecar`: through the sidecar, with TLS where routers and replicas "
+        "have it. `direct`: the sidecar admits a request and gives the router a ticket; with it the router "
+        "sends the request to the engine's own port, and reads the answer there. An Envoy of the pool sends "
+        "requests to the engine's port, and the engine asks the sidecar about each. The operator gives the "
+        "engine TLS too. For engines of type `vllm` and `simulated`; behind an InferencePool's Gateway "
+        "answers pass the sidecar.",
         examples=["direct"],
     )
     max_model_len: Count = Field(
@@ -243,7 +245,7 @@ class EngineSpec(Spec):
 
     @property
     def direct(self) -> bool:
-        """Return whether routers send admitted requests to the engine themselves."""
+        """Return whether answers pass routers or Envoys only, not the sidecar."""
         return self.answer_path == "direct"
 
     @property

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
+from penstock_proto.engine_calls import DECIDED
 
 LOWEST_ID, HIGHEST_ID = 10, 250
 """Range of token ids that are ordinary tokens in every vocabulary."""
@@ -135,7 +136,7 @@ class MeasuredEngine:
         return orjson.dumps({**body, **EXTENSION_FIELDS} if self.takes_extensions else body)
 
 
-JSON = {"content-type": "application/json"}
+JSON = {"content-type": "application/json", DECIDED: "1"}
 
 EXTENSION_FIELDS = {
     "ignore_eos": True,

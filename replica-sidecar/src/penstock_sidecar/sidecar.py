@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import structlog
-from penstock_core.domain.engine_fields import measured_model_file, ticket_key_file
+from penstock_core.domain.engine_fields import engine_calls_socket, measured_model_file, ticket_key_file
 from penstock_core.domain.replica_view import KvCache, Limits
 from penstock_core.policies import build
 from penstock_core.routing.orders import WITHOUT_CACHES
@@ -31,6 +31,7 @@ from penstock_sidecar.engine.client import EngineClient
 from penstock_sidecar.engine.facts import Facts
 from penstock_sidecar.engine.facts_at_start import facts_of
 from penstock_sidecar.engine.watch import EngineWatch
+from penstock_sidecar.http.engine_socket import engine_connections
 from penstock_sidecar.http.http_serving import http_app, http_listener, http_serving
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.holding_mirror import HoldingMirror
@@ -88,9 +89,8 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
         ticks = [parts.replica.tick, *stack.enter_context(_receiving(options.telemetry, parts, metrics))]
         serving_http = _serve_http(options, pool, parts, demand, registry=registry, metrics=metrics)
         http = await stack.enter_async_context(serving_http)
-        listener = None if http is None else http.listener
         service = ReplicaService(
-            identity_of(options, pool, metrics_address, listener),
+            identity_of(options, pool, metrics_address, http),
             parts.replica,
             parts.mirror,
             parts.estimates,
@@ -110,7 +110,7 @@ async def run_sidecar(options: Options, pool: Pool, stop: asyncio.Event) -> None
                 faults=Faults(metrics.faults),
             )
         )
-        _log_ready(options, str(address), metrics_address, listener)
+        _log_ready(options, str(address), metrics_address, None if http is None else http.listener)
         await stop.wait()
         drain_s = pool.spec.scheduling.drain_timeout_s if options.drain_s is None else options.drain_s
         await stop_serving(parts.replica, None if http is None else http.server, drain_s)
@@ -151,10 +151,20 @@ def assemble_parts(
 
 
 class _Http(NamedTuple):
-    """The HTTP interface of a replica that serves it."""
+    """The HTTP interface of a replica that serves it.
+
+    engine_port: port of the engine for gateways; 0 if they may not use it. engines: its API servers that ask
+        here about gateways' requests.
+    """
 
     server: Server
     listener: socket.socket
+    engine_port: int
+    engines: Collection[object]
+
+    def port(self) -> int:
+        """Return the port for gateways: the engine's while its API servers ask here."""
+        return self.engine_port if self.engines else self.listener.getsockname()[1]
 
 
 @contextlib.asynccontextmanager
@@ -182,7 +192,13 @@ async def _serve_http(
         faults=Faults(metrics.faults),
     )
     async with http_serving(app, listener, pool, options.http_tls) as server:
-        yield _Http(server, listener)
+        port = engine_port_for_gateways(options, pool)
+        if not port or options.telemetry is None:
+            yield _Http(server, listener, 0, ())
+            return
+        socket_path = Path(engine_calls_socket(str(options.telemetry)))
+        async with engine_connections(socket_path, app.at_engine) as engines:
+            yield _Http(server, listener, port, engines.open)
 
 
 @contextlib.contextmanager
@@ -237,16 +253,24 @@ def _model_file(options: Options) -> Path | None:
     return None if options.telemetry is None else Path(measured_model_file(str(options.telemetry)))
 
 
-def identity_of(
-    options: Options, pool: Pool, metrics_address: str | None, http: socket.socket | None
-) -> Identity:
+def identity_of(options: Options, pool: Pool, metrics_address: str | None, http: _Http | None) -> Identity:
     """Return the description of this replica."""
     metrics_url = "" if metrics_address is None else f"http://{metrics_address}/metrics"
-    http_port = 0 if http is None else http.getsockname()[1]
+    http_port = int if http is None else http.port
     policy, direct = pool.spec.scheduling.policy, pool.spec.engine.direct
     tickets = direct and options.telemetry is not None
     plain, tls = (root_port(options.engine, scheme) if tickets else 0 for scheme in ("http", "https"))
     return Identity(options.name, pool.spec.model.name, policy, metrics_url, http_port, plain, tls)
+
+
+def engine_port_for_gateways(options: Options, pool: Pool) -> int:
+    """Return the engine's port if gateways may send requests to it; else 0.
+
+    They use one protocol for all ports, so the engine serves TLS if and only if this sidecar does.
+    """
+    if not pool.spec.engine.direct or options.telemetry is None:
+        return 0
+    return root_port(options.engine, "http" if options.http_tls is None else "https")
 
 
 def root_port(engine: str, scheme: str) -> int:

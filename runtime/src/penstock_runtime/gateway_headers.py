@@ -7,6 +7,9 @@ them.
 REJECTED = "x-penstock-rejected"
 """Response header of a replica that has not begun the request: the gateway tries the next endpoint."""
 
+DECIDED = "x-penstock-decided"
+"""Header of requests that a sidecar or router sends to an engine, as in `penstock_proto.engine_calls`."""
+
 DESTINATION = "x-gateway-destination-endpoint"
 """Endpoints to try, in order: `host:port,host:port`. Its name is from the Gateway API Inference Extension."""
 

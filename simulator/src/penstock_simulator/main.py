@@ -2,24 +2,27 @@
 
 import argparse
 import asyncio
+import contextlib
 import os
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import structlog
 from penstock_core import policies
-from penstock_core.domain.engine_fields import ticket_key_file
+from penstock_core.domain.engine_fields import engine_calls_socket, ticket_key_file
 from penstock_core.domain.replica_view import Limits
 from penstock_core.domain.ticket import TicketCheck
 from penstock_core.timing.builtin_models import kv_cache_tokens, time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_pool import Pool, PoolError, load_pool
 from penstock_proto.report_socket import ReportSocket
+from penstock_proto.sidecar_calls import SidecarCalls
 from penstock_proto.ticket_key import TicketKeyFile
 from penstock_runtime.engine_key import VARIABLE, engine_key
 from penstock_runtime.flags import port
+from penstock_runtime.http_request import App
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.serving import StartError, address_of, listen, run_process, serving
 from penstock_runtime.tls import server_context
@@ -31,6 +34,7 @@ from penstock_simulator.engine.measured_speculation import MeasuredSpeculation
 from penstock_simulator.engine_timing.ground_truth import GroundTruth, TruthKind, ground_truth
 from penstock_simulator.http.api import EngineApi
 from penstock_simulator.http.completions import Completions
+from penstock_simulator.http.gateway_requests import GatewayRequests
 from penstock_simulator.serving.metrics import EngineMetrics
 from penstock_simulator.serving.step_loop import StepLoop
 from penstock_simulator.serving.step_planner import StepPlanner
@@ -72,7 +76,10 @@ async def serve_engine(
     stepping = asyncio.create_task(loop.run())
     try:
         api = build_api(pool, loop, options, _ticket_key(options))
-        async with serving(api, listener, options.drain_s, tls=tls):
+        async with (
+            _behind_gateways(api, options) as app,
+            serving(app, listener, options.drain_s, tls=tls),
+        ):
             log.info("ready", process="penstock-engine", address=address_of(listener))
             await _wait_for_stop(stepping, stop)
     finally:
@@ -159,6 +166,22 @@ def build_api(
     )
 
 
+@contextlib.asynccontextmanager
+async def _behind_gateways(api: EngineApi, options: argparse.Namespace) -> AsyncIterator[App]:
+    """Yield the application: with `--gateway-requests` it asks the sidecar about each request."""
+    if not options.gateway_requests:
+        yield api
+        return
+    if options.telemetry is None:
+        raise StartError("--gateway-requests: needs --telemetry: the sidecar's socket is beside that one")
+    calls = SidecarCalls(Path(engine_calls_socket(str(options.telemetry))))
+    connecting = asyncio.create_task(calls.run())
+    try:
+        yield GatewayRequests(api, calls, options.max_body_bytes)
+    finally:
+        connecting.cancel()
+
+
 def _ticket_key(options: argparse.Namespace) -> Callable[[], bytes]:
     """Return a function that reads the key of tickets; None without a sidecar's socket."""
     return TicketKeyFile(Path(ticket_key_file(str(options.telemetry)))).key
@@ -175,6 +198,11 @@ def parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port, default=8000, help="port to listen on; 0 takes any (default: %(default)s)")
     add("--telemetry", type=Path, metavar="SOCK", help="Unix socket of the sidecar for step reports")
+    add(
+        "--gateway-requests",
+        action="store_true",
+        help="ask the sidecar about each request, because gateways send them to this port",
+    )
     add(
         "--seed",
         type=int,

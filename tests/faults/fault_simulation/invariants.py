@@ -106,8 +106,8 @@ def orphans_of(links: Sequence[ReplicaLink], sidecar: SidecarProcess, engine: En
     for id in requests - Counter(id for link in links for id in link._upstreams):
         yield f"{name} carries a request {id}, and no router does"
     of_gateways = [each for each in replica.accepted._requests.values() if isinstance(each._owner, HttpOwner)]
-    if len(of_gateways) > len(sidecar.http.tasks):
-        yield f"{name} carries {len(of_gateways)} requests over HTTP, and answers {len(sidecar.http.tasks)}"
+    if len(of_gateways) > sidecar.of_gateways:
+        yield f"{name} carries {len(of_gateways)} requests over HTTP, and answers {sidecar.of_gateways}"
     known = {each.request_id for each in replica.accepted._requests.values()}
     if replica._forwarder._reads_fields:
         known = set(replica.accepted._requests)

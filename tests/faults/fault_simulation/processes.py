@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -27,6 +28,7 @@ from penstock_picker import ext_proc
 from penstock_picker.ext_authz import ext_authz_app
 from penstock_picker.picker import Picker
 from penstock_pool import Pool
+from penstock_proto.sidecar_calls import SidecarCalls
 from penstock_proto.telemetry_pb2 import StepReport
 from penstock_router.http.app import RouterApp
 from penstock_routing.applications.api_keys import Keys
@@ -40,11 +42,13 @@ from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.replicas.shared_placements import SharedPlacements
 from penstock_routing.settings import settings_of
+from penstock_runtime.clock import monotonic
 from penstock_runtime.grpc.server import GrpcServer
 from penstock_runtime.http_connection.bounds import HttpBounds
 from penstock_runtime.serving import Server
 from penstock_sidecar.engine.client import EngineClient
 from penstock_sidecar.engine.facts import builtin_facts
+from penstock_sidecar.http.engine_socket import ApiServers
 from penstock_sidecar.http.http_serving import http_app
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
@@ -61,6 +65,7 @@ from penstock_simulator.engine.learned_time_model import LearnedTimeModel
 from penstock_simulator.engine.measured_speculation import MeasuredSpeculation
 from penstock_simulator.engine_timing.batch_shape import BatchShape
 from penstock_simulator.engine_timing.ground_truth import GroundTruth, TruthKind, ground_truth
+from penstock_simulator.http.gateway_requests import GatewayRequests
 from penstock_simulator.main import FALLBACK_POLICY, build_api
 from penstock_simulator.serving.metrics import EngineMetrics
 from penstock_simulator.serving.step_loop import StepLoop
@@ -79,6 +84,11 @@ def engine_of(replica: str) -> str:
 def directly_of(replica: str) -> str:
     """Return where routers reach a replica's engine: on the host of its sidecar."""
     return f"{replica}-sidecar:8000"
+
+
+def calls_of(replica: str) -> str:
+    """Return where an engine asks its sidecar about requests of gateways."""
+    return f"{replica}-calls"
 
 
 def sidecar_of(replica: str) -> str:
@@ -137,13 +147,19 @@ class EngineProcess:
 
 @dataclass(slots=True)
 class SidecarProcess:
-    """A sidecar. http: its front for gateways."""
+    """A sidecar. http: its front for gateways. engines: connections of its engine about their requests."""
 
     host: Host
     replica: Replica
     metrics: Metrics
     client: EngineClient
     http: Server
+    engines: ApiServers
+
+    @property
+    def of_gateways(self) -> int:
+        """The number of gateways' requests that it serves."""
+        return len(self.http.tasks) + sum(len(each.calls) for each in self.engines.open)
 
 
 @dataclass(slots=True)
@@ -211,10 +227,14 @@ def start_engine(
             metrics=metrics,
         )
         api = build_api(pool, loop, ENGINE_OPTIONS, lambda: network.ticket_keys.get(replica, b""))
-        server = Server(api, HttpBounds(), None)
+        app = GatewayRequests(api, calls, ENGINE_OPTIONS.max_body_bytes) if spec.direct else api
+        server = Server(app, HttpBounds(), None)
         return EngineProcess(host, loop, server, truth, reports)
 
+    calls = SidecarCalls(Path(calls_of(replica)), monotonic)
     engine = host.context.copy().run(assemble)
+    if pool.spec.engine.direct:
+        host.spawn(calls.run())
     for address in (engine_of(replica), directly_of(replica)):
         network.listen(host, address, engine.server.connection)
     host.spawn(engine.loop.run())
@@ -249,18 +269,6 @@ def start_sidecar(
             reports = step_reports(parts, metrics, "steps")
             network.receive_datagrams(host, f"{replica}-steps", _receiver(reports, network, differs))
             ticks.append(lambda: reports.check_silence(served.state.engine_ready))
-        identity = Identity(
-            replica,
-            pool.spec.model.name,
-            pool.spec.scheduling.policy,
-            http_port=_port(http_of(replica)),
-            engine_port=_port(directly_of(replica)) if pool.spec.engine.direct else 0,
-        )
-        service = ReplicaService(
-            identity, served, parts.mirror, parts.estimates, metrics, detokenize=client.detokenize
-        )
-        calls = GrpcServer(skewed(handlers_of(service), skew), network.weather.grpc_bounds)
-        network.listen(host, sidecar_of(replica), calls.connection)
         app = http_app(
             replica,
             pool,
@@ -270,12 +278,26 @@ def start_sidecar(
             registry=CollectorRegistry(),
             faults=Faults(metrics.faults),
         )
+        engines = ApiServers(app.at_engine)
+        identity = Identity(
+            replica,
+            pool.spec.model.name,
+            pool.spec.scheduling.policy,
+            http_port=lambda: _port(directly_of(replica) if engines else http_of(replica)),
+            engine_port=_port(directly_of(replica)) if pool.spec.engine.direct else 0,
+        )
+        service = ReplicaService(
+            identity, served, parts.mirror, parts.estimates, metrics, detokenize=client.detokenize
+        )
+        calls = GrpcServer(skewed(handlers_of(service), skew), network.weather.grpc_bounds)
+        network.listen(host, sidecar_of(replica), calls.connection)
+        network.listen(host, calls_of(replica), engines.connection)
         http = Server(app, HttpBounds(), None)
         network.listen(host, http_of(replica), http.connection)
         beside = background(
             parts.watch, served, client, parts.gate, bounds=bounds, ticks=ticks, faults=Faults(metrics.faults)
         )
-        return SidecarProcess(host, served, metrics, client, http), beside
+        return SidecarProcess(host, served, metrics, client, http, engines), beside
 
     process, beside = host.context.copy().run(assemble)
 

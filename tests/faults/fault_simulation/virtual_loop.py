@@ -96,3 +96,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         """Connect through the simulated network. Raises OSError."""
         return await self.network.connect(protocol_factory, f"{host}:{port}")
+
+    async def create_unix_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.Protocol], path: str, **_: Any
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        """Connect through the simulated network. Raises OSError."""
+        return await self.network.connect(protocol_factory, path)

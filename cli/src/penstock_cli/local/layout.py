@@ -178,12 +178,15 @@ def _replica(options: LocalPoolOptions, index: int, ports: list[int], socket_dir
 
 def _engine(options: LocalPoolOptions, replica: _LocalReplica, pool: Pool | None) -> ProcessSpec:
     host, _, port = replica.engine.removeprefix("http://").rpartition(":")
+    behind_gateway = options.gateway is GatewayKind.ENVOY and pool is not None and pool.spec.engine.direct
     if options.vllm is not None and pool is not None:
-        command, variables = argv(options.vllm, pool, host, port), environment(pool, replica.socket)
+        command = argv(options.vllm, pool, host, port, behind_gateway=behind_gateway)
+        variables = environment(pool, replica.socket)
         return ProcessSpec(f"engine-{replica.name}", Role.ENGINE, command, variables)
     flags = ("--host", host, "--port", port, "--telemetry", replica.socket)
     seeds = ("--seed", str(options.seed + replica.index), "--truth", options.truth)
-    return _process(options, f"engine-{replica.name}", Role.ENGINE, (*flags, *seeds))
+    asking = ("--gateway-requests",) if behind_gateway else ()
+    return _process(options, f"engine-{replica.name}", Role.ENGINE, (*flags, *seeds, *asking))
 
 
 def _sidecar(options: LocalPoolOptions, replica: _LocalReplica) -> ProcessSpec:

@@ -22,6 +22,10 @@ from penstock_cli.failure import Failure
 
 PYTHON_VARIABLE = "PENSTOCK_VLLM_PYTHON"
 SCHEDULER = "penstock_vllm.scheduler.PenstockScheduler"
+MIDDLEWARE = "penstock_vllm.gateway_middleware.SidecarAdmission"
+
+KEEP_ALIVE_S = 75
+"""Time after which vLLM closes an idle connection; a gateway closes it before."""
 
 PROCESS_MARK = "penstock-engine"
 """Option in every engine's command line that identifies its process."""
@@ -56,8 +60,10 @@ def vllm_engine(pool: Pool, python: Path | None, model: Path | None) -> VllmEngi
     return VllmEngine(found, named if model is None else str(model.absolute()))
 
 
-def argv(vllm: VllmEngine, pool: Pool, host: str, port: str) -> tuple[str, ...]:
-    """Return the command line of one engine."""
+def argv(
+    vllm: VllmEngine, pool: Pool, host: str, port: str, *, behind_gateway: bool = False
+) -> tuple[str, ...]:
+    """Return the command line of one engine. behind_gateway: whether an Envoy sends requests to its port."""
     engine, scheduling = pool.spec.engine, pool.spec.scheduling
     flags = {
         "--model": vllm.model,
@@ -71,6 +77,7 @@ def argv(vllm: VllmEngine, pool: Pool, host: str, port: str) -> tuple[str, ...]:
         "--scheduler-cls": SCHEDULER,
     }
     words = [word for flag, value in flags.items() for word in (flag, str(value))]
+    words += ["--middleware", MIDDLEWARE] if behind_gateway else []
     server = ("-m", "vllm.entrypoints.openai.api_server")
     return (str(vllm.python), "-X", PROCESS_MARK, *server, *words, *cache_arguments(engine), *engine.args)
 
@@ -85,7 +92,7 @@ def environment(pool: Pool, telemetry: str) -> Mapping[str, str]:
         "PENSTOCK_AGING_S": f"{scheduling.aging_timeout_s:g}",
     }
     if engine.direct:
-        variables["PENSTOCK_TICKETS"] = "required"
+        variables |= {"PENSTOCK_TICKETS": "required", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S)}
     if engine.speculation is not None:
         variables["PENSTOCK_ACCEPTANCE"] = f"{engine.speculation.acceptance:g}"
     if key := engine_key(os.environ):

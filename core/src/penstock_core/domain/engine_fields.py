@@ -35,6 +35,11 @@ def ticket_key_file(telemetry: str) -> str:
     return f"{telemetry}.ticket-key"
 
 
+def engine_calls_socket(telemetry: str) -> str:
+    """Return the path on which an engine asks its sidecar about requests, beside the telemetry socket."""
+    return f"{telemetry}.calls"
+
+
 def sequence_ids(request_id: str, sequences: int) -> tuple[str, ...]:
     """Return the ids of one request's answers. Each is a separate job, at the sidecar as in the engine."""
     return tuple([sequence_id(request_id, number) for number in range(sequences)])

@@ -5,8 +5,9 @@ container before the pod's main container and stops it after: the sidecar finds 
 termination it drains while the engine still works, whatever the engine's image does on SIGTERM. The engine is
 the last init container, because those that a `podTemplate` adds may prepare it, by fetching weights for
 example. It listens on the pod's address for the kubelet's probes. A NetworkPolicy blocks all other clients,
-whose requests would bypass admission; with `answerPath: direct` it lets routers in, and the engine requires a
-ticket for an SLO and serves TLS with a certificate of its own.
+whose requests would bypass admission; with `answerPath: direct` it lets routers or Envoys in, and the engine
+requires a ticket for an SLO and serves TLS with a certificate of its own. Envoys know no tickets, so behind
+them the engine asks the sidecar about each request.
 
 `vllm` gets Penstock's scheduler without a change to vLLM's image: an init container copies the plug-in into a
 shared folder that PYTHONPATH names. `openai` gets its arguments and nothing else. `simulated` is Penstock's
@@ -53,6 +54,11 @@ PLUGIN_SOURCE = "/plugin"
 
 PLUGIN_FOLDER = "/opt/penstock"
 SCHEDULER = "penstock_vllm.scheduler.PenstockScheduler"
+MIDDLEWARE = "penstock_vllm.gateway_middleware.SidecarAdmission"
+"""Asks the sidecar about requests of gateways."""
+
+KEEP_ALIVE_S = 75
+"""Time after which an engine closes an idle connection of a gateway, which closes it before."""
 
 TERMINATION_LOG = "/dev/termination-log"
 """Path of the termination message. If the file is empty, Kubernetes uses the end of the container's log."""
@@ -131,7 +137,16 @@ def _simulated(context: RenderContext) -> EngineContainer:
         spec.image or context.settings.simulator_image,
         restartPolicy="Always",
         command=["penstock-engine"],
-        args=["-f", POOL_FILE, *listen, "--telemetry", TELEMETRY_SOCKET, *stop, *spec.args],
+        args=[
+            "-f",
+            POOL_FILE,
+            *listen,
+            "--telemetry",
+            TELEMETRY_SOCKET,
+            *stop,
+            *(["--gateway-requests"] if context.engine_behind_gateway else []),
+            *spec.args,
+        ],
         ports=[_PORT],
         startupProbe=probe("/health", ENGINE, period_s=1, failures=120, tls=context.engine_tls),
         livenessProbe=_liveness(context),
@@ -173,6 +188,7 @@ def _vllm(context: RenderContext) -> EngineContainer:
             *flags,
             "--scheduler-cls",
             SCHEDULER,
+            *(["--middleware", MIDDLEWARE] if context.engine_behind_gateway else []),
             *cache_flags,
             *spec.args,
         ],
@@ -213,6 +229,8 @@ def _plugin_environment(context: RenderContext) -> dict[str, str]:
     }
     if spec.direct:
         variables["PENSTOCK_TICKETS"] = "required"
+    if context.engine_behind_gateway:
+        variables["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
     if spec.speculation is not None:
         variables["PENSTOCK_ACCEPTANCE"] = f"{spec.speculation.acceptance:g}"
     return variables

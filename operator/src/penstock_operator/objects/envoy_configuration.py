@@ -19,6 +19,7 @@ from penstock_operator.manifests.names import (
     PICKER_PORT,
     ROUTER_PORT,
     Component,
+    engine_server_name,
     envoy_name,
     tls_server_name,
 )
@@ -84,4 +85,5 @@ def _replica_tls(context: RenderContext) -> ReplicaTls:
         cert=f"{TLS_FOLDER}/client.crt",
         key=f"{TLS_FOLDER}/client.key",
         server_name=tls_server_name(context.name, context.owner.namespace),
+        engine_server_name=engine_server_name(context.name, context.owner.namespace),
     )

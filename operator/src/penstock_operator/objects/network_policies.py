@@ -1,10 +1,10 @@
 """NetworkPolicies: which pods may connect to a pool's pods.
 
 Only routers or Envoys of the same pool reach a replica: a request sent directly to an engine would take
-capacity from admitted requests. With `answerPath: direct` its routers reach the engine too, which requires
-tickets. Any pod may reach the admin ports of routers and the metrics of replicas. The API is open to all and
-protected by API keys. Egress is not limited, because hubs, tracing and Redis differ between clusters. The
-kubelet's probes come from the node and are always allowed.
+capacity from admitted requests. With `answerPath: direct` they reach the engine too, which requires tickets,
+or asks its sidecar. Any pod may reach the admin ports of routers and the metrics of replicas. The API is open
+to all and protected by API keys. Egress is not limited, because hubs, tracing and Redis differ between
+clusters. The kubelet's probes come from the node and are always allowed.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ def replica_network_policy(context: RenderContext) -> Manifest:
     ports = [REPLICA_PORT]
     if context.gateway.serves == "envoy":
         ports.append(REPLICA_HTTP_PORT)
-    if context.pool.spec.engine.direct and context.gateway.front == "router":
+    if context.pool.spec.engine.direct and context.gateway.front != "inferencePool":
         ports.append(ENGINE_PORT)
     to_gateways = context.gateway.serves == "inferencePool"
     routers = {"podSelector": {"matchLabels": selector(context.name, Component.ROUTER)}}

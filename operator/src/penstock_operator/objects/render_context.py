@@ -67,6 +67,11 @@ class RenderContext:
         return self.settings.tls and self.pool.spec.engine.direct
 
     @property
+    def engine_behind_gateway(self) -> bool:
+        """Return whether Envoys send requests to engines' own ports."""
+        return self.gateway.serves == "envoy" and self.pool.spec.engine.direct
+
+    @property
     def gateway(self) -> GatewayStage:
         """Return the present stage of the gateway."""
         gateway = self.pool.spec.gateway

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_proto import replica_pb2 as wire
-from penstock_runtime.engine.sse import EngineUsage
+from penstock_proto.sse import EngineUsage
 from penstock_runtime.openai_errors import ApiError
 
 REASONS: dict[Reason, wire.Reason.ValueType] = {

@@ -14,6 +14,7 @@ from penstock_routing.response.error_answers import ErrorAnswers
 from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import ApiError
 
+from penstock_sidecar.http.engine_call import EngineCall
 from penstock_sidecar.http.intake import HttpAttempt
 from penstock_sidecar.http.request_path import HttpRequestPath
 from penstock_sidecar.replica.serving import ServiceState
@@ -32,14 +33,18 @@ class HttpApp:
         self._request_path, self._faults = request_path, faults
         self._started_s = int(time.time())
 
-    async def __call__(self, http: HttpRequest) -> None:
+    async def at_engine(self, call: EngineCall) -> None:
+        """Answer one request that has reached the engine's port, or let the engine answer it."""
+        await self(call.http, call)
+
+    async def __call__(self, http: HttpRequest, at_engine: EngineCall | None = None) -> None:
         """Answer one request. Every error has the request's id."""
         head = request_head.head_of(http.headers)
         request_id = request_head.request_id(head)
         async with ErrorAnswers(http, request_id, lambda: self._faults.count("http", None)):
             endpoint = GENERATES.get(http.path)
             if endpoint is not None and http.method == "POST":
-                await self._request_path.serve(HttpAttempt(http, head, endpoint, request_id))
+                await self._request_path.serve(HttpAttempt(http, head, endpoint, request_id, at_engine))
             else:
                 await http.answer(self._page(http, endpoint is not None))
 

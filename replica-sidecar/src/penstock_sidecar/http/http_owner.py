@@ -15,14 +15,17 @@ from penstock_routing.replicas.upstream_request import UpstreamRequest
 from penstock_sidecar.frames.outbox import Urgency
 from penstock_sidecar.requests.replica_request import ReplicaRequest
 
+Accepted = Callable[[Admitted | BestEffort, bytes], None]
+
 
 class HttpOwner:
     """The owner of one HTTP request.
 
-    outbox: this object. accepted: called with the verdict when the request is accepted.
+    outbox: this object. accepted: called with the verdict when the request is accepted, and with fields for
+        the engine if the request is there already.
     """
 
-    def __init__(self, upstream: UpstreamRequest, accepted: Callable[[Admitted | BestEffort], None]) -> None:
+    def __init__(self, upstream: UpstreamRequest, accepted: Accepted) -> None:
         self._upstream, self._accepted = upstream, accepted
         self.outbox = self
 
@@ -34,7 +37,7 @@ class HttpOwner:
         """Apply a verdict or an end."""
         kind = event.WhichOneof("kind")
         if kind in ("admitted", "best_effort"):
-            self._accepted(wire_conversion.accepted(event))
+            self._accepted(wire_conversion.accepted(event), event.engine_fields)
         elif kind is not None:
             self._upstream.finish(wire_conversion.end(event, kind))
 

@@ -24,15 +24,17 @@ from penstock_runtime.clock import monotonic
 from penstock_runtime.http_request import HttpRequest
 
 from penstock_sidecar.http.attempt_head import AttemptHead, attempt_head
+from penstock_sidecar.http.engine_call import EngineCall
 
 
 class HttpAttempt(NamedTuple):
-    """One HTTP request to an endpoint that generates."""
+    """One HTTP request to an endpoint that generates. at_engine: set if it has reached the engine's port."""
 
     http: HttpRequest
     head: request_head.Head
     endpoint: "wire.Endpoint.ValueType"
     request_id: str
+    at_engine: EngineCall | None = None
 
 
 class IncomingAttempt(NamedTuple):
@@ -59,7 +61,8 @@ class HttpIntake:
         """Read one request. Raises ClientGone, BudgetExceeded, and ApiError if it is invalid."""
         attempt = attempt_head(call.head, self._settings.max_hops)
         body = await bounded_body(call.http, call.head, self._settings, body_bytes)
-        arrival_s = monotonic() - attempt.spent_s
+        read_s = monotonic() if call.at_engine is None else call.at_engine.read_s
+        arrival_s = read_s - attempt.spent_s
         fields = await self._reader.read(call.endpoint, body)
         check_model(self._settings, fields.model)
         tier = self._tier(attempt, call.head, fields.service_tier)

@@ -4,6 +4,7 @@ It is submitted to the same admission as requests of sessions. Nothing is writte
 first bytes of its answer, so after a rejection the gateway can try the next replica.
 """
 
+from functools import partial
 from random import Random
 
 import structlog
@@ -11,8 +12,9 @@ from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_proto import replica_pb2 as wire
 from penstock_routing.demand import ADMITTED, BEST_EFFORT
 from penstock_routing.replicas.session_writer import submit_fields
-from penstock_routing.replicas.upstream_request import UpstreamRequest
+from penstock_routing.replicas.upstream_request import End, UpstreamRequest
 from penstock_routing.request.byte_budget import BodyBytes, BudgetExceeded, ByteBudget
+from penstock_routing.request.engine_body import body_with
 from penstock_routing.request.outcome import Ending, Outcome
 from penstock_routing.response.answer import answer_headers, write_answer
 from penstock_routing.response.client_ending import client_ending
@@ -22,6 +24,7 @@ from penstock_runtime.clock import monotonic
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_sidecar.http.attempt_head import AttemptHead
+from penstock_sidecar.http.engine_answer import EngineAnswer
 from penstock_sidecar.http.http_owner import HttpOwner
 from penstock_sidecar.http.intake import HttpAttempt, HttpIntake, IncomingAttempt
 from penstock_sidecar.http.metrics import HttpMetrics
@@ -101,21 +104,55 @@ class HttpRequestPath:
         upstream = UpstreamRequest(1, bound_bytes, call.http.break_slow)
         upstream.use_budget(self._budget)
         submit = wire.Submit(**submit_fields(1, incoming.attempt, monotonic()))
-        owner = HttpOwner(upstream, lambda verdict: self._note_accepted(verdict, outcome))
-        request = self._replica.submit(submit, owner)
+        owner = HttpOwner(upstream, partial(self._accepted, call, incoming, outcome))
+        request = self._replica.submit(submit, owner, at_engine=call.at_engine is not None)
         try:
-            await self._wait_begun(upstream, outcome, incoming.head)
-            headers = answer_headers(call.request_id, outcome, self._name)
-            await write_answer(upstream, self._name, outcome, client, headers)
+            if call.at_engine is None:
+                await self._wait_begun(upstream, outcome, incoming.head)
+                headers = answer_headers(call.request_id, outcome, self._name)
+                await write_answer(upstream, self._name, outcome, client, headers)
+            else:
+                answered = partial(self._replica.engine_answer, request)
+                with EngineAnswer(call.at_engine, answered, outcome) as answer:
+                    await self._wait_ended(upstream, answer, outcome, incoming.head)
         finally:
             request.cancelled()  # unless it has ended
             upstream.release()
+
+    def _accepted(
+        self,
+        call: HttpAttempt,
+        incoming: IncomingAttempt,
+        outcome: Outcome,
+        verdict: Admitted | BestEffort,
+        engine_fields: bytes,
+    ) -> None:
+        """Count the verdict of an accepted request, and let the engine serve it if it is there."""
+        outcome.verdict = ADMITTED if isinstance(verdict, Admitted) else BEST_EFFORT
+        self._metrics.demand.decided(outcome)
+        if call.at_engine is not None:
+            body = body_with(incoming.attempt.request.body, engine_fields)
+            headers = answer_headers(call.request_id, outcome, self._name)
+            call.at_engine.proceed(body, call.request_id, headers)
+
+    async def _wait_ended(
+        self, upstream: UpstreamRequest, answer: EngineAnswer, outcome: Outcome, head: AttemptHead
+    ) -> None:
+        """Wait for the end of an answer that the engine writes. Raises ApiError or UpstreamError."""
+        while upstream.end is None:
+            await upstream.changed()
+        self._check_end(answer.refusal(upstream.end), outcome, head)
+        answer.finished(upstream.end)
 
     async def _wait_begun(self, upstream: UpstreamRequest, outcome: Outcome, head: AttemptHead) -> None:
         """Wait for a stream's first bytes or the whole answer. Raises ApiError or UpstreamError."""
         while upstream.end is None and not (outcome.stream and upstream.has_output):
             await upstream.changed()
-        if isinstance(end := upstream.end, Rejected):
+        self._check_end(upstream.end, outcome, head)
+
+    def _check_end(self, end: End | None, outcome: Outcome, head: AttemptHead) -> None:
+        """Raise ApiError or UpstreamError if a request has ended without an answer."""
+        if isinstance(end, Rejected):
             outcome.verdict, outcome.reason, outcome.ending = "rejected", end.reason.value, Ending.REJECTED
             tries_next, draw = head.tries_next(end.reason), self._random.random()
             raise rejection(outcome.tier.name, self._name, end, draw, tries_next=tries_next)
@@ -126,11 +163,6 @@ class HttpRequestPath:
                 tries_next, draw = head.tries_next(Reason.DRAINING), self._random.random()
                 raise out_of_service(message, Reason.DRAINING, draw, tries_next=tries_next)
             raise upstream_error(end)
-
-    def _note_accepted(self, verdict: Admitted | BestEffort, outcome: Outcome) -> None:
-        """Count the verdict of an accepted request."""
-        outcome.verdict = ADMITTED if isinstance(verdict, Admitted) else BEST_EFFORT
-        self._metrics.demand.decided(outcome)
 
     def _count(self, outcome: Outcome, head: AttemptHead) -> None:
         """Count the end of a request, unless another replica will decide about it."""

@@ -20,7 +20,7 @@ from penstock_core.external_engine.planning_view import EngineJobs, planning_vie
 from penstock_core.external_engine.slots import EngineSlots
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.time_model import TimeModel
-from penstock_runtime.engine.sse import EngineUsage
+from penstock_proto.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks
 
 from penstock_sidecar.engine.metrics import EngineLoad

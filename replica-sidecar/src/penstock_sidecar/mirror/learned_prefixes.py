@@ -27,7 +27,7 @@ from math import gcd
 from typing import NamedTuple
 
 from penstock_core.domain.request import RequestId
-from penstock_runtime.engine.sse import EngineUsage
+from penstock_proto.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks
 
 from penstock_sidecar.mirror.prefix_index import PrefixIndex

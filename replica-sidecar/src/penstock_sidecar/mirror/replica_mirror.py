@@ -39,8 +39,8 @@ from penstock_core.forecast.snapshot import Snapshot, snapshot
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.step_tail import step_end_s
 from penstock_core.timing.time_model import BatchWork, TimeModel
+from penstock_proto.sse import EngineUsage
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_runtime.engine.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks
 
 from penstock_sidecar.mirror.decode_steps import MOST_STEPS, DecodeRows

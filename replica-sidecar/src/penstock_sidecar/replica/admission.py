@@ -73,7 +73,7 @@ class AdmissionController:
             request.decided(verdict)
             return
         now_s = monotonic()
-        request.direct = request.takes_ticket and self._tickets.admit_routers
+        request.direct = request.at_engine or (request.takes_ticket and self._tickets.admit_routers)
         self._accepted.add(request, best_effort=isinstance(verdict, BestEffort), now_s=now_s)
         if request.direct:
             request.decided(verdict, self._tickets.for_router(request, verdict, now_s))

@@ -130,12 +130,20 @@ class Replica:
         self._sessions.pop(session, None)
         self._metrics.sessions.set(len(self._sessions))
 
-    def submit(self, submit: wire.Submit, owner: Owner) -> ReplicaRequest:
-        """Accept a submitted request. If it cannot be served, it has ended on return."""
+    def submit(self, submit: wire.Submit, owner: Owner, *, at_engine: bool = False) -> ReplicaRequest:
+        """Accept a submitted request. If it cannot be served, it has ended on return.
+
+        at_engine: whether it has reached the engine's port, where it waits for a ticket.
+        """
         key = f"{self._key_prefix}-{next(self._numbers)}"
         request = ReplicaRequest(submit, key, owner, self._ended, self._now_s())
+        request.at_engine = at_engine
         self._intake.take(request, submit)
         return request
+
+    def engine_answer(self, request: ReplicaRequest, answer: wire.EngineAnswer) -> None:
+        """Apply the state of an answer that does not pass this sidecar."""
+        self._router_answers.take(request, answer)
 
     def snapshot(self) -> wire.Snapshot:
         """Return the replica's snapshot; the previous one if computing it fails."""

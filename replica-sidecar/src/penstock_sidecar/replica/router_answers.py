@@ -1,7 +1,7 @@
-"""The state of answers that routers read directly from the engine.
+"""The state of answers that do not pass this sidecar: routers or gateways read them from the engine.
 
-The engine's step reports have their progress. Routers report the rest: the end of thinking, and whether the
-answer is complete or has failed.
+The engine's step reports have their progress. Routers, or the engine for gateways, report the rest: the end
+of thinking, and whether the answer is complete or has failed.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 import structlog
 from penstock_core.domain.request_lifecycle import State
 from penstock_proto import replica_pb2 as wire
+from penstock_proto.sse import EngineUsage
 from penstock_runtime.clock import monotonic
-from penstock_runtime.engine.sse import EngineUsage
 
 from penstock_sidecar.metrics import Metrics
 from penstock_sidecar.mirror.replica_mirror import ReplicaMirror
@@ -53,8 +53,8 @@ class RouterAnswers:
         }
 
     def take(self, request: ReplicaRequest, answer: wire.EngineAnswer) -> None:
-        """Apply a router's message about a request. States of a later version are ignored."""
-        if not request.direct:
+        """Apply a message about a request. States of a later version are ignored."""
+        if request.ended or not request.direct:
             return
         with self._faults.of(request, "direct"):
             if answer.state == wire.ANSWER_STATE_BEGUN and request.state is State.WAITING:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import structlog
 from penstock_core.domain.request_lifecycle import State
+from penstock_proto.sse import DONE, EngineUsage, TokenCount, usage_of_body
 from penstock_runtime.clock import monotonic
 from penstock_runtime.engine.connection import EngineGone
 from penstock_runtime.engine.http_client import AnswerTooLong, EngineResponse
-from penstock_runtime.engine.sse import DONE, EngineUsage, TokenCount, usage_of_body
 from penstock_runtime.engine.whole_events import WholeEvents
 
 from penstock_sidecar.engine.client import EngineClient

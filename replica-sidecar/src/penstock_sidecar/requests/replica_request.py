@@ -17,7 +17,7 @@ from penstock_core.domain.request import Job
 from penstock_core.domain.request_lifecycle import ENDS, Event, State, after
 from penstock_core.domain.verdict import Reason, Rejected, Verdict
 from penstock_proto import replica_pb2 as wire
-from penstock_runtime.engine.sse import EngineUsage
+from penstock_proto.sse import EngineUsage
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_sidecar.frames.messages import (
@@ -75,7 +75,8 @@ class ReplicaRequest:
     tokens: tokens generated so far.
     usage: the engine's counts, once the answer is complete.
     prompt_reported: whether the engine has reported the length of the prompt.
-    takes_ticket: whether its router can send it to the engine directly. direct: whether the router does.
+    takes_ticket: whether its router can send it to the engine directly. at_engine: whether a gateway has sent
+        it to the engine's port. direct: whether its answer does not pass this sidecar.
     task: forwards it to the engine; None before it is accepted.
     """
 
@@ -84,6 +85,7 @@ class ReplicaRequest:
         "_owner",
         "_visible_tokens",
         "arrived_s",
+        "at_engine",
         "body",
         "direct",
         "endpoint",
@@ -126,7 +128,7 @@ class ReplicaRequest:
         self.task: asyncio.Task[None] | None = None
         self.first_s = self.last_s = self.shown_s = self.learned_delivery_s = 0.0
         self.tokens = self._visible_tokens = 0
-        self.prompt_reported = self.direct = False
+        self.prompt_reported = self.direct = self.at_engine = False
         self.takes_ticket = submit.direct
         self._owner, self._on_end = owner, on_end
 

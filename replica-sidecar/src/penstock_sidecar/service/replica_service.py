@@ -29,7 +29,7 @@ MOST_TOKENS = 64
 class Identity:
     """The description of a replica.
 
-    http_port: port for gateways; 0 if it does not serve HTTP.
+    http_port: returns the port for gateways now; 0 if it does not serve HTTP.
     engine_port: port for routers' requests with a ticket; 0 if they cannot. engine_tls_port: same, over TLS.
     """
 
@@ -37,7 +37,7 @@ class Identity:
     model: str
     policy: str
     metrics_url: str = ""
-    http_port: int = 0
+    http_port: Callable[[], int] = int
     engine_port: int = 0
     engine_tls_port: int = 0
 
@@ -85,7 +85,7 @@ class ReplicaService:
             version=version("penstock-sidecar"),
             engine_ready=self._replica.state.engine_ready,
             metrics_url=self._identity.metrics_url,
-            http_port=self._identity.http_port,
+            http_port=self._identity.http_port(),
             engine_port=self._identity.engine_port,
             engine_tls_port=self._identity.engine_tls_port,
         )

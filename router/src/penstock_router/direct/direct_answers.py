@@ -14,14 +14,15 @@ import asyncio
 import structlog
 from penstock_core.domain.verdict import Reason, Rejected
 from penstock_proto import replica_pb2 as wire
+from penstock_proto.sse import DONE, EngineUsage, TokenCount, usage_of_body
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.upstream_request import End, UpstreamRequest
 from penstock_routing.replicas.wire_conversion import INTERNAL
+from penstock_routing.request.engine_body import body_with
 from penstock_routing.request.generation_request import GENERATES, GenerationRequest
 from penstock_runtime.clock import monotonic
 from penstock_runtime.engine.connection import EngineGone, EngineUnreachable
 from penstock_runtime.engine.http_client import AnswerTooLong, EngineResponse
-from penstock_runtime.engine.sse import DONE, EngineUsage, TokenCount, usage_of_body
 from penstock_runtime.engine.whole_events import WholeEvents
 from penstock_runtime.openai_errors import ApiError
 
@@ -178,8 +179,3 @@ class _EngineRequest:
 
     def _report(self, state: "wire.AnswerState.ValueType", **counts: int) -> None:
         self._link.answered(self._upstream, wire.EngineAnswer(state=state, **counts))
-
-
-def body_with(body: bytes, engine_fields: bytes) -> bytes:
-    """Return a client's body with these `vllm_xargs`. JSON parsers use the last of two equal names."""
-    return body.rstrip()[:-1] + b',"vllm_xargs":' + engine_fields + b"}"

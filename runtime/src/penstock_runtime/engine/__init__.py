@@ -1,1 +1,1 @@
-"""Client side of an engine, for sidecars and routers: HTTP connections, answers, tokens in a stream."""
+"""Client side of an engine, for sidecars and routers: HTTP connections and answers."""

@@ -11,10 +11,11 @@ from penstock_runtime.client_tls import Contexts
 from penstock_runtime.engine.connection import EngineConnection, Receive
 from penstock_runtime.engine.connections import EngineConnections
 from penstock_runtime.engine_key import bearer
+from penstock_runtime.gateway_headers import DECIDED
 
 EVENT_STREAM = b"text/event-stream"
 
-HEADERS = {"accept": "*/*", "accept-encoding": "identity"}
+HEADERS = {"accept": "*/*", "accept-encoding": "identity", DECIDED: "1"}
 """Headers of every request. Answers are passed on unchanged, so they must not be compressed."""
 
 IDLE_CONNECTION_S = 4.0

@@ -5,7 +5,7 @@ answer follows, which must begin after a complete event. So only complete events
 event at the end of a stream is dropped, as clients do [WHATWG HTML, 9.2.6].
 """
 
-from penstock_runtime.engine.sse import EVENT_BYTES
+from penstock_proto.sse import EVENT_BYTES
 
 _LINE_END, _CRLF_LINE_END = b"\n\n", b"\n\r\n"
 """Line end and blank line at the end of an event, without and with CR."""

@@ -23,7 +23,7 @@ def secret_files(settings: EnvoySettings) -> Mapping[str, bytes]:
     if settings.replica_tls is not None:
         to = settings.replica_tls
         secrets[TO_REPLICAS] = _certificate(to.cert, to.key)
-        secrets[AUTHORITY] = _authority(to.ca, to.server_name)
+        secrets[AUTHORITY] = _authority(to.ca, to.server_name, to.engine_server_name)
     return {
         f"{name}.json": orjson.dumps(
             {"resources": [typed(f"{EXTENSIONS}.{TLS}.Secret", name=name, **secret)]}
@@ -75,8 +75,8 @@ def _certificate(cert: str, key: str) -> Json:
     }
 
 
-def _authority(ca: str, server_name: str) -> Json:
-    names = [{"san_type": "DNS", "matcher": {"exact": server_name}}]
+def _authority(ca: str, *server_names: str) -> Json:
+    names = [{"san_type": "DNS", "matcher": {"exact": name}} for name in server_names]
     return {
         "validation_context": {
             "trusted_ca": {"filename": ca},

@@ -5,12 +5,12 @@ either.
 """
 
 from penstock_runtime.envoy.json_parts import Json, extension
-from penstock_runtime.gateway_headers import APPLICATION, DESTINATION, MAX_HOPS, TIMEOUT_MS
+from penstock_runtime.gateway_headers import APPLICATION, DECIDED, DESTINATION, MAX_HOPS, TIMEOUT_MS
 
 PREFIXES = ("x-envoy-", DESTINATION)
 """Prefixes of Envoy's own instructions, and of the headers with endpoints and their subset."""
 
-NAMES = (MAX_HOPS, TIMEOUT_MS, APPLICATION, "x-prefiller-host-port")
+NAMES = (MAX_HOPS, TIMEOUT_MS, APPLICATION, DECIDED, "x-prefiller-host-port")
 
 
 def strip_client_headers() -> Json:

@@ -28,12 +28,16 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTls:
-    """Files of the mutual TLS to replicas. server_name: DNS name in the replicas' certificates."""
+    """Files of the mutual TLS to replicas.
+
+    server_name, engine_server_name: DNS names in the certificates of sidecars and engines.
+    """
 
     ca: str
     cert: str
     key: str
     server_name: str
+    engine_server_name: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ from penstock_runtime.http_request import HttpRequest
 from penstock_runtime.openai_errors import ApiError
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from penstock_simulator.http.answer_watch import UNWATCHED, AnswerWatch
 from penstock_simulator.http.completions import Completions
 from penstock_simulator.http.json_fields import bad_field, read_object
 from penstock_simulator.http.request_body import ApiEndpoint, check_model, prompt_ids
 from penstock_simulator.http.synthetic_text import token_ids
 
-Handler = Callable[[HttpRequest], Awaitable[None]]
+Handler = Callable[[HttpRequest, AnswerWatch], Awaitable[None]]
 
 
 class EngineApi:
@@ -26,7 +27,7 @@ class EngineApi:
     """
 
     def __init__(self, completions: Completions, api_key: str = "") -> None:
-        self._completions, self._api_key = completions, api_key
+        self._completions, self.api_key = completions, api_key
         self._created_s = int(time.time())
         self._routes: dict[str, tuple[str, Handler]] = {
             "/v1/chat/completions": ("POST", self._chat),
@@ -39,8 +40,8 @@ class EngineApi:
             "/reset_prefix_cache": ("POST", self._reset_prefix_cache),
         }
 
-    async def __call__(self, request: HttpRequest) -> None:
-        """Serve one request. Raises ApiError."""
+    async def __call__(self, request: HttpRequest, watch: AnswerWatch = UNWATCHED) -> None:
+        """Serve one request. watch: follows a generated answer. Raises ApiError."""
         path = request.path
         route = self._routes.get(path)
         if route is None:
@@ -50,24 +51,24 @@ class EngineApi:
             raise ApiError(
                 405, f"{path} takes {method}", code="method_not_allowed", headers=(("allow", method),)
             )
-        if self._api_key and path.startswith("/v1") and not carries(dict(request.headers), self._api_key):
+        if self.api_key and path.startswith("/v1") and not carries(dict(request.headers), self.api_key):
             raise ApiError(401, "missing or invalid API key", code="invalid_api_key")
-        await handler(request)
+        await handler(request, watch)
 
-    async def _chat(self, request: HttpRequest) -> None:
-        await self._completions.serve(ApiEndpoint.CHAT, request)
+    async def _chat(self, request: HttpRequest, watch: AnswerWatch) -> None:
+        await self._completions.serve(ApiEndpoint.CHAT, request, watch)
 
-    async def _completion(self, request: HttpRequest) -> None:
-        await self._completions.serve(ApiEndpoint.COMPLETION, request)
+    async def _completion(self, request: HttpRequest, watch: AnswerWatch) -> None:
+        await self._completions.serve(ApiEndpoint.COMPLETION, request, watch)
 
-    async def _tokenize(self, request: HttpRequest) -> None:
+    async def _tokenize(self, request: HttpRequest, _: AnswerWatch) -> None:
         body = read_object(await request.body(self._completions.max_body_bytes))
         check_model(body, self._completions.model)
         tokens = _tokens(body)
         reply = {"count": len(tokens), "max_model_len": self._completions.max_model_len, "tokens": tokens}
         await request.answer(orjson.dumps(reply | {"token_strs": None}))
 
-    async def _models(self, request: HttpRequest) -> None:
+    async def _models(self, request: HttpRequest, _: AnswerWatch) -> None:
         model = {
             "id": self._completions.model,
             "object": "model",
@@ -79,18 +80,18 @@ class EngineApi:
         }
         await request.answer(orjson.dumps({"object": "list", "data": [model]}))
 
-    async def _health(self, request: HttpRequest) -> None:
+    async def _health(self, request: HttpRequest, _: AnswerWatch) -> None:
         await request.answer(b"")
 
-    async def _version(self, request: HttpRequest) -> None:
+    async def _version(self, request: HttpRequest, _: AnswerWatch) -> None:
         await request.answer(orjson.dumps({"version": version("penstock-simulator")}))
 
-    async def _reset_prefix_cache(self, request: HttpRequest) -> None:
+    async def _reset_prefix_cache(self, request: HttpRequest, _: AnswerWatch) -> None:
         """Empty the prefix cache, which fails while a request holds a block, as in vLLM."""
         success = self._completions.loop.state.reset_prefix_cache()
         await request.answer(orjson.dumps({"success": success}))
 
-    async def _metrics(self, request: HttpRequest) -> None:
+    async def _metrics(self, request: HttpRequest, _: AnswerWatch) -> None:
         await request.answer(self._completions.loop.metrics.text(), content_type=CONTENT_TYPE_LATEST.encode())
 
 

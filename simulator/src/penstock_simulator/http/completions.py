@@ -17,6 +17,7 @@ from penstock_core.domain.ticket import TicketCheck
 from penstock_runtime.http_request import EVENT_STREAM, ClientGone, HttpRequest
 
 from penstock_simulator.engine.engine_state import NeverFits
+from penstock_simulator.http.answer_watch import UNWATCHED, AnswerWatch
 from penstock_simulator.http.json_fields import bad_field
 from penstock_simulator.http.request_body import ApiEndpoint, CompletionRequest, read_request
 from penstock_simulator.http.responses import EventWriter, ResponseHead, Usage, json_response, usage_of
@@ -50,7 +51,7 @@ class Completions:
     tickets: TicketCheck | None = None
     ticket_key: Callable[[], bytes] = bytes
 
-    async def serve(self, endpoint: ApiEndpoint, http: HttpRequest) -> None:
+    async def serve(self, endpoint: ApiEndpoint, http: HttpRequest, watch: AnswerWatch = UNWATCHED) -> None:
         """Serve one request. Raises ApiError if it is invalid, ClientGone if its client has disconnected."""
         request = read_request(
             await http.body(self.max_body_bytes),
@@ -65,9 +66,9 @@ class Completions:
         try:
             with _aborted_with_client(self.loop, stream, http):
                 if request.stream:
-                    await _stream(request, head, stream, http)
+                    await _stream(request, head, stream, http, watch)
                 else:
-                    await _whole(request, head, stream, http)
+                    await _whole(request, head, stream, http, watch)
         except Aborted:
             raise ClientGone from None
 
@@ -120,27 +121,34 @@ class Completions:
 
 
 async def _stream(
-    request: CompletionRequest, head: ResponseHead, stream: TokenStream, http: HttpRequest
+    request: CompletionRequest, head: ResponseHead, stream: TokenStream, http: HttpRequest, watch: AnswerWatch
 ) -> None:
     events = EventWriter(head, request.thinking_tokens)
     positions = (
         await stream.take()
     )  # headers wait for the first token, so that an error before it has a status
-    http.start(headers=[(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache")])
+    http.start(headers=[(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"), *watch.headers])
     while stream.finish is None:
-        await http.send(events.tokens(positions))
+        data = events.tokens(positions)
+        await http.send(data)
+        watch.wrote(data)
         positions = await stream.take()
     usage = _usage(request, stream) if request.include_usage else None
-    await http.end(events.end(positions, stream.finish, usage))
+    data = events.end(positions, stream.finish, usage)
+    await http.end(data)
+    watch.wrote(data)
+    watch.stream_ended()
 
 
 async def _whole(
-    request: CompletionRequest, head: ResponseHead, stream: TokenStream, http: HttpRequest
+    request: CompletionRequest, head: ResponseHead, stream: TokenStream, http: HttpRequest, watch: AnswerWatch
 ) -> None:
     while stream.finish is None:
         await stream.take()
     usage = _usage(request, stream)
-    await http.answer(json_response(head, stream.tokens, request.thinking_tokens, stream.finish, usage))
+    body = json_response(head, stream.tokens, request.thinking_tokens, stream.finish, usage)
+    await http.answer(body, headers=watch.headers)
+    watch.answered(body)
 
 
 def _usage(request: CompletionRequest, stream: TokenStream) -> Usage:

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-import orjson
+import msgspec
 
 DONE = b"data: [DONE]"
 
@@ -166,7 +166,7 @@ def usage_of_body(body: bytes) -> EngineUsage | None:
 
 def _parsed(data: bytes) -> dict[str, Any] | None:
     try:
-        parsed = orjson.loads(data)
-    except orjson.JSONDecodeError:
+        parsed = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return parsed if isinstance(parsed, dict) else None
