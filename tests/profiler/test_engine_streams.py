@@ -14,10 +14,17 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from penstock_profiler import EngineError, EngineKvCache, MeasuredEngine, connected
 from penstock_profiler.engine import DRAFTED, CompletionStream, Drafts
+from penstock_proto.engine_calls import DECIDED
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 CARD = {"data": [{"id": "tiny", "max_model_len": 4096}]}
+
+
+@web.middleware
+async def asking_a_sidecar(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """An engine behind a gateway asks its sidecar, which is not there while the engine is measured."""
+    return await handler(request) if DECIDED in request.headers else web.Response(status=503)
 
 
 @asynccontextmanager
@@ -28,7 +35,7 @@ async def serving(completions: Handler, card: Any = CARD, metrics: str = "") -> 
     async def counters(request: web.Request) -> web.Response:
         return web.Response(text=metrics)
 
-    app = web.Application()
+    app = web.Application(middlewares=[asking_a_sidecar])
     app.router.add_get("/v1/models", models)
     app.router.add_get("/metrics", counters)
     app.router.add_post("/v1/completions", completions)

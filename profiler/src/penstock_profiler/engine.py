@@ -136,7 +136,7 @@ class MeasuredEngine:
         return orjson.dumps({**body, **EXTENSION_FIELDS} if self.takes_extensions else body)
 
 
-JSON = {"content-type": "application/json", DECIDED: "1"}
+JSON = {"content-type": "application/json"}
 
 EXTENSION_FIELDS = {
     "ignore_eos": True,
@@ -161,7 +161,8 @@ async def connected(
         raise EngineError(f'"{url}" is not a URL; write for example http://127.0.0.1:8000')
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0, ssl=True if tls is None else tls())
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
+    sent = {DECIDED: "1", **(headers or {})}  # an engine behind a gateway does not ask its sidecar
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=sent) as session:
         model, context_tokens = await _first_model(session, base)
         for variant in product((True, False), repeat=2):
             engine = MeasuredEngine(session, base, model, context_tokens, *variant)
