@@ -7,7 +7,7 @@ from pool_on_cluster.waiting import until
 from pool_on_vllm import pools
 from pool_on_vllm.context import VllmContext
 from pool_on_vllm.metrics_page import fetch, total
-from pool_on_vllm.processes import START_S, LocalPool
+from pool_on_vllm.processes import LocalPool
 from pool_on_vllm.steps.startup import start
 
 ANSWERS = 4
@@ -19,7 +19,7 @@ def start_pool(context: VllmContext) -> str:
     file, log = pools.direct(context), context.file("up-behind-envoy.log")
     started = start(context, LocalPool(file, context.model, 2, log, gateway="envoy"))
     engines = {replica.engine.removeprefix("http://") for replica in context.replicas}
-    until(lambda: _endpoints(context) == engines, "Envoy's endpoints are the engines", START_S)
+    until(lambda: _endpoints(context) == engines, "Envoy's endpoints are the engines")
     return started
 
 
@@ -38,7 +38,7 @@ def counted(context: VllmContext) -> str:
 
 def _endpoints(context: VllmContext) -> set[str]:
     page = fetch(f"{context.pool.router.admin_url}/ready")
-    return set() if page is None else set(json.loads(page)["endpoints"])
+    return set() if page is None else set(json.loads(page)["endpoints"].values())
 
 
 def _total(context: VllmContext, name: str, **labels: str) -> float:
