@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock_core.domain.engine_fields import (
     Scalar,
     counts_on_cache,
+    engine_calls_socket,
     from_fields,
     measured_model_file,
     to_fields,
@@ -116,3 +117,4 @@ def test_fields_of_a_newer_sidecar_are_ignored() -> None:
 
 def test_a_measured_model_is_beside_the_socket() -> None:
     assert measured_model_file("/run/penstock/r0.sock") == "/run/penstock/r0.sock.time-model.json"
+    assert engine_calls_socket("/run/penstock/r0.sock") == "/run/penstock/r0.sock.calls"
