@@ -133,6 +133,11 @@ class Vllm:
         await self.go_on.wait()
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
+    async def waits_with_head(self, receive: Receive, send: Send) -> None:
+        """A stream as vLLM starts it, before its first token."""
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM})
+        await self.waits(receive, send)
+
     async def waits(self, receive: Receive, send: Send) -> None:
         await self.go_on.wait()
 
@@ -341,15 +346,16 @@ async def test_an_error_of_vllm_is_answered_by_the_sidecar(
     assert (client.status, json.loads(client.body)["error"]["message"]) == (400, "too long")
 
 
+@pytest.mark.parametrize("started", [False, True], ids=["no response", "a response without a token"])
 async def test_a_request_that_the_sidecar_ends_before_its_answer_hops(
-    server: Server, sidecar: Sidecar, vllm: Vllm
+    started: bool, server: Server, sidecar: Sidecar, vllm: Vllm
 ) -> None:
     async def drain(call: EngineCall) -> None:
         call.proceed(await call.http.body(1 << 20), "r1", [])
         await eventually(lambda: bool(vllm.scopes))
         raise ApiError(503, "draining", headers=(("x-penstock-rejected", "1"),))
 
-    sidecar.decide, vllm.answers = drain, vllm.waits
+    sidecar.decide, vllm.answers = drain, vllm.waits_with_head if started else vllm.waits
     client = await server.answered()
     assert (client.status, client.headers[b"x-penstock-rejected"]) == (503, b"1")
 

@@ -133,7 +133,11 @@ class SidecarAdmission:
 
 
 class _Answer:
-    """An accepted request at vLLM's application: gives it the body, and reports the answer that it writes."""
+    """An accepted request at vLLM's application: gives it the body, and reports the answer that it writes.
+
+    vLLM starts the response to a streamed request before its first token. It is sent with the first token,
+    because until then the sidecar may return the request, and the gateway tries the next replica.
+    """
 
     def __init__(
         self, call: SidecarCall, decision: Proceed, body: bytes, leaving: asyncio.Future[Message], send: Send
@@ -142,15 +146,16 @@ class _Answer:
         self._body: bytes | None = body
         self._status, self._streams = 0, False
         self._parts: list[bytes] = []
-        self._complete = False
+        self._head: Message | None = None  # the start of a response, until its first bytes
+        self._begun = self._complete = False
 
     async def serve(self, app: App, scope: Mapping[str, Any]) -> None:
         """Serve the request until vLLM has answered, the client has disconnected, or the sidecar ends it."""
         stopped = asyncio.timeout(None)
 
         def stop() -> None:
-            reply, begun = self._call.reply, self._status == OK
-            if reply is not None and not (begun and reply.hops):  # it has begun before the sidecar knew
+            reply = self._call.reply
+            if reply is not None and not (self._begun and reply.hops):  # begun before the sidecar knew
                 stopped.reschedule(0.0)
 
         self._call.on_reply = stop
@@ -179,11 +184,14 @@ class _Answer:
             self._streams = any(
                 name.lower() == b"content-type" and value.startswith(_EVENT_STREAM) for name, value in headers
             )
-            if self._status == OK:
-                await self._send({**message, "headers": headers})
+            self._head = {**message, "headers": headers}
         elif self._status != OK:
             await self._refused(message)
         elif message["type"] == "http.response.body":
+            head, self._head = self._head, None
+            if head is not None:
+                self._begun = True
+                await self._send(head)
             await self._send(message)
             self._wrote(message.get("body", b""), more=message.get("more_body", False))
 
@@ -211,7 +219,7 @@ class _Answer:
 
     async def _replace(self, reply: Reply) -> None:
         """Send the sidecar's response, as the last event of a stream that has begun."""
-        if self._status != OK:
+        if not self._begun:
             await _send_reply(self._send, reply)
         elif self._streams and not self._complete:
             event = b"data: " + reply.body + b"\n\n"
