@@ -1,8 +1,10 @@
 """Errors in the background fail the test: each of these tests passes by its own assertions."""
 
+import logging
 from pathlib import Path
 
 import pytest
+from background import is_of_a_closed_loop
 
 INI = """
 [pytest]
@@ -121,3 +123,15 @@ async def test(served):
     await asyncio.sleep(0)
 """
     outcome(pytester, monkeypatch, test).assert_outcomes(passed=1)
+
+
+def test_grpc_s_poller_fails_no_test_that_runs_after_the_loop_s_own() -> None:
+    try:
+        raise RuntimeError("Event loop is closed")
+    except RuntimeError as error:
+        info = (RuntimeError, error, error.__traceback__)
+    text = "Exception in callback PollerCompletionQueue._handle_events()()"
+    record = logging.LogRecord("asyncio", logging.ERROR, "", 0, text, None, info)
+    assert is_of_a_closed_loop(record)
+    other = logging.LogRecord("asyncio", logging.ERROR, "", 0, "Exception in callback f()", None, info)
+    assert not is_of_a_closed_loop(other)
