@@ -270,19 +270,18 @@ async def test_without_a_sidecar_the_gateway_tries_the_next_replica(tmp_path: Pa
 
 
 async def test_a_sidecar_that_is_lost_before_its_decision_hops_too(server: Server, sidecar: Sidecar) -> None:
-    async def never(call: EngineCall) -> None:
-        await asyncio.Event().wait()
+    async def undecided(call: EngineCall) -> None:
+        gone = asyncio.Event()
+        call.http.on_gone = gone.set
+        await gone.wait()
 
-    sidecar.decide = never
+    sidecar.decide = undecided
     client = server.ask()
     await eventually(lambda: len(sidecar.calls) == 1)
     for connection in list(sidecar.connections.open):
         connection.close()
     await client.task
     assert client.status == 503
-    for task in asyncio.all_tasks():
-        if task.get_coro().__qualname__.endswith("_serve"):  # type: ignore[union-attr]
-            task.cancel()
 
 
 async def test_a_sidecar_that_is_too_slow_is_told_that_the_request_has_gone(

@@ -42,9 +42,6 @@ UNSENT_BYTES = 64 << 20
 """Bytes that the sidecar has not read, above which it counts as away."""
 
 
-Clock = Callable[[], float]
-
-
 class SidecarAway(Exception):
     """The sidecar is not running, or does not read."""
 
@@ -175,12 +172,9 @@ class SidecarCalls:
 
     async def run(self) -> None:
         """Stay connected until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
-            connection = _Connection(self._take, loop.create_future())
             with contextlib.suppress(OSError):
-                await loop.create_unix_connection(lambda: connection, self._path)  # noqa: B023
-                await self._stay(connection)
+                await self._connect()
             await asyncio.sleep(RECONNECT_S)
 
     @property
@@ -199,8 +193,11 @@ class SidecarCalls:
         transport.write(framed(Call(id, method, path, headers, body, now_s)))
         return call
 
-    async def _stay(self, connection: "_Connection") -> None:
-        """Use a connection until it is lost."""
+    async def _connect(self) -> None:
+        """Connect, and use the connection until it is lost. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        connection = _Connection(self._take, loop.create_future())
+        await loop.create_unix_connection(lambda: connection, self._path)
         self._transport = transport = connection.transport
         try:
             await connection.lost

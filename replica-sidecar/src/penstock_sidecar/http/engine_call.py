@@ -22,7 +22,7 @@ class EngineCall:
     """A request at the engine's port.
 
     http: the request. read_s: when the engine had read it.
-    on_report: called with each report about an accepted request. begun: whether its answer has begun.
+    on_report: called with each report about an accepted request.
     """
 
     def __init__(self, call: Call, send: Callable[[FromSidecar], None]) -> None:
@@ -33,7 +33,6 @@ class EngineCall:
         self.write_paused = self.closing = False
         self.client_host, self.date_line = "engine", b"date: none\r\n"
         self.read_s = min(max(call.read_s, monotonic() - MOST_SPENT_S), monotonic())
-        self.begun = False
         self.on_report: Callable[[Report], None] | None = None
         self.http = HttpRequest(
             self, call.method, call.path, call.headers, version="1.1", keep_alive=True, expects_100=False
@@ -54,7 +53,6 @@ class EngineCall:
         if report.progress is Progress.GONE:
             self.http.lost()
         elif self.on_report is not None:
-            self.begun = self.begun or report.progress is Progress.BEGUN
             self.on_report(report)
 
     def lost(self) -> None:
