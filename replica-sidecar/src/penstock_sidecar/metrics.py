@@ -78,6 +78,9 @@ class Metrics:
             "time_model_error_ratio", "Relative error of an iteration's predicted duration.", _RATIOS
         )
         self.time_scale = make.gauge("time_model_scale", "The online correction of the time model.")
+        self.admission_margin = make.gauge(
+            "admission_margin_ratio", "Factor on planned durations, learned from SLOs met and missed."
+        )
         self.delivery = make.gauge(
             "delivery_seconds",
             "Learned time of a request outside of iterations, which is subtracted from targets.",

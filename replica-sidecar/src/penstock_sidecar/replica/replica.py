@@ -215,6 +215,7 @@ class Replica:
             self._estimates.observe_idle(now_s - self._ticked_s)
             self._metrics.time_scale.set(self._estimates.model.scale)
         self._ticked_s = now_s
+        self._metrics.admission_margin.set(self._estimates.admission_margin(now_s))
         if self._mirror.prefixes.reported.count != self._reported_changes:
             self._reported_changes = self._mirror.prefixes.reported.count
             self.report_prefixes()

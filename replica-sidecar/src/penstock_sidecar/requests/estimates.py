@@ -9,7 +9,7 @@ from math import ceil
 from penstock_core.domain.request import Job, Request
 from penstock_core.forecast.length_predictor import LengthPredictor
 from penstock_core.forecast.prompt_length import PromptLength
-from penstock_core.timing.admission_margin import AdmissionMargin, judged, widened
+from penstock_core.timing.admission_margin import AdmissionMargin, judged, margin_at, widened
 from penstock_core.timing.correction import Correction, corrected, expected, observe, rested
 from penstock_core.timing.delivery_time import delivered, delivery_time
 from penstock_core.timing.time_model import BatchWork, TimeModel
@@ -65,6 +65,10 @@ class Estimates:
     def admission_model(self, now_s: float) -> TimeModel:
         """Return the time model for admission: slower if too few admitted requests meet their SLO."""
         return widened(self.model, self._margin, now_s)
+
+    def admission_margin(self, now_s: float) -> float:
+        """Return the margin of admission: a factor on planned durations, at least 1."""
+        return margin_at(self._margin, now_s)
 
     def observe_idle(self, seconds: float) -> None:
         """Let the correction decay by the time that the engine has been idle."""
