@@ -68,8 +68,8 @@ REJECT, BEST_EFFORT = Backup.REJECT, Backup.BEST_EFFORT
         (REJECT, 3, [NEVER, FULL, NEVER], [A1, B2, C3, LATER]),
         (REJECT, 3, [LOST], [A1, B1]),
         (REJECT, 1, [RETURNED, LOST], [A1, B1, Try("c", 1)]),
-        (REJECT, 3, [LOST, LOST], [A1, B1, ReplicaLost(2)]),
-        (REJECT, 3, [LOST, BUSY, LOST], [A1, B1, C2, ReplicaLost(2)]),
+        (REJECT, 3, [LOST, LOST], [A1, B1, ReplicaLost(2, "b")]),
+        (REJECT, 3, [LOST, BUSY, LOST], [A1, B1, C2, ReplicaLost(2, "c")]),
         (REJECT, 3, [RETURNED, RETURNED, LOST], [A1, B1, Try("c", 1), NO_REPLICAS]),
         (REJECT, 3, [DOWN, DRAINING, LOST], [A1, B1, Try("c", 1), NO_REPLICAS]),
         (REJECT, 3, [LOST, BUSY, BUSY], [A1, B1, C2, Unattainable(2, 2)]),
@@ -78,7 +78,7 @@ REJECT, BEST_EFFORT = Backup.REJECT, Backup.BEST_EFFORT
         (BEST_EFFORT, 1, [BUSY, LOST], [A1, Try("b", 1, backup=True), Try("a", 1, backup=True)]),
         (BEST_EFFORT, 1, [BUSY, DOWN], [A1, Try("b", 1, backup=True), Try("a", 1, backup=True)]),
         (BEST_EFFORT, 1, [NEVER, NEVER], [A1, Try("b", 1, backup=True), Unattainable(1, None)]),
-        (BEST_EFFORT, 1, [BUSY, LOST, LOST], [A1, BACKUP_B, Try("a", 1, backup=True), ReplicaLost(2)]),
+        (BEST_EFFORT, 1, [BUSY, LOST, LOST], [A1, BACKUP_B, Try("a", 1, backup=True), ReplicaLost(2, "a")]),
         (BEST_EFFORT, 3, [DOWN, DOWN, DOWN], [A1, B1, Try("c", 1), NO_REPLICAS]),
     ],
 )
@@ -167,7 +167,7 @@ def test_retry_after_is_the_earliest_whole_second(earliest_s: list[float | None]
 
 def test_a_request_that_the_retry_budget_does_not_cover_is_not_sent_again() -> None:
     attempts = after_loss(Attempts(("a", "b"), 3, REJECT), A1, affordable=False)
-    assert next_action(attempts, loads("a", "b")) == ReplicaLost(1)
+    assert next_action(attempts, loads("a", "b")) == ReplicaLost(1, "a")
 
 
 def test_a_replica_that_came_into_service_after_the_order_was_made_is_tried_last() -> None:

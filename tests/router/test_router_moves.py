@@ -217,6 +217,22 @@ async def test_replicas_lost_before_they_continue_a_stream_cost_moves() -> None:
     assert [len(replica.parts) for replica in replicas] == [1, 1, 0]
 
 
+async def test_a_replica_that_has_come_back_continues_a_stream_if_another_one_is_lost() -> None:
+    async def dies_at_once(part: Part) -> None:
+        part.fail(wire.FAILURE_ENGINE_LOST, 502)
+
+    replicas = replicas_losing(("engine",), ())
+    replicas[1].script = dies_at_once
+    async with router_with(replicas, routing={"maxMoves": 2, "backup": "reject"}) as router:
+        assert len(words_of(await streamed(router))) == TOKENS
+        page = [
+            await router.metric(f'penstock_router_moves_total{{cause="engine_lost",outcome="{outcome}"}}')
+            for outcome in ("lost", "moved")
+        ]
+    assert page == [1, 1]
+    assert [len(replica.parts) for replica in replicas] == [2, 1]
+
+
 async def test_without_another_replica_a_stream_ends_with_an_error() -> None:
     async with running_router(*replicas_losing(("replica",))) as router:
         stream = await streamed(router)

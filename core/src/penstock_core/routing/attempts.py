@@ -86,9 +86,11 @@ class ReplicaLost(NamedTuple):
 
     losses: number of lost replicas. Beyond `REPLAYS` the request may be the cause, and a client's retry could
         crash further replicas.
+    replica: the last one that was lost.
     """
 
     losses: int
+    replica: str
 
 
 NextAction = Try | Unattainable | NoReplicas | ReplicaLost
@@ -102,7 +104,8 @@ class Attempts:
     rejections: so far, one per hop.
     gone: replicas that were lost or out of service when tried.
     backup_rejected: whether the backup's replica has rejected it too.
-    losses: replicas that were lost with the request. over: whether it may not be sent again.
+    losses: replicas that were lost with the request. lost: the last of them; "" if none. over: whether it may
+        not be sent again.
     request: its known properties, for the choice of the backup's replica.
     """
 
@@ -113,6 +116,7 @@ class Attempts:
     gone: frozenset[str] = frozenset()
     backup_rejected: bool = False
     losses: int = 0
+    lost: str = ""
     over: bool = False
     request: RoutingRequest = UNKNOWN_REQUEST
 
@@ -120,7 +124,7 @@ class Attempts:
 def next_action(attempts: Attempts, loads: Sequence[ReplicaLoad]) -> NextAction:
     """Return the next action. loads: the replicas that take requests now."""
     if attempts.over:
-        return ReplicaLost(attempts.losses)
+        return ReplicaLost(attempts.losses, attempts.lost)
     there = {load.name for load in loads}
     candidate = next((name for name in attempts.left if name in there), None)
     hops = len(attempts.rejections)
@@ -174,7 +178,8 @@ def after_loss(attempts: Attempts, tried: Try, affordable: bool = True) -> Attem
     affordable: whether the retry budget allows a replay.
     """
     losses = attempts.losses + 1
-    return replace(after_skip(attempts, tried), losses=losses, over=losses > REPLAYS or not affordable)
+    over = losses > REPLAYS or not affordable
+    return replace(after_skip(attempts, tried), losses=losses, lost=tried.replica, over=over)
 
 
 def with_joined(attempts: Attempts, before: Sequence[ReplicaLoad], now: Sequence[ReplicaLoad]) -> Attempts:

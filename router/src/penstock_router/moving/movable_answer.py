@@ -187,14 +187,15 @@ class MovableAnswer:
         return kept_ids
 
     async def _place(self, loss: ReplicaLoss, body: Fields, kept_ids: list[int]) -> None:
-        """Place the continuation, as often as the request may be moved."""
-        continued = self._continued(body, kept_ids)
+        """Place the continuation, as often as the request may be moved.
+
+        Only the last replica that was lost is excluded: others may have come back while a lost one was tried.
+        """
+        continued, lost = self._continued(body, kept_ids), self._placed.link.name
         while self._outcome.moves < self._mover.max_moves:
             self._outcome.moves += 1
             try:
-                found = await self._mover.placement.place_again(
-                    continued, self._on_overflow, self._placed.link.name
-                )
+                found = await self._mover.placement.place_again(continued, self._on_overflow, lost)
             except UpstreamError as error:
                 log.warning("continuation refused", request=self._request.id, status=error.status)
                 found = None
@@ -205,6 +206,7 @@ class MovableAnswer:
             if found is None or not found.lost:
                 self._give_up(loss, MoveOutcome.REFUSED, "no other replica takes it")
                 return
+            lost = found.lost
             self._count(loss, MoveOutcome.LOST)
         self._give_up(loss, MoveOutcome.SPENT, f"it has been moved {self._outcome.moves} times")
 

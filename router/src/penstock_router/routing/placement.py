@@ -56,9 +56,9 @@ class Placed(NamedTuple):
 
 
 class NotPlaced(NamedTuple):
-    """No replica serves the rest of a request. lost: whether another replica was lost with it."""
+    """No replica serves the rest of a request. lost: another replica that was lost with it; "" if none."""
 
-    lost: bool
+    lost: str
 
 
 class Placement:
@@ -115,7 +115,9 @@ class Placement:
             request.tier, request.targets, request.arrival_s, stream=True, decided=True, failovers=REPLAYS
         )
         found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT, frozenset({lost}))
-        return found if isinstance(found, Placed) else NotPlaced(isinstance(found, ReplicaLost))
+        if isinstance(found, Placed):
+            return found
+        return NotPlaced(found.replica if isinstance(found, ReplicaLost) else "")
 
     async def detokenize(self, tokens: Sequence[int], lost: str) -> str | None:
         """Return the text of tokens; None if no engine returns it. lost: the replica that is excluded."""
