@@ -30,11 +30,11 @@ from penstock_core.policies.slos_serve.batch_plan import (
 from penstock_core.policies.slos_serve.kernel import MOST_BATCHES, Prompts, Rows, Rule, simulate
 from penstock_core.policies.slos_serve.speculation import NO_SPECULATION
 from penstock_core.policies.slos_serve.workload import AdmittedSet
-from penstock_core.timing.batch_length import ordinary_batch_s
+from penstock_core.timing.batch_length import ordinary_batch_s, smooth_batch_s
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.step_tail import LATE_WINDOWS, spare_steps
-from penstock_core.timing.time_model import BatchWork, TimeModel, chunk_work
+from penstock_core.timing.time_model import ONE_TOKEN, BatchWork, Term, TimeModel, chunk_work
 from recorded_lines import assert_recorded
 
 from examples import examples
@@ -42,6 +42,7 @@ from examples import examples
 OPT = time_model("slos-serve-opt-6.7b-a100")
 ORDINARY_S = ordinary_batch_s(OPT.prefill_seconds(1))
 LLAMA = time_model("llama-3-8b-a100")
+ON_CPU = TimeModel("cpu", (Term(8.4e-5, 1.6e-3),))
 NOW_S = 10.0
 STEP_S = OPT.prefill_seconds(1)
 ORDINARY = BatchingRule(0.1)
@@ -456,6 +457,21 @@ def test_a_window_survives_all_slow_steps_that_fit_into_it(slow: set[int], outpu
         now_s += took_s * (4.0 if left in slow else 1.0)
         job = advance(job, 1, 1, now_s)
     assert now_s <= NOW_S + WINDOW_TOKENS * tpot_s + 1e-6
+
+
+def test_batches_beside_judged_gaps_are_short_if_prompts_are_in_time_with_them() -> None:
+    """A prompt of 6,000 tokens takes 0.69 s in batches of four of the shortest, 0.58 s in those of eight."""
+    view, longest_s = replica(ON_CPU), smooth_batch_s(ON_CPU.seconds(ONE_TOKEN))
+
+    def limit_s(judge: Judge, due_in_s: float) -> float:
+        stream = decode("d", tpot_s=0.2, due_in_s=0.2, judge=judge)
+        found = best_plan(AdmittedSet(view, [stream], [prompt("p", 6000, due_in_s)]))
+        assert found.feasible
+        return found.first.limit_s
+
+    assert limit_s(Judge.MAX, 1.0) == pytest.approx(longest_s)
+    assert limit_s(Judge.MAX, 0.65) == pytest.approx(2 * longest_s)
+    assert limit_s(Judge.WINDOW, 1.0) == pytest.approx(2 * longest_s)
 
 
 def test_no_decode_waits_if_steps_may_be_slow() -> None:

@@ -94,9 +94,9 @@ def test_no_fixed_token_budget_gives_shorter_gaps_and_earlier_first_tokens(kinds
         assert ours.gap_s <= NOT_WORSE * fixed.gap_s or ours.ttft_s < fixed.ttft_s
 
 
-@pytest.mark.parametrize("kinds", ENGINES[:2])
-def test_a_stream_is_as_smooth_as_with_a_budget_of_128_tokens(kinds: KindFactors) -> None:
+@pytest.mark.parametrize("kinds", ENGINES)
+def test_a_stream_is_smoother_than_with_a_budget_of_128_tokens(kinds: KindFactors) -> None:
     ours = run(build("slos-serve"), Limits(), kinds)
     fixed = run(build("vllm"), Limits(batch_tokens=128), kinds)
-    assert ours.gap_s <= 1.2 * fixed.gap_s
-    assert ours.ttft_s <= 1.1 * fixed.ttft_s
+    assert ours.gap_s <= fixed.gap_s
+    assert ours.ttft_s <= 1.25 * fixed.ttft_s

@@ -5,6 +5,8 @@ batches waste less time on their fixed cost. So the bound grows with the shortes
 consists almost only of the fixed cost, and with the duration of the decodes: twice that leaves half for
 prefill.
 
+Beside an answer whose single gaps are judged, shorter batches are tried first: every one of them is a gap.
+
 Plain arithmetic, so that compiled code can call it.
 """
 
@@ -30,6 +32,14 @@ def ordinary_batch_s(shortest_s: float) -> float:
     shortest_s: duration of a batch of one token.
     """
     return max(min(ORDINARY_BATCH_S, MOST_SHORTEST_BATCHES * shortest_s), SHORTEST_BATCHES * shortest_s)
+
+
+def smooth_batch_s(shortest_s: float) -> float:
+    """Return the longest duration of a batch beside an answer whose single gaps are judged.
+
+    shortest_s: duration of a batch of one token.
+    """
+    return SHORTEST_BATCHES * shortest_s
 
 
 def longest_batch_s(ordinary_s: float, decodes_s: float) -> float:

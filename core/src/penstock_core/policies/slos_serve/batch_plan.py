@@ -10,7 +10,8 @@ the end of its window in time. With r tokens left in the window, a batch may las
 the time of the r - 1 other tokens in batches without prefill. If the answer may end before its window does
 (`Job.sure_tokens`), the deadline of the next token counts. A batch cannot be interrupted, so an arriving
 request may wait for all of it. Therefore its length is also bounded (`batch_length`): by four of the shortest
-batches, by 60 ms if that is at most eight of them, or by twice the duration of its decodes alone. Without
+batches, by 60 ms if that is at most eight of them, or by twice the duration of its decodes alone. Beside a
+decode whose single gaps are judged, plans with batches of at most four of the shortest come first. Without
 decodes a prompt is computed even if one of its tokens takes longer than that, because of a wrong time model
 or a very long context (`largest_chunk`).
 
@@ -59,11 +60,11 @@ import numpy as np
 from penstock_core.compilation.arrays import Floats, Ints
 from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, RequestId, transposed
-from penstock_core.domain.slo import NO_ANCHOR
+from penstock_core.domain.slo import NO_ANCHOR, Judge
 from penstock_core.policies.slos_serve.kernel import Engine, Prompts, Rows, Rule, simulate
 from penstock_core.policies.slos_serve.speculation import NO_SPECULATION, SpeculationLengths
 from penstock_core.policies.slos_serve.workload import AdmittedSet
-from penstock_core.timing.batch_length import ordinary_batch_s
+from penstock_core.timing.batch_length import ordinary_batch_s, smooth_batch_s
 from penstock_core.timing.time_model import ONE_DECODE, ONE_TOKEN, BatchWork, TimeModel
 
 LENGTHS = (1.0, 4.0)
@@ -199,14 +200,18 @@ def best_plan(admitted: AdmittedSet, *, either_margin: bool = False) -> BatchPla
 def rules(admitted: AdmittedSet) -> Iterator[BatchingRule]:
     """Yield the rules to try: ordinary batches, longer ones, and batches without some of the decodes.
 
-    Lazy: mostly the first is feasible, so whether decodes may wait need not be computed.
+    Beside a decode whose single gaps are judged, short batches come first. Lazy: mostly the first rule is
+    feasible, so whether decodes may wait need not be computed.
     """
     shortest_s = admitted.view.model.seconds(ONE_TOKEN)
     ordinary_s = ordinary_batch_s(shortest_s)
+    lengths_s = [ordinary_s * factor for factor in LENGTHS]
+    if any([job.request.targets.judge is Judge.MAX for job in admitted.decodes]):
+        lengths_s.insert(0, smooth_batch_s(shortest_s))
     margin = MARGIN if admitted.rejected > len(admitted.jobs) else 0.0
     speculations = (admitted.speculation, NO_SPECULATION) if admitted.speculation else (NO_SPECULATION,)
-    for factor, speculation in product(LENGTHS, speculations):
-        yield BatchingRule(ordinary_s * factor, speculation, margin=margin)
+    for longest_s, speculation in product(lengths_s, speculations):
+        yield BatchingRule(longest_s, speculation, margin=margin)
     if _may_wait(admitted):
         for speculation in speculations:
             yield BatchingRule(ordinary_s, speculation, skips=True, margin=margin)
