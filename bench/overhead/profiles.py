@@ -55,7 +55,7 @@ async def _sampled(pid: int, window_s: float, out: Path) -> list[str]:
     output, _ = await sampler.communicate()
     if sampler.returncode != 0:
         raise SystemExit(f"py-spy: {output.decode(errors='replace')}")
-    return largest_costs(await asyncio.to_thread(out.read_text))
+    return largest_costs(await asyncio.to_thread(out.read_text, errors="replace"))
 
 
 def largest_costs(stacks: str) -> list[str]:

@@ -97,7 +97,7 @@ def broken_bounds(
 
 
 def orphans_of(links: Sequence[ReplicaLink], sidecar: SidecarProcess, engine: EngineProcess) -> Iterator[str]:
-    """Yield a sidecar's requests that no router has, and an engine's that its sidecar has not.
+    """Yield a sidecar's requests that no router or engine has, and an engine's that its sidecar has not.
 
     Ids are of each router's own, so it is counted how many requests have one.
     """
@@ -108,6 +108,9 @@ def orphans_of(links: Sequence[ReplicaLink], sidecar: SidecarProcess, engine: En
     of_gateways = [each for each in replica.accepted._requests.values() if isinstance(each._owner, HttpOwner)]
     if len(of_gateways) > sidecar.of_gateways:
         yield f"{name} carries {len(of_gateways)} requests over HTTP, and answers {sidecar.of_gateways}"
+    calls = {id for connection in sidecar.engines.open for id in connection.calls}
+    for id in calls ^ engine.calls._open.keys():
+        yield f"{name if id in calls else engine.host.name} carries call {id}, and its peer does not"
     known = {each.request_id for each in replica.accepted._requests.values()}
     if replica._forwarder._reads_fields:
         known = set(replica.accepted._requests)
@@ -303,6 +306,7 @@ def broken_rest(
             blocks=state.total_blocks - state.free_blocks,
             streams=len(engine.loop._streams),
             answering=len(engine.server.tasks),
+            calls=len(engine.calls._open),
         )
 
 
@@ -351,6 +355,7 @@ def _left_at_sidecar(sidecar: SidecarProcess, fronts: int) -> Iterator[str]:
         forwarding=len(replica._forwarder._tasks),
         answering=len(sidecar.http.tasks),
         of_gateways=len(sidecar.http.connections),
+        calls=sum(len(each.calls) for each in sidecar.engines.open),
     )
     if len(replica._sessions) != fronts:
         yield f"6 {sidecar.host.name}: {len(replica._sessions)} sessions of {fronts} routers"

@@ -136,13 +136,14 @@ class HangingTruth:
 
 @dataclass(slots=True)
 class EngineProcess:
-    """A simulated engine."""
+    """A simulated engine. calls: what it asks its sidecar about gateways' requests."""
 
     host: Host
     loop: StepLoop
     server: Server
     truth: HangingTruth
     reports: StepReportSender | PluginReports
+    calls: SidecarCalls
 
 
 @dataclass(slots=True)
@@ -229,7 +230,7 @@ def start_engine(
         api = build_api(pool, loop, ENGINE_OPTIONS, lambda: network.ticket_keys.get(replica, b""))
         app = GatewayRequests(api, calls, ENGINE_OPTIONS.max_body_bytes) if spec.direct else api
         server = Server(app, HttpBounds(), None)
-        return EngineProcess(host, loop, server, truth, reports)
+        return EngineProcess(host, loop, server, truth, reports, calls)
 
     calls = SidecarCalls(Path(calls_of(replica)), monotonic)
     engine = host.context.copy().run(assemble)
