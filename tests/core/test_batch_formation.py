@@ -50,9 +50,10 @@ def decode(
     tpot_s: float | None = 0.1,
     best_effort: bool = False,
     at_s: float = NOW_S - 1,
+    judge: Judge = Judge.MAX,
 ) -> Job:
     """Return a decode whose first token was returned so that its next one is due in `due_in_s`."""
-    targets = Targets(1.0, tpot_s, None, Judge.MAX)
+    targets = Targets(1.0, tpot_s, None, judge)
     job = new_job(Request(name, "tier", at_s, context, 4096, targets), 100, best_effort)
     return advance(job, context, 1, NOW_S + due_in_s - (tpot_s or 0.0))
 
@@ -85,7 +86,7 @@ def test_decodes_without_prompts_get_one_token_each() -> None:
 
 
 def test_prefill_fills_the_longest_batch_beside_decodes() -> None:
-    step = batch([decode("a")], [prompt("p", 5000)])
+    step = batch([decode("a", judge=Judge.MEAN)], [prompt("p", 5000)])
     assert step.tokens["a"] == 1
     assert step.duration_s <= ORDINARY_S < step.duration_s + 0.0001
 
@@ -385,7 +386,7 @@ def test_a_batch_is_formed_whenever_admitted_work_fits() -> None:
 
 def test_best_effort_lengthens_a_batch_only_as_far_as_memory_is_free() -> None:
     """The batch takes 500 blocks' decode along: of 1,000 they are half, and best effort gets nothing."""
-    running, offline = [decode("a", 8000)], [prompt("o", 5000, best_effort=True)]
+    running, offline = [decode("a", 8000, judge=Judge.MEAN)], [prompt("o", 5000, best_effort=True)]
     alone_s = batch(running, []).duration_s
 
     def lengthened_s(blocks: int) -> float:

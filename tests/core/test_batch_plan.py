@@ -16,6 +16,7 @@ from penstock_core.domain.request import Job, Request, advance, deadline_order, 
 from penstock_core.domain.slo import Judge, Targets
 from penstock_core.domain.token_window import WINDOW_TOKENS
 from penstock_core.policies.slos_serve import batch_plan
+from penstock_core.policies.slos_serve.batch_formation import form_batch
 from penstock_core.policies.slos_serve.batch_plan import (
     LENGTHS,
     MARGIN,
@@ -29,12 +30,12 @@ from penstock_core.policies.slos_serve.batch_plan import (
 )
 from penstock_core.policies.slos_serve.kernel import MOST_BATCHES, Prompts, Rows, Rule, simulate
 from penstock_core.policies.slos_serve.speculation import NO_SPECULATION
-from penstock_core.policies.slos_serve.workload import AdmittedSet
-from penstock_core.timing.batch_length import ordinary_batch_s, smooth_batch_s
+from penstock_core.policies.slos_serve.workload import AdmittedSet, Workload
+from penstock_core.timing.batch_length import ordinary_batch_s, smooth_batch_tokens
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.speculation import Speculation
 from penstock_core.timing.step_tail import LATE_WINDOWS, spare_steps
-from penstock_core.timing.time_model import ONE_TOKEN, BatchWork, Term, TimeModel, chunk_work
+from penstock_core.timing.time_model import BatchWork, Term, TimeModel, chunk_work
 from recorded_lines import assert_recorded
 
 from examples import examples
@@ -461,17 +462,24 @@ def test_a_window_survives_all_slow_steps_that_fit_into_it(slow: set[int], outpu
 
 def test_batches_beside_judged_gaps_are_short_if_prompts_are_in_time_with_them() -> None:
     """A prompt of 6,000 tokens takes 0.69 s in batches of four of the shortest, 0.58 s in those of eight."""
-    view, longest_s = replica(ON_CPU), smooth_batch_s(ON_CPU.seconds(ONE_TOKEN))
+    view, few = replica(ON_CPU), smooth_batch_tokens(ON_CPU)
 
-    def limit_s(judge: Judge, due_in_s: float) -> float:
+    def most_tokens(judge: Judge, due_in_s: float) -> int:
         stream = decode("d", tpot_s=0.2, due_in_s=0.2, judge=judge)
         found = best_plan(AdmittedSet(view, [stream], [prompt("p", 6000, due_in_s)]))
         assert found.feasible
-        return found.first.limit_s
+        return found.first.most_tokens
 
-    assert limit_s(Judge.MAX, 1.0) == pytest.approx(longest_s)
-    assert limit_s(Judge.MAX, 0.65) == pytest.approx(2 * longest_s)
-    assert limit_s(Judge.WINDOW, 1.0) == pytest.approx(2 * longest_s)
+    assert most_tokens(Judge.MAX, 1.0) == few
+    assert most_tokens(Judge.MAX, 0.65) > few
+    assert most_tokens(Judge.WINDOW, 1.0) > few
+
+
+def test_the_engine_computes_as_many_tokens_as_the_plan() -> None:
+    stream, coming = decode("d", tpot_s=0.2, due_in_s=0.2, judge=Judge.MAX), prompt("p", 6000, 1.0)
+    view = replace(replica(ON_CPU), running=(stream,), waiting=(coming,))
+    step = form_batch(Workload.of(view, 30.0))
+    assert sum(step.tokens.values()) == smooth_batch_tokens(ON_CPU)
 
 
 def test_no_decode_waits_if_steps_may_be_slow() -> None:

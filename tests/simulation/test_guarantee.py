@@ -129,7 +129,7 @@ LOADS = [
     Load("opt-13b-h100", ("chat", "coder", "report"), 10.0),
     Load("opt-13b-h100", BROAD, 15.0, 200_000),
     Load("llama-3-70b-4xh100", ("chat", "coder", "summary", "batch"), 20.0),
-    Load("llama-3-8b-h100", ("coder", "strict"), 60.0),
+    Load("llama-3-8b-h100", ("coder", "strict"), 90.0),
     Load(OPT, ("chat", "coder", "summary"), 5.0, 43296, replicas=3, backup=Backup.BEST_EFFORT),
     Load("llama-3-8b-a100", BROAD, 15.0, replicas=4, backup=Backup.BEST_EFFORT),
     Load("slos-serve-r1-distill-1.5b-a100", ("thinker",), 15.0, backup=Backup.BEST_EFFORT),

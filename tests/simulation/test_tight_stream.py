@@ -99,4 +99,4 @@ def test_a_stream_is_smoother_than_with_a_budget_of_128_tokens(kinds: KindFactor
     ours = run(build("slos-serve"), Limits(), kinds)
     fixed = run(build("vllm"), Limits(batch_tokens=128), kinds)
     assert ours.gap_s <= fixed.gap_s
-    assert ours.ttft_s <= 1.25 * fixed.ttft_s
+    assert ours.ttft_s <= 1.6 * fixed.ttft_s

@@ -5,10 +5,13 @@ batches waste less time on their fixed cost. So the bound grows with the shortes
 consists almost only of the fixed cost, and with the duration of the decodes: twice that leaves half for
 prefill.
 
-Beside an answer whose single gaps are judged, shorter batches are tried first: every one of them is a gap.
+Beside an answer whose single gaps are judged, every batch is a gap, so batches with fewer tokens are tried
+first (`smooth_batch_tokens`).
 
-Plain arithmetic, so that compiled code can call it.
+Plain arithmetic, so that compiled code can call `longest_batch_s`.
 """
+
+from penstock_core.timing.time_model import ONE_TOKEN, TimeModel
 
 ORDINARY_BATCH_S = 0.060
 """Duration that is allowed, unless it is too short or too long compared with the shortest batch."""
@@ -22,6 +25,10 @@ MOST_SHORTEST_BATCHES = 8.0
 This bound applies to engines whose shortest batch takes less than 7.5 ms. No built-in model is that fast. On
 such engines it makes streams beside long prompts as smooth as the best fixed token budget (ADR 0046)."""
 
+SMOOTH_BATCHES = 3.0
+"""A batch beside an answer whose single gaps are judged has as many tokens as fit into this many of the
+shortest batches: its fixed cost is then a third, attention aside."""
+
 DECODE_STRETCH = 2.0
 """Largest duration of a batch with prefill, as a multiple of its decodes alone."""
 
@@ -34,14 +41,16 @@ def ordinary_batch_s(shortest_s: float) -> float:
     return max(min(ORDINARY_BATCH_S, MOST_SHORTEST_BATCHES * shortest_s), SHORTEST_BATCHES * shortest_s)
 
 
-def smooth_batch_s(shortest_s: float) -> float:
-    """Return the longest duration of a batch beside an answer whose single gaps are judged.
-
-    shortest_s: duration of a batch of one token.
-    """
-    return SHORTEST_BATCHES * shortest_s
-
-
 def longest_batch_s(ordinary_s: float, decodes_s: float) -> float:
     """Return the longest duration of a batch whose decodes take `decodes_s` alone."""
     return max(ordinary_s, DECODE_STRETCH * decodes_s)
+
+
+def smooth_batch_tokens(model: TimeModel) -> int:
+    """Return the most tokens of a batch beside an answer whose single gaps are judged.
+
+    Attention aside they take as long as three of the shortest batches. Attention is left out because a prompt
+    with a long context needs it for a single token too, and because a time model that was measured with whole
+    prompts hardly knows that of a chunk.
+    """
+    return model.tokens_within(SMOOTH_BATCHES * model.seconds(ONE_TOKEN))

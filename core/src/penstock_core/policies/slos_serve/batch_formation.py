@@ -13,11 +13,13 @@ That only happens after a wrong prediction, since admission has counted the bloc
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from penstock_core.batch.best_effort import fill_surplus
 from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.domain.policy import Step
+from penstock_core.domain.replica_view import ReplicaView
 from penstock_core.domain.request import Job, deadline_order, holding_kv
 from penstock_core.policies.slos_serve.batch_plan import FirstBatch, first_batch
 from penstock_core.policies.slos_serve.workload import Workload
@@ -60,7 +62,7 @@ def form_batch(workload: Workload, first: FirstBatch | None = None) -> Step:
     repeatable = first is None and not surplus  # whether best effort runs depends on time
     victims = Victims(surplus, admitted.jobs)
     first = first or first_batch(admitted, alone=not surplus)
-    batch = OpenBatch(admitted.view)
+    batch = OpenBatch(_bounded(admitted.view, first.most_tokens))
     decodes = admitted.decodes
     if first.skipped:
         decodes = [job for place, job in enumerate(decodes) if place not in first.skipped]
@@ -70,6 +72,13 @@ def form_batch(workload: Workload, first: FirstBatch | None = None) -> Step:
     if surplus:
         fill_surplus(batch, surplus, _surplus_limit_s(batch, limit_s))
     return batch.repeatable_step() if repeatable else batch.step()
+
+
+def _bounded(view: ReplicaView, most_tokens: int) -> ReplicaView:
+    """Return the view with at most this many tokens in a batch."""
+    if most_tokens >= view.limits.batch_tokens:
+        return view
+    return replace(view, limits=replace(view.limits, batch_tokens=most_tokens))
 
 
 def _surplus_limit_s(batch: OpenBatch, limit_s: float) -> float:

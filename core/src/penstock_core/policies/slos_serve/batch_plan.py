@@ -11,7 +11,7 @@ the time of the r - 1 other tokens in batches without prefill. If the answer may
 (`Job.sure_tokens`), the deadline of the next token counts. A batch cannot be interrupted, so an arriving
 request may wait for all of it. Therefore its length is also bounded (`batch_length`): by four of the shortest
 batches, by 60 ms if that is at most eight of them, or by twice the duration of its decodes alone. Beside a
-decode whose single gaps are judged, plans with batches of at most four of the shortest come first. Without
+decode whose single gaps are judged, plans with fewer tokens a batch come first. Without
 decodes a prompt is computed even if one of its tokens takes longer than that, because of a wrong time model
 or a very long context (`largest_chunk`).
 
@@ -64,8 +64,8 @@ from penstock_core.domain.slo import NO_ANCHOR, Judge
 from penstock_core.policies.slos_serve.kernel import Engine, Prompts, Rows, Rule, simulate
 from penstock_core.policies.slos_serve.speculation import NO_SPECULATION, SpeculationLengths
 from penstock_core.policies.slos_serve.workload import AdmittedSet
-from penstock_core.timing.batch_length import ordinary_batch_s, smooth_batch_s
-from penstock_core.timing.time_model import ONE_DECODE, ONE_TOKEN, BatchWork, TimeModel
+from penstock_core.timing.batch_length import ordinary_batch_s, smooth_batch_tokens
+from penstock_core.timing.time_model import ONE_DECODE, ONE_TOKEN, UNBOUNDED_TOKENS, BatchWork, TimeModel
 
 LENGTHS = (1.0, 4.0)
 """Batch lengths tried, as multiples of the ordinary one: longer batches waste less time on their fixed cost.
@@ -91,24 +91,27 @@ class BatchingRule(NamedTuple):
     speculation: draft tokens of decodes, by tier.
     skips: whether decodes that are in time without a token may be left out of a batch, in favour of prefill.
     margin: safety margin of batches beside long answers (`MARGIN`).
+    most_tokens: most tokens of a batch, at most the engine's own bound.
     """
 
     longest_s: float
     speculation: SpeculationLengths = NO_SPECULATION
     skips: bool = False
     margin: float = 0.0
+    most_tokens: int = UNBOUNDED_TOKENS
 
 
 class FirstBatch(NamedTuple):
     """The first batch of a plan.
 
     limit_s: its longest duration. speculation: draft tokens of its decodes, by tier.
-    skipped: indices of decodes that it leaves out.
+    skipped: indices of decodes that it leaves out. most_tokens: its most tokens.
     """
 
     limit_s: float
     speculation: SpeculationLengths
     skipped: frozenset[int] = frozenset()
+    most_tokens: int = UNBOUNDED_TOKENS
 
 
 class BatchPlan(NamedTuple):
@@ -184,7 +187,7 @@ def best_plan(admitted: AdmittedSet, *, either_margin: bool = False) -> BatchPla
     either_margin: try both margins, because the load may have changed since admission chose one.
     """
     state = InitialState.of(admitted.view, admitted.decodes, admitted.prompts)
-    tried = rules(admitted)
+    tried = rules(admitted, smooth=_gaps_are_judged(state.rows))
     if either_margin:
         tried, again = tee(tried)
         tried = chain(tried, (rule._replace(margin=MARGIN - rule.margin) for rule in again))
@@ -197,21 +200,26 @@ def best_plan(admitted: AdmittedSet, *, either_margin: bool = False) -> BatchPla
     return last
 
 
-def rules(admitted: AdmittedSet) -> Iterator[BatchingRule]:
+def _gaps_are_judged(rows: Rows) -> bool:
+    """Return whether a decode is judged by its single gaps, which are windows of one token."""
+    return bool(np.any(rows.window[rows.decoding == 1] == Judge.MAX.window))
+
+
+def rules(admitted: AdmittedSet, *, smooth: bool = False) -> Iterator[BatchingRule]:
     """Yield the rules to try: ordinary batches, longer ones, and batches without some of the decodes.
 
-    Beside a decode whose single gaps are judged, short batches come first. Lazy: mostly the first rule is
-    feasible, so whether decodes may wait need not be computed.
+    smooth: whether batches with few tokens come first. Lazy: mostly the first rule is feasible, so whether
+    decodes may wait need not be computed.
     """
     shortest_s = admitted.view.model.seconds(ONE_TOKEN)
     ordinary_s = ordinary_batch_s(shortest_s)
-    lengths_s = [ordinary_s * factor for factor in LENGTHS]
-    if any([job.request.targets.judge is Judge.MAX for job in admitted.decodes]):
-        lengths_s.insert(0, smooth_batch_s(shortest_s))
+    bounds = [(ordinary_s * factor, UNBOUNDED_TOKENS) for factor in LENGTHS]
+    if smooth:
+        bounds.insert(0, (ordinary_s, smooth_batch_tokens(admitted.view.model)))
     margin = MARGIN if admitted.rejected > len(admitted.jobs) else 0.0
     speculations = (admitted.speculation, NO_SPECULATION) if admitted.speculation else (NO_SPECULATION,)
-    for longest_s, speculation in product(lengths_s, speculations):
-        yield BatchingRule(longest_s, speculation, margin=margin)
+    for (longest_s, most_tokens), speculation in product(bounds, speculations):
+        yield BatchingRule(longest_s, speculation, margin=margin, most_tokens=most_tokens)
     if _may_wait(admitted):
         for speculation in speculations:
             yield BatchingRule(ordinary_s, speculation, skips=True, margin=margin)
@@ -240,15 +248,16 @@ def plan(state: InitialState, rule: BatchingRule) -> BatchPlan:
     rows = state.rows
     if rule.speculation:
         rows = rows._replace(drafts=_floats([rule.speculation.get(tier, 0) for tier in state.tiers]))
+    batch_tokens = min(state.engine.batch_tokens, rule.most_tokens)
     in_time, sustainable, limit_s, chosen, first_token_s, batches = simulate(
-        state.engine,
+        state.engine._replace(batch_tokens=batch_tokens),
         Rows._make([column.copy() for column in rows]),
         Prompts._make([column.copy() for column in state.prompts]),
         Rule(rule.longest_s, int(rule.skips), rule.margin),
         state.start_s,
     )
     skipped = frozenset(np.flatnonzero(rows.decoding > chosen).tolist() if rule.skips else ())
-    first = FirstBatch(limit_s, rule.speculation, skipped)
+    first = FirstBatch(limit_s, rule.speculation, skipped, rule.most_tokens)
     return BatchPlan(
         rule, rows, bool(in_time), bool(sustainable), first, first_token_s.tolist(), batches.tolist()
     )
