@@ -482,6 +482,15 @@ def test_the_engine_computes_as_many_tokens_as_the_plan() -> None:
     assert sum(step.tokens.values()) == smooth_batch_tokens(ON_CPU)
 
 
+def test_every_decode_is_computed_however_few_tokens_a_batch_has() -> None:
+    streams = [decode(f"d{n}", tpot_s=0.5, due_in_s=0.5, judge=Judge.MAX) for n in range(100)]
+    offline = prompt("offline", 500, 9.0)._replace(best_effort=True)
+    assert len(streams) > smooth_batch_tokens(ON_CPU)
+    view = replace(replica(ON_CPU), running=tuple(streams), waiting=(offline,))
+    step = form_batch(Workload.of(view, 30.0))
+    assert {job.request.id for job in streams} <= step.tokens.keys()
+
+
 def test_no_decode_waits_if_steps_may_be_slow() -> None:
     assert any(rule.skips for rule in rules(AdmittedSet(replica(), [TIGHT, LOOSE])))
     assert not any(rule.skips for rule in rules(AdmittedSet(ROUGH, [TIGHT, LOOSE])))

@@ -11,9 +11,9 @@ the time of the r - 1 other tokens in batches without prefill. If the answer may
 (`Job.sure_tokens`), the deadline of the next token counts. A batch cannot be interrupted, so an arriving
 request may wait for all of it. Therefore its length is also bounded (`batch_length`): by four of the shortest
 batches, by 60 ms if that is at most eight of them, or by twice the duration of its decodes alone. Beside a
-decode whose single gaps are judged, plans with fewer tokens a batch come first. Without
-decodes a prompt is computed even if one of its tokens takes longer than that, because of a wrong time model
-or a very long context (`largest_chunk`).
+decode whose single gaps are judged, plans with fewer tokens a batch come first. Without decodes a prompt is
+computed even if one of its tokens takes longer than that, because of a wrong time model or a very long
+context (`largest_chunk`).
 
 **Batches at a deadline.** A batch after which a window or a prefill is judged has a safety margin
 (`TimeModel.deadline_margin`): an iteration that takes longer than planned could not be made up for by the
@@ -215,7 +215,8 @@ def rules(admitted: AdmittedSet, *, smooth: bool = False) -> Iterator[BatchingRu
     ordinary_s = ordinary_batch_s(shortest_s)
     bounds = [(ordinary_s * factor, UNBOUNDED_TOKENS) for factor in LENGTHS]
     if smooth:
-        bounds.insert(0, (ordinary_s, smooth_batch_tokens(admitted.view.model)))
+        tokens = max(smooth_batch_tokens(admitted.view.model), 2 * len(admitted.jobs))  # at most half decodes
+        bounds.insert(0, (ordinary_s, tokens))
     margin = MARGIN if admitted.rejected > len(admitted.jobs) else 0.0
     speculations = (admitted.speculation, NO_SPECULATION) if admitted.speculation else (NO_SPECULATION,)
     for (longest_s, most_tokens), speculation in product(bounds, speculations):
