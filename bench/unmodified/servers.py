@@ -139,7 +139,7 @@ def running(
             env={**os.environ, **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,
         )
     try:
         yield process

@@ -103,7 +103,7 @@ class LocalPool:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                process_group=0,
             )
 
     def wait_ready(self) -> list[LocalReplica]:

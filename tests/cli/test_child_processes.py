@@ -75,6 +75,15 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
+async def test_a_process_leads_its_own_group_in_the_session_of_its_parent() -> None:
+    """Linux schedules sessions as units, so light processes wait long beside an engine in another session."""
+    received = RecordedLog()
+    one = child(PRINT_PID, received)
+    pid = int(await received.next_line())
+    assert (os.getpgid(pid), os.getsid(pid)) == (pid, os.getsid(0))
+    await one.stop(PATIENCE_S)
+
+
 async def test_a_killed_process_is_restarted() -> None:
     received = RecordedLog()
     one = child(PRINT_PID, received)

@@ -161,7 +161,7 @@ def test_a_policy_that_raises_loses_only_its_plan(caplog: pytest.LogCaptureFixtu
         world.engine.drain()
     assert world.engine.finished == set(world.engine.asked)
     assert world.engine.scheduler.faults.counted[Fault.RAISED] > 10
-    assert len([record for record in caplog.records if "this step is vLLM's own" in record.message]) == 1
+    assert len([record for record in caplog.records if "vLLM plans instead" in record.message]) == 1
 
 
 def test_steps_without_a_plan_are_vllms_own() -> None:
@@ -183,11 +183,11 @@ def test_steps_without_a_plan_are_vllms_own() -> None:
 
 def test_a_slow_policy_is_skipped_until_its_excess_time_has_passed() -> None:
     engine, policy = watched(replace(SMALL, blocks=400, policy="vllm", more={"planningS": 0.01}))
-    ticks = iter([0.0, 0.05] + [1.0] * 1000)
+    ticks = iter([0.0, 0.155] + [1.0] * 1000)  # ten steps' time is tolerated
     engine.scheduler.policy_calls._clock = lambda: next(ticks)
     for number in range(3):
         engine.add(f"r{number}", 50, 30)
-    for _ in range(6):
+    for _ in range(15):
         engine.step()
     assert engine.scheduler.faults.counted == {Fault.TOO_SLOW: 1}
     assert policy.asked == 1

@@ -32,7 +32,7 @@ class PolicyFaultLog:
         source = "the plug-in" if fault is Fault.PLUGIN else "the policy"
         traced = None if fault is Fault.TOO_SLOW else error
         log.error(
-            "penstock: %s failed, this step is vLLM's own: %s: %s",
+            "penstock: %s failed, vLLM plans instead: %s: %s",
             source,
             kind[1],
             _message(error),

@@ -41,7 +41,7 @@ class StepPlanning(PlanExecution):
         self._steers, self._pending_model = can_be_steered(self), pending_model(settings)
         self.estimates = first_estimates(settings, self.num_spec_tokens)
         policy = warm_policy(settings, self._bounds, self.estimates)
-        self.policy_calls = PolicyCalls(policy, settings.planning_s, time.perf_counter, self.faults)
+        self.policy_calls = PolicyCalls(policy, settings.planning_s, time.thread_time, self.faults)
 
     def _policy_plan(self, now_s: float) -> PlannedStep | None:
         """Return the policy's plan; None if the step is vLLM's own."""

@@ -76,8 +76,7 @@ class ChildProcess:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches us alone, and we stop them in order
-            preexec_fn=stop_with_parent,
+            preexec_fn=_lead_group_until_parent_ends,
             limit=LONGEST_LINE_BYTES,
         )
         self.last_pid = running.pid
@@ -118,6 +117,17 @@ class ChildProcess:
             await asyncio.wait({self._task})
 
 
+def _lead_group_until_parent_ends() -> None:
+    """Make this process the leader of a new group, and end it with its parent. Called before `exec`.
+
+    Ctrl-C then reaches `penstock up` alone, which stops the processes in order. It is not a new session,
+    because Linux schedules each session as one unit (`sched_autogroup`): beside an engine, whose many threads
+    poll, a sidecar in a session of its own waited a second and more for a busy core.
+    """
+    os.setpgrp()
+    stop_with_parent()
+
+
 async def _wait_for_exit(running: asyncio.subprocess.Process) -> None:
     """Wait for the process only. `Process.wait` also waits for pipes, which its children may hold open."""
     while running.returncode is None:  # noqa: ASYNC110  # asyncio only notifies `wait`
@@ -125,7 +135,7 @@ async def _wait_for_exit(running: asyncio.subprocess.Process) -> None:
 
 
 def _kill_group(leader: int) -> None:
-    """Kill the process group that a process leads (`start_new_session`)."""
+    """Kill the process group that a process leads."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
