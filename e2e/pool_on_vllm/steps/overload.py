@@ -21,7 +21,7 @@ REQUESTS = "penstock_router_requests_total"
 SECONDS, SEED = 12.0, 7
 LOAD = 3.0
 """Multiple of one engine's capacity. The two engines share this machine's cores, so this exceeds both."""
-MIN_ATTAINMENT, MAX_ATTAINMENT = 0.3, 0.9
+MIN_ATTAINMENT, MAX_ATTAINMENT = 0.7, 0.9
 """Bounds of the required attainment of admitted requests. It is 1 minus twice the time model's mean error:
 admission relies on the time model, which cannot predict other load on the same cores."""
 
