@@ -136,6 +136,17 @@ def test_excess_time_accumulates_and_faster_steps_compensate_it() -> None:
     assert faults.counted == {Fault.TOO_SLOW: 1}
 
 
+def test_the_time_of_calls_that_fail_counts_too() -> None:
+    clock, policy = Clock(), Scripted()
+    plans, faults = planning(clock, policy)
+    clock.step_s, policy.fails = 6.0, KeyError("x")
+    assert plans.plan(VIEW, {}) is None
+    policy.fails = None
+    assert [plans.plan(VIEW, {}) is None for _ in range(11)] == [True] * 11
+    assert faults.counted == {Fault.RAISED: 1, Fault.TOO_SLOW: 1}
+    assert len(policy.seen) == 1
+
+
 def test_a_policy_that_is_always_slow_takes_no_more_time_than_the_limit_on_average() -> None:
     clock, policy = Clock(), Scripted()
     plans, _ = planning(clock, policy)

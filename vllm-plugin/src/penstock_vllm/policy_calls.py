@@ -58,10 +58,12 @@ class PolicyCalls:
             step, memory = self._policy.step(view, self._memory)
             plan = plan_of(step, view, held)
         except Exception as error:
-            self._faults.count(_KINDS.get(type(error), Fault.RAISED), error)
+            impossible = isinstance(error, ImpossibleStep)
+            self._faults.count(Fault.IMPOSSIBLE if impossible else Fault.RAISED, error)
             return None
+        finally:
+            self._add_time(self._clock() - began_s)
         self._memory = memory
-        self._add_time(self._clock() - began_s)
         return plan
 
     def _add_time(self, took_s: float) -> None:
@@ -73,6 +75,3 @@ class PolicyCalls:
             slow = TooSlow(f"{owed_ms:.0f} ms more than the limit of {limit_ms:.0f} ms for each step")
             self._faults.count(Fault.TOO_SLOW, slow)
             self._owed_s = 0.0
-
-
-_KINDS: Mapping[type[Exception], Fault] = {ImpossibleStep: Fault.IMPOSSIBLE}
