@@ -5,9 +5,9 @@ impossible step, that step is vLLM's own; the fault is counted, and logged the f
 
 A policy may also be slow. Its excess over `planning_s` per step accumulates, and the time that faster steps
 leave reduces it. Once it exceeds `MOST_OWED_STEPS` times that limit, the policy is not called until it is
-compensated, at `planning_s` per step, so an engine spends at most twice that on average. A single slow call,
-for example one during which Python collects garbage, changes nothing: its plan is used. vLLM's own step may
-be a full batch, which takes much longer than the call and makes the tokens of admitted requests late.
+compensated, at `planning_s` per step. So on average the policy takes at most `planning_s` per step. The plan
+of a slow call is used, for example of one during which Python collects garbage. vLLM's own step may be a full
+batch, which takes much longer than the call and makes the tokens of admitted requests late.
 
 The time is that of the thread's work. A machine that runs other programs in between makes every step slower,
 and vLLM's own steps too.
