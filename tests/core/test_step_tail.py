@@ -47,6 +47,18 @@ def test_one_slow_step_among_the_first_hundred_counts() -> None:
     assert after([4.0], observed=5000).chance < LEAST_CHANCE
 
 
+def test_the_first_slow_step_is_remembered_for_more_than_three_hundred_steps() -> None:
+    """With one slow step in fifty, 6 % of second ones come more than 140 steps after the first."""
+    first = after([4.0])
+    assert after(300 * [1.0], first, 1).chance > LEAST_CHANCE > after(400 * [1.0], first, 1).chance
+
+
+def test_the_first_slow_step_counts_twice_and_later_ones_once() -> None:
+    first, second = after([4.0]), after([4.0, 1.0, 4.0])
+    assert first.chance == pytest.approx(2 / 60)
+    assert second.chance == pytest.approx(3 / 62, rel=0.05)
+
+
 def test_slow_steps_are_forgotten() -> None:
     rough = after(steps(0.02, 4.0, 3000))
     assert after(2500 * [1.0], rough, 3000).chance < LEAST_CHANCE < rough.chance
