@@ -44,7 +44,9 @@ def main() -> int:
 def _soak(folder: Path, options: argparse.Namespace) -> int:
     proxy = FaultProxy(folder / "toxiproxy.log")
     engine = {"silenceTimeout": "10s"}
-    pool = LivePool(folder, 3, start=start, through=proxy.way, engine=engine, routing={"maxMoves": 4})
+    pool = LivePool(
+        folder, 3, start=start, through=proxy.address_through_proxy, engine=engine, routing={"maxMoves": 4}
+    )
     try:
         pool.open()
         pool.start_router("second")

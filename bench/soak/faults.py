@@ -61,7 +61,7 @@ class FaultInjector:
             until(
                 lambda router=router: self.pool.ready_replicas(router) == set(self.pool.replicas),  # type: ignore[misc]
                 f"every replica in service of {router}",
-                again_s=0.1,
+                interval_s=0.1,
             )
 
 
