@@ -2,8 +2,8 @@
 
 A cell is a scenario on an engine and a number of replicas. Only the starts of sessions depend on the rate: if
 they take less time than a session, all sessions of a sample run at once, and a higher rate changes nothing.
-So fast engines and long think times need many sessions, and no search goes beyond the rate at which the
-starts take a quarter of a session. Where that rate attains, the capacity is at least that.
+So fast engines and long think times need many sessions, and no search goes beyond a rate at which the starts
+take about a quarter of a session. Where that rate attains, the capacity is at least that.
 
 `rag-chat` on Llama-3-70B is not a cell: 24.5 % of its prompts take longer than the target of 2 s on an idle
 replica, 19.1 % with an unbounded cache too, so nobody attains 90 % at any rate.
@@ -94,7 +94,7 @@ class Cell:
 
 FOUR = (
     Cell("rag-chat", ON_8B, 4, 300, 1.5),
-    Cell("swe", ON_70B, 4, 100, 12.0, 100.0),
+    Cell("swe", ON_70B, 4, 100, 12.0, 130.0),
     Cell("swe", ON_8B, 4, 100, 40.0, 130.0),
     Cell("agents", ON_8B, 4, 20, 0.1, 0.5),
     Cell("agents", ON_70B, 4, 20, 0.1, 0.5),
