@@ -7,6 +7,7 @@ from penstock_core.domain.replica_view import KvCache, Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Targets
 from penstock_core.policies.slos_serve.idle_replica import possible_when_idle
+from penstock_core.timing.admission_margin import AdmissionMargin, widened
 from penstock_core.timing.builtin_models import time_model
 from penstock_core.timing.time_model import BatchWork
 
@@ -28,6 +29,17 @@ def test_an_idle_replica_has_exactly_the_time_of_its_prompt() -> None:
     later = asks("a", ttft_s=enough_s)
     came = later._replace(request=replace(later.request, arrival_s=5.0), due_s=5.0 + enough_s + 1e-9)
     assert possible_when_idle(came, replica())
+
+
+def test_admissions_margin_does_not_decide_what_an_idle_replica_could_do() -> None:
+    """Else a request that only has to wait would be answered as one that no replica can serve."""
+    cautious = replace(replica(), model=widened(OPT, AdmissionMargin(3.0, 0.0), 0.0))
+    job = asks("a", ttft_s=1.01 * OPT.prefill_seconds(500))._replace(
+        tpot_s=1.01 * OPT.seconds(BatchWork(1, 549))
+    )
+    assert possible_when_idle(job, cautious)
+    assert not possible_when_idle(job._replace(due_s=0.9 * job.due_s), cautious)
+    assert not possible_when_idle(job._replace(tpot_s=0.9 * OPT.seconds(BatchWork(1, 549))), cautious)
 
 
 def test_an_idle_replica_has_exactly_the_blocks_of_the_whole_answer() -> None:

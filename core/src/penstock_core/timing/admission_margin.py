@@ -6,6 +6,9 @@ so admits fewer requests; if it is above, the margin narrows. The margin is trac
 (stochastic approximation): a request that missed its SLO widens it `TARGET_SHARE / (1 - TARGET_SHARE)` times
 as much as one that met its SLO narrows it, so it is in balance at the target share.
 
+The margin does not decide that a request can never be served (`idle_replica`): a wide one would tell clients
+not to retry, and the autoscaler to ignore the request.
+
 A replica that admits no request cannot learn from requests, so the margin halves with time while no admitted
 request ends. It applies to admission alone: the engine forms batches without it, so a batch computes at least
 as much as admission planned.
@@ -65,4 +68,10 @@ def judged(state: AdmissionMargin, met: bool, now_s: float) -> AdmissionMargin:
 def widened(model: TimeModel, state: AdmissionMargin, now_s: float) -> TimeModel:
     """Return the model for admission; the same object if there is no margin."""
     margin = margin_at(state, now_s)
-    return model if margin == 1.0 else replace(model, scale=model.scale * margin)
+    return model if margin == 1.0 else replace(model, scale=model.scale * margin, admission_margin=margin)
+
+
+def without_margin(model: TimeModel) -> TimeModel:
+    """Return the model at the engine's own speed; the same object if there is no margin."""
+    margin = model.admission_margin
+    return model if margin == 1.0 else replace(model, scale=model.scale / margin, admission_margin=1.0)

@@ -179,6 +179,7 @@ class TimeModel:
         both (`kind_correction`). Work without context counts as prefill.
     deadline_margin: safety margin of batches that end at a deadline, relative to their duration
         (`correction`).
+    admission_margin: part of `scale` that is admission's margin, not the engine's speed (`admission_margin`).
     """
 
     name: str
@@ -193,6 +194,7 @@ class TimeModel:
     prefill_scale: float = 1.0
     mixed_scale: float = 1.0
     deadline_margin: float = 0.0
+    admission_margin: float = 1.0
 
     def seconds(self, work: BatchWork) -> float:
         """Return the predicted duration of an iteration; 0 for an empty one."""
