@@ -31,7 +31,6 @@ QUIET = {
     "OMP_NUM_THREADS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "PENSTOCK_TIME_MODEL": "llama-3-8b-a100",
-    "PENSTOCK_PLANNING_S": "1",  # a busy machine is not the policy's fault
 }
 
 SHAPE = {
