@@ -110,6 +110,7 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("routing.maxHops", {"routing": {"maxHops": 2}}, ROUTERS),
     ("routing.backup", {"routing": {"backup": "reject"}}, ROUTERS),
     ("routing.maxMoves", {"routing": {"maxMoves": 1}}, ROUTERS),
+    ("routing.moveTimeout", {"routing": {"moveTimeout": "5s"}}, ROUTERS),
     ("router.replicas", {"router": {"replicas": 3}}, NONE),
     ("router.maxBodyBytes", {"router": {"maxBodyBytes": 1024}}, ROUTERS),
     ("router.maxHeaderBytes", {"router": {"maxHeaderBytes": 1024}}, ROUTERS),

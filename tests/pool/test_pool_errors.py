@@ -77,7 +77,7 @@ TABLE: list[tuple[str, object, str]] = [
     (
         "spec/routing/quux",
         1,
-        "spec.routing.quux: unknown field; fields here are order, maxHops, backup, maxMoves",
+        "spec.routing.quux: unknown field; fields here are order, maxHops, backup, maxMoves, moveTimeout",
     ),
     (
         "spec/tiers/2/slo",

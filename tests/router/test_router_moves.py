@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
+from patience import eventually
 from penstock_pool import named_time_model
 from penstock_proto import replica_pb2 as wire
 from scripted.replica import DONE, Part, Script, ScriptedReplica, answers
@@ -47,6 +48,9 @@ def serves(replica: ScriptedReplica, *losses: str, events: int = 9) -> Script:
 
 async def _lose(replica: ScriptedReplica, part: Part, way: str) -> None:
     if way == "engine":
+        part.fail(wire.FAILURE_ENGINE_LOST, 502)
+    elif way == "engine stops":
+        replica.send_snapshot(engine_ready=False)
         part.fail(wire.FAILURE_ENGINE_LOST, 502)
     elif way == "engine reports":
         part.output(ENGINE_ERROR, tokens=0)
@@ -233,14 +237,30 @@ async def test_a_replica_that_has_come_back_continues_a_stream_if_another_one_is
     assert [len(replica.parts) for replica in replicas] == [2, 1]
 
 
+@pytest.mark.parametrize("returning", [0, 1])
+async def test_a_stream_waits_while_no_replica_is_in_service(returning: int) -> None:
+    """It continues on its own replica too, as after its router was cut off from all of them for a while."""
+    replicas = replicas_losing(("engine stops",), ())
+    async with running_router(*replicas) as router:
+        replicas[1].send_snapshot(engine_ready=False)
+        await eventually(lambda: [load.name for load in router.replica_set.loads()] == ["r0"])
+        stream = asyncio.create_task(streamed(router))
+        await eventually(lambda: replicas[0].parts and not router.replica_set.loads())
+        replicas[returning].send_snapshot()
+        assert len(words_of(await stream)) == TOKENS
+        assert await router.metric('penstock_router_moves_total{cause="engine_lost",outcome="moved"}') == 1
+    assert len(replicas[returning].parts) == 2 - returning
+
+
 async def test_without_another_replica_a_stream_ends_with_an_error() -> None:
-    async with running_router(*replicas_losing(("replica",))) as router:
+    pool = pool_with(routing={"moveTimeout": "100ms"})
+    async with running_router(*replicas_losing(("replica",)), pool=pool) as router:
         stream = await streamed(router)
         assert await router.metric('penstock_router_moves_total{cause="replica_lost",outcome="refused"}') == 1
     error = chunks_of(stream)[-1]["error"]
     assert (error["code"], len(words_of(stream))) == ("replica_lost", 9)
     assert "replica r0 was lost while it answered" in error["message"]
-    assert "no other replica takes it" in error["message"]
+    assert "no replica is in service" in error["message"]
 
 
 async def test_a_refused_continuation_ends_the_stream() -> None:

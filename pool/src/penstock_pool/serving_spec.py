@@ -110,6 +110,12 @@ class Routing(Spec):
         "ends with an error event.",
         examples=[2],
     )
+    move_timeout_s: Duration = Field(
+        default=30.0,
+        description="Longest time that such a stream waits while no replica is in service, for example after "
+        "its router was cut off from all of them; then it ends with an error event.",
+        examples=["30s"],
+    )
 
     def order_with(self, caches_prefixes: bool) -> str:
         """Return the order's name, given whether engines have a prefix cache."""

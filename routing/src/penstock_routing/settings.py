@@ -30,6 +30,7 @@ class Settings:
     isolates: whether each application has separate cached prefixes.
     direct: whether routers send admitted requests to engines.
     max_moves: most times that a stream is continued on another replica; 0 if engines cannot continue one.
+    move_wait_s: longest wait of a stream that is to be continued while no replica is in service.
     longest_wait_s: longest wait for a replica in a pool that may have none; 0 in other pools.
     """
 
@@ -45,6 +46,7 @@ class Settings:
     max_hops: int
     backup: Backup
     max_moves: int
+    move_wait_s: float
     direct: bool
     max_body_bytes: int
     max_sequences: int
@@ -72,6 +74,7 @@ def settings_of(pool: Pool) -> Settings:
         max_hops=spec.routing.max_hops,
         backup=Backup(spec.routing.backup),
         max_moves=spec.routing.max_moves if spec.engine.type in CONTINUING_ENGINES else 0,
+        move_wait_s=spec.routing.move_timeout_s,
         direct=spec.engine.direct,
         max_body_bytes=min(spec.router.max_body_bytes, MOST_BODY_BYTES),
         max_sequences=spec.router.max_sequences_per_request,

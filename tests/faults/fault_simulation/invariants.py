@@ -21,6 +21,9 @@ DONE = b"[DONE]"
 
 Front = RouterProcess | PickerProcess
 
+ON_ITS_WAY_S = 5.0
+"""Longest time that an event takes to a client that reads."""
+
 WAYS = 20
 """Packets one after another, at most, from a client's request to its first token, some of them in pieces."""
 
@@ -59,6 +62,15 @@ def broken_service(answer: Answer, well: list[str], pool: Pool) -> Iterator[str]
     spent = f"has been moved {most} times" in message or "replicas were lost" in message
     if well and not spent and (most or answer.status != 200):
         yield f"5 {answer.plan.id}: {', '.join(well)} was well: status {answer.status}: {message}"
+
+
+def broken_wait(answer: Answer, pool: Pool) -> Iterator[str]:
+    """Yield where a stream was cut because no replica was in service, without having waited for one."""
+    message = str(error_of(answer).get("message")) if answer.whole and answer.status == 200 else ""
+    *_, last_s, error_s = (answer.sent_s, answer.sent_s, *answer.times_s)
+    waited_s = error_s - last_s
+    if "no replica is in service" in message and waited_s < settings_of(pool).move_wait_s - ON_ITS_WAY_S:
+        yield f"5 {answer.plan.id}: cut after {waited_s:.1f} s: {message}"
 
 
 def missed_slo(answer: Answer, pool: Pool, delay_s: float) -> Iterator[str]:

@@ -20,6 +20,7 @@ from fault_simulation.invariants import (
     broken_rest,
     broken_service,
     broken_tokens,
+    broken_wait,
     error_of,
     missed_slo,
 )
@@ -109,11 +110,12 @@ async def _run(seed: int) -> Result:
 async def _serve(world: World, answer: Answer, broken: list[str]) -> None:
     """Run one client. An error in place of its answer has to have a cause at that time."""
     await run_client(answer.plan, answer)
-    if (
-        answer.left
-        or not answer.sent_s
-        or world.spells_of(answer.plan.address, answer.sent_s, answer.ended_s)
-    ):
+    if answer.left or not answer.sent_s:
+        return
+    spells = world.spells_of(answer.plan.address, answer.sent_s, answer.ended_s)
+    if world.gateway is None and not answer.plan.reads_after_s and not any(spell.lost for spell in spells):
+        broken += broken_wait(answer, world.scenario.pool)
+    if spells:
         return
     since_s = answer.ended_s - 1.0
     if world.gateway is not None:  # it uses the first list of endpoints, and moves no stream

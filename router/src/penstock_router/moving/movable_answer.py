@@ -7,7 +7,8 @@ request: replicas in order, then best effort. Its events are written as the rest
 
 The request's deadlines do not change: token k is due at arrival + TTFT + k·TPOT, which is therefore the
 deadline of the first token of a continuation after k tokens. Each move of a request counts against
-`maxMoves`, and a replica that is lost with a continuation is not tried again within the same move.
+`maxMoves`, and a replica that is lost with a continuation is not tried again within the same move. While no
+replica is in service, it waits for one, the lost one included.
 """
 
 import asyncio
@@ -163,14 +164,17 @@ class MovableAnswer:
         if why is not None:
             self._give_up(loss, MoveOutcome.FIXED, why)
             return
-        kept_ids = await self._kept_ids()
+        avoided, lost_s = self._placed.link.name, monotonic()
+        if self._transcript.uncertain_tokens():
+            avoided = await self._mover.placement.replica_to_avoid(avoided, lost_s)
+        kept_ids = await self._kept_ids(avoided)
         if self._is_whole(body, len(kept_ids)):
             self._close_answer(body)
             self._count(loss, MoveOutcome.MOVED)
         else:
-            await self._place(loss, body, kept_ids)
+            await self._place(loss, body, kept_ids, avoided, lost_s)
 
-    async def _kept_ids(self) -> list[int]:
+    async def _kept_ids(self, avoided: str) -> list[int]:
         """Return the answer's tokens whose text the client has.
 
         The last tokens may have no text yet, because their character is incomplete.
@@ -179,23 +183,25 @@ class MovableAnswer:
         unsure = transcript.uncertain_tokens()
         for end in range(len(kept_ids), len(kept_ids) - unsure - 1, -1) if unsure else ():
             tail = [*transcript.prompt_ids, *kept_ids[:end]][-TAIL_TOKENS:]
-            text = await self._mover.placement.detokenize(tail, self._placed.link.name)
+            text = await self._mover.placement.detokenize(tail, avoided)
             if text is None:
                 break
             if not text.endswith(UNFINISHED):
                 return kept_ids[:end]
         return kept_ids
 
-    async def _place(self, loss: ReplicaLoss, body: Fields, kept_ids: list[int]) -> None:
+    async def _place(
+        self, loss: ReplicaLoss, body: Fields, kept_ids: list[int], avoided: str, lost_s: float
+    ) -> None:
         """Place the continuation, as often as the request may be moved.
 
         Only the last replica that was lost is excluded: others may have come back while a lost one was tried.
         """
-        continued, lost = self._continued(body, kept_ids), self._placed.link.name
+        continued = self._continued(body, kept_ids)
         while self._outcome.moves < self._mover.max_moves:
             self._outcome.moves += 1
             try:
-                found = await self._mover.placement.place_again(continued, self._on_overflow, lost)
+                found = await self._mover.placement.place_again(continued, self._on_overflow, avoided, lost_s)
             except UpstreamError as error:
                 log.warning("continuation refused", request=self._request.id, status=error.status)
                 found = None
@@ -204,9 +210,11 @@ class MovableAnswer:
                 self._count(loss, MoveOutcome.MOVED)
                 return
             if found is None or not found.lost:
-                self._give_up(loss, MoveOutcome.REFUSED, "no other replica takes it")
+                served = found is None or found.in_service
+                why = "no other replica takes it" if served else "no replica is in service"
+                self._give_up(loss, MoveOutcome.REFUSED, why)
                 return
-            lost = found.lost
+            avoided = found.lost
             self._count(loss, MoveOutcome.LOST)
         self._give_up(loss, MoveOutcome.SPENT, f"it has been moved {self._outcome.moves} times")
 

@@ -56,15 +56,20 @@ class Placed(NamedTuple):
 
 
 class NotPlaced(NamedTuple):
-    """No replica serves the rest of a request. lost: another replica that was lost with it; "" if none."""
+    """No replica serves the rest of a request.
+
+    lost: another replica that was lost with it; "" if none. in_service: whether any was in service.
+    """
 
     lost: str
+    in_service: bool
 
 
 class Placement:
     """Places the requests of one router on replicas.
 
-    demand: counts verdicts. room: requests that wait while no replica is in service.
+    demand: counts verdicts.
+    room: new requests that wait while no replica is in service. streams: streams that do, after a loss.
     time_model: returns the model for slowdown targets; None before any replica has sent one.
     budget: bound on the bytes held over all requests.
     direct: reads answers from engines; None if sidecars forward them.
@@ -77,13 +82,14 @@ class Placement:
         *,
         demand: Demand,
         room: WaitingRoom,
+        streams: WaitingRoom,
         time_model: Callable[[], TimeModel | None],
         budget: ByteBudget,
         direct: DirectAnswers | None,
     ) -> None:
         self._direct = direct
         self._settings, self._replica_set = settings, replica_set
-        self._demand, self._room = demand, room
+        self._demand, self._room, self._streams = demand, room, streams
         self._time_model, self._budget = time_model, budget
 
     async def place(
@@ -103,21 +109,36 @@ class Placement:
         self._count_not_placed(found, outcome)
         raise _placement_error(found, request.tier.name, self._replica_set.random.random())
 
+    async def replica_to_avoid(self, lost: str, lost_s: float) -> str:
+        """Wait until any replica takes requests, and return the one to avoid.
+
+        That is the replica that a stream lost at this time, if others take requests. If none did, it is "",
+        because the lost one may have come back.
+        """
+        if any([load.name != lost for load in self._replica_set.loads()]):
+            return lost
+        await self._streams.wait(lost_s)
+        return ""
+
     async def place_again(
-        self, request: GenerationRequest, on_overflow: Callable[[], None], lost: str
+        self, request: GenerationRequest, on_overflow: Callable[[], None], lost: str, lost_s: float
     ) -> "Placed | NotPlaced":
         """Try replicas until one serves the rest of a request whose stream has begun.
 
-        lost: the lost replica, which is not tried. The loss of another replica ends the placement. Raises
-        UpstreamError if a replica or its engine answers with an error.
+        lost: the lost replica, which is not tried while others take requests; "" for none. lost_s: when the
+        stream's replica was lost. The loss of another replica ends the placement. Raises UpstreamError if a
+        replica or its engine answers with an error.
         """
         outcome = Outcome(
             request.tier, request.targets, request.arrival_s, stream=True, decided=True, failovers=REPLAYS
         )
         found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT, frozenset({lost}))
+        while isinstance(found, NoReplicas) and await self._streams.wait(lost_s):
+            found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT)
         if isinstance(found, Placed):
             return found
-        return NotPlaced(found.replica if isinstance(found, ReplicaLost) else "")
+        lost = found.replica if isinstance(found, ReplicaLost) else ""
+        return NotPlaced(lost, in_service=not isinstance(found, NoReplicas))
 
     async def detokenize(self, tokens: Sequence[int], lost: str) -> str | None:
         """Return the text of tokens; None if no engine returns it. lost: the replica that is excluded."""

@@ -1,8 +1,11 @@
-"""Requests that wait because no replica is in service, in a pool that may scale to zero.
+"""Requests that wait because no replica is in service.
 
-The autoscaler sees the number of waiting requests and starts a replica. As soon as the replica takes
-requests, all are sent to it at once, and its admission decides about them together. The wait counts against a
-request's deadlines.
+New requests wait in a pool that may scale to zero. The autoscaler sees the number of waiting requests and
+starts a replica. As soon as the replica takes requests, all are sent to it at once, and its admission decides
+about them together. The wait counts against a request's deadlines.
+
+Streams whose replica was lost wait in a room of their own, in every pool: a router that was cut off from all
+replicas, or stopped for a while, reaches them again within a second.
 
 Waiting requests are bounded in number and in time, and the router's byte budget bounds their bytes. A request
 beyond a bound is rejected as in other pools. A request whose client disconnects is dropped.
@@ -23,11 +26,13 @@ class WaitingRoom:
     """The requests of one router that wait for a first replica.
 
     longest_wait_s: how long after its arrival a request may wait; 0 if none may.
+    most: how many may wait; `MOST_REQUESTS` by default.
     waiting: requests that wait now.
     """
 
-    def __init__(self, replica_set: ReplicaSet, longest_wait_s: float) -> None:
+    def __init__(self, replica_set: ReplicaSet, longest_wait_s: float, most: int | None = None) -> None:
         self._replica_set, self._longest_wait_s = replica_set, longest_wait_s
+        self._most = MOST_REQUESTS if most is None else most
         self.waiting = 0
 
     @property
@@ -36,9 +41,12 @@ class WaitingRoom:
         return self._longest_wait_s > 0
 
     async def wait(self, arrival_s: float) -> bool:
-        """Wait until a replica takes work. Return False after a timeout, or if too many requests wait."""
+        """Wait until a replica takes work. Return False after a timeout, or if too many requests wait.
+
+        arrival_s: when the request arrived, or its replica was lost.
+        """
         left_s = arrival_s + self._longest_wait_s - monotonic()
-        if self.waiting >= MOST_REQUESTS or left_s <= 0:
+        if self.waiting >= self._most or left_s <= 0:
             return False
         self.waiting += 1
         try:
