@@ -252,6 +252,18 @@ async def test_a_stream_waits_while_no_replica_is_in_service(returning: int) -> 
     assert len(replicas[returning].parts) == 2 - returning
 
 
+async def test_a_client_does_not_keep_a_waiting_stream_that_it_has_left() -> None:
+    replicas = replicas_losing(("engine stops",))
+    async with running_router(*replicas) as router:
+        stream = asyncio.create_task(streamed(router))
+        await eventually(lambda: replicas[0].parts and not router.replica_set.loads())
+        assert await router.metric("penstock_router_open_requests") == 1
+        stream.cancel()
+        await router.counted("penstock_router_open_requests", 0)
+        await router.counted('penstock_router_requests_total{ending="client_gone"')
+    assert len(replicas[0].parts) == 1
+
+
 async def test_without_another_replica_a_stream_ends_with_an_error() -> None:
     pool = pool_with(routing={"moveTimeout": "100ms"})
     async with running_router(*replicas_losing(("replica",)), pool=pool) as router:
