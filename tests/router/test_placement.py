@@ -99,7 +99,7 @@ class Desk:
             cast(ReplicaSet, self),
             demand=self.demand,
             room=cast(WaitingRoom, self),
-            streams=cast(WaitingRoom, self),
+            lost_streams=cast(WaitingRoom, self),
             time_model=lambda: None,
             budget=self.budget,
             direct=None,

@@ -265,7 +265,7 @@ async def test_a_client_does_not_keep_a_waiting_stream_that_it_has_left() -> Non
 
 
 async def test_without_another_replica_a_stream_ends_with_an_error() -> None:
-    pool = pool_with(routing={"moveTimeout": "100ms"})
+    pool = pool_with(routing={"moveTimeout": "1ms"})
     async with running_router(*replicas_losing(("replica",)), pool=pool) as router:
         stream = await streamed(router)
         assert await router.metric('penstock_router_moves_total{cause="replica_lost",outcome="refused"}') == 1

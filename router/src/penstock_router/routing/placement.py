@@ -69,7 +69,7 @@ class Placement:
     """Places the requests of one router on replicas.
 
     demand: counts verdicts.
-    room: new requests that wait while no replica is in service. streams: streams that do, after a loss.
+    room: new requests that wait while no replica is in service. lost_streams: streams that wait for one.
     time_model: returns the model for slowdown targets; None before any replica has sent one.
     budget: bound on the bytes held over all requests.
     direct: reads answers from engines; None if sidecars forward them.
@@ -82,14 +82,14 @@ class Placement:
         *,
         demand: Demand,
         room: WaitingRoom,
-        streams: WaitingRoom,
+        lost_streams: WaitingRoom,
         time_model: Callable[[], TimeModel | None],
         budget: ByteBudget,
         direct: DirectAnswers | None,
     ) -> None:
         self._direct = direct
         self._settings, self._replica_set = settings, replica_set
-        self._demand, self._room, self._streams = demand, room, streams
+        self._demand, self._room, self._lost_streams = demand, room, lost_streams
         self._time_model, self._budget = time_model, budget
 
     async def place(
@@ -117,7 +117,7 @@ class Placement:
         """
         if any([load.name != lost for load in self._replica_set.loads()]):
             return lost
-        await self._streams.wait(lost_s)
+        await self._lost_streams.wait(lost_s)
         return ""
 
     async def place_again(
@@ -133,7 +133,7 @@ class Placement:
             request.tier, request.targets, request.arrival_s, stream=True, decided=True, failovers=REPLAYS
         )
         found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT, frozenset({lost}))
-        while isinstance(found, NoReplicas) and await self._streams.wait(lost_s):
+        while isinstance(found, NoReplicas) and await self._lost_streams.wait(lost_s):
             found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT)
         if isinstance(found, Placed):
             return found
