@@ -16,7 +16,9 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as proc_grpc
 from gateway.picking import chat, picker_of
 from gateway.replica import HttpReplica
+from grpc_by_hand import Pair
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from loop_time import turns
 from patience import eventually
 from penstock_picker import ext_proc
 from penstock_picker.picker import Picker
@@ -31,6 +33,8 @@ from self_signed import Identity
 from structlog.testing import capture_logs
 
 BODY = orjson.dumps(chat())
+PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+REFUSED = "penstock_picker_refused_total"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -165,6 +169,32 @@ async def test_bodies_are_held_within_one_budget() -> None:
         held.cancel()
         await eventually(lambda: picker.budget.held_bytes == 0)
         assert (await front.answers())[0].immediate_response.status.code == 503
+
+
+async def test_a_body_in_one_message_counts_while_it_arrives() -> None:
+    settings = replace(settings_of(pool_with()), buffer_bytes=80_000)
+    async with picker_of((), settings=settings) as picker:
+        first, second = (
+            Pair(ext_proc.handlers_of(picker, lambda: True), ext_proc.bounds_of(picker)) for _ in range(2)
+        )
+        held, refused = first.open(PROCESS), second.open(PROCESS)
+        for pair, call in ((first, held), (second, refused)):
+            await call.write(request_headers())
+            await pair.settle()
+            await call.write(request_body(bytes(64_000)))
+        first.carry(60_000)
+        assert picker.budget.held_bytes == 3 * 16_384  # as frames arrive
+        second.carry(50_000)
+        await turns()
+        second.near.data_received(bytes(second.far_cable.waiting))
+        answer = await refused.next(proc.ProcessingResponse)
+        assert answer is not None and answer.immediate_response.status.code == 429
+        assert picker.metrics.registry.get_sample_value(REFUSED, {"status": "429"}) == 1
+        assert picker.budget.held_bytes == 3 * 16_384
+        first.lose()
+        second.lose()
+        await turns()
+        assert picker.budget.held_bytes == 0
 
 
 async def test_a_gateway_that_leaves_ends_its_conversation() -> None:

@@ -28,6 +28,22 @@ def test_a_body_is_held_until_its_request_ends() -> None:
     assert budget.held_bytes == 0
 
 
+def test_a_part_that_is_arriving_is_held_too() -> None:
+    budget = ByteBudget(100)
+    with BodyBytes(budget) as body:
+        body.add(20)
+        body.arriving(80)
+        assert budget.held_bytes == 100
+        with pytest.raises(ApiError, match="buffers 100 bytes"):
+            body.arriving(81)
+        body.arriving(0)  # it is complete
+        body.add(80)
+        assert budget.held_bytes == 100
+        with BodyBytes(budget) as empty:
+            empty.arriving(0)
+    assert budget.held_bytes == 0
+
+
 def test_output_is_counted_until_the_poll_after_its_read() -> None:
     budget = ByteBudget(100)
     one = upstream(budget)

@@ -263,6 +263,37 @@ async def test_a_receiver_that_raises_gets_its_error_and_no_further_message() ->
     pair.lose()
 
 
+async def test_a_message_that_is_too_much_to_hold_ends_its_call_only() -> None:
+    counted, received, errors = list[int](), list[bytes](), list[Exception]()
+
+    def count(incomplete_bytes: int) -> None:
+        counted.append(incomplete_bytes)
+        if incomplete_bytes > 1000:
+            raise KeyError("too much")
+
+    async def handle(call: GrpcCall) -> None:
+        call.count_incomplete = count
+        try:
+            while (message := await call.next(BytesValue)) is not None:
+                received.append(message.value)
+        except KeyError as error:
+            errors.append(error)
+
+    pair = Pair({METHOD: handle})
+    large, other = pair.open(), pair.open()
+    await large.write(value(b"first"))
+    await pair.settle()
+    await large.write(value(bytes(50_000)))  # in frames of 16,384 bytes
+    await other.write(value(b"fine"))
+    pair.carry(16_500)
+    await turns()
+    assert counted == [16_384] and len(errors) == 1
+    await pair.settle()
+    assert received == [b"first", b"fine"] and len(errors) == 1
+    assert large.received and not other.received
+    pair.lose()
+
+
 async def test_a_message_of_another_kind_fails_its_call_only() -> None:
     served = Served()
     pair = Pair({METHOD: served.handle})

@@ -15,14 +15,14 @@ def test_any_split_of_the_bytes_gives_the_same_messages(messages: list[bytes], d
         read += reader.feed(rest[:size])
         rest = rest[size:]
     assert read == messages
-    assert not reader.incomplete
+    assert not reader.incomplete_bytes
 
 
 def test_a_part_of_a_message_is_incomplete() -> None:
     for size in (1, 4, 5, 7):
         reader = MessageReader()
         assert reader.feed(with_prefix(b"four")[:size]) == []
-        assert reader.incomplete
+        assert reader.incomplete_bytes == size
 
 
 def test_a_message_over_the_bound_is_refused_at_its_prefix() -> None:

@@ -1,8 +1,9 @@
 """Envoy's `ext_proc`, as used by the endpoint picker protocol of the Gateway API Inference Extension.
 
 Each request is a call of its own, which ends with its endpoints. A client may send its body slowly, so
-conversations are bounded in number and in time, and their bodies in bytes. Those beyond the bound are
-rejected immediately, and the gateway then acts as configured for a missing picker.
+conversations are bounded in number and in time, and their bodies in bytes, which count as they arrive: a
+buffered body is one message. Conversations beyond the bound are rejected immediately, and the gateway then
+acts as configured for a missing picker.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from penstock_routing.request.byte_budget import BodyBytes
+from penstock_routing.request.byte_budget import BodyBytes, BudgetExceeded
 from penstock_runtime.grpc.bounds import GrpcBounds
 from penstock_runtime.grpc.call import GrpcCall
 from penstock_runtime.grpc.server import Handlers, grpc_serving, unary
@@ -62,12 +63,23 @@ class ExternalProcessor:
     async def _converse(self, call: GrpcCall) -> None:
         conversation = Conversation(self._picker.max_body_bytes)
         with BodyBytes(self._picker.budget) as body_bytes:
-            while conversation.state is not ConversationState.DONE:
-                message = await call.next(proc.ProcessingRequest)
-                if message is None:
-                    return
-                for answer in await self._answers(conversation, message, body_bytes):
-                    await call.write(answer)
+            call.count_incomplete = body_bytes.arriving
+            try:
+                await self._exchange(call, conversation, body_bytes)
+            except BudgetExceeded as full:
+                self._picker.metrics.refused(full.status)
+                await call.write(*conversation.answer(full))
+            finally:
+                call.count_incomplete = None
+
+    async def _exchange(self, call: GrpcCall, conversation: Conversation, body_bytes: BodyBytes) -> None:
+        """Receive and answer until the conversation is over. Raises BudgetExceeded during a message."""
+        while conversation.state is not ConversationState.DONE:
+            message = await call.next(proc.ProcessingRequest)
+            if message is None:
+                return
+            for answer in await self._answers(conversation, message, body_bytes):
+                await call.write(answer)
 
     async def _answers(
         self, conversation: Conversation, message: proc.ProcessingRequest, body_bytes: BodyBytes

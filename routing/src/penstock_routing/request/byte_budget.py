@@ -61,7 +61,7 @@ class BodyBytes:
     """A request's body in the budget, from its arrival to the end of its request. Use as `with`."""
 
     def __init__(self, budget: ByteBudget) -> None:
-        self._budget, self._bytes = budget, 0
+        self._budget, self._bytes, self._arriving_bytes = budget, 0, 0
 
     def __enter__(self) -> Self:
         return self
@@ -69,12 +69,21 @@ class BodyBytes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._budget.held_bytes -= self._bytes
+        self._budget.held_bytes -= self._bytes + self._arriving_bytes
 
     def add(self, more_bytes: int) -> None:
         """Count more bytes of the body. Raises BudgetExceeded."""
+        self._hold(more_bytes)
+        self._bytes += more_bytes
+
+    def arriving(self, now_bytes: int) -> None:
+        """Count the bytes so far of a part that is still arriving. Raises BudgetExceeded."""
+        self._hold(now_bytes - self._arriving_bytes)
+        self._arriving_bytes = now_bytes
+
+    def _hold(self, more_bytes: int) -> None:
         budget = self._budget
-        if budget.held_bytes + more_bytes > budget.bound_bytes:
+        if more_bytes > 0 and budget.held_bytes + more_bytes > budget.bound_bytes:
             raise BudgetExceeded(
                 429,
                 f"{budget.owner} already buffers {budget.bound_bytes} bytes for other requests (its maximum)",
@@ -83,4 +92,3 @@ class BodyBytes:
                 headers=(("retry-after", "1"), ("connection", "close")),
             )
         budget.held_bytes += more_bytes
-        self._bytes += more_bytes

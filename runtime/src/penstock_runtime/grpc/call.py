@@ -53,6 +53,8 @@ class GrpcCall:
     id: its HTTP/2 stream. peer: the host of the other end. unsent: bytes of the message that is being sent.
     response: headers and trailers of the server's response, at the client's end.
     when_over: called when the call is over. message_bytes: largest message of the peer.
+    count_incomplete: called with the bytes so far of a message that is arriving. If it raises, nothing more
+        is received, and `next` or `receive` raises that error.
     """
 
     def __init__(
@@ -62,13 +64,14 @@ class GrpcCall:
         self.unsent = memoryview(b"")
         self.response: dict[bytes, bytes] = {}
         self.when_over: Callable[[], object] = lambda: None
+        self.count_incomplete: Callable[[int], None] | None = None
         self._connection = connection
         self._reader = MessageReader(message_bytes)
         self._early: deque[bytes] = deque()
         self._early_bytes = 0  # acknowledged when they are taken
         self._arrived: asyncio.Future[None] | None = None  # done when `next` need not wait any longer
         self._receiver: Callable[[bytes], None] | None = None
-        self._failed = False  # its receiver has raised
+        self._failed = False  # its user wants nothing more of the peer
         self._error: Exception | None = None
         self._received = asyncio.Event()  # nothing more will be received
         self._over = False  # nothing can be sent any more
@@ -148,12 +151,22 @@ class GrpcCall:
 
     def take(self, data: bytes, size: int) -> None:
         """Take bytes from the peer. size: what they count in the window."""
+        if self._failed:
+            self._connection.acknowledge(self, size)
+            return
         try:
             messages = self._reader.feed(data)
         except RpcError as error:
             self._connection.reset(self)
             self.end(error)
             return
+        if self.count_incomplete is not None:
+            try:
+                self.count_incomplete(self._reader.incomplete_bytes)
+            except Exception as error:  # its reader gets it; the connection's other calls continue
+                self._fail(error)
+                self._connection.acknowledge(self, size)
+                return
         if self._receiver is None:
             self._early += messages
             self._early_bytes += size
@@ -175,7 +188,7 @@ class GrpcCall:
     def end_receiving(self, error: Exception | None = None) -> None:
         """Note that the peer has sent its last message."""
         if not self._received.is_set():
-            if error is None and self._reader.incomplete:
+            if error is None and self._reader.incomplete_bytes:
                 error = RpcError(Status.INTERNAL, "the last message is incomplete")
             self._error = self._error or error
             self._received.set()
@@ -196,8 +209,14 @@ class GrpcCall:
         try:
             self._receiver(data)
         except Exception as error:  # its receiver gets it; the connection's other calls continue
-            self._failed, self._error = True, error
-            self._received.set()
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Receive nothing more, because of an error of this call's user."""
+        self._failed, self._error = True, error
+        self._reader = MessageReader(0)  # drops the bytes of an incomplete message
+        self._received.set()
+        self._wake_reader()
 
     def _acknowledge_early(self) -> None:
         size, self._early_bytes = self._early_bytes, 0

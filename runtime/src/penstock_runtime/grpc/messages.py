@@ -25,9 +25,9 @@ class MessageReader:
         self._pending = bytearray()
 
     @property
-    def incomplete(self) -> bool:
-        """Whether a message has begun and not ended."""
-        return bool(self._pending)
+    def incomplete_bytes(self) -> int:
+        """Bytes of a message that has begun and not ended."""
+        return len(self._pending)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the messages that these bytes complete. Raises RpcError at an invalid prefix."""
