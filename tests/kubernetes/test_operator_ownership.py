@@ -55,6 +55,7 @@ def test_changes_by_a_mutating_webhook_are_not_drift(
             for container in containers(world, kind, name):
                 assert container["image"].startswith("mirror.example/localhost/")
                 assert container["resources"]["requests"]["cpu"] == "333m"
+        reconciled(world, operator, 1)  # on a busy machine the last action may have followed the condition
         before = [world.get(kind, name)["metadata"]["generation"] for kind, name in workloads]  # type: ignore[index]
         actions = operator.metric("penstock_operator_actions_total")
         reconciled(world, operator, 3)
