@@ -294,6 +294,24 @@ async def test_a_message_that_is_too_much_to_hold_ends_its_call_only() -> None:
     pair.lose()
 
 
+async def refuse(call: GrpcCall) -> None:
+    raise RpcError(Status.RESOURCE_EXHAUSTED, "full")
+
+
+@pytest.mark.parametrize(("handle", "message_bytes"), [(refuse, 2**20), (Served().handle, 1000)])
+async def test_calls_that_take_nothing_leave_the_window_to_others(
+    handle: Handler, message_bytes: int
+) -> None:
+    pair = Pair({METHOD: handle}, GrpcBounds(message_bytes=message_bytes, connection_window_bytes=2**17))
+    for _ in range(12):  # more than the connection's window together
+        call = pair.open()
+        writing = asyncio.create_task(call.write(value(bytes(50_000))))
+        await pair.settle()
+        assert not call.unsent
+        await asyncio.gather(writing, return_exceptions=True)
+    pair.lose()
+
+
 async def test_a_message_of_another_kind_fails_its_call_only() -> None:
     served = Served()
     pair = Pair({METHOD: served.handle})

@@ -157,6 +157,7 @@ class GrpcCall:
         try:
             messages = self._reader.feed(data)
         except RpcError as error:
+            self._early_bytes += size
             self._connection.reset(self)
             self.end(error)
             return
@@ -195,7 +196,11 @@ class GrpcCall:
             self._wake_reader()
 
     def end(self, error: Exception | None) -> None:
-        """Note that the call is over. error: why it failed; None if it has not."""
+        """Note that the call is over. error: why it failed; None if it has not.
+
+        Bytes that were not taken are acknowledged: the connection's window is shared by all calls.
+        """
+        self._acknowledge_early()
         self.end_receiving(error)
         if not self._over:
             self._over = True
