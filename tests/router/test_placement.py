@@ -10,6 +10,7 @@ from penstock_core.domain.slo import Tier
 from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected
 from penstock_core.routing.replica_load import ReplicaLoad
 from penstock_proto import replica_pb2 as wire
+from penstock_router.routing import placement
 from penstock_router.routing.placement import Placed, Placement
 from penstock_router.routing.waiting_room import WaitingRoom
 from penstock_routing.demand import Demand
@@ -99,7 +100,7 @@ class Desk:
             cast(ReplicaSet, self),
             demand=self.demand,
             room=cast(WaitingRoom, self),
-            lost_streams=cast(WaitingRoom, self),
+            lost_requests=cast(WaitingRoom, self),
             time_model=lambda: None,
             budget=self.budget,
             direct=None,
@@ -257,6 +258,38 @@ async def test_a_request_lost_with_the_only_replica_goes_to_one_added_since() ->
     placed = await desk.placed()
     assert cast(object, placed.link) is late
     assert desk.asked == [1, 1]
+
+
+@pytest.mark.parametrize(("comes", "asked"), [(True, 2), (False, 1)])
+async def test_a_request_lost_with_the_last_replica_waits_for_one_like_a_stream(
+    comes: bool, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "monotonic", lambda: 107.0)
+    desk = Desk([])
+    replica = desk["r0"]
+
+    def goes(upstream: UpstreamRequest) -> None:
+        desk.replicas.clear()
+        upstream.finish(GONE)
+
+    async def wait(arrival_s: float) -> bool:
+        desk.waited.append(arrival_s)
+        desk.replicas["r0"] = replica
+        return comes
+
+    replica.scripts = [goes, serves]
+    desk.wait = wait  # type: ignore[method-assign]
+    if comes:
+        await desk.placed()
+    else:
+        assert (await desk.refusal()).code == "no_replicas"
+    assert (len(replica.asked), desk.waited, desk.outcome.failovers) == (asked, [107.0], 1)
+
+
+async def test_a_request_that_the_only_replica_does_not_answer_is_not_sent_to_it_again() -> None:
+    desk = Desk(ends(GONE))
+    error = await desk.refusal()
+    assert (error.status, error.code, desk.asked, desk.waited) == (503, "no_replicas", [1], [100.0])
 
 
 async def test_a_request_lost_with_two_replicas_is_not_sent_again() -> None:

@@ -113,7 +113,8 @@ class Routing(Spec):
     move_timeout_s: Duration = Field(
         default=30.0,
         description="Longest time that such a stream waits while no replica is in service, for example after "
-        "its router was cut off from all of them; then it ends with an error event.",
+        "its router was cut off from all of them; then it ends with an error event. A request whose answer "
+        "has not begun waits as long, and then gets 503.",
         examples=["30s"],
     )
 

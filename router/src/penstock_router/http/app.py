@@ -88,7 +88,7 @@ class RouterApp:
             replica_set,
             demand=metrics.demand,
             room=self._room,
-            lost_streams=WaitingRoom(replica_set, settings.move_wait_s, settings.max_inflight),
+            lost_requests=WaitingRoom(replica_set, settings.move_wait_s, settings.max_inflight),
             time_model=self._time_model,
             budget=budget,
             direct=DirectAnswers(self._access) if settings.direct else None,

@@ -2,8 +2,8 @@
 
 Core decides which replica is tried next; this module sends the request there. Nothing is written to the
 client before placement ends, so a failure leads to the next replica or to an error status. A request that was
-lost with a replica is sent to one other replica, within the retry budget. If the other one is lost too, the
-client gets an error.
+lost with a replica is sent to one other replica, within the retry budget, and waits for one while none is in
+service. If the other one is lost too, the client gets an error.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,6 +40,7 @@ from penstock_routing.request.outcome import Ending, Outcome
 from penstock_routing.response.no_replicas import no_replicas
 from penstock_routing.response.upstream_error import upstream_error
 from penstock_routing.settings import Settings
+from penstock_runtime.clock import monotonic
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_router.direct.direct_answers import DirectAnswers
@@ -69,7 +70,8 @@ class Placement:
     """Places the requests of one router on replicas.
 
     demand: counts verdicts.
-    room: new requests that wait while no replica is in service. lost_streams: streams that wait for one.
+    room: new requests that wait while no replica is in service.
+    lost_requests: requests and streams that wait, because their replica was lost and no other is in service.
     time_model: returns the model for slowdown targets; None before any replica has sent one.
     budget: bound on the bytes held over all requests.
     direct: reads answers from engines; None if sidecars forward them.
@@ -82,14 +84,14 @@ class Placement:
         *,
         demand: Demand,
         room: WaitingRoom,
-        lost_streams: WaitingRoom,
+        lost_requests: WaitingRoom,
         time_model: Callable[[], TimeModel | None],
         budget: ByteBudget,
         direct: DirectAnswers | None,
     ) -> None:
         self._direct = direct
         self._settings, self._replica_set = settings, replica_set
-        self._demand, self._room, self._lost_streams = demand, room, lost_streams
+        self._demand, self._room, self._lost_requests = demand, room, lost_requests
         self._time_model, self._budget = time_model, budget
 
     async def place(
@@ -102,7 +104,11 @@ class Placement:
         """
         self._replica_set.arrived()
         found = await self._round(request, outcome, on_overflow, self._settings.backup)
-        while isinstance(found, NoReplicas) and await self._room.wait(request.arrival_s):
+        if isinstance(found, NoReplicas) and outcome.failovers and not self._replica_set.loads():
+            room, since_s = self._lost_requests, monotonic()
+        else:
+            room, since_s = self._room, request.arrival_s
+        while isinstance(found, NoReplicas) and await room.wait(since_s):
             found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT)
         if isinstance(found, Placed):
             return found
@@ -117,7 +123,7 @@ class Placement:
         """
         if any([load.name != lost for load in self._replica_set.loads()]):
             return lost
-        await self._lost_streams.wait(lost_s)
+        await self._lost_requests.wait(lost_s)
         return ""
 
     async def place_again(
@@ -133,7 +139,7 @@ class Placement:
             request.tier, request.targets, request.arrival_s, stream=True, decided=True, failovers=REPLAYS
         )
         found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT, frozenset({lost}))
-        while isinstance(found, NoReplicas) and await self._lost_streams.wait(lost_s):
+        while isinstance(found, NoReplicas) and await self._lost_requests.wait(lost_s):
             found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT)
         if isinstance(found, Placed):
             return found

@@ -4,8 +4,8 @@ New requests wait in a pool that may scale to zero. The autoscaler sees the numb
 starts a replica. As soon as the replica takes requests, all are sent to it at once, and its admission decides
 about them together. The wait counts against a request's deadlines.
 
-Streams whose replica was lost wait in a room of their own, in every pool: a router that was cut off from all
-replicas, or stopped for a while, reaches them again within a second.
+Requests and streams whose replica was lost wait in a room of their own, in every pool: a router that was cut
+off from all replicas, or stopped for a while, reaches them again within a second.
 
 Waiting requests are bounded in number and in time, and the router's byte budget bounds their bytes. A request
 beyond a bound is rejected as in other pools. A request whose client disconnects is dropped.
