@@ -278,7 +278,7 @@ def test_an_object_of_another_owner_that_the_cache_lacks_is_left_alone() -> None
     }
     world = World(pool_document())
     world.server.store(theirs, "kubectl")
-    world.cache.replace = lambda *_: None  # type: ignore[method-assign]
+    world.cache.replace = lambda *_: set()  # type: ignore[method-assign]
     world.cache.update(deepcopy(world.pool))
     world.reconciled()
     assert world.server.objects[Ref("v1", "Service", "team", "chat")]["spec"] == {"mine": True}

@@ -14,9 +14,16 @@ from penstock_operator.cluster.api_client import ApiStatusError, ApiUnreachable
 from penstock_operator.cluster.cache import PoolKey
 from penstock_operator.cluster.kinds import LEASE, POOL, WATCHED, ResourceKind
 from penstock_operator.cluster.lease import LEASE_DURATION_S, RETRY_PERIOD_S, LeaseLost
-from penstock_operator.controller import OWN, STALE_RESYNC_S, START_RETRY_S, Operator
+from penstock_operator.controller import (
+    LATE_KINDS_PERIOD_S,
+    OWN,
+    STALE_RESYNC_S,
+    START_RETRY_S,
+    Operator,
+)
 from penstock_operator.manifests.manifest import Manifest, Ref
 from penstock_operator.options import OperatorOptions
+from penstock_operator.reconcile import reconciler
 from penstock_operator.reconcile.reconciler import HEALTHY_PERIOD_S
 from penstock_operator.reconcile.workqueue import BASE_BACKOFF_S
 from penstock_operator.settings import OperatorSettings
@@ -184,6 +191,44 @@ def test_optional_kinds_that_are_not_installed_are_skipped() -> None:
     run(story("HTTPRoute"))
     with pytest.raises(StartError, match="the API server refuses: the server could not find"):
         run(story("Service"))
+
+
+def refused_by_its_gateway(reason: str) -> Manifest:
+    """The status of a route."""
+    condition = {"type": "Accepted", "status": "False", "observedGeneration": 9, "reason": reason}
+    return {"parents": [{"parentRef": {"name": "public"}, "conditions": [condition]}]}
+
+
+def test_objects_of_a_kind_that_is_installed_later_are_noticed_within_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """kopf does not watch a kind that was not served yet when its definition appeared.
+
+    Without events this pool is reconciled every 30 s, so one of the two changes would be noticed too late.
+    """
+    monkeypatch.setattr(reconciler, "MIN_RECHECK_S", HEALTHY_PERIOD_S)
+    exposed: dict[str, Any] = {
+        "ingress": {"host": "chat.example", "kind": "HTTPRoute", "gateway": {"name": "public"}}
+    }
+    ref = Ref("gateway.networking.k8s.io/v1", "HTTPRoute", "team", "chat")
+
+    async def story() -> None:
+        server = serving(pool(**exposed), missing=frozenset({"HTTPRoute"}))
+        async with operating(server) as operator:
+            await asyncio.sleep(1)
+            server.missing = frozenset()
+            server.refusals.append(ApiUnreachable("for a moment"))
+            await asyncio.sleep(LATE_KINDS_PERIOD_S)
+            assert counted(operator, "penstock_operator_errors_total", failure="resync") == 1
+            lists = len(server.lists)
+            for quiet_s, reason in ((200, "NoListener"), (210, "NoHost")):
+                await asyncio.sleep(quiet_s)
+                server.store(server.objects[ref] | {"status": refused_by_its_gateway(reason)}, "gateway")
+                await asyncio.sleep(LATE_KINDS_PERIOD_S)
+                assert reason in str(reported(server, "chat")["status"])
+            assert {kind for kind, *_ in server.lists[lists:]} == {"HTTPRoute"}
+
+    run(story())
 
 
 @pytest.mark.parametrize(

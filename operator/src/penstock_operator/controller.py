@@ -3,6 +3,7 @@
     watch event ─▶ cache ──▶ queue ──▶ worker ──▶ reconcile ──▶ API server
                       ▲        ▲
        list of all, every few minutes (what watches lost)
+       list of the kinds that were installed later, every few seconds
 
 A standby operator does everything except the last step, so its cache is complete when it becomes the leader.
 """
@@ -44,6 +45,13 @@ START_RETRY_S = 1.0
 STALE_RESYNC_S = 15.0
 """Resync interval while the cache is stale, as watches then report no events."""
 
+LATE_KINDS_PERIOD_S = 10.0
+"""Seconds between lists of the kinds that were not installed at first.
+
+kopf looks for a kind when its definition changes. If the API server serves it only after that, kopf does not
+watch it until the operator restarts.
+"""
+
 STUCK_S = 120.0
 """Seconds after which a reconciliation counts as stuck; the timeouts of its requests add up to less."""
 
@@ -70,6 +78,7 @@ class Operator:
         self.reconciler = Reconciler(self.api, self.cache, self.demand, settings, self.metrics)
         self.queue: WorkQueue[PoolKey] = WorkQueue()
         self.health = OperatorHealth(STUCK_S)
+        self._late_kinds: set[ResourceKind] = set()
         self._leading = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._leadership_task: asyncio.Task[None] | None = None
@@ -87,6 +96,7 @@ class Operator:
         await self._retry_until_available(self.resync)
         self.health.synced = True
         self._spawn("resync", self._resync_forever())
+        self._spawn("late kinds", self._list_late_kinds_forever())
         for number in range(self.options.workers):
             self._spawn(f"worker {number}", self._work_forever())
         if self.leadership is None:
@@ -137,15 +147,17 @@ class Operator:
         for pool in self.cache.pools():
             self.queue.add(pool_of(pool))
 
-    async def _list(self, kind: ResourceKind, namespace: str | None) -> None:
+    async def _list(self, kind: ResourceKind, namespace: str | None) -> set[PoolKey]:
+        """Replace the cached objects of a kind by a list. Returns the pools whose objects have changed."""
         labels, state_before = "" if kind is POOL else OWN, self.cache.state(kind)
         try:
             objects, version = await self.api.list(kind, namespace, labels=labels)
         except ApiStatusError as error:
             if error.code == 404 and kind.optional:
-                return
+                self._late_kinds.add(kind)
+                return set()
             raise
-        self.cache.replace(kind, namespace, objects, version, state_before)
+        return self.cache.replace(kind, namespace, objects, version, state_before)
 
     async def _resync_forever(self) -> None:
         while True:
@@ -153,11 +165,26 @@ class Operator:
             await asyncio.sleep(
                 min(self.options.resync_s, STALE_RESYNC_S) if stale else self.options.resync_s
             )
-            try:
-                await self.resync()
-            except (ApiStatusError, ApiUnreachable) as error:
-                self.metrics.errors.labels("resync").inc()
-                log.warning("resync failed", error=str(error))
+            await self._report_failure(self.resync())
+
+    async def _list_late_kinds_forever(self) -> None:
+        while True:
+            await asyncio.sleep(LATE_KINDS_PERIOD_S)
+            await self._report_failure(self._list_late_kinds())
+
+    async def _list_late_kinds(self) -> None:
+        for kind in tuple(self._late_kinds):
+            for namespace in self.options.namespaces or (None,):
+                for pool in await self._list(kind, namespace):
+                    self.queue.add(pool)
+
+    async def _report_failure(self, listing: Awaitable[None]) -> None:
+        """Count and log the failure of a list, if it fails; it is repeated later anyway."""
+        try:
+            await listing
+        except (ApiStatusError, ApiUnreachable) as error:
+            self.metrics.errors.labels("resync").inc()
+            log.warning("resync failed", error=str(error))
 
     async def _work_forever(self) -> None:
         while True:

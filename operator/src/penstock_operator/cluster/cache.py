@@ -100,29 +100,37 @@ class Cache:
         listed: Sequence[Manifest],
         version: int,
         state_before: CacheState,
-    ) -> None:
-        """Replace all objects of a kind by a list. namespace None: all namespaces. version: the list's."""
-        for manifest in listed:
-            self._store_listed(manifest, state_before)
+    ) -> set[PoolKey]:
+        """Replace all objects of a kind by a list. Returns the pools whose objects have changed.
+
+        namespace: None for all namespaces. version: the list's.
+        """
+        changed = {pool_of(manifest) for manifest in listed if self._store_listed(manifest, state_before)}
         listed_refs = {ref_of(manifest) for manifest in listed}
         for ref, known in list(self._objects.items()):
             of_kind = (ref.api_version, ref.kind) == (kind.api_version, kind.kind)
             unchanged_since = self._updated_at[ref] <= state_before.updates
             if of_kind and namespace in (None, ref.namespace) and ref not in listed_refs and unchanged_since:
                 self.remove(known)
+                changed.add(pool_of(known))
         self._highest_version[kind] = max(version, self._highest_version[kind])
         self._stale_kinds = self._stale_kinds - {kind} | ({kind} if version < state_before.version else set())
+        return changed
 
-    def _store_listed(self, manifest: Manifest, state_before: CacheState) -> None:
-        """Store a listed object, unless a watch has reported it since the list was requested."""
+    def _store_listed(self, manifest: Manifest, state_before: CacheState) -> bool:
+        """Store a listed object, unless a watch has reported it since the list was requested.
+
+        Returns whether it differs from the known one.
+        """
         ref, uid = ref_of(manifest), manifest["metadata"]["uid"]
         if self._deleted.get(uid, 0) > state_before.updates:
-            return
+            return False
         self._deleted.pop(uid, None)
-        if self._updated_at.get(ref, 0) <= state_before.updates:
-            self._store(manifest)
-        else:
-            self.update(manifest)
+        if self._updated_at.get(ref, 0) > state_before.updates:
+            return self.update(manifest)
+        known = self._objects.get(ref)
+        self._store(manifest)
+        return known is None or _version(known) != _version(manifest)
 
     def _store(self, manifest: Manifest) -> None:
         manifest["metadata"].pop("managedFields", None)
