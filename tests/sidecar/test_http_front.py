@@ -18,7 +18,9 @@ from penstock_sidecar.http.http_serving import http_listener
 from penstock_sidecar.http.rejection import REASON_TEXTS, out_of_service, rejection
 from penstock_sidecar.options import Address
 
-FIRST = AttemptHead(picked=False, hop=1, backup=False, final=False, application=None, spent_s=0.0)
+FIRST = AttemptHead(
+    picked=False, hop=1, first=False, backup=False, final=False, application=None, spent_s=0.0
+)
 
 
 def head_of(**headers: str) -> dict[bytes, bytes]:
@@ -29,6 +31,7 @@ def head_of(**headers: str) -> dict[bytes, bytes]:
     ("headers", "attempt"),
     [
         ({}, FIRST),
+        ({"x_envoy_attempt_count": "1"}, FIRST._replace(first=True)),
         ({"x_envoy_attempt_count": "2"}, FIRST._replace(hop=2)),
         ({"x_envoy_attempt_count": "3"}, FIRST._replace(hop=3, backup=True)),
         ({"x_envoy_attempt_count": "0"}, FIRST),
@@ -77,6 +80,12 @@ def test_a_replica_of_the_order_and_an_unavailable_backup_hop(
     attempt: AttemptHead, passed_on: set[Reason]
 ) -> None:
     assert {reason for reason in Reason if attempt.tries_next(reason)} == passed_on
+
+
+def test_only_the_first_of_several_attempts_is_repeated_after_a_loss() -> None:
+    assert FIRST._replace(first=True).replays
+    assert not FIRST._replace(first=True, final=True).replays
+    assert not FIRST.replays, "the gateway does not number its attempts"
 
 
 @pytest.mark.parametrize("tries_next", [True, False])

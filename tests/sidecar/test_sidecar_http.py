@@ -302,6 +302,25 @@ async def test_an_engines_own_error_and_its_loss_do_not_hop(gateway: Gateway, en
     assert gateway.metric("slo_missed_total", tier="chat", why="failed") == 1
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_lost_with_its_engine_at_the_first_attempt_is_passed_on_once(
+    gateway: Gateway, engine: Engine, stream: bool
+) -> None:
+    """A request that crashes engines reaches two of them at most."""
+    body, endpoints = {**BODY, "stream": stream}, "a:1,b:1,c:1"
+    asking = gateway.begin(body, x_gateway_destination_endpoint=endpoints, x_envoy_attempt_count="1")
+    (await engine.asked()).die()
+    response = await asking
+    assert (response.status_code, response.headers["x-penstock-rejected"]) == (503, "1")
+    assert response.headers["x-penstock-reason"] == "engine_down"
+    assert gateway.metric("passed_on_total", tier="chat") == 1
+    asking = gateway.begin(body, x_gateway_destination_endpoint=endpoints, x_envoy_attempt_count="2")
+    (await engine.asked(2)).die()
+    response = await asking
+    assert (response.status_code, response.json()["error"]["type"]) == (502, "engine_lost")
+    assert "x-penstock-rejected" not in response.headers
+
+
 async def test_an_engine_lost_in_the_middle_of_a_stream_ends_it_with_an_error_event(
     gateway: Gateway, engine: Engine
 ) -> None:

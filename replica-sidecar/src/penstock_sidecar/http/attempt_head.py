@@ -21,6 +21,7 @@ class AttemptHead(NamedTuple):
 
     picked: whether a picker has chosen the endpoints and resolved the tier.
     hop: number of the attempt, 1 at the first endpoint.
+    first: whether the gateway says that it is 1.
     backup: whether all endpoints of the order were tried, so that this one serves best effort as backup.
     final: whether this is the last endpoint. False if the gateway does not pass on the list of endpoints.
     application: application whose key the gateway has checked; None if it has checked none.
@@ -29,6 +30,7 @@ class AttemptHead(NamedTuple):
 
     picked: bool
     hop: int
+    first: bool
     backup: bool
     final: bool
     application: str | None
@@ -41,14 +43,25 @@ class AttemptHead(NamedTuple):
         """
         return not self.final and (not self.backup or reason in OUT_OF_SERVICE)
 
+    @property
+    def replays(self) -> bool:
+        """Whether the gateway should try the next endpoint if the engine was lost before its answer began.
+
+        Once, as in a router, because the request may be the cause: so only at the first attempt, and not
+        behind a gateway that does not number its attempts.
+        """
+        return self.first and not self.final
+
 
 def attempt_head(head: Head, default_hops: int) -> AttemptHead:
     """Read the headers of an attempt. default_hops: endpoints after the first, if no picker has set them."""
-    hop, max_hops = _number(head, _ATTEMPT) or 1, _number(head, _MAX_HOPS)
+    number, max_hops = _number(head, _ATTEMPT), _number(head, _MAX_HOPS)
+    hop = number or 1
     application = head.get(_APPLICATION)
     return AttemptHead(
         picked=max_hops is not None,
         hop=hop,
+        first=number == 1,
         backup=hop > (default_hops if max_hops is None else max_hops),
         final=hop >= _endpoints(head),
         application=None if application is None else application.decode("latin-1"),

@@ -158,11 +158,18 @@ class HttpRequestPath:
             raise rejection(outcome.tier.name, self._name, end, draw, tries_next=tries_next)
         if isinstance(end, wire.Failed):
             if end.failure == wire.FAILURE_RETURNED:
-                outcome.reason, outcome.ending = Reason.DRAINING.value, Ending.REJECTED
-                message = f"replica {self._name} is draining and has not begun the request"
-                tries_next, draw = head.tries_next(Reason.DRAINING), self._random.random()
-                raise out_of_service(message, Reason.DRAINING, draw, tries_next=tries_next)
+                raise self._passed_on(
+                    Reason.DRAINING, "is draining and has not begun the request", outcome, head
+                )
+            if end.failure == wire.FAILURE_ENGINE_LOST and head.replays:
+                raise self._passed_on(Reason.ENGINE_DOWN, "lost its engine with the request", outcome, head)
             raise upstream_error(end)
+
+    def _passed_on(self, reason: Reason, what: str, outcome: Outcome, head: AttemptHead) -> ApiError:
+        """Return the response to an unserved request, after which the gateway may try another replica."""
+        outcome.reason, outcome.ending = reason.value, Ending.REJECTED
+        tries_next, draw = head.tries_next(reason), self._random.random()
+        return out_of_service(f"replica {self._name} {what}", reason, draw, tries_next=tries_next)
 
     def _count(self, outcome: Outcome, head: AttemptHead) -> None:
         """Count the end of a request, unless another replica will decide about it."""
