@@ -69,12 +69,19 @@ class PoolTraffic:
     """Context manager that sends requests.
 
     answer_tokens: output tokens of each answer; None: the model decides.
+    host: the host of the request, if it is not that of the URL.
     """
 
     def __init__(
-        self, url: str, model: str, rate_per_s: float = RATE_PER_S, answer_tokens: int | None = None
+        self,
+        url: str,
+        model: str,
+        rate_per_s: float = RATE_PER_S,
+        answer_tokens: int | None = None,
+        host: str | None = None,
     ) -> None:
         self._url, self._model, self._rate_per_s = url, model, rate_per_s
+        self._headers = {} if host is None else {"host": host}
         self._answer_tokens = answer_tokens
         self._streaming: dict[int, SentRequest] = {}
         self._loop = asyncio.new_event_loop()
@@ -119,7 +126,9 @@ class PoolTraffic:
 
     async def _send_requests(self) -> None:
         url = f"{self._url}/v1"
-        client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=TIMEOUT_S)
+        client = openai.AsyncOpenAI(
+            base_url=url, api_key="none", max_retries=0, timeout=TIMEOUT_S, default_headers=self._headers
+        )
         loop = asyncio.get_running_loop()
         start_s = loop.time()
         async with client:

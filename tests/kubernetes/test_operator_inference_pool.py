@@ -9,7 +9,7 @@ from operating.eventually import eventually
 from operating.world import Object, World, pool_document
 
 PAGE = ROOT / "docs" / "gateways.md"
-POLICIES = re.compile(r"^```yaml\n(apiVersion: gateway.envoyproxy.io.*?)^```", re.DOTALL | re.MULTILINE)
+OBJECTS = re.compile(r"^```yaml\n(apiVersion: v1\nkind: Service\n.*?)^```", re.DOTALL | re.MULTILINE)
 
 pytestmark = pytest.mark.usefixtures("upstream", "operator")
 
@@ -56,7 +56,7 @@ def test_a_changed_inference_pool_is_restored_and_its_status_is_the_gateway_s(wo
     assert kept["controllerName"] == "a.example/gateway"
 
 
-def test_envoy_gateway_accepts_the_policies_of_the_documentation(kubectl: Kubectl) -> None:
-    (policies,) = POLICIES.findall(PAGE.read_text())
-    made = kubectl.out("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=policies)
-    assert made.count("created") == 2
+def test_the_documented_objects_for_envoy_gateway_are_valid(kubectl: Kubectl) -> None:
+    (objects,) = OBJECTS.findall(PAGE.read_text())
+    made = kubectl.out("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=objects)
+    assert made.count("created") == 6

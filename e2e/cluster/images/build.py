@@ -1,7 +1,7 @@
 """Builds the images of the Dockerfile as docker-archives: a base, and a layer with installed or copied files.
 
   image NAME... --out FOLDER
-    NAME: operator, router, picker, sidecar, simulator, vllm-plugin; envoy, traefik: binaries
+    NAME: operator, router, picker, sidecar, simulator, vllm-plugin; envoy, envoy-gateway, traefik: binaries
 
 Writes FOLDER/NAME.tar, tagged localhost/penstock/NAME:dev, and prints its name and its size in MB:
 compressed, as a registry stores it, and uncompressed. Unchanged layers come from the cache.
@@ -67,18 +67,25 @@ def _config(recipe: Recipe) -> Mapping[str, object]:
 
 
 def build_traefik(out: Path) -> list[Path]:
-    """Build the ingress controller's image, which has only its binary. Returns its layers."""
+    """Build the ingress controller's image. Returns its layers."""
+    return _build_tool(out, "traefik")
+
+
+def build_envoy_gateway(out: Path) -> list[Path]:
+    """Build the image of Envoy Gateway, which its chart uses for the controller. Returns its layers."""
+    return _build_tool(out, "envoy-gateway")
+
+
+def _build_tool(out: Path, tool: str) -> list[Path]:
+    """Build an image that contains only a binary of e2e/cluster/build."""
     build = Path(__file__).resolve().parents[1] / "build"
-    binaries = subprocess.run(
-        [build, "traefik"], check=True, stdout=subprocess.PIPE, text=True
-    ).stdout.strip()
-    layer = CACHE / f"traefik-{PurePath(binaries).name}.tar"
+    binaries = subprocess.run([build, tool], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    layer = CACHE / f"{tool}-{PurePath(binaries).name}.tar"
     if not layer.exists():
         layer.parent.mkdir(parents=True, exist_ok=True)
-        write_layer(layer, [(Path(binaries, "traefik"), PurePath("traefik"))])
-    write_archive(
-        out / "traefik.tar", "localhost/penstock/traefik:dev", [layer], {"Entrypoint": ["/traefik"]}
-    )
+        write_layer(layer, [(Path(binaries, tool), PurePath("usr/local/bin", tool))])
+    config = {"Entrypoint": [f"/usr/local/bin/{tool}"], "Env": ["PATH=/usr/local/bin"]}
+    write_archive(out / f"{tool}.tar", f"localhost/penstock/{tool}:dev", [layer], config)
     return [layer]
 
 
@@ -98,7 +105,7 @@ def build_envoy(out: Path) -> list[Path]:
     return layers
 
 
-BINARIES = {"envoy": build_envoy, "traefik": build_traefik}
+BINARIES = {"envoy": build_envoy, "envoy-gateway": build_envoy_gateway, "traefik": build_traefik}
 
 
 def _packed_bytes(layer: Path) -> int:

@@ -27,6 +27,14 @@ def rolling_update(context: ClusterContext) -> None:
     assert set(context.pod_names("replica")) == replicas, "replicas were restarted too"
 
 
+def engine_kill(context: ClusterContext) -> None:
+    """An engine behind the Envoys is killed; only its streams are lost, and requests before them hop."""
+    pod = context.pods("replica")[1]
+    name, killed_s = pod["metadata"]["name"], kill(context, pod, "engine")
+    context.traffic.allow_losses(lambda request: request.replica == name and request.started_s <= killed_s)
+    context.wait_reconciled(REPLICAS)
+
+
 def answers_at_engines(context: ClusterContext) -> None:
     """Requests move from sidecars' ports to engines', replica by replica, over TLS with engines' names."""
     update_replicas(context, {"engine": {"answerPath": "direct"}})

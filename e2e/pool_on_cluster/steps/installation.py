@@ -47,7 +47,15 @@ def images(context: ClusterContext) -> None:
     if not isinstance(context.cluster, LocalCluster):
         return
     folder = context.results / "images"
-    command = [str(CLUSTER_SCRIPTS / "image"), *IMAGES, "envoy", "traefik", "--out", str(folder)]
+    command = [
+        str(CLUSTER_SCRIPTS / "image"),
+        *IMAGES,
+        "envoy",
+        "envoy-gateway",
+        "traefik",
+        "--out",
+        str(folder),
+    ]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     sizes = (line.split() for line in output.splitlines())
     context.figures["image_mb"] = {
