@@ -1,7 +1,8 @@
 """One simulation of a capacity search: how many requests of a sample meet every target at a rate.
 
 A trial consists of plain values, so that any process can run it and a file can store it. It ends early when
-so many requests have missed that the result is decided.
+so many requests have missed that the result is decided. A turn of a closed loop also misses if it ends after
+the time at which its session should have been there (`session_schedule`).
 """
 
 from collections import Counter, defaultdict
@@ -21,6 +22,7 @@ from penstock_simulator.simulation.disaggregated.distserve import Ratio, simulat
 from penstock_simulator.simulation.outcome import FirstVerdict
 
 from penstock_cli.capacity.question import Question
+from penstock_cli.capacity.session_schedule import is_behind, latest_ends_s
 from penstock_cli.capacity.setting import ORACLE, PolicySetting, base_policy, laps_of
 from penstock_cli.plots.plane import spot
 from penstock_cli.plots.series import Spot
@@ -154,6 +156,7 @@ def run_trial(trial: Trial) -> TrialResult:
     if trial.policy == ORACLE:
         return _bound(sample, workload, trial.replicas)
     fleet, total = fleet_of(trial, workload), requests_in(sample)
+    latest_s = latest_ends_s(sample, workload.tiers, fleet.default_tier, fleet.model)
     counts = _CacheCounts(trial.replicas)
     missed, best_effort, points = set[str](), set[str](), defaultdict[str, list[Spot]](list)
     for outcome in _outcomes(trial, fleet, sample):
@@ -166,7 +169,7 @@ def run_trial(trial: Trial) -> TrialResult:
         if point is not None:
             points[outcome.tier].append(point)
         counted = outcome.id if workload.sessions is not None else outcome.session or outcome.id
-        if not outcome.met:
+        if not outcome.met or is_behind(outcome, latest_s):
             missed.add(counted)
         if outcome.verdict is FirstVerdict.BEST_EFFORT:
             best_effort.add(counted)

@@ -1,7 +1,7 @@
 """A file of trial results, one line of JSON each, so that a search can be resumed.
 
 A line's key is a digest of everything that determines the result: the trial's values, and the source code of
-core and the simulator. After a change to either, old lines are ignored.
+core, the simulator and the searches. After a change to any of them, old lines are ignored.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ import orjson
 from penstock_cli.capacity.trial import Trial, TrialResult
 from penstock_cli.failure import Failure
 
-DIGESTED_PACKAGES = ("penstock_core", "penstock_simulator")
+DIGESTED_PACKAGES = ("penstock_core", "penstock_simulator", "penstock_cli.capacity")
 COUNTS = ("promoted", "prompt_tokens", "cached_tokens", "admitted", "admitted_missed", "imbalance")
 KEY_DIGITS = 24
 """Hexadecimal digits of a trial's key."""
@@ -88,7 +88,7 @@ def _tally(row: dict[str, Any]) -> TrialResult:
 
 
 def code_digest() -> str:
-    """Return a digest of the source and data of core and the simulator."""
+    """Return a digest of the source and data of core, the simulator and the searches."""
     digest = sha256()
     for package in DIGESTED_PACKAGES:
         for name, content in sorted(_contents(files(package), package)):
