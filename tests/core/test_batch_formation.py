@@ -385,16 +385,27 @@ def test_a_batch_is_formed_whenever_admitted_work_fits() -> None:
 
 
 def test_best_effort_lengthens_a_batch_only_as_far_as_memory_is_free() -> None:
-    """The batch takes 500 blocks' decode along: of 1,000 they are half, and best effort gets nothing."""
-    running, offline = [decode("a", 8000, judge=Judge.MEAN)], [prompt("o", 5000, best_effort=True)]
+    """Admitted requests hold 500 blocks: freely if that is half of all, and not at all if it is 90 %."""
+    running, offline = [decode("a", 8000, judge=Judge.MEAN)], [prompt("o", 3000, best_effort=True)]
     alone_s = batch(running, []).duration_s
 
     def lengthened_s(blocks: int) -> float:
         return batch(running, offline, free_blocks=blocks - 500).duration_s - alone_s
 
-    assert "o" not in batch(running, offline, free_blocks=500).tokens
-    assert lengthened_s(2000) == pytest.approx(lengthened_s(1_000_000) / 2, rel=0.02)
-    assert lengthened_s(4000) == pytest.approx(lengthened_s(1_000_000) * 3 / 4, rel=0.02)
+    assert lengthened_s(1000) == lengthened_s(2000) == lengthened_s(1_000_000)
+    assert lengthened_s(714) == pytest.approx(lengthened_s(1000) / 2, rel=0.02)
+    short = prompt("short", 100, best_effort=True)
+    assert "short" in batch(running, [short], free_blocks=57).tokens
+    assert "short" not in batch(running, [short], free_blocks=55).tokens
+
+
+def test_memory_that_only_best_effort_holds_does_not_limit_it() -> None:
+    running, offline = [decode("a", 8000, judge=Judge.MEAN)], [prompt("o", 100, best_effort=True)]
+    theirs = decode("b", 8000, judge=Judge.MEAN, best_effort=True)
+    tight = replica([*running, theirs], offline, free_blocks=25)
+    shared = replace(tight, kv=replace(tight.kv, shared_blocks={"b": 500}))
+    assert "o" in form_batch(Workload.of(tight, inf)).tokens
+    assert "o" not in form_batch(Workload.of(shared, inf)).tokens
 
 
 def any_crowd(random: Random) -> tuple[list[Job], list[Job], list[Job], list[Job]]:

@@ -1,10 +1,10 @@
-"""Best effort: surplus only, oldest first, and every request progresses."""
+"""Best effort: surplus only, shortest prompts first, and every request progresses."""
 
 from dataclasses import replace
 from math import inf, nextafter
 
 import pytest
-from penstock_core.batch.best_effort import fill_surplus, newest_first, oldest_waiting_too_long
+from penstock_core.batch.best_effort import STRETCH, fill_surplus, newest_first, oldest_waiting_too_long
 from penstock_core.batch.open_batch import OpenBatch
 from penstock_core.domain.replica_view import Limits, ReplicaView
 from penstock_core.domain.request import Job, Request, advance, new_job
@@ -46,11 +46,12 @@ def filled(running: list[Job], waiting: list[Job], limit_s: float = 0.06, **boun
     return batch
 
 
-def test_decodes_precede_prefills_and_older_jobs_precede_younger() -> None:
+def test_decodes_precede_prefills_and_those_with_the_fewest_tokens_left_are_first() -> None:
     young, old = offline("young", age_s=1), offline("old", age_s=9)
     talking = offline("talking", age_s=0.5, generated=True)
-    batch = filled([talking], [young, old])
-    assert list(batch.tokens) == ["talking", "old", "young"]
+    running = [talking, offline("almost", 2000, done=1600), offline("long", 2000, done=1400)]
+    batch = filled(running, [young, old], 1.0)
+    assert list(batch.tokens) == ["talking", "almost", "old", "young", "long"]
 
 
 def test_a_batch_stays_within_its_longest_duration() -> None:
@@ -66,10 +67,13 @@ def test_a_job_starts_only_if_all_of_it_fits_beside_the_growth_of_all_others() -
     assert list(filled(running, [offline("p", 500)], free_blocks=33).tokens) == ["d", "p"]
 
 
-def test_no_job_overtakes_one_that_waits_for_blocks() -> None:
-    waiting = [offline("large", 1200, age_s=9), offline("small", 50, age_s=1)]
-    running = [offline("d", generated=True)]
-    assert list(filled(running, waiting, free_blocks=60).tokens) == ["d"]
+def test_only_jobs_that_hold_blocks_overtake_one_that_waits_for_blocks() -> None:
+    turn = offline("turn", 1000)._replace(computed_tokens=970, unheld_blocks=61)
+    waiting = [turn, offline("small", 50, age_s=9)]
+    running = [offline("d", generated=True), offline("half", 2000, done=1000)]
+    assert list(filled(running, waiting, 1.0, free_blocks=60).tokens) == ["d", "half"]
+    assert list(filled(running, waiting, 1.0, free_blocks=64).tokens) == ["d", "turn", "half"]
+    assert list(filled(running, waiting, 1.0, free_blocks=200).tokens) == ["d", "turn", "small", "half"]
 
 
 def test_a_job_that_can_never_fit_delays_no_other() -> None:
@@ -159,7 +163,7 @@ def test_no_job_overtakes_a_prompt_whose_next_token_would_be_late() -> None:
     assert one_s > EXACT.seconds(BatchWork(2, 41, chunk_work(1, 0)))
 
     def added(limit_s: float) -> dict[str, int]:
-        return filled([talking("d", 40), book], [offline("small", 1)], limit_s, model=EXACT).tokens
+        return filled([talking("d", 40), book], [offline("longer", 1001)], limit_s, model=EXACT).tokens
 
     assert EXACT.seconds(beside) < one_s
     assert added(one_s) == {"d": 1, "book": 1}
@@ -179,7 +183,8 @@ def test_the_last_slot_is_taken_and_a_running_request_needs_none() -> None:
 def test_a_job_as_large_as_the_cache_waits_and_a_larger_one_delays_no_other(
     blocks: int, served: list[str]
 ) -> None:
-    resumed = offline("large", 16 * blocks - 40, age_s=9)._replace(generated_tokens=40)
+    resumed = offline("large", 16 * blocks - 40)._replace(generated_tokens=40, unheld_blocks=blocks)
+    resumed = resumed._replace(computed_tokens=16 * blocks - 9)
     running, waiting = [talking("d", 160)], [resumed, offline("small", 16)]
     assert list(filled(running, waiting, free_blocks=50).tokens) == served
 
@@ -193,6 +198,25 @@ def test_the_oldest_is_protected_once_it_has_waited_too_long() -> None:
     protected = oldest_waiting_too_long(view_of([], jobs), 30.0)
     assert protected is not None
     assert (protected.request.id, protected.due_s, protected.tpot_s) == ("older", -inf, None)
+
+
+@pytest.mark.parametrize("busy_s", [0.0, 0.5])
+def test_a_protected_prompt_claims_a_twentieth_of_the_time_until_it_is_late(busy_s: float) -> None:
+    """It is due 20 times its prefill after it was protected; of that prefill a quarter is left."""
+    prompt = offline("prompt", 4000, age_s=0, done=3000)
+    allowed_s, left_s = STRETCH * MODEL.prefill_seconds(4000), MODEL.prefill_seconds(1000, 3000)
+
+    def due_s(age_s: float) -> float:
+        job = prompt._replace(request=replace(prompt.request, arrival_s=NOW_S - age_s))
+        view = replace(view_of([job], []), busy_until_s=NOW_S + busy_s)
+        protected = oldest_waiting_too_long(view, 30.0)
+        assert protected is not None
+        return protected.due_s
+
+    last_s = 30.0 + allowed_s - left_s - busy_s
+    assert due_s(30.0) == pytest.approx(NOW_S + allowed_s)
+    assert due_s(last_s - 1e-6) == pytest.approx(NOW_S + left_s + busy_s)
+    assert due_s(last_s + 1e-6) == -inf
 
 
 def test_protection_starts_exactly_when_the_wait_is_reached() -> None:

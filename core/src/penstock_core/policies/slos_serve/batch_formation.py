@@ -4,8 +4,9 @@ Decodes take their tokens first, with the draft tokens of the plan's rule; the r
 prefills, by deadline, and then to best effort. The plan determines the duration of the batch. A prefill that
 finishes in it and is due before its end shortens it to that deadline.
 
-Best effort may lengthen a batch only in proportion to free memory: if memory is scarce, decodes that take
-longer hold their blocks longer, which reduces admission.
+Best effort may lengthen a batch as far as deadlines allow while admitted requests hold at most half of the KV
+cache, and less the more they hold (`PLENTIFUL`, `SCARCE`): if memory is scarce, decodes that take longer hold
+their blocks longer, which reduces admission.
 
 If blocks or slots run out, other requests are preempted (`Victims`): best-effort ones first, started last
 first. For a request that already runs, admitted ones with later deadlines follow, the latest deadline first.
@@ -24,9 +25,11 @@ from penstock_core.domain.request import Job, deadline_order, holding_kv
 from penstock_core.policies.slos_serve.batch_plan import FirstBatch, first_batch
 from penstock_core.policies.slos_serve.workload import Workload
 
-SCARCE = 0.5
-"""Share of the KV cache held by admitted requests from which best effort does not lengthen batches. Without
-this limit Chatbot attains 4 points less near capacity (`bench/results/ablations.md`)."""
+PLENTIFUL, SCARCE = 0.5, 0.9
+"""Shares of the KV cache held by admitted requests: up to the first one best effort lengthens batches freely,
+from the second one not at all. Without this limit Chatbot attains 2 points less near capacity
+(`bench/results/ablations.md`). With a lower one late turns of sessions wait for minutes beside free time,
+until their prefixes are evicted (ADR 0054)."""
 
 
 class Victims:
@@ -84,10 +87,19 @@ def _bounded(view: ReplicaView, most_tokens: int) -> ReplicaView:
 def _surplus_limit_s(batch: OpenBatch, limit_s: float) -> float:
     """Return the duration up to which best effort may lengthen the batch.
 
-    It decreases with the share of the KV cache that admitted requests hold.
+    It decreases with the share of the KV cache that admitted requests hold. What they share counts once.
     """
     if not batch.tokens:
         return limit_s
     kv, taken_s = batch.view.kv, batch.seconds()
-    held = sum([kv.blocks_for(job.computed_tokens) for job in batch.view.running if not job.best_effort])
-    return taken_s + max(limit_s - taken_s, 0.0) * max(1.0 - held / (SCARCE * kv.total_blocks), 0.0)
+    shared = kv.shared_blocks or {}
+    surplus = sum(
+        [
+            kv.blocks_for(job.computed_tokens) - shared.get(job.request.id, 0)
+            for job in batch.view.running
+            if job.best_effort
+        ]
+    )
+    held = (kv.total_blocks - kv.free_blocks - surplus) / kv.total_blocks
+    spare = min(max((SCARCE - held) / (SCARCE - PLENTIFUL), 0.0), 1.0)
+    return taken_s + max(limit_s - taken_s, 0.0) * spare
