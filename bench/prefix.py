@@ -53,7 +53,7 @@ from prefix_page import RATES, WITHOUT, write_pages
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 UNSHARED = (("chatbot", 7.1), ("coder", 2.0), ("arxiv", 2.6))
-"""Scenarios whose prompts share nothing, and the rate at which `slos-serve` attains 90 % there."""
+"""Scenarios whose prompts share nothing, and a rate at which `slos-serve` attains about 90 % there."""
 
 
 def main() -> None:

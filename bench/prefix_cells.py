@@ -93,9 +93,9 @@ class Cell:
 
 
 FOUR = (
-    Cell("rag-chat", ON_8B, 4, 300, 1.5),
-    Cell("swe", ON_70B, 4, 100, 12.0, 130.0),
-    Cell("swe", ON_8B, 4, 100, 40.0, 130.0),
+    Cell("rag-chat", ON_8B, 4, 300, 1.75),
+    Cell("swe", ON_70B, 4, 200, 14.0, 130.0),
+    Cell("swe", ON_8B, 4, 300, 40.0, 200.0),
     Cell("agents", ON_8B, 4, 20, 0.1, 0.5),
     Cell("agents", ON_70B, 4, 20, 0.1, 0.5),
     Cell("web", ON_70B, 4, 150, 8.0, 40.0),
