@@ -85,8 +85,11 @@ async def words(router: RunningRouter) -> list[str | None]:
     return [chunk.choices[0].delta.content async for chunk in stream]
 
 
-def states(replica: ScriptedReplica, part: int = 0) -> list[int]:
-    return [answer.state for answer in replica.parts[part].reported]
+async def reported(replica: ScriptedReplica, *states: int) -> None:
+    """Wait for the router's reports about the answer to the replica's first request: these, and no others."""
+    (part,) = replica.parts
+    await eventually(lambda: len(part.reported) >= len(states), "a report of the answer's state")
+    assert [answer.state for answer in part.reported] == [*states]
 
 
 async def test_a_stream_comes_from_the_engine_and_its_figures_from_the_sidecar() -> None:
@@ -97,7 +100,7 @@ async def test_a_stream_comes_from_the_engine_and_its_figures_from_the_sidecar()
         )
         (part,) = replica.parts
         assert part.submit.direct
-        assert states(replica) == [wire.ANSWER_STATE_BEGUN, wire.ANSWER_STATE_WHOLE]
+        await reported(replica, wire.ANSWER_STATE_BEGUN, wire.ANSWER_STATE_WHOLE)
         assert part.reported[-1].tokens == 2
         assert not part.cancelled.is_set()
 
@@ -169,7 +172,7 @@ async def test_an_engine_without_room_is_a_hop(status: int) -> None:
         engines[0].script = is_full
         reply = await router.chat(stream=True)
         assert (reply.headers["x-penstock-replica"], reply.headers["x-penstock-hops"]) == ("r1", "2")
-        assert states(replicas[0]) == [wire.ANSWER_STATE_FULL]
+        await reported(replicas[0], wire.ANSWER_STATE_FULL)
 
 
 async def test_an_engine_s_refusal_is_the_answer() -> None:
@@ -304,7 +307,7 @@ async def test_an_engine_that_refuses_the_router_is_left_to_its_sidecar(status: 
     async with pool() as (router, (replica,), (engine,)):
         replica.script, engine.script = relays, demands_a_key
         assert await words(router) == ["relayed"]
-        assert states(replica) == [wire.ANSWER_STATE_UNREACHABLE]
+        await reported(replica, wire.ANSWER_STATE_UNREACHABLE)
 
 
 async def test_an_engine_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
