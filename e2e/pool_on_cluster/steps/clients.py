@@ -21,7 +21,7 @@ ANSWER_TOKENS = 200
 def official_client(context: ClusterContext) -> None:
     """The official openai client gets models, a chat answer and a completion."""
     with _openai_client(context) as client:
-        until(lambda: _serves_model(client), "the pool's model is listed through the ingress")
+        until(lambda: serves_model(client), "the pool's model is listed through the ingress")
         chat = client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": PROMPT}], max_tokens=20
         )
@@ -34,7 +34,8 @@ def _openai_client(context: ClusterContext) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{context.url}/v1", api_key="none", max_retries=0)
 
 
-def _serves_model(client: openai.OpenAI) -> bool:
+def serves_model(client: openai.OpenAI) -> bool:
+    """Return whether the pool lists its model."""
     try:
         return MODEL in [model.id for model in client.models.list()]
     except openai.APIError:

@@ -16,6 +16,7 @@ import openai
 from pool_on_cluster.clusters import CLUSTER_SCRIPTS
 from pool_on_cluster.context import ROOT, ClusterContext, not_terminating, reconciled
 from pool_on_cluster.pool import MODEL, NAMESPACE, document
+from pool_on_cluster.steps.clients import serves_model
 from pool_on_cluster.steps.kills import kill
 from pool_on_cluster.traffic import PROMPT, PoolTraffic
 from pool_on_cluster.waiting import until
@@ -194,7 +195,7 @@ def _client(context: ClusterContext) -> openai.OpenAI:
 def _check_answers(context: ClusterContext) -> None:
     """Check that the official client gets an answer, and a stream that takes longer than Envoy's default."""
     with _client(context) as client:
-        until(lambda: _answers(client), f"pool {NAME} answers through Envoy Gateway")
+        until(lambda: serves_model(client), f"pool {NAME} answers through Envoy Gateway")
         chat = _ask(client, PROMPT, max_tokens=20).parse()
         assert chat.usage is not None and chat.usage.completion_tokens == 20, chat
         started_s = monotonic()
@@ -208,13 +209,6 @@ def _check_answers(context: ClusterContext) -> None:
         chunks = [chunk for chunk in stream if chunk.choices]
     assert chunks[-1].choices[0].finish_reason == "length", chunks[-1]
     assert monotonic() - started_s > ENVOYS_DEFAULT_TIMEOUT_S, "the answer was too short to test the timeout"
-
-
-def _answers(client: openai.OpenAI) -> bool:
-    try:
-        return MODEL in [model.id for model in client.models.list()]
-    except openai.APIError:
-        return False
 
 
 def _ask(client: openai.OpenAI, prompt: str, max_tokens: int = 1) -> Any:
