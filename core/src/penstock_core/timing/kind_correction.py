@@ -57,26 +57,30 @@ class KindCorrection(NamedTuple):
     observed: int = 0
     share: float = 0.0
 
-    def after(self, relative: float) -> "KindCorrection":
+    def after(self, relative: float, rate: float) -> "KindCorrection":
         """Return the correction after one more iteration of this kind.
 
-        relative: its duration, relative to the mean of all kinds.
+        relative: its duration, relative to the mean of all kinds. rate: its weight in the kind's share.
         """
-        own = relative / self.ratio
-        rate = max(KIND_RATE, 1.0 / (self.observed + PRIOR_STEPS)) * (1.0 - self.share)
+        own, share = relative / self.ratio, self.share * (1.0 - rate) + rate
+        weight = max(KIND_RATE, 1.0 / (self.observed + PRIOR_STEPS)) * (1.0 - share)
         error = error_after(self.error, own)
         return KindCorrection(
-            self.ratio * (1.0 + rate * (clipped(own, self.error) - 1.0)),
+            self.ratio * (1.0 + weight * (clipped(own, self.error) - 1.0)),
             error,
             margin_after(self.margin, error, own),
             self.observed + 1,
-            self.share,
+            share,
         )
 
-    def fading(self, left: float) -> "KindCorrection":
-        """Return the correction after it has faded to this share."""
+    def fading(self, left: float, rate: float = 0.0) -> "KindCorrection":
+        """Return the correction after it has faded to this share.
+
+        rate: the weight of an iteration of another kind in the kind's share.
+        """
         margin = NEW_KIND.margin + (self.margin - NEW_KIND.margin) * left
-        return self._replace(ratio=self.ratio**left, margin=margin)
+        share = self.share * (1.0 - rate)
+        return KindCorrection(self.ratio**left, self.error, margin, self.observed, share)
 
     @property
     def known(self) -> bool:
@@ -104,13 +108,12 @@ class Kinds(NamedTuple):
         relative: its duration, relative to the mean of all kinds.
         """
         here, left = _kind(work), 1.0 - 1.0 / STALE_STEPS
-        rate = max(SHARE_RATE, 1.0 / (1 + sum([kind.observed for kind in self])))
-        shared = [kind._replace(share=kind.share * (1.0 - rate)) for kind in self]
-        shared[here] = shared[here]._replace(share=shared[here].share + rate)
+        observed = self.decode.observed + self.prefill.observed + self.mixed.observed
+        rate = max(SHARE_RATE, 1.0 / (1 + observed))
         return Kinds._make(
             [
-                kind.after(relative) if place == here else kind.fading(left)
-                for place, kind in enumerate(shared)
+                kind.after(relative, rate) if place == here else kind.fading(left, rate)
+                for place, kind in enumerate(self)
             ]
         )
 
