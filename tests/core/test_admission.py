@@ -256,6 +256,18 @@ def test_new_requests_fit_around_best_effort_that_has_waited_too_long() -> None:
     assert admitted(answer(patient, new)) == 1
 
 
+@pytest.mark.parametrize("generated", [0, 50])
+def test_a_late_protected_answer_that_was_preempted_leaves_the_rest_of_the_capacity(generated: int) -> None:
+    """It is due before all others, and continues its old answer without a deadline."""
+    offline = asks("offline", 2000, 400, best_effort=True, ttft_s=None, tpot_s=None)
+    view = replica(waiting=(offline._replace(generated_tokens=generated),), now_s=300.0)
+    assert admitted(answer(view, asks("new", 4000, ttft_s=4.0, at_s=300.0))) == 1
+    old, new = view.waiting[0], asks("there", 4000, ttft_s=4.0, at_s=300.0)
+    policy = SlosServe(aging_s=30.0)
+    step, _ = policy.step(replace(view, waiting=(old, new)), None)
+    assert step.tokens["offline"] > step.tokens.get("there", 0)
+
+
 def test_old_best_effort_is_served_first_only_if_all_slos_are_met() -> None:
     offline = asks("offline", 3000, 10, best_effort=True, ttft_s=None, tpot_s=None)
     tight = asks("tight", 1000, ttft_s=0.3, at_s=100.0)

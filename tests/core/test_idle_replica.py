@@ -50,6 +50,14 @@ def test_an_idle_replica_has_exactly_the_blocks_of_the_whole_answer() -> None:
         assert not possible_when_idle(whole._replace(output_tokens=62), replica(blocks=10))
 
 
+def test_blocks_of_other_clients_do_not_decide_what_an_idle_replica_could_hold() -> None:
+    busy = replace(replica(), kv=KvCache(2, 2, 16, others_blocks=8))
+    whole, free = asks("a", prompt=100, output=61), asks("b", prompt=159)._replace(best_effort=True)
+    assert possible_when_idle(whole, busy) and possible_when_idle(free, busy)
+    assert not possible_when_idle(whole._replace(output_tokens=62), busy)
+    assert not possible_when_idle(free._replace(generated_tokens=1), busy)
+
+
 def test_an_idle_replica_holds_best_effort_until_its_next_token() -> None:
     free = asks("a", prompt=159, output=4000, ttft_s=1e-9)._replace(best_effort=True)
     assert possible_when_idle(free, replica(blocks=10))

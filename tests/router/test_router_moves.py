@@ -296,6 +296,27 @@ async def test_a_stream_that_cannot_move_ends_with_one_error(field: dict[str, An
     assert len(replicas[1].parts) == 0
 
 
+async def test_a_stream_whose_body_only_others_can_read_ends_with_one_error() -> None:
+    """The router's first reading takes a number that is too large for a float as infinity, as Python does."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **BODY}
+    first, other = replicas_losing(("engine",), ())
+    answers = first.script
+
+    async def reads_it(part: Part) -> None:
+        part.submit.body = part.submit.body.replace(b"1e999", b"1.0")
+        await answers(part)
+
+    first.script = reads_it
+    async with running_router(first, other) as router:
+        content = orjson.dumps(body)[:-1] + b',"temperature":1e999}'
+        reply = await router.http.post("/v1/chat/completions", content=content)
+        assert await router.metric('penstock_router_moves_total{cause="engine_lost",outcome="fixed"}') == 1
+        assert await router.metric("penstock_router_faults_total") == 0
+    error = chunks_of(reply.content)[-1]["error"]
+    assert (error["code"], len(words_of(reply.content))) == ("engine_lost", 9)
+    assert "cannot be read again" in error["message"]
+
+
 async def test_a_stream_of_a_thinking_model_is_not_continued() -> None:
     thinks: dict[str, Any] = {
         "vllm_xargs": {"simulated_output_tokens": TOKENS, "simulated_thinking_tokens": 20}

@@ -67,10 +67,11 @@ def test_requests_of_other_clients_take_slots_and_blocks_and_leave_one_slot() ->
     held.engine_load(EngineLoad(4, 0, 0.25, None), EngineCount(1, 10), EngineCount(2, 20))
     view = held.held_view(NOW_S, MODEL)
     assert (view.limits.running, view.kv.total_blocks, view.kv.free_blocks) == (4, 170, 170)
+    assert held.view(NOW_S, MODEL).kv.idle_blocks == 200
     assert [job.request.id for job in view.waiting] == ["a"]
     held.engine_load(EngineLoad(40, 0, 1.0, None), EngineCount(0, 0), EngineCount(0, 0))
     view = held.held_view(NOW_S, MODEL)
-    assert (view.limits.running, view.kv.total_blocks) == (1, 0)
+    assert (view.limits.running, view.kv.total_blocks, view.kv.idle_blocks) == (1, 0, 200)
     held.engine_load(None, EngineCount(0, 0), EngineCount(0, 0))
     assert held.held_view(NOW_S, MODEL).kv.total_blocks == 200
 

@@ -10,7 +10,7 @@ import pytest
 from penstock_proto.sse import EngineUsage
 from penstock_runtime.prompt_marks import PromptMarks, prompt_marks
 from penstock_sidecar.mirror.learned_prefixes import MOST_UNINFORMATIVE, LearnedPrefixes
-from penstock_sidecar.mirror.prefix_index import PrefixIndex
+from penstock_sidecar.mirror.prefix_index import MOST_PROMPTS, PrefixIndex
 from penstock_simulator.prefix_cache.block_keys import token_keys
 from penstock_simulator.prefix_cache.prefix_cache import PrefixCache, RequestBlocks
 
@@ -259,6 +259,14 @@ def test_an_answer_in_progress_when_the_engine_was_lost_is_not_learned_from() ->
     desk.engine = Engine(5000)
     desk.answer(*sent)
     assert desk.estimates.keeps_tokens == kept
+
+
+def test_prompts_that_repeat_are_forgotten_with_the_index() -> None:
+    desk, chance, session = Desk(5000), Random(1), Session()
+    session.turn(chance)
+    for _ in range(2 * MOST_PROMPTS):
+        desk.ask(session)
+    assert len(desk.estimates) <= len(desk.index) == MOST_PROMPTS
 
 
 def test_routers_receive_evictions() -> None:

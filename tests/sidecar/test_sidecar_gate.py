@@ -108,6 +108,7 @@ async def test_a_request_cancelled_while_held_never_reaches_the_engine(
     await eventually(lambda: rig.metric("held") == 2)
     await router.cancel(4)
     await eventually(lambda: rig.replica.unfinished == 3)
+    assert rig.metric("held") == 1
     await ends(first)
     await begins(engine, 3)
     assert ids(engine) == ["r1", "r2", "r3"]

@@ -73,4 +73,7 @@ vllm:kv_cache_usage_perc{engine="1"} 1.5e-1
     assert load_of(b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n") == EngineLoad(1, 0, 0.0)
     assert load_of(b"vllm:num_requests_running 1\n") is None
     assert load_of(b"vllm:num_requests_running 1e\nvllm:num_requests_waiting 0\n") is None
+    for number in (b"1e999", b"-1e999", b"-1"):
+        assert load_of(b"vllm:num_requests_running " + number + b"\nvllm:num_requests_waiting 0\n") is None
+        assert load_of(b"vllm:num_requests_running 0\nvllm:num_requests_waiting " + number + b"\n") is None
     assert load_of(b"<html>") is None

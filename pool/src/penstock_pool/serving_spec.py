@@ -66,7 +66,8 @@ class Scheduling(Spec):
     )
     aging_timeout_s: Duration = Field(
         default=Knobs().aging_s,
-        description="Best-effort requests that have waited this long are served before new requests.",
+        description="After this time the best-effort request that has waited longest is served like one with "
+        "an SLO, even if new requests are then rejected.",
         examples=["30s"],
     )
     delivery_allowance_s: Duration = Field(

@@ -78,7 +78,7 @@ class Profile:
 
     @property
     def inaccurate(self) -> bool:
-        """Whether predictions are far off; then admission rejects too much or promises too much at first."""
+        """Whether predictions are far off; then admission rejects or admits too much at first."""
         return self.fit.held_out.mean_error >= INACCURATE
 
     @property

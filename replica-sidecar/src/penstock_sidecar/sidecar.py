@@ -384,15 +384,16 @@ async def background(
             tasks.create_task(ticking),
         ]
         if gate is not None:
-            running.append(tasks.create_task(_load_queries(engine, gate, bounds.probe_s)))
+            running.append(tasks.create_task(_load_queries(engine, gate, bounds.probe_s, faults)))
         yield
         for task in running:
             task.cancel()
 
 
-async def _load_queries(engine: EngineClient, gate: ReleaseGate, every_s: float) -> None:
+async def _load_queries(engine: EngineClient, gate: ReleaseGate, every_s: float, faults: Faults) -> None:
     while True:
-        await gate.refresh_load(engine.load)
+        with faults.within("load"):
+            await gate.refresh_load(engine.load)
         await asyncio.sleep(every_s)
 
 

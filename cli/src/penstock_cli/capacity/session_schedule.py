@@ -2,9 +2,9 @@
 
 A turn is sent only when the previous one was answered. So a pool that lets some turns wait for minutes gets
 fewer requests, and the others are in time: counted separately, enough turns meet their SLO at any rate of
-starts. The SLOs together promise a session an end, the one that it has if every turn takes as long as its own
-SLO allows and the think times pass between them. A turn that ends later than that is not in time, however
-fast it was itself.
+starts. The SLOs of its turns together give a session an end, the one that it has if every turn takes as long
+as its own SLO allows and the think times pass between them. A turn that ends later than that is not in time,
+however fast it was itself.
 
 A session that is behind may catch up, since turns are mostly faster than their SLO requires.
 """

@@ -9,10 +9,10 @@ prompts most is cached, would wait until their prefixes are evicted, and be long
 
 To prevent starvation, the oldest best-effort job is protected once it has waited for `aging_s`. Planning then
 treats it as an admitted one that is due after `STRETCH` times its own prefill; once that time has passed, as
-due before all others. So a long prompt that is protected takes a share of the capacity, instead of all until
-it is computed, and as soon as the admitted requests leave capacity, the engine serves it like an admitted
-one until it ends. Only one job at a time is protected, so offline work cannot displace requests with SLOs,
-and the oldest job always progresses.
+due at its arrival, before all others. So a long prompt that is protected takes a share of the capacity,
+instead of all until it is computed, and as soon as the admitted requests leave capacity, the engine serves it
+like an admitted one until it ends. Only one job at a time is protected, so offline work cannot displace
+requests with SLOs, and the oldest job always progresses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ def _protected_due_s(view: ReplicaView, job: Job, aging_s: float) -> float:
     alone_s = view.model.prefill_seconds(job.request.prompt_tokens)
     due_s = job.request.arrival_s + aging_s + STRETCH * alone_s
     left_s = view.model.prefill_seconds(job.pending_tokens, job.computed_tokens)
-    return due_s if max(view.now_s, view.busy_until_s) + left_s <= due_s else -inf
+    return due_s if max(view.now_s, view.busy_until_s) + left_s <= due_s else job.request.arrival_s
 
 
 def newest_first(jobs: Sequence[Job]) -> Iterator[Job]:

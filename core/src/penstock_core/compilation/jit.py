@@ -21,7 +21,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 FLOAT, INT = types.float64, types.int64
 FLOATS, INTS, TABLE = FLOAT[::1], INT[::1], FLOAT[:, ::1]
-"""Arrays of one, two and three dimensions, contiguous."""
+"""Columns of numbers, and a table; contiguous."""
 
 
 def compiled(returns: Any, *takes: Any) -> Callable[[Function], Function]:

@@ -108,7 +108,7 @@ def from_fields(
         prompt_tokens=prompt_tokens,
         max_output_tokens=max_output_tokens,
         targets=targets,
-        value=_number(fields, "penstock_value", 1.0),
+        value=_positive(fields, "penstock_value", 1.0),
     )
     output_tokens = _count(fields, "penstock_output_tokens", max_output_tokens)
     sure_tokens = _count(fields, "penstock_sure_tokens", 0)
@@ -137,14 +137,16 @@ def _number(fields: Mapping[str, Scalar], name: str, default: float) -> float:
     return number
 
 
+def _positive(fields: Mapping[str, Scalar], name: str, default: float) -> float:
+    number = _number(fields, name, default)
+    if not number:
+        raise ValueError(f"{name} is 0")
+    return number
+
+
 def _count(fields: Mapping[str, Scalar], name: str, default: int) -> int:
     return int(_number(fields, name, default))
 
 
 def _budget_s(fields: Mapping[str, Scalar], name: str) -> float | None:
-    if fields.get(name) is None:
-        return None
-    budget_s = _number(fields, name, 0.0)
-    if not budget_s:
-        raise ValueError(f"{name} is 0")
-    return budget_s
+    return None if fields.get(name) is None else _positive(fields, name, 0.0)

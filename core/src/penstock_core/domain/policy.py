@@ -42,7 +42,7 @@ class Step:
 class Knobs:
     """Parameters of a policy that a pool can set. Each policy documents those that it uses.
 
-    aging_s: best-effort jobs that have waited this long are served before new requests.
+    aging_s: the best-effort job that has waited longest is protected after this time (`best_effort`).
     """
 
     aging_s: float = 30.0

@@ -22,6 +22,7 @@ class KvCache:
         does not free them. None without a prefix cache; requests with none may be absent.
     shared_prefixes: which requests, running or not, hold the same leading blocks. None if it is not
         known: forecasts then count them for each request.
+    others_blocks: blocks that requests of other clients of the engine hold, not part of `total_blocks`.
     """
 
     total_blocks: int
@@ -29,6 +30,12 @@ class KvCache:
     block_tokens: int
     shared_blocks: Mapping[RequestId, int] | None = None
     shared_prefixes: SharedPrefixes | None = None
+    others_blocks: int = 0
+
+    @property
+    def idle_blocks(self) -> int:
+        """Blocks of an idle engine."""
+        return self.total_blocks + self.others_blocks
 
     def with_shared_prefixes(self, prefixes: SharedPrefixes) -> "KvCache":
         """Return the cache with these common prefixes of its requests."""

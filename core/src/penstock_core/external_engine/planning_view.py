@@ -81,4 +81,4 @@ def _not_preemptible(job: Job) -> Job:
 
 def _with_blocks_of(running: Sequence[Job], kv: KvCache) -> KvCache:
     used = sum(kv.blocks_for(job.computed_tokens) for job in running)
-    return KvCache(kv.total_blocks, max(kv.total_blocks - used, 0), kv.block_tokens)
+    return replace(kv, free_blocks=max(kv.total_blocks - used, 0))

@@ -22,11 +22,9 @@ from math import ceil, erf, exp, log, sqrt
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock_core.compilation.arrays import Floats
 from penstock_core.domain.request import Request
-
-Floats = npt.NDArray[np.float64]
 
 PLANNING_QUANTILE = 0.9
 SURE_QUANTILE = 0.02

@@ -3,7 +3,7 @@
 A first token is late by the time that its request takes to reach the engine's scheduler, and by the time that
 the token takes to leave the engine's server. With vLLM on an H100, both together took longer than most
 prefills (40 ms, docs/gpu.md), and they depend on the server's load. A replica that does not know this time
-promises first tokens that it cannot deliver. So it is measured on every stream, and a high quantile of the
+admits requests whose first tokens will be late. So it is measured on every stream, and a high quantile of the
 latest ones is subtracted from the targets of first tokens and whole answers. It is never less than the pool's
 own value. Until there are enough streams, it is that of an idle engine, if this was measured.
 

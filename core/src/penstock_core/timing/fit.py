@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from penstock_core.compilation.arrays import Floats
 from penstock_core.timing.time_model import BatchWork, Term, TimeModel
 
 FEWEST_POINTS = 6
@@ -43,8 +43,6 @@ REWEIGHTINGS = 15
 
 LEAST_ERROR = 1e-3
 """Smallest error that is distinguished, relative."""
-
-Floats = NDArray[np.float64]
 
 
 class Point(NamedTuple):

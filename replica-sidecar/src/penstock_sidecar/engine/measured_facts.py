@@ -64,8 +64,8 @@ async def facts_from(
     )
     if measured.inaccurate:
         log.warning(
-            "the measured time model is inaccurate: promises are unreliable until steps have corrected it; "
-            "measure for longer (spec.engine.profileTimeout), or set spec.engine.timeModel"
+            "the measured time model is inaccurate: admitted requests may miss their SLOs until steps have "
+            "corrected it; measure for longer (spec.engine.profileTimeout), or set spec.engine.timeModel"
         )
     return Facts(measured.fit.model, kv, measured.overhead_s)
 

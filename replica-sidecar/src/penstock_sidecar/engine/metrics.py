@@ -5,6 +5,7 @@ counts. The load of an engine without these metrics is unknown.
 """
 
 import re
+from math import inf
 from typing import NamedTuple
 
 from penstock_core.domain.replica_view import KvCache
@@ -44,9 +45,11 @@ def load_of(page: bytes) -> EngineLoad | None:
             return None
     if RUNNING not in values or WAITING not in values:
         return None
+    running, waiting = sum(values[RUNNING]), sum(values[WAITING])
     used = max(values.get(KV_USED, [0.0]))
-    running, waiting = int(sum(values[RUNNING])), int(sum(values[WAITING]))
-    return EngineLoad(running, waiting, min(max(used, 0.0), 1.0), _cache_of(page))
+    if not (0.0 <= running < inf and 0.0 <= waiting < inf):
+        return None
+    return EngineLoad(int(running), int(waiting), min(max(used, 0.0), 1.0), _cache_of(page))
 
 
 def _cache_of(page: bytes) -> KvCache | None:

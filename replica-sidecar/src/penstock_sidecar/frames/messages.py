@@ -2,21 +2,15 @@
 
 from collections.abc import Sequence
 
-from penstock_core.domain.verdict import Admitted, BestEffort, Reason, Rejected, Verdict
+from penstock_core.domain.verdict import Admitted, BestEffort, Rejected, Verdict
 from penstock_core.forecast.snapshot import Snapshot
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.sse import EngineUsage
+from penstock_routing.replicas.wire_conversion import REASONS
 from penstock_runtime.openai_errors import ApiError
 
-REASONS: dict[Reason, wire.Reason.ValueType] = {
-    Reason.PREFILL_BUDGET: wire.REASON_PREFILL_BUDGET,
-    Reason.DECODE_BUDGET: wire.REASON_DECODE_BUDGET,
-    Reason.KV_MEMORY: wire.REASON_KV_MEMORY,
-    Reason.NEVER: wire.REASON_NEVER,
-    Reason.QUEUE_FULL: wire.REASON_QUEUE_FULL,
-    Reason.DRAINING: wire.REASON_DRAINING,
-    Reason.ENGINE_DOWN: wire.REASON_ENGINE_DOWN,
-}
+WIRE_REASONS = {reason: number for number, reason in REASONS.items()}
+"""The numbers of reasons in messages."""
 
 ENGINE_LOST = ApiError(502, "the engine was lost while it served this request", "engine_lost")
 RETURNED = ApiError(503, "this replica is draining and returned the request", "replica_draining")
@@ -36,7 +30,7 @@ def verdict_event(id: int, verdict: Verdict) -> wire.Event:
 
 
 def _rejected(verdict: Rejected) -> wire.Rejected:
-    return wire.Rejected(reason=REASONS[verdict.reason], earliest_s=verdict.earliest_s)
+    return wire.Rejected(reason=WIRE_REASONS[verdict.reason], earliest_s=verdict.earliest_s)
 
 
 def snapshot_message(load: Snapshot, engine_ready: bool, draining: bool) -> wire.Snapshot:

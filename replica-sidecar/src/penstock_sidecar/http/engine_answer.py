@@ -12,11 +12,9 @@ from penstock_proto.engine_calls import Progress, Report
 from penstock_routing.replicas.upstream_request import End
 from penstock_routing.request.outcome import Ending, Outcome
 from penstock_runtime.clock import monotonic
+from penstock_runtime.engine.http_client import FULL
 
 from penstock_sidecar.http.engine_call import EngineCall
-
-FULL = frozenset({429, 503})
-"""Statuses of an engine without capacity. The gateway tries the next replica."""
 
 _STATES: Mapping[Progress, "wire.AnswerState.ValueType"] = {
     Progress.BEGUN: wire.ANSWER_STATE_BEGUN,

@@ -154,14 +154,15 @@ class HoldingMirror(ReplicaMirror):
     def held_view(self, now_s: float, model: TimeModel) -> ReplicaView:
         """Return a view with the held requests as waiting. Requests in the engine are in `in_engine`."""
         others, blocks = self._others
-        total = max(self._kv.total_blocks - blocks, 0)
+        blocks = min(blocks, self._kv.total_blocks)
+        total = self._kv.total_blocks - blocks
         waiting = tuple(found.job for key, found in self._accepted.items() if key not in self._released)
         return ReplicaView(
             now_s=now_s,
             busy_until_s=self._busy_until(now_s, self.in_engine.decodes, model),
             running=(),
             waiting=waiting,
-            kv=KvCache(total, total, self._kv.block_tokens),
+            kv=KvCache(total, total, self._kv.block_tokens, others_blocks=blocks),
             limits=replace(self._limits, running=max(self.slots.most - others, 1)),
             model=model,
             speculation=self._speculation,

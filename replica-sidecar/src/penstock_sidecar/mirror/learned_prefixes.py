@@ -104,6 +104,10 @@ class LearnedPrefixes:
         self._sent: dict[RequestId, _Sent] = {}
         self._counted: dict[RequestId, _Counted] = {}
 
+    def __len__(self) -> int:
+        """Return how many prompts count as cached."""
+        return len(self._counted)
+
     def cached_tokens(self, marks: PromptMarks) -> int:
         """Return the tokens of a new prompt that are probably cached."""
         known = self._uses.known(marks)
@@ -198,7 +202,13 @@ class LearnedPrefixes:
         """Stop reporting prompts that are evicted in part, and those that are no longer known."""
         deeper = self._uses.deeper_than(self.keeps_tokens)
         users = ((request_id, self._uses.user(counted.key)) for request_id, counted in self._counted.items())
-        self._discount([request_id for request_id, user in users if user is None or user in deeper])
+        self._discount(
+            [
+                request_id
+                for request_id, user in users
+                if user is None or user in deeper or request_id not in self._index
+            ]
+        )
 
     def _discount(self, request_ids: list[RequestId]) -> None:
         for request_id in request_ids:

@@ -45,6 +45,7 @@ class ReleaseGate:
         self._policy, self._mirror, self._estimates = policy, mirror, estimates
         self._bounds, self._metrics = bounds, metrics
         metrics.engine_slots.set(mirror.slots.most)
+        metrics.held.set_function(lambda: len(self._held))
         self._faults = Faults(metrics.faults)
         self._step_timer = StepTimer(mirror, estimates, metrics)
         self._memory = policy.start()
@@ -119,7 +120,6 @@ class ReleaseGate:
             self._bounds.shortest_release_interval_s, took_s / self._bounds.release_share
         )
         self._metrics.release.observe(took_s)
-        self._metrics.held.set(len(self._held))
         if self._held:
             self._schedule_at(max(self._next_s, now_s + self._bounds.longest_release_interval_s))
 

@@ -13,7 +13,7 @@ from penstock_core.domain.request_lifecycle import State
 from penstock_proto.sse import DONE, EngineUsage, TokenCount, usage_of_body
 from penstock_runtime.clock import monotonic
 from penstock_runtime.engine.connection import EngineGone
-from penstock_runtime.engine.http_client import AnswerTooLong, EngineResponse
+from penstock_runtime.engine.http_client import FULL, AnswerTooLong, EngineResponse
 from penstock_runtime.engine.whole_events import WholeEvents
 
 from penstock_sidecar.engine.client import EngineClient
@@ -26,9 +26,6 @@ from penstock_sidecar.requests.replica_request import ReplicaRequest
 from penstock_sidecar.requests.tickets import Tickets, slo_fields
 
 log = structlog.get_logger()
-
-FULL = frozenset({429, 503})
-"""Statuses of an engine without capacity. The next replica is tried."""
 
 BODY_REFUSED = frozenset({400, 422})
 """Statuses of an engine that does not accept a body."""

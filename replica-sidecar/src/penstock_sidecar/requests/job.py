@@ -6,6 +6,7 @@ from math import isfinite
 from penstock_core.domain.request import Job, Request, new_job
 from penstock_core.domain.slo import Targets, Tier
 from penstock_proto import replica_pb2 as wire
+from penstock_routing.request.generation_request import slo_with
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_sidecar.mirror.prefix_index import SharedPrefix
@@ -60,12 +61,11 @@ def check_times(submit: wire.Submit) -> None:
 
 def targets_of(submit: wire.Submit, tier: Tier, idle_prefill_s: float) -> Targets:
     """Return the tier's targets for this prompt, replaced by the request's own if it has any."""
-    slo = tier.slo
-    if submit.HasField("ttft_s"):
-        slo = replace(slo, ttft_s=submit.ttft_s, ttft_slowdown=None)
-    if submit.HasField("tpot_s"):
-        slo = replace(slo, tpot_s=submit.tpot_s)
-    return slo.targets(idle_prefill_s)
+    own = Targets(
+        submit.ttft_s if submit.HasField("ttft_s") else None,
+        submit.tpot_s if submit.HasField("tpot_s") else None,
+    )
+    return slo_with(tier.slo, own).targets(idle_prefill_s)
 
 
 def less_delivery(targets: Targets, delivery_s: float) -> Targets:

@@ -22,7 +22,7 @@ from penstock_routing.request.engine_body import body_with
 from penstock_routing.request.generation_request import GENERATES, GenerationRequest
 from penstock_runtime.clock import monotonic
 from penstock_runtime.engine.connection import EngineGone, EngineUnreachable
-from penstock_runtime.engine.http_client import AnswerTooLong, EngineResponse
+from penstock_runtime.engine.http_client import FULL, AnswerTooLong, EngineResponse
 from penstock_runtime.engine.whole_events import WholeEvents
 from penstock_runtime.openai_errors import ApiError
 
@@ -32,9 +32,6 @@ PATHS = {endpoint: path for path, endpoint in GENERATES.items()}
 
 ANSWER_BYTES = 32 << 20
 """Largest answer that is not streamed: it is buffered completely."""
-
-FULL = frozenset({429, 503})
-"""Statuses of an engine without capacity. The next replica is tried."""
 
 CLOSED = frozenset({401, 403})
 """Statuses of an engine that denies this router access."""

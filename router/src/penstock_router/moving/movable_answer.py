@@ -160,6 +160,9 @@ class MovableAnswer:
     async def _move(self, loss: ReplicaLoss) -> None:
         """Continue the answer on another replica, or end it."""
         body = await self._parsed()
+        if body is None:
+            self._give_up(loss, MoveOutcome.FIXED, "its body cannot be read again")
+            return
         why = self._why_fixed(body)
         if why is not None:
             self._give_up(loss, MoveOutcome.FIXED, why)
@@ -255,13 +258,12 @@ class MovableAnswer:
         due_s = ttft_s + (spent_s if slo.tpot_s is None else kept_tokens * slo.tpot_s)
         return replace(request.targets, ttft_s=due_s)
 
-    async def _parsed(self) -> Fields:
-        """Return the client's parsed body, which is valid JSON."""
+    async def _parsed(self) -> Fields | None:
+        """Return the client's parsed body; None if it has a number or a character that only others read."""
         body = self._request.body
-        parsed: Fields = (
-            orjson.loads(body) if len(body) <= INLINE_BYTES else await asyncio.to_thread(orjson.loads, body)
-        )
-        return parsed
+        if len(body) <= INLINE_BYTES:
+            return _parsed(body)
+        return await asyncio.to_thread(_parsed, body)
 
     def _why_fixed(self, body: Fields) -> str | None:
         """Return why the answer cannot be continued; None if it can."""
@@ -305,6 +307,14 @@ class MovableAnswer:
         code = "engine_lost" if loss.cause is MoveCause.ENGINE_LOST else "replica_lost"
         body = ApiError(502, message, type="server_error", code=code).body()
         self._end = wire.Failed(failure=wire.FAILURE_ENGINE_LOST, status=502, body=body)
+
+
+def _parsed(body: bytes) -> Fields | None:
+    try:
+        parsed: Fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return parsed
 
 
 def _loss(transcript: Transcript, end: End | None, replica: str) -> ReplicaLoss | None:

@@ -8,7 +8,7 @@ from penstock_core.forecast.snapshot import Snapshot
 from penstock_core.timing.time_model import TimeModel, from_json
 from penstock_proto import replica_pb2 as wire
 
-REASONS: dict[int, Reason] = {
+REASONS: dict[wire.Reason.ValueType, Reason] = {
     wire.REASON_PREFILL_BUDGET: Reason.PREFILL_BUDGET,
     wire.REASON_DECODE_BUDGET: Reason.DECODE_BUDGET,
     wire.REASON_KV_MEMORY: Reason.KV_MEMORY,

@@ -18,6 +18,9 @@ EVENT_STREAM = b"text/event-stream"
 HEADERS = {"accept": "*/*", "accept-encoding": "identity", DECIDED: "1"}
 """Headers of every request. Answers are passed on unchanged, so they must not be compressed."""
 
+FULL = frozenset({429, 503})
+"""Statuses of an engine without capacity. The next replica is tried."""
+
 IDLE_CONNECTION_S = 4.0
 """Seconds after which an unused connection is closed, before vLLM's uvicorn closes it after 5 s."""
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 import numpy as np
+from penstock_core.compilation.arrays import Floats, Ints
 from penstock_core.domain.slo import Judge, Slo
 from penstock_core.domain.token_window import WINDOW_TOKENS
 from penstock_core.timing.time_model import BatchWork, TimeModel
 
 from penstock_simulator.arrival import Arrival
-from penstock_simulator.bounds.array_types import Floats, Ints
 from penstock_simulator.bounds.bound_setting import BoundSetting
 
 

@@ -10,8 +10,7 @@ looser but never invalid.
 import highspy
 import numpy as np
 from numpy.typing import ArrayLike
-
-from penstock_simulator.bounds.array_types import Floats, Ints
+from penstock_core.compilation.arrays import Floats, Ints
 
 MOST_ITERATIONS = 200
 """Iteration limit of the interior-point method, which takes 20 to 80 if it converges."""

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from math import ceil, inf, isfinite
 
 import numpy as np
+from penstock_core.compilation.arrays import Floats, Ints
 from penstock_core.domain.token_window import WINDOW_TOKENS
 
-from penstock_simulator.bounds.array_types import Floats, Ints
 from penstock_simulator.bounds.bound_setting import BoundSetting
 from penstock_simulator.bounds.least_work import LeastWork
 from penstock_simulator.bounds.linear_program import LinearProgram

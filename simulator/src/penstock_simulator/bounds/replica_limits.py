@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from penstock_core.compilation.arrays import Floats, Ints
 from penstock_core.timing.speculation import tokens_expected
 
-from penstock_simulator.bounds.array_types import Floats, Ints
 from penstock_simulator.bounds.bound_setting import BoundSetting
 from penstock_simulator.bounds.linear_program import LinearProgram
 from penstock_simulator.bounds.time_grid import TimeGrid

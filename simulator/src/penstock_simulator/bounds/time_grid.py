@@ -8,8 +8,8 @@ and is counted in blocks of equal length.
 from dataclasses import dataclass
 
 import numpy as np
+from penstock_core.compilation.arrays import Floats, Ints
 
-from penstock_simulator.bounds.array_types import Floats, Ints
 from penstock_simulator.bounds.least_work import LeastWork
 
 MOST_BLOCKS_A_REQUEST = 8.0

@@ -18,7 +18,7 @@ def earliest_s(admitted: AdmittedSet, tried: Sequence[Job], answer: Infeasible) 
     if answer.reason is Reason.KV_MEMORY:
         return answer.crowded_steps * answer.step_s
     if answer.reason is Reason.DECODE_BUDGET:
-        return _until_one_ends_s([*admitted.jobs, *tried], answer.step_s)
+        return _until_one_ends_s(admitted.jobs or tried, answer.step_s)
     return _until_computed_s(admitted, tried, answer.step_s)
 
 

@@ -1,6 +1,7 @@
 """Check against an idle replica. If even that cannot meet a request's SLO, no replica of the pool can.
 
-Admission's margin does not count: it is wide while promises are missed, and says nothing of an idle replica.
+Admission's margin does not count: it widens while admitted requests miss their SLOs under load. Nor do blocks
+that requests of other clients hold.
 """
 
 from dataclasses import replace
@@ -17,9 +18,9 @@ def possible_when_idle(job: Job, view: ReplicaView) -> bool:
     kv, model = view.kv, without_margin(view.model)
     size_tokens = job.request.prompt_tokens + job.generated_tokens
     if job.best_effort:
-        return kv.blocks_for(size_tokens + 1) <= kv.total_blocks
+        return kv.blocks_for(size_tokens + 1) <= kv.idle_blocks
     peak_tokens = size_tokens + job.output_tokens_left - 1
-    if kv.blocks_for(peak_tokens) > kv.total_blocks:
+    if kv.blocks_for(peak_tokens) > kv.idle_blocks:
         return False
     if job.tpot_s is not None and model.seconds(BatchWork(1, peak_tokens)) > job.tpot_s:
         return False
