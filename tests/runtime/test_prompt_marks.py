@@ -73,12 +73,25 @@ def test_fields_that_change_only_the_answer_change_no_mark() -> None:
     assert marks(**plain) == marks(**plain, temperature=0.5, max_tokens=7, stream=True)
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"{}", b'{"prompt":["a"]}', b'{"prompt":[[1],[2]]}', b'{"prompt":7}', b"\xff"]
-)
-def test_several_prompts_and_invalid_bodies_have_no_marks(body: bytes) -> None:
+@pytest.mark.parametrize("prompt", [b"[]", b"[ ]", b'["a","b"]', b"[[1],[2]]", b"7", b"[[[1]]]"])
+def test_other_prompts_have_no_marks(prompt: bytes) -> None:
+    assert prompt_marks(b'{"prompt":' + prompt + b"}") == UNMARKED
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b"\xff"])
+def test_invalid_bodies_have_no_marks(body: bytes) -> None:
     assert prompt_marks(body) == UNMARKED
     assert UNMARKED.size == 0
+
+
+def test_a_list_of_one_prompt_is_that_prompt() -> None:
+    assert marks(prompt=["once"]) == marks(prompt="once") != UNMARKED
+    assert marks(prompt=[[1, 2]]) == marks(prompt=[1, 2]) != UNMARKED
+
+
+@pytest.mark.parametrize("count", [1, 2, 1000])
+def test_the_last_mark_has_all_token_ids(count: int) -> None:
+    assert marks(prompt=list(range(count))).size == count
 
 
 def test_marks_are_bounded() -> None:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import pytest
 from penstock_proto.sse import EngineUsage
-from penstock_runtime.prompt_marks import PromptMarks, prompt_marks
+from penstock_runtime.prompt_marks import Mark, PromptMarks, prompt_marks
 from penstock_sidecar.mirror.learned_prefixes import MOST_UNINFORMATIVE, LearnedPrefixes
 from penstock_sidecar.mirror.prefix_index import MOST_PROMPTS, PrefixIndex
+from penstock_sidecar.mirror.prompt_uses import PromptUses
 from penstock_simulator.prefix_cache.block_keys import token_keys
 from penstock_simulator.prefix_cache.prefix_cache import PrefixCache, RequestBlocks
 
@@ -259,6 +260,27 @@ def test_an_answer_in_progress_when_the_engine_was_lost_is_not_learned_from() ->
     desk.engine = Engine(5000)
     desk.answer(*sent)
     assert desk.estimates.keeps_tokens == kept
+
+
+@pytest.mark.parametrize("ids", [[5], [1] * 512 + [7], [*range(300), 7]])
+def test_prompts_of_token_ids_that_differ_in_the_last_are_learned(ids: list[int]) -> None:
+    index = PrefixIndex()
+    estimates = LearnedPrefixes(index, lambda: 80_000)
+    for name, prompt in (("a", ids), ("b", [*ids[:-1], 8]), ("c", ids)):
+        marks = prompt_marks(json.dumps({"prompt": prompt}, separators=(",", ":")).encode())
+        assert estimates.cached_tokens(marks) <= len(ids)
+        estimates.sent(name, marks)
+        index.add(name, marks)
+        estimates.answered(name, EngineUsage(len(ids), 4, len(ids) // BLOCK * BLOCK if name != "a" else 0))
+        estimates.ended(name)
+
+
+def test_a_prompt_whose_last_pieces_have_no_id_is_learned() -> None:
+    uses, marks = PromptUses(), PromptMarks((Mark(1, 3), Mark(2, 3)), token_ids=True)
+    for name in ("a", "b"):
+        uses.sent(name, marks, uses.known(marks).own_tokens[:1], 0)
+        uses.answered(name, marks, 3, 1)
+    assert uses.total == 3 + 2  # the prompt once, and both answers
 
 
 def test_prompts_that_repeat_are_forgotten_with_the_index() -> None:

@@ -106,6 +106,44 @@ def test_a_prefix_that_may_be_evicted_counts_as_not_cached(
     assert again.cached_tokens == 48
 
 
+def test_a_prompt_that_the_engine_has_not_computed_is_not_reported_when_its_cache_is_lost() -> None:
+    index = PrefixIndex()
+    index.take(report(), 0)
+    index.add("accepted", chat("one", "two"))
+    index.forget_cached()
+    index.take(report(engine_instance="another"), 0)
+    assert not index.reported.all()
+
+
+def test_an_earlier_prompt_counts_where_the_latest_with_that_prefix_is_evicted(index: PrefixIndex) -> None:
+    for name in ("b", "c"):
+        index.add(name, chat("one", name))
+        index.take(report((name, 100, 96)), 0)
+    new = chat("one", "other")
+    for evicted, expected in (("", "c"), ("c", "b"), ("b", "a")):
+        index.take(report((evicted, 100, 0)), 0)
+        found = index.longest(new)
+        assert found is not None
+        assert (found.request_id, found.cached_tokens) == (expected, found.tokens)
+    index.take(report(("a", 100, 0)), 0)
+    found = index.longest(new)
+    assert found is not None and found.cached_tokens == 0
+
+
+def test_a_dropped_prompt_leaves_its_prefix_to_an_earlier_one(
+    index: PrefixIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.add("b", chat("one", "b"))
+    index.take(report(("b", 100, 96)), 0)
+    index.take(report(("a", 100, 0)), 0)
+    index.take(report(("a", 100, 96)), 0)  # served again, so it is the latest
+    monkeypatch.setattr(prefix_index, "MOST_PROMPTS", 2)
+    index.add("c", chat("another"))
+    assert "b" not in index
+    found = index.longest(chat("one", "other"))
+    assert found is not None and found.request_id == "a"
+
+
 def test_an_engine_that_reports_no_cache_has_no_prefixes(index: PrefixIndex) -> None:
     assert index.used
     index.take(StepReport(engine_instance="older"), 0)

@@ -189,6 +189,17 @@ def test_a_preempted_request_resumes_with_its_blocks_that_are_still_cached() -> 
     assert (a.computed_tokens, a.pending_tokens, a.decoding) == (176, 5, False)
 
 
+def test_a_request_is_counted_once_however_often_it_is_preempted() -> None:
+    """As in vLLM, whose counters leave out requests that were preempted before."""
+    state = engine()
+    state.add(job("a", 320), 50, keys=keys(1, 320))
+    state.apply(Step({"a": 320}), 0.0)
+    state.apply(Step(preempt=("a",)), 0.0)
+    assert state.apply(Step({"a": state.waiting[0].pending_tokens}), 0.0).cached_tokens == {"a": 304}
+    assert state.cached is not None
+    assert (state.cached.queried_tokens, state.cached.hit_tokens) == (320, 0)
+
+
 def test_a_preempted_request_never_counts_as_a_decode() -> None:
     state = engine()
     state.add(job("a", 160), 50, keys=keys(1, 160))

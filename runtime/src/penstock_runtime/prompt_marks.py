@@ -72,7 +72,7 @@ class _Body(msgspec.Struct):
 _OTHER_FIELDS = [name for name in _Body.__struct_fields__ if name not in ("messages", "prompt")]
 """Fields that are the same for all messages."""
 
-_body = msgspec.json.Decoder(_Body)
+_body, _prompts = msgspec.json.Decoder(_Body), msgspec.json.Decoder(list[Raw])
 
 
 def prompt_marks(raw: bytes) -> PromptMarks:
@@ -84,17 +84,27 @@ def prompt_marks(raw: bytes) -> PromptMarks:
 
 
 def _marks(body: _Body) -> PromptMarks:
-    seed, prompt = _seed(body), bytes(body.prompt)
+    seed = _seed(body)
     if body.messages:
         pieces = [piece for message in body.messages for piece in _pieces(bytes(message))]
         return PromptMarks(_chained(seed, pieces, map(len, pieces)))
+    prompt = _only_prompt(bytes(body.prompt))
     within, pieces = prompt[1:-1], _pieces(prompt[1:-1])
     if prompt.startswith(b'"'):
         return PromptMarks(_chained(seed, pieces, map(len, pieces)))
-    if not prompt.startswith(b"[") or b"[" in within or b'"' in within:
+    if not within.strip() or not prompt.startswith(b"[") or b"[" in within or b'"' in within:
         return UNMARKED
     ids = [piece.count(b",") for piece in pieces]  # the last one of a piece may continue in the next piece
+    ids[-1] += 1
     return PromptMarks(_chained(seed, pieces, ids), token_ids=True)
+
+
+def _only_prompt(prompt: bytes) -> bytes:
+    """Return the prompt of a list of one."""
+    if prompt.startswith(b"[") and prompt[1:].lstrip()[:1] in (b"[", b'"'):
+        prompts = _prompts.decode(prompt)
+        return bytes(prompts[0]) if len(prompts) == 1 else prompt
+    return prompt
 
 
 def _seed(body: _Body) -> bytes:

@@ -11,18 +11,23 @@ again.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from penstock_core.domain.request import RequestId
 from penstock_proto.telemetry_pb2 import StepReport
-from penstock_runtime.prompt_marks import PromptMarks
+from penstock_runtime.prompt_marks import Mark, PromptMarks
 
 from penstock_sidecar.mirror.reported_prefixes import ReportedPrefixes, reported_marks
 
 MOST_PROMPTS = 1024
 MOST_MARKS = 1 << 17
 """Most marks of all prompts together: 128 MB of prompts in pieces of a kilobyte."""
+
+MOST_COMPARED = 16
+"""Most prompts with the same prefix of which the one with most of it cached is used, the latest first."""
 
 MARGIN = 0.1
 """Share that is subtracted from the estimated tokens of a prefix, because tokens per byte vary within a
@@ -48,10 +53,18 @@ class SharedPrefix(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
+    """A prompt of the index. earlier: the request before it with its longest known prefix."""
+
     marks: PromptMarks
     prompt_tokens: int = 0
     cached_tokens: int = 0
     held_tokens: int = 0
+    earlier: RequestId | None = None
+
+    def has(self, mark: Mark, at: int) -> bool:
+        """Return whether this is its mark number `at`."""
+        marks = self.marks.marks
+        return at < len(marks) and marks[at].key == mark.key
 
 
 class PrefixIndex:
@@ -122,7 +135,10 @@ class PrefixIndex:
             self._report(request_id, known)
 
     def _index_marks(self, request_id: RequestId, known: _Known) -> None:
-        self._by_key.update({mark.key: request_id for mark in known.marks.marks})
+        keys = [mark.key for mark in known.marks.marks]
+        earlier = (self._by_key.get(key) for key in reversed(keys))
+        known.earlier = next((other for other in earlier if other not in (None, request_id)), known.earlier)
+        self._by_key.update(dict.fromkeys(keys, request_id))
         self._known.move_to_end(request_id)
 
     def forget_cached(self) -> None:
@@ -133,28 +149,55 @@ class PrefixIndex:
 
     def _report(self, request_id: RequestId, known: _Known) -> None:
         """Report a prompt's cached prefixes to routers; all of it, if less than one block is missing."""
-        reported_tokens = known.cached_tokens + max(self._block_tokens, 1) if known.cached_tokens else 0
+        if not known.cached_tokens:
+            self.reported.report(request_id, ())
+            return
+        reported_tokens = known.cached_tokens + max(self._block_tokens, 1)
         marks = known.marks.marks
         sized = [(marks[at].key, _tokens_within(known, marks[at].size)) for at in reported_marks(known.marks)]
         self.reported.report(request_id, tuple([key for key, tokens in sized if tokens <= reported_tokens]))
 
     def longest(self, marks: PromptMarks) -> SharedPrefix | None:
-        """Return the longest prefix that an earlier prompt shares; None if there is none."""
+        """Return the longest prefix that an earlier prompt shares; None if there is none.
+
+        If several share it, the latest counts whose prefix is cached.
+        """
         for at in range(len(marks.marks) - 1, -1, -1):
             request_id = self._by_key.get(marks.marks[at].key)
             if request_id is not None:
-                known, size = self._known[request_id], marks.marks[at].size
-                tokens = _tokens_within(known, size)
-                cached_tokens = min(tokens, known.cached_tokens)
-                return SharedPrefix(
-                    tokens,
-                    exact=size >= known.marks.size,
-                    share=size / max(marks.size, 1),
-                    cached_tokens=cached_tokens,
-                    held_tokens=min(cached_tokens, known.held_tokens),
-                    request_id=request_id,
-                )
+                return self._shared(marks, at, self._best_cached(request_id, marks.marks[at], at))
         return None
+
+    def _best_cached(self, request_id: RequestId, mark: Mark, at: int) -> RequestId:
+        """Return the request with most of this prefix cached, of the last ones that have it."""
+        best, most_tokens = request_id, -1
+        for one in islice(self._from(request_id), MOST_COMPARED):
+            known = self._known[one]
+            tokens = _tokens_within(known, mark.size)
+            if known.has(mark, at) and min(tokens, known.cached_tokens) > most_tokens:
+                best, most_tokens = one, min(tokens, known.cached_tokens)
+            if most_tokens >= tokens:
+                break
+        return best
+
+    def _from(self, request_id: RequestId | None) -> Iterator[RequestId]:
+        """Yield a request, and those before it with the longest prefix of the next; some may come again."""
+        while request_id is not None and request_id in self._known:
+            yield request_id
+            request_id = self._known[request_id].earlier
+
+    def _shared(self, marks: PromptMarks, at: int, request_id: RequestId) -> SharedPrefix:
+        known, size = self._known[request_id], marks.marks[at].size
+        tokens = _tokens_within(known, size)
+        cached_tokens = min(tokens, known.cached_tokens)
+        return SharedPrefix(
+            tokens,
+            exact=size >= known.marks.size,
+            share=size / max(marks.size, 1),
+            cached_tokens=cached_tokens,
+            held_tokens=min(cached_tokens, known.held_tokens),
+            request_id=request_id,
+        )
 
     def cached_tokens(self) -> int:
         """Return the cached tokens of all prompts, counting shared ones once."""
@@ -174,8 +217,13 @@ class PrefixIndex:
             return
         self.reported.report(request_id, ())
         self._marks -= len(known.marks.marks)
-        for mark in known.marks.marks:
-            if self._by_key.get(mark.key) == request_id:
+        earlier = self._known.get(known.earlier) if known.earlier is not None else None
+        for at, mark in enumerate(known.marks.marks):
+            if self._by_key.get(mark.key) != request_id:
+                continue
+            if known.earlier is not None and earlier is not None and earlier.has(mark, at):
+                self._by_key[mark.key] = known.earlier
+            else:
                 del self._by_key[mark.key]
 
 

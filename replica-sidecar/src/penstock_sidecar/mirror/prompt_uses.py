@@ -242,7 +242,8 @@ def _size(marks: PromptMarks, known: int) -> int:
 
 
 def _spread(marks: PromptMarks, known: int, tokens: int) -> list[int]:
-    """Distribute tokens over the marks after the known ones, by size."""
+    """Distribute tokens over the marks after the known ones, by size. Pieces without an id have size 0."""
     begin = _size(marks, known)
-    until = [tokens * (mark.size - begin) // (marks.size - begin) for mark in marks.marks[known:]]
+    size = max(marks.size - begin, 1)
+    until = [tokens * (mark.size - begin) // size for mark in marks.marks[known:]]
     return [end - before for before, end in pairwise([0, *until])]

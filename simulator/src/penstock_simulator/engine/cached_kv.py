@@ -39,7 +39,7 @@ class Sharing(NamedTuple):
 class CachedKv:
     """The prefix cache of one engine, and the blocks of its requests.
 
-    queried_tokens, hit_tokens: totals of all requests that were started, as vLLM counts them.
+    queried_tokens, hit_tokens: totals of all requests that were started, each counted once, as in vLLM.
     served: the last prompts that were started. resets: number of times that the cache was emptied.
     """
 
@@ -111,8 +111,9 @@ class CachedKv:
         assert entry.kv is not None, "every request of an engine with a prefix cache has this"
         cached, request = entry.job.computed_tokens, entry.job.request
         self.served.started(request.id, request.prompt_tokens, entry.kv.keys, entry.kv.blocks)
-        self.queried_tokens += _size_tokens(entry.job)
-        self.hit_tokens += cached
+        if not entry.preempted:
+            self.queried_tokens += _size_tokens(entry.job)
+            self.hit_tokens += cached
         entry.job = holding_cached(entry.job)
         entry.blocks = cached // self.cache.block_tokens
         return cached

@@ -376,6 +376,6 @@ class EngineState:
         self._running_cache = None
         self._blocks.release(entry)
         entry.job = preempted(entry.job)
-        entry.decoding = False
+        entry.decoding, entry.preempted = False, True
         self._waiting.add(entry, started=True)
         self.preemptions += 1

@@ -32,6 +32,7 @@ class ActiveRequest:
     blocks: KV blocks that it holds; 0 while it waits.
     decoding: whether exactly its last token is pending.
     aborted: whether it was aborted while an iteration computed it.
+    preempted: whether it has been preempted.
     next_event_tokens: number of generated tokens at which something other than one more token happens.
     kv: which blocks, if the engine has a prefix cache. A waiting request may hold the blocks of its prefix.
     """
@@ -42,6 +43,7 @@ class ActiveRequest:
     blocks: int = 0
     decoding: bool = False
     aborted: bool = False
+    preempted: bool = False
     next_event_tokens: int = 0
     kv: RequestBlocks | None = None
 
