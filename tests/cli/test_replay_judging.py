@@ -1,5 +1,6 @@
 """Requests are judged by their tier's SLO; the expected figures are worked out by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,23 @@ def outcome(
         met=kept,
         reason="503 no_replicas" if ending is RequestEnding.FAILED else "",
     )
+
+
+def test_turns_attain_among_requests_with_targets() -> None:
+    tally = ReplayTally(frozenset({"batch"}))
+    for turn, tier, kept in ((0, "batch", True), (1, "batch", True), (1, "chat", True), (1, "chat", False)):
+        tally.add(replace(outcome(tier, RequestEnding.ADMITTED, kept), turn=turn), late_s=0.0)
+    turns = Report("slos-serve", 2, span_s=10.0, tally=tally).as_json()["turns"]
+    assert [turns[name]["requests"] for name in ("first", "later")] == [1, 3]
+    assert [turns[name]["attainment"] for name in ("first", "later")] == [None, 0.5]
+
+
+def test_goodput_counts_until_the_last_turn_was_sent() -> None:
+    tally = ReplayTally()
+    for at_s in (0.0, 10.0, 40.0):
+        tally.add(replace(outcome("chat", RequestEnding.ADMITTED, kept=True), arrival_s=at_s), late_s=0.0)
+    report = Report("slos-serve", 2, span_s=10.0, tally=tally)
+    assert (report.rate_rps, report.goodput_rps) == (0.3, 3 / 40)
 
 
 def test_attainment_counts_all_arrived_requests() -> None:

@@ -64,7 +64,7 @@ def test_texts_share_the_prefixes_that_the_hash_ids_share(blocks: tuple[int, ...
 def test_chats_with_the_same_hash_ids_share_a_prefix() -> None:
     bodies = RequestBodies(ReplayEndpoint.CHAT, "m", False, 8192, PromptGenerator(1, 16))
     one, other = (
-        json.loads(bodies.body(TraceRequest(0.0, 64, 20, prefix_blocks=(3, 4)), own))["messages"][0][
+        json.loads(bodies.body(TraceRequest(0.0, 64, 20, prefix_blocks=(3, 4), number=own)))["messages"][0][
             "content"
         ]
         for own in (1, 2)
@@ -89,7 +89,7 @@ def test_text_has_four_bytes_a_token(tokens: int, own: int) -> None:
 
 def body(endpoint: ReplayEndpoint, simulated: bool, prompt_tokens: int = 100) -> dict[str, Any]:
     bodies = RequestBodies(endpoint, "m", simulated, 8192, PROMPTS)
-    found: dict[str, Any] = json.loads(bodies.body(TraceRequest(0.0, prompt_tokens, 20), 3))
+    found: dict[str, Any] = json.loads(bodies.body(TraceRequest(0.0, prompt_tokens, 20, number=3)))
     return found
 
 
@@ -110,7 +110,7 @@ def test_a_simulated_engine_gets_the_length_in_a_field_that_the_planner_ignores(
 
 def test_a_simulated_engine_gets_the_length_of_thinking() -> None:
     bodies = RequestBodies(ReplayEndpoint.CHAT, "m", True, 8192, PROMPTS)
-    reported = json.loads(bodies.body(TraceRequest(0.0, 100, 20, thinking_tokens=15), 3))
+    reported = json.loads(bodies.body(TraceRequest(0.0, 100, 20, thinking_tokens=15, number=3)))
     assert reported["vllm_xargs"] == {"simulated_output_tokens": 20, "simulated_thinking_tokens": 15}
 
 
@@ -136,9 +136,9 @@ def test_blocks_far_from_one_another_begin_differently(later: int) -> None:
 
 def test_an_answer_is_sampled_greedily_and_never_longer_than_the_simulated_one() -> None:
     bodies = RequestBodies(ReplayEndpoint.COMPLETIONS, "m", True, None, PROMPTS)
-    reported = json.loads(bodies.body(TraceRequest(0.0, 10, 5000), 3))
+    reported = json.loads(bodies.body(TraceRequest(0.0, 10, 5000, number=3)))
     assert (reported["temperature"], reported["max_tokens"]) == (0, 5000)
-    assert json.loads(bodies.body(TraceRequest(0.0, 10, 5), 3))["max_tokens"] == 4086
+    assert json.loads(bodies.body(TraceRequest(0.0, 10, 5, number=3)))["max_tokens"] == 4086
 
 
 @pytest.mark.parametrize(("prompt_tokens", "words"), [(1, 1), (5, 1), (6, 2)])

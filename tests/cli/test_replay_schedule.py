@@ -49,7 +49,8 @@ class Client:
     tier_slos: TierSlos = field(default_factory=TierSlos)
     sent: list[tuple[int, float]] = field(default_factory=list)
 
-    async def call(self, request: TraceRequest, number: int) -> RequestOutcome:
+    async def call(self, request: TraceRequest) -> RequestOutcome:
+        number = request.number
         self.sent.append((number, self.clock.now_s - START_S - HEAD_START_S))
         if request.session:
             self.clock.now_s += ANSWER_S
@@ -88,7 +89,7 @@ async def sent(clock: Clock, requests: Iterable[TraceRequest], max_in_flight: in
 
 
 def requests(*arrivals_s: float) -> Iterator[TraceRequest]:
-    return (TraceRequest(arrival_s, 1, 1) for arrival_s in arrivals_s)
+    return (TraceRequest(at_s, 1, 1, number=number) for number, at_s in enumerate(arrivals_s))
 
 
 async def test_each_request_is_sent_at_its_time(clock: Clock) -> None:
@@ -131,7 +132,7 @@ async def test_a_request_that_is_not_sent_is_not_late_and_has_no_replica(clock: 
 def turns(*thoughts_s: float) -> list[TraceRequest]:
     """Return a session that starts immediately."""
     later = [
-        TraceRequest(0.0, 1, 1, session="a", stage=stage, think_s=think_s)
+        TraceRequest(0.0, 1, 1, session="a", stage=stage, think_s=think_s, number=stage)
         for stage, think_s in enumerate(thoughts_s, start=1)
     ]
     return [TraceRequest(0.0, 1, 1, session="a"), *later]
@@ -143,6 +144,8 @@ async def test_a_turn_is_sent_after_the_last_answer_and_its_think_time(clock: Cl
     assert [at_s for _, at_s in found.sent] == pytest.approx([0.0, 5.0, 9.5])
     assert list(found.tally.late_s) == pytest.approx([0.0] * 3, abs=1e-9)
     assert (found.tally.first_turns.requests, found.tally.later_turns.requests) == (1, 2)
+    assert [one.arrival_s for one in found.ended] == pytest.approx([0.0, 5.0, 9.5])
+    assert found.tally.last_arrival_s == pytest.approx(9.5)
 
 
 async def test_a_turns_lateness_counts_from_the_end_of_its_think_time(clock: Clock) -> None:

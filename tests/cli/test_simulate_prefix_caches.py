@@ -132,6 +132,13 @@ def test_blocks_of_another_size_are_noticed(files: tuple[str, str, str]) -> None
         simulated(files, "--prefix-caching")
 
 
+def test_blocks_that_are_probably_larger_are_noticed(files: tuple[str, str, str]) -> None:
+    Path(files[1]).write_text(request(0, 640, list(range(10))))
+    warning = "the hash_ids are only 25 % of the prompts; is --block-tokens right?"
+    assert warning in " ".join(simulated(files, "--prefix-caching", "--block-tokens", "16").split())
+    assert "is --block-tokens right?" not in simulated(files, "--prefix-caching", "--block-tokens", "64")
+
+
 def test_vllms_own_scheduler_is_refused(files: tuple[str, str, str]) -> None:
     with pytest.raises(Failure, match="vllm-real cannot run with a prefix cache"):
         simulated(files, "--prefix-caching", "--policy", "vllm-real")

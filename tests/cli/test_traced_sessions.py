@@ -135,6 +135,31 @@ def test_a_trace_with_think_times_is_a_closed_loop_unless_set_to_open(tmp_path: 
     assert thoughts(list(opened.requests())) == [("a", 0.0, None), ("a", 0.9, None)]
 
 
+def test_turns_without_a_recorded_time_cannot_be_sent_at_it(tmp_path: Path) -> None:
+    path = written(tmp_path, line(0), line(10, "b"), line(None, delay=250))
+    with pytest.raises(Failure, match=r"^--open-loop: request 2 by arrival of .* has no recorded time"):
+        schedule_of(ScheduleOptions(path, closed_loop=False))
+
+
+def test_a_rate_needs_starts_at_different_times(tmp_path: Path) -> None:
+    path = written(tmp_path, line(0), line(900, delay=250))
+    with pytest.raises(Failure, match=r"^--rate: all requests of .*trace.jsonl start at the same time$"):
+        schedule_of(ScheduleOptions(path, rate_rps=2.0))
+
+
+def test_stages_order_turns_that_arrive_together(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    head = "arrival_s,prompt_tokens,output_tokens,session,stage,think_s\n"
+    path.write_text(head + "0,2,1,a,1,7\n0,1,1,a,0,\n0,3,1,a,2,8\n")
+    turns = list(in_closed_loops(read_trace(path)))
+    assert [(turn.prompt_tokens, turn.think_s) for turn in turns] == [(1, None), (2, 7.0), (3, 8.0)]
+
+
+def test_requests_keep_their_place_in_the_trace_in_closed_loops(tmp_path: Path) -> None:
+    path = written(tmp_path, line(0), line(100, "b"), line(200), line(300, "b"))
+    assert [turn.number for turn in in_closed_loops(read_trace(path))] == [0, 2, 1, 3]
+
+
 def test_a_trace_without_sessions_is_not_a_closed_loop(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"^--closed-loop: .*trace.jsonl has no sessions$"):
         schedule_of(ScheduleOptions(written(tmp_path, line(0, None)), closed_loop=True))

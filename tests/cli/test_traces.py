@@ -35,7 +35,7 @@ def test_our_format_is_read(tmp_path: Path, zipped: bool) -> None:
     requests = list(read_trace(written(tmp_path, data)))
     assert requests == [
         TraceRequest(0.0, 100, 20, "chat", session="a"),
-        TraceRequest(0.5, 50, 5, "coder", session="b"),
+        TraceRequest(0.5, 50, 5, "coder", session="b", number=1),
     ]
 
 
@@ -44,7 +44,7 @@ def test_our_format_has_sessions_and_thinking(tmp_path: Path) -> None:
     path = written(tmp_path, head + "0,9,8,tool,s1,0,\n0,19,8,tool,s1,1,5\n")
     assert list(read_trace(path)) == [
         TraceRequest(0.0, 9, 8, "tool", session="s1", stage=0, thinking_tokens=0),
-        TraceRequest(0.0, 19, 8, "tool", session="s1", stage=1, thinking_tokens=5),
+        TraceRequest(0.0, 19, 8, "tool", session="s1", stage=1, thinking_tokens=5, number=1),
     ]
 
 
@@ -59,7 +59,7 @@ def test_azures_format_is_read(tmp_path: Path, text: str) -> None:
 def test_mooncakes_format_is_read(tmp_path: Path) -> None:
     assert list(read_trace(written(tmp_path, MOONCAKE))) == [
         TraceRequest(0.0, 1000, 6, "", (0, 8)),
-        TraceRequest(0.5, 3, 4, "", (0,)),
+        TraceRequest(0.5, 3, 4, "", (0,), number=1),
     ]
 
 
@@ -99,7 +99,7 @@ HEAD = "arrival_s,prompt_tokens,output_tokens,tier\n"
         ),
         (HEAD.replace("tier", "stage") + "0,1,3,-\n", 'line 2, column 4 (stage): "-" is not a whole number'),
         (HEAD, "line 1, column 1: no request in this trace"),
-        ("", "line 1, column 1: unknown format; its header is arrival_s,"),
+        ("", "line 1, column 1: no request in this trace"),
         ("a,b,c\n1,2,3\n", "line 1, column 1: unknown format; its header is arrival_s,"),
         (
             AZURE + "yesterday,1,1\n",
@@ -157,7 +157,44 @@ def test_neighbours_in_the_wrong_order_are_sorted(moments: list[int]) -> None:
         TraceRequest(request["timestamp"] / 1000, 1, 1) for request in (json.loads(line) for line in lines)
     ]
     ordered = trace_reading._in_order(Path("trace"), enumerate(parsed, start=1))
-    assert [request.arrival_s for request in ordered] == sorted(float(m) for m in moments)
+    assert [request.arrival_s for _, request in ordered] == sorted(float(m) for m in moments)
+
+
+def test_stages_are_by_arrival_where_the_trace_has_none(tmp_path: Path) -> None:
+    rows = [(5000, "a"), (0, "a"), (9000, "a"), (1000, "b"), (2000, None)]
+    lines = [
+        json.dumps({"timestamp": at, "input_length": 1, "output_length": 1, "session_id": session})
+        for at, session in rows
+    ]
+    found = [
+        (one.arrival_s, one.session, one.stage) for one in read_trace(written(tmp_path, "\n".join(lines)))
+    ]
+    assert found == [(0.0, "a", 0), (1.0, "b", 0), (2.0, "", 0), (5.0, "a", 1), (9.0, "a", 2)]
+    csv = "arrival_s,prompt_tokens,output_tokens,session\n0,1,1,a\n1,1,1,a\n2,1,1,\n"
+    assert [one.stage for one in read_trace(written(tmp_path, csv))] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (HEAD + "0,1,1,a\n1e20,1,1,a\n", "line 3, column 1: more than a year after"),
+        (
+            '{"timestamp":0,"input_length":1,"output_length":1}\n{"timestamp":1e300,"input_length":1,"output_length":1}',
+            "line 2",
+        ),
+        ("\n\n", "line 1, column 1: no request"),
+        ("", "line 1, column 1: no request"),
+    ],
+)
+def test_traces_without_requests_or_longer_than_a_year_are_refused(
+    tmp_path: Path, text: str, error: str
+) -> None:
+    with pytest.raises(TraceError, match=error):
+        summarise(written(tmp_path, text))
+
+
+def test_blank_lines_before_the_first_are_skipped(tmp_path: Path) -> None:
+    assert summarise(written(tmp_path, "\n \n" + MOONCAKE)).requests == 2
 
 
 def test_a_trace_far_out_of_order_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,15 @@ def test_without_replicas_requests_are_held_until_one_is_ready() -> None:
     assert all(outcome.verdict in {"admitted", "best-effort"} for outcome in outcomes)
 
 
+def test_decisions_continue_while_all_sessions_think() -> None:
+    first = Arrival("0", 0.0, "chat", 200, 20, session="a")
+    turns = [first, first._replace(id="1", stage=1, think_s=95.0)]
+    outcomes, counts = served(scripted(1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1), turns)
+    assert scale_events(counts) == 2
+    assert outcomes[-1].arrival_s == pytest.approx(95.0, abs=1.0)
+    assert outcomes[-1].ttft_s is not None and outcomes[-1].ttft_s > 20.0, "it waits for the new replica"
+
+
 def test_counted_demand_equals_the_outcomes() -> None:
     demands: list[DemandObservation] = []
 

@@ -64,6 +64,16 @@ def test_a_turn_arrives_after_the_answer_and_its_think_time() -> None:
         assert after.arrival_s == pytest.approx(end_s(before) + think_s)
 
 
+def test_turns_that_are_too_long_fail_one_after_the_other() -> None:
+    turns = [
+        Arrival(f"{stage}", 1.0, "agent", 300_000 if stage < 2000 else 10, 5, 0, "a", stage, think_s)
+        for stage, think_s in enumerate([None, *[0.0] * 1999, 2.5])
+    ]
+    outcomes = served(FLEET, *turns)
+    assert [outcome.verdict is FirstVerdict.FAILED for outcome in outcomes] == [True] * 2000 + [False]
+    assert outcomes[-1].arrival_s == 3.5
+
+
 def test_sessions_do_not_wait_for_one_another() -> None:
     outcomes = served(FLEET, *session("a", 0.0), *session("b", 0.1))
     assert [outcome.id for outcome in outcomes[:2]] == ["a.0", "b.0"]

@@ -58,17 +58,26 @@ def outcome(session: str = "s", verdict: FirstVerdict = FirstVerdict.ADMITTED) -
 
 def test_stages_wait_for_one_another_in_order() -> None:
     sessions = Sessions()
-    assert [sessions.arrive(arrival(stage)) for stage in range(3)] == [True, False, False]
+    assert [sessions.arrive(arrival(stage), 0.5) for stage in range(3)] == [0.5, None, None]
     assert sessions.ended(outcome(), 1.0) == arrival(1)
     assert sessions.ended(outcome(), 2.0) == arrival(2)
     assert sessions.ended(outcome(), 3.0) is None
-    assert sessions.arrive(arrival(3)), "no request is in progress"
+    assert sessions.arrive(arrival(3), 4.0) == 4.0, "no request is in progress"
+
+
+@pytest.mark.parametrize(("now_s", "sent_s"), [(1.0, 3.0), (3.0, 3.0), (8.0, 8.0)])
+def test_a_turn_that_arrives_after_the_last_answer_thinks_from_then_on(now_s: float, sent_s: float) -> None:
+    sessions = Sessions()
+    sessions.arrive(arrival(0), 1.0)
+    assert sessions.ended(outcome(verdict=FirstVerdict.FAILED), 1.0) is None
+    assert sessions.arrive(arrival(1)._replace(think_s=2.0), now_s) == sent_s
+    assert sessions.arrive(arrival(2)._replace(think_s=2.0), now_s) is None
 
 
 def test_requests_without_a_session_never_wait() -> None:
     sessions = Sessions()
-    assert sessions.arrive(arrival(0, ""))
-    assert sessions.arrive(arrival(1, ""))
+    assert sessions.arrive(arrival(0, ""), 0.5) == 0.5
+    assert sessions.arrive(arrival(1, ""), 0.5) == 0.5
     assert not sessions.best_effort(arrival(1, ""))
     assert sessions.ended(outcome(""), 1.0) is None
 
@@ -76,16 +85,16 @@ def test_requests_without_a_session_never_wait() -> None:
 @pytest.mark.parametrize("verdict", list(FirstVerdict))
 def test_a_session_is_best_effort_after_a_turn_that_was_not_admitted(verdict: FirstVerdict) -> None:
     sessions = Sessions()
-    sessions.arrive(arrival(0))
+    sessions.arrive(arrival(0), 0.0)
     assert not sessions.best_effort(arrival(0))
     sessions.ended(outcome(verdict=verdict), 1.0)
-    sessions.arrive(arrival(1))
+    sessions.arrive(arrival(1), 0.0)
     assert sessions.best_effort(arrival(1)) == (verdict is not FirstVerdict.ADMITTED)
     sessions.ended(outcome(), 2.0)
-    sessions.arrive(arrival(2))
+    sessions.arrive(arrival(2), 0.0)
     assert sessions.best_effort(arrival(2)) == (verdict is not FirstVerdict.ADMITTED)
     sessions.ended(outcome(), 3.0)
-    sessions.arrive(arrival(0))
+    sessions.arrive(arrival(0), 0.0)
     assert not sessions.best_effort(arrival(0)), "a first stage begins anew"
 
 
@@ -93,19 +102,19 @@ def test_a_session_is_best_effort_after_a_turn_that_was_not_admitted(verdict: Fi
 def test_an_idle_session_is_forgotten_after_its_time(later_s: float, forgotten: bool) -> None:
     sessions = Sessions()
     for session in ("s", "t"):
-        sessions.arrive(arrival(0, session))
+        sessions.arrive(arrival(0, session), 0.0)
     sessions.ended(outcome("s", FirstVerdict.REJECTED), 5.0)
     sessions.ended(outcome("t"), 5.0 + later_s)
-    sessions.arrive(arrival(1, "s"))
+    sessions.arrive(arrival(1, "s"), 0.0)
     assert sessions.best_effort(arrival(1, "s")) != forgotten
 
 
 def test_a_busy_session_is_not_forgotten() -> None:
     sessions = Sessions()
-    sessions.arrive(arrival(0))
+    sessions.arrive(arrival(0), 0.0)
     sessions.ended(outcome(verdict=FirstVerdict.REJECTED), 0.0)
-    sessions.arrive(arrival(1))
-    sessions.arrive(arrival(0, "t"))
+    sessions.arrive(arrival(1), 0.0)
+    sessions.arrive(arrival(0, "t"), 0.0)
     sessions.ended(outcome("t"), 2 * FORGOTTEN_S)
     assert sessions.best_effort(arrival(1))
 

@@ -194,6 +194,11 @@ def test_recorded_prompts_share_only_blocks_with_equal_ids(id_tokens: int) -> No
     assert not set(keys) & set(recorded_keys(ids, id_tokens, length, BLOCK, salt="other"))
 
 
+def test_blocks_after_different_beginnings_are_different_even_if_the_trace_gives_them_one_id() -> None:
+    one, other = recorded_keys([1, 2, 5, 6], 16, 64, 16), recorded_keys([3, 2, 5, 6], 16, 64, 16)
+    assert not set(one) & set(other)
+
+
 def test_a_recorded_prompt_has_keys_within_its_ids_and_length() -> None:
     assert len(recorded_keys([1, 2], 16, 100, BLOCK)) == 8
     assert len(recorded_keys([1, 2], 16, 18, BLOCK)) == 4

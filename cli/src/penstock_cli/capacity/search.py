@@ -82,8 +82,9 @@ class UnboundedCapacity(Exception):
 
     def __init__(self, question: Question, probe: RateProbe) -> None:
         self.probe = probe
+        more = "; give more --sessions" if question.conditions.sessions else ""
         super().__init__(
-            f"{question.scenario}, {question.policy}: {probe.rate_rps:g} requests/s still attain"
+            f"{question.scenario}, {question.policy}: {probe.rate_rps:g} requests/s still attain{more}"
         )
 
 

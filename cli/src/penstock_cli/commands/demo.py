@@ -142,8 +142,7 @@ def _lines(reports: dict[str, Report]) -> Iterator[list[str]]:
     first = next(iter(reports.values()))
     for name, _ in worst_first(first.tally):
         for label, report in reports.items():
-            targeted = name not in report.tally.without_targets
-            tier, *rest = cells(name, report.tally.tiers[name], targeted)
+            tier, *rest = cells(name, report.tally.tiers[name])
             yield [tier, label, *rest]
     for label, report in reports.items():
         tier, *rest = cells(all_label(report.tally), report.tally.all)

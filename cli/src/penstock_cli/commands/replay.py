@@ -82,7 +82,8 @@ ClosedLoop = Annotated[
     typer.Option(
         "--closed-loop/--open-loop",
         help="Send a session's next request after the previous answer and its think time (closed), or at its "
-        "recorded time (open). By default closed if the trace has think times.",
+        "recorded time (open). Default: closed if the trace has think times. Without them a replay is open, "
+        "and a simulation sends it at its recorded time, but not before the previous answer.",
     ),
 ]
 BlockTokens = Annotated[

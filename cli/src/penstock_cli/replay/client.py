@@ -38,10 +38,10 @@ class ReplayClient:
     tier_slos: TierSlos
     timeout_s: float
 
-    async def call(self, request: TraceRequest, number: int) -> RequestOutcome:
+    async def call(self, request: TraceRequest) -> RequestOutcome:
         """Send a request and read its answer. Failures are outcomes, not exceptions."""
         blank = RequestOutcome(
-            id=str(number),
+            id=str(request.number),
             tier=request.tier or self.tier_slos.default_tier,
             arrival_s=request.arrival_s,
             prompt_tokens=request.prompt_tokens,
@@ -49,7 +49,7 @@ class ReplayClient:
             ending=RequestEnding.FAILED,
             turn=request.stage,
         )
-        body = self.bodies.body(request, number)
+        body = self.bodies.body(request)
         headers = {"X-Penstock-Tier": request.tier} if request.tier else {}
         if request.session:
             headers["X-Session-Id"] = quote(request.session)[:LONGEST_SESSION_LETTERS]

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import NamedTuple
 
 from penstock_cli.replay.client import ReplayClient
 from penstock_cli.replay.outcome import RequestEnding, RequestOutcome
@@ -19,13 +18,6 @@ from penstock_cli.traces import TraceRequest
 
 HEAD_START_S = 0.05
 """Delay of the first arrival, so that the first request is not late."""
-
-
-class _Turn(NamedTuple):
-    """A request and its number in the replay."""
-
-    request: TraceRequest
-    number: int
 
 
 @dataclass(slots=True)
@@ -71,27 +63,27 @@ class Generator:
                     start_s is None
                 ):  # set after the first request is read, so that opening the file delays none
                     start_s = monotonic() + HEAD_START_S
-                due_s = start_s + turns[0].request.arrival_s
+                due_s = start_s + turns[0].arrival_s
                 await asyncio.sleep(max(due_s - monotonic(), 0))
                 tasks.create_task(self._send_all(turns, due_s))
         return self.tally
 
-    async def _send_all(self, turns: Sequence[_Turn], due_s: float) -> None:
+    async def _send_all(self, turns: Sequence[TraceRequest], due_s: float) -> None:
         """Send the turns in order, each after the previous one has ended and its think time has passed."""
+        start_s = due_s - turns[0].arrival_s
         for turn in turns:
-            think_s = turn.request.think_s
-            if think_s is not None:
-                due_s = monotonic() + think_s
-                await asyncio.sleep(think_s)
-            await self._send(turn, due_s)
+            if turn.think_s is not None:
+                due_s = monotonic() + turn.think_s
+                await asyncio.sleep(turn.think_s)
+            await self._send(turn._replace(arrival_s=due_s - start_s), due_s)
 
-    async def _send(self, turn: _Turn, due_s: float) -> None:
+    async def _send(self, turn: TraceRequest, due_s: float) -> None:
         if self.progress.in_flight >= self.max_in_flight:
             self._end(_unsent(turn, self.max_in_flight), 0.0)
             return
         self.progress.sent += 1
         late_s = max(monotonic() - due_s, 0.0)
-        outcome = await self.client.call(turn.request, turn.number)
+        outcome = await self.client.call(turn)
         self.progress.ended += 1
         self._end(outcome, late_s)
 
@@ -100,14 +92,14 @@ class Generator:
         self.on_outcome(outcome)
 
 
-def _loops(requests: Iterable[TraceRequest]) -> Iterator[list[_Turn]]:
+def _loops(requests: Iterable[TraceRequest]) -> Iterator[list[TraceRequest]]:
     """Yield closed loops: each request with the following requests that have a think time."""
-    turns: list[_Turn] = []
-    for number, request in enumerate(requests):
+    turns: list[TraceRequest] = []
+    for request in requests:
         if turns and request.think_s is None:
             yield turns
             turns = []
-        turns.append(_Turn(request, number))
+        turns.append(request)
         if not request.session:
             yield turns
             turns = []
@@ -115,10 +107,9 @@ def _loops(requests: Iterable[TraceRequest]) -> Iterator[list[_Turn]]:
         yield turns
 
 
-def _unsent(turn: _Turn, bound: int) -> RequestOutcome:
-    request = turn.request
+def _unsent(request: TraceRequest, bound: int) -> RequestOutcome:
     return RequestOutcome(
-        id=str(turn.number),
+        id=str(request.number),
         tier=request.tier,
         arrival_s=request.arrival_s,
         prompt_tokens=request.prompt_tokens,

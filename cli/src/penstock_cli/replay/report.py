@@ -27,7 +27,7 @@ class PlannerTimes:
 class Report:
     """A finished replay.
 
-    span_s: seconds from the first arrival to the last.
+    span_s: seconds from the first arrival to the last, by the schedule; of closed loops, of their starts.
     more: further fields of the JSON.
     """
 
@@ -45,8 +45,9 @@ class Report:
 
     @property
     def goodput_rps(self) -> float | None:
-        """Rate of requests that met every target of their tier."""
-        return self.tally.all.met / self.span_s if self.span_s > 0 else None
+        """Rate of requests that met every target of their tier, until the last one was sent."""
+        sent_s = max(self.span_s, self.tally.last_arrival_s)
+        return self.tally.all.met / sent_s if sent_s > 0 else None
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
@@ -58,10 +59,7 @@ class Report:
             "attainment": self.tally.all.attainment,
             "admitted_attainment": self.tally.all.admitted_attainment,
             "goodput_rps": self.goodput_rps,
-            "tiers": {
-                name: _tier_json(tier, name not in self.tally.without_targets)
-                for name, tier in worst_first(self.tally)
-            },
+            "tiers": {name: _tier_json(tier) for name, tier in worst_first(self.tally)},
             "planner_ms": {
                 "p50": self.planner.p50_ms,
                 "p99": self.planner.p99_ms,
@@ -75,19 +73,19 @@ class Report:
         }
 
 
-def _tier_json(tier: TierTally, targeted: bool) -> dict[str, Any]:
+def _tier_json(tier: TierTally) -> dict[str, Any]:
     ttft_s, tpot_s = sorted(tier.ttft_s), sorted(tier.tpot_s)
     return {
         "requests": tier.requests,
-        "attainment": tier.attainment if targeted else None,
+        "attainment": tier.attainment,
         "ttft_p50_s": percentile(ttft_s, 0.5),
         "ttft_p99_s": percentile(ttft_s, 0.99),
         "tpot_p50_s": percentile(tpot_s, 0.5),
         "tpot_p99_s": percentile(tpot_s, 0.99),
         "best_effort": tier.endings[RequestEnding.BEST_EFFORT],
         "rejected": tier.endings[RequestEnding.REJECTED],
-        "attained_admitted": tier.attained_admitted if targeted else None,
-        "attained_promoted": tier.attained_promoted if targeted else None,
+        "attained_admitted": tier.attained_admitted,
+        "attained_promoted": tier.attained_promoted,
     }
 
 
@@ -147,9 +145,9 @@ def console_for_tables(stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=max(Console(stderr=stderr).width, NARROWEST))
 
 
-def cells(name: str, tier: TierTally, targeted: bool = True) -> list[str]:
-    """Return one tier's line, under `HEADS`. targeted: whether the tier has a target."""
-    shares = (tier.attainment, tier.attained_promoted, tier.admitted_attainment) if targeted else [None] * 3
+def cells(name: str, tier: TierTally) -> list[str]:
+    """Return one tier's line, under `HEADS`."""
+    shares = tier.attainment, tier.attained_promoted, tier.admitted_attainment
     ttft_s, tpot_s = sorted(tier.ttft_s), sorted(tier.tpot_s)
     return [
         name or "(none)",
@@ -184,7 +182,7 @@ def aligned(title: str, heads: Iterable[str], lines: Iterable[list[str]], left: 
 def table(report: Report, title: str) -> Table:
     """Return a table of every tier, the worst first, and of all tiers with targets together."""
     tally = report.tally
-    lines = [cells(name, tier, name not in tally.without_targets) for name, tier in worst_first(tally)]
+    lines = [cells(name, tier) for name, tier in worst_first(tally)]
     if len(lines) > 1 and tally.all.requests:
         lines.append(cells(all_label(tally), tally.all))
     return aligned(title, HEADS, lines)

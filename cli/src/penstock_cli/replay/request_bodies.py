@@ -45,8 +45,8 @@ class RequestBodies:
     max_model_len: int | None
     prompts: PromptGenerator
 
-    def body(self, request: TraceRequest, request_number: int) -> bytes:
-        """Return the request's JSON. request_number: its number in the replay."""
+    def body(self, request: TraceRequest) -> bytes:
+        """Return the request's JSON."""
         head = orjson.dumps(
             {
                 "model": self.model,
@@ -56,7 +56,7 @@ class RequestBodies:
                 **self._length(request),
             }
         )
-        return head[:-1] + b"," + self._prompt(request, request_number) + b"}"
+        return head[:-1] + b"," + self._prompt(request) + b"}"
 
     def _length(self, request: TraceRequest) -> dict[str, object]:
         if not self.simulated:
@@ -67,11 +67,11 @@ class RequestBodies:
             xargs["simulated_thinking_tokens"] = request.thinking_tokens
         return {"max_tokens": max(min(GENEROUS_MAX_TOKENS, left), request.output_tokens), "vllm_xargs": xargs}
 
-    def _prompt(self, request: TraceRequest, request_number: int) -> bytes:
+    def _prompt(self, request: TraceRequest) -> bytes:
         if self.endpoint is ReplayEndpoint.COMPLETIONS:
             return b'"prompt":' + self.prompts.token_ids(
-                request.prompt_tokens, request.prefix_blocks, request_number
+                request.prompt_tokens, request.prefix_blocks, request.number
             )
         tokens = max(request.prompt_tokens - CHAT_FRAME_TOKENS, 1)
-        words = self.prompts.text(tokens, request.prefix_blocks, request_number)
+        words = self.prompts.text(tokens, request.prefix_blocks, request.number)
         return b'"messages":[{"role":"user","content":"' + words.rstrip() + b'"}]'

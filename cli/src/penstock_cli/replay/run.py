@@ -71,7 +71,7 @@ class ReplaySettings:
 async def replay(settings: ReplaySettings, console: Console, title: str = "replaying") -> Report:
     """Replay a trace and report. Raises TraceError before anything is sent, or Failure."""
     schedule, _ = schedule_of(settings.schedule_options())
-    check_hash_ids(schedule, settings.block_tokens)
+    check_hash_ids(schedule, settings.block_tokens, console)
     requests, span_s = requests_and_span_s(schedule)
     _allow_sockets(settings.max_in_flight)
     async with _session(settings) as session, aiohttp.ClientSession() as keyless:

@@ -7,11 +7,17 @@ from enum import StrEnum
 from itertools import takewhile
 from pathlib import Path
 
+from rich.console import Console
+
 from penstock_cli.failure import Failure
 from penstock_cli.traces import TraceRequest, TraceSummary, in_closed_loops, read_trace, summarise
 
 MOONCAKE_BLOCK_TOKENS = 512
 """Tokens per hash id in Mooncake's traces."""
+
+
+FEW_COVERED = 0.5
+"""Share of the prompts' tokens below which hash ids are probably of larger blocks."""
 
 
 class Loop(StrEnum):
@@ -83,7 +89,9 @@ def schedule_of(options: ScheduleOptions) -> tuple[Schedule, TraceSummary]:
         span_s = summary.span_s
         if loop is Loop.CLOSED:
             _, span_s = requests_and_span_s(Schedule(options.trace, loop=loop))
-        stretch = summary.requests / span_s / options.rate_rps if span_s > 0 else 1.0
+        if span_s <= 0:
+            raise Failure(f"--rate: all requests of {options.trace} start at the same time", bad_input=True)
+        stretch = summary.requests / span_s / options.rate_rps
     schedule = Schedule(options.trace, stretch, options.duration_s, options.tier, options.renamed, loop)
     return schedule, summary
 
@@ -95,23 +103,40 @@ def requests_and_span_s(schedule: Schedule) -> tuple[int, float]:
     return requests, request.arrival_s
 
 
-def check_hash_ids(schedule: Schedule, hash_id_tokens: int) -> None:
-    """Raise Failure if a request has more hash ids than its prompt has blocks of this size."""
-    for number, request in enumerate(schedule.requests(), start=1):
-        blocks = -(-request.prompt_tokens // hash_id_tokens)
-        ids = len(request.prefix_blocks)
+def check_hash_ids(schedule: Schedule, hash_id_tokens: int, console: Console) -> None:
+    """Raise Failure if a request has more hash ids than its prompt has blocks of this size.
+
+    Prints a warning if they are blocks of less than half of all tokens.
+    """
+    tokens = covered_tokens = 0
+    for request in schedule.requests():
+        blocks, ids = -(-request.prompt_tokens // hash_id_tokens), len(request.prefix_blocks)
         if ids > blocks:
             raise Failure(
-                f"{schedule.trace}: request {number} by arrival has {ids} hash_ids, but its "
+                f"{schedule.trace}: request {request.number + 1} by arrival has {ids} hash_ids, but its "
                 f"{request.prompt_tokens} tokens are {blocks} blocks of {hash_id_tokens}; give "
                 "--block-tokens N with the size of the trace's blocks",
                 bad_input=True,
             )
+        if ids:
+            tokens += request.prompt_tokens
+            covered_tokens += min(ids * hash_id_tokens, request.prompt_tokens)
+    if covered_tokens < tokens * FEW_COVERED:
+        console.print(
+            f"warning: {schedule.trace}: with blocks of {hash_id_tokens} tokens the hash_ids are only "
+            f"{100 * covered_tokens / tokens:.0f} % of the prompts; is --block-tokens right?"
+        )
 
 
 def _loop(options: ScheduleOptions, summary: TraceSummary) -> Loop:
     if options.closed_loop and not summary.has_sessions:
         raise Failure(f"--closed-loop: {options.trace} has no sessions", bad_input=True)
+    if options.closed_loop is False and summary.untimed is not None:
+        raise Failure(
+            f"--open-loop: request {summary.untimed + 1} by arrival of {options.trace} has no recorded time, "
+            "only a delay after the answer before",
+            bad_input=True,
+        )
     if options.closed_loop is None:
         return Loop.CLOSED if summary.has_think_times else Loop.RECORDED
     return Loop.CLOSED if options.closed_loop else Loop.OPEN

@@ -24,10 +24,12 @@ def _doubles() -> "array[float]":
 class TierTally:
     """One tier, or all of them.
 
+    with_targets: requests that have a target. Only they are met, promoted and admitted here.
     prompt_tokens, cached_tokens: counted only for requests whose engine reported its cached tokens.
     """
 
     requests: int = 0
+    with_targets: int = 0
     met: int = 0
     promoted: int = 0
     admitted: int = 0
@@ -39,16 +41,17 @@ class TierTally:
     prompt_tokens: int = 0
     cached_tokens: int = 0
 
-    def add(self, outcome: RequestOutcome) -> None:
-        """Count one request that has ended."""
+    def add(self, outcome: RequestOutcome, *, targeted: bool) -> None:
+        """Count one request that has ended. targeted: whether it has a target."""
         self.requests += 1
-        self.met += outcome.met
         self.hops += outcome.hops
         self.endings[outcome.ending] += 1
-        self.promoted += outcome.met and outcome.ending is RequestEnding.BEST_EFFORT
-        if outcome.ending is RequestEnding.ADMITTED:
-            self.admitted += 1
-            self.admitted_met += outcome.met
+        if targeted:
+            self.with_targets += 1
+            self.met += outcome.met
+            self.promoted += outcome.met and outcome.ending is RequestEnding.BEST_EFFORT
+            self.admitted += outcome.ending is RequestEnding.ADMITTED
+            self.admitted_met += outcome.met and outcome.ending is RequestEnding.ADMITTED
         if outcome.ttft_s is not None:
             self.ttft_s.append(outcome.ttft_s)
         if outcome.tpot_s is not None:
@@ -59,18 +62,18 @@ class TierTally:
 
     @property
     def attainment(self) -> float | None:
-        """Share of all requests that met every target: the admitted ones and the promoted ones."""
-        return self.met / self.requests if self.requests else None
+        """Share of requests that met every target: the admitted ones and the promoted ones."""
+        return self.met / self.with_targets if self.with_targets else None
 
     @property
     def attained_admitted(self) -> float | None:
-        """Share of all requests that were admitted at once and met every target."""
-        return self.admitted_met / self.requests if self.requests else None
+        """Share of requests that were admitted at once and met every target."""
+        return self.admitted_met / self.with_targets if self.with_targets else None
 
     @property
     def attained_promoted(self) -> float | None:
-        """Share of all requests that were answered "best effort" and still met every target."""
-        return self.promoted / self.requests if self.requests else None
+        """Share of requests that were answered "best effort" and still met every target."""
+        return self.promoted / self.with_targets if self.with_targets else None
 
     @property
     def admitted_attainment(self) -> float | None:
@@ -94,7 +97,7 @@ class ReplayTally:
 
     without_targets: tiers that set no target. Their requests are counted by tier and not in `all`.
     time_model: time model of the engines, which determines `saved_prefill_s`; None if unknown.
-    requests: number of requests of all tiers.
+    requests: number of requests of all tiers. last_arrival_s: when the last of them was to be sent.
     first_turns, later_turns: requests of all tiers; a request without a session is a first turn.
     saved_prefill_s: prefill time on idle engines that cached prefixes saved.
     """
@@ -102,6 +105,7 @@ class ReplayTally:
     without_targets: frozenset[str] = frozenset()
     time_model: TimeModel | None = None
     requests: int = 0
+    last_arrival_s: float = 0.0
     all: TierTally = field(default_factory=TierTally)
     tiers: dict[str, TierTally] = field(default_factory=dict)
     first_turns: TierTally = field(default_factory=TierTally)
@@ -113,10 +117,12 @@ class ReplayTally:
     def add(self, outcome: RequestOutcome, late_s: float) -> None:
         """Count one request. late_s: seconds from its planned arrival until it was sent."""
         self.requests += 1
-        if outcome.tier not in self.without_targets:
-            self.all.add(outcome)
-        self.tiers.setdefault(outcome.tier, TierTally()).add(outcome)
-        (self.later_turns if outcome.turn else self.first_turns).add(outcome)
+        self.last_arrival_s = max(self.last_arrival_s, outcome.arrival_s)
+        targeted = outcome.tier not in self.without_targets
+        if targeted:
+            self.all.add(outcome, targeted=True)
+        self.tiers.setdefault(outcome.tier, TierTally()).add(outcome, targeted=targeted)
+        (self.later_turns if outcome.turn else self.first_turns).add(outcome, targeted=targeted)
         if self.time_model is not None and outcome.cached_tokens:
             self.saved_prefill_s += _saved_s(self.time_model, outcome.prompt_tokens, outcome.cached_tokens)
         self.late_s.append(late_s)

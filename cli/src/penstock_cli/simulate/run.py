@@ -65,7 +65,7 @@ def run(
     hash_id_tokens: tokens per hash id of the trace.
     """
     if fleet.prefix_caching:
-        check_hash_ids(schedule, hash_id_tokens)
+        check_hash_ids(schedule, hash_id_tokens, console)
     requests, span_s = requests_and_span_s(schedule)
     slos = {name: tier.slo for name, tier in fleet.tiers.items()}
     tally, clock = ReplayTally(tiers_without_targets(slos), fleet.model), PlannerClock()
@@ -88,7 +88,9 @@ def run(
         except StuckPolicy as error:
             raise Failure(f"policy {fleet.policy}: {error}") from None
     fields, autoscaling_summary = (
-        ({}, "") if autoscaler is None else (autoscaler.as_json(span_s), autoscaler.summary(span_s))
+        ({}, "")
+        if autoscaler is None
+        else (autoscaler.as_json(tally.last_arrival_s), autoscaler.summary(tally.last_arrival_s))
     )
     cached = {"cached_share": tally.cached_share} if fleet.prefix_caching else {}
     report = Report(fleet.policy, fleet.replicas, span_s, tally, clock.times(), {**fields, **cached})
@@ -96,11 +98,11 @@ def run(
 
 
 def arrivals(schedule: Schedule, hash_id_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Iterator[Arrival]:
-    """Yield the schedule's requests, numbered in the trace's order."""
+    """Yield the schedule's requests."""
     open_loop = schedule.loop is Loop.OPEN
-    for number, request in enumerate(schedule.requests()):
+    for request in schedule.requests():
         yield Arrival(
-            id=str(number),
+            id=str(request.number),
             arrival_s=request.arrival_s,
             tier=request.tier,
             prompt_tokens=request.prompt_tokens,

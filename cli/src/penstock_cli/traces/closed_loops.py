@@ -28,6 +28,8 @@ def in_closed_loops(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
     sessions: dict[str | int, list[TraceRequest]] = {}
     for number, request in enumerate(requests):
         sessions.setdefault(request.session or number, []).append(request)
+    for turns in sessions.values():
+        turns.sort(key=lambda turn: (turn.arrival_s, turn.stage))
     token_s = _seconds_per_token(sessions.values())
     for turns in sessions.values():
         start_s = turns[0].arrival_s

@@ -12,14 +12,14 @@ the answer to the line before until the request is sent, as AIPerf writes it. Su
 """
 
 from collections.abc import Iterator
-from math import isfinite
+from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
 import orjson
 
 from penstock_cli.traces.csv_rows import MOST_TOKENS
-from penstock_cli.traces.request import TraceError, TraceRequest
+from penstock_cli.traces.request import BY_ARRIVAL, MOST_SPAN_S, TraceError, TraceRequest
 
 
 def parse(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, TraceRequest]]:
@@ -63,15 +63,17 @@ class _Line:
 def _request(line: _Line, before: TraceRequest | None) -> TraceRequest:
     """Return a line's request. before: the last one of its session."""
     delayed = before is not None and line.fields.get("delay") is not None
+    session = _session(line)
     at_s = before.arrival_s if before is not None and delayed and "timestamp" not in line.fields else None
     return TraceRequest(
         arrival_s=_milliseconds(line, "timestamp") / 1000 if at_s is None else at_s,
         prompt_tokens=_tokens(line, "input_length"),
         output_tokens=_tokens(line, "output_length"),
         prefix_blocks=_hash_ids(line) if "hash_ids" in line.fields else (),
-        session=_session(line),
-        stage=0 if before is None else before.stage + 1,
+        session=session,
+        stage=BY_ARRIVAL if session else 0,
         think_s=_milliseconds(line, "delay") / 1000 if delayed else None,
+        timed=at_s is None,
     )
 
 
@@ -86,8 +88,10 @@ def _session(line: _Line) -> str:
 
 def _milliseconds(line: _Line, name: str) -> float:
     value = line.value(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
         line.wrong(name, "is not a number of milliseconds")
+    if name == "delay" and value > MOST_SPAN_S * 1000:
+        line.wrong(name, "is longer than a year")
     return float(value)
 
 

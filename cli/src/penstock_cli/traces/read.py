@@ -7,15 +7,16 @@ is further out of order is rejected.
 
 import csv
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, dropwhile
 from pathlib import Path
 
 from penstock_cli.traces import azure_csv, mooncake_jsonl, penstock_csv
 from penstock_cli.traces.csv_rows import read_rows
 from penstock_cli.traces.lines import read_lines
-from penstock_cli.traces.request import TraceError, TraceRequest
+from penstock_cli.traces.request import BY_ARRIVAL, MOST_SPAN_S, TraceError, TraceRequest
 
 REORDERED_REQUESTS = 10_000
 """How far a line may be out of order: 100 s at 100 requests/s."""
@@ -33,6 +34,7 @@ class TraceSummary:
     span_s: seconds from the first arrival to the last.
     tiers: tier names of the trace, in order of appearance; "" for requests without one.
     has_sessions: whether any request has a session. has_think_times: whether any has a think time.
+    untimed: the first request without a recorded time; None if all have one.
     """
 
     requests: int
@@ -40,6 +42,7 @@ class TraceSummary:
     tiers: tuple[str, ...]
     has_sessions: bool = False
     has_think_times: bool = False
+    untimed: int | None = None
 
     @property
     def rate_rps(self) -> float | None:
@@ -51,27 +54,46 @@ def summarise(path: Path) -> TraceSummary:
     """Read the trace once. Raises TraceError at its first invalid line, or if it is empty."""
     tiers: dict[str, None] = {}
     requests, last = 0, None
-    has_sessions = has_think_times = False
+    has_sessions, has_think_times, untimed = False, False, None
     for last in read_trace(path):  # `last` is used after the loop
         requests += 1
         tiers.setdefault(last.tier)
         has_sessions |= bool(last.session)
         has_think_times |= last.think_s is not None
+        untimed = last.number if untimed is None and not last.timed else untimed
     if last is None:
         raise TraceError(f"{path}: line 1, column 1: no request in this trace")
-    return TraceSummary(requests, last.arrival_s, tuple(tiers), has_sessions, has_think_times)
+    return TraceSummary(requests, last.arrival_s, tuple(tiers), has_sessions, has_think_times, untimed)
 
 
 def read_trace(path: Path) -> Iterator[TraceRequest]:
     """Yield the trace's requests in order of arrival, the first at 0. Raises TraceError."""
     first_s: float | None = None
-    for request in _in_order(path, _parse(path)):
+    stages = _Stages()
+    for number, (line, request) in enumerate(_in_order(path, _parse(path))):
         first_s = request.arrival_s if first_s is None else first_s
-        yield request._replace(arrival_s=request.arrival_s - first_s)
+        since_s = request.arrival_s - first_s
+        if since_s > MOST_SPAN_S:
+            raise TraceError(f"{path}: line {line}, column 1: more than a year after the first request")
+        yield request._replace(arrival_s=since_s, number=number, stage=stages.of(request))
+
+
+class _Stages:
+    """Stages of sessions by arrival, for traces that do not have them."""
+
+    def __init__(self) -> None:
+        self._requests: Counter[str] = Counter()
+
+    def of(self, request: TraceRequest) -> int:
+        """Return the stage of the next request."""
+        if request.stage != BY_ARRIVAL:
+            return request.stage
+        self._requests[request.session] += 1
+        return self._requests[request.session] - 1
 
 
 def _parse(path: Path) -> Iterator[tuple[int, TraceRequest]]:
-    lines = read_lines(path)
+    lines = dropwhile(lambda line: not line.strip(), read_lines(path))
     head = next(lines, "")
     if head.lstrip().startswith("{"):
         return mooncake_jsonl.parse(path, chain([head], lines))
@@ -80,11 +102,13 @@ def _parse(path: Path) -> Iterator[tuple[int, TraceRequest]]:
         return penstock_csv.parse(read_rows(path, lines, header))
     if set(azure_csv.COLUMNS) <= set(header):
         return azure_csv.parse(read_rows(path, lines, header))
+    if not head:
+        return iter(())
     raise TraceError(f"{path}: line 1, column 1: unknown format; {FORMATS}")
 
 
-def _in_order(path: Path, requests: Iterable[tuple[int, TraceRequest]]) -> Iterator[TraceRequest]:
-    """Yield requests sorted by arrival, ties in the file's order, with a bounded buffer."""
+def _in_order(path: Path, requests: Iterable[tuple[int, TraceRequest]]) -> Iterator[tuple[int, TraceRequest]]:
+    """Yield lines and requests sorted by arrival, ties in the file's order, with a bounded buffer."""
     heap: list[tuple[float, int, TraceRequest]] = []
     yielded_s = 0.0
     for line, request in requests:
@@ -96,6 +120,6 @@ def _in_order(path: Path, requests: Iterable[tuple[int, TraceRequest]]) -> Itera
             )
         heapq.heappush(heap, (request.arrival_s, line, request))
         if len(heap) > REORDERED_REQUESTS:
-            yielded_s, _, first = heapq.heappop(heap)
-            yield first
-    yield from (heapq.heappop(heap)[2] for _ in range(len(heap)))
+            yielded_s, earlier_line, first = heapq.heappop(heap)
+            yield earlier_line, first
+    yield from (heapq.heappop(heap)[1:] for _ in range(len(heap)))

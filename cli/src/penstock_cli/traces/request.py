@@ -16,6 +16,8 @@ class TraceRequest(NamedTuple):
     think_s: seconds from the answer to the session's previous request until this one is sent; None if
         unknown, and for a session's first request.
     thinking_tokens: how many of its output tokens are thinking tokens.
+    timed: whether its arrival is recorded; else it is that of the session's request before.
+    number: its place in the trace by arrival, from 0.
     """
 
     arrival_s: float
@@ -27,6 +29,15 @@ class TraceRequest(NamedTuple):
     stage: int = 0
     thinking_tokens: int = 0
     think_s: float | None = None
+    timed: bool = True
+    number: int = 0
+
+
+BY_ARRIVAL = -1
+"""Stage of a session's request, as long as it is not known how many arrived before it."""
+
+MOST_SPAN_S = 366 * 86_400.0
+"""Longest trace, and longest think time: a year."""
 
 
 class TraceError(Exception):

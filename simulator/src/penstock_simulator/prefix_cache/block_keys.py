@@ -7,6 +7,7 @@ does not reveal what another tenant has sent.
 
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
+from itertools import accumulate, islice
 
 import numpy as np
 
@@ -32,12 +33,15 @@ def recorded_keys(
 ) -> list[BlockKey]:
     """Return the keys of the full blocks of a recorded prompt, of which only the ids of its blocks are known.
 
-    hash_ids: ids of its blocks of `id_tokens` tokens, the last one possibly shorter. An id identifies its
-        block and all before it, as in Mooncake's traces. tokens: length of the prompt.
+    hash_ids: ids of its blocks of `id_tokens` tokens, the last one possibly shorter. In Mooncake's traces an
+        id identifies its block and all before it; if not, blocks are equal only if all before them are too.
+        tokens: length of the prompt.
 
     `block_tokens` need not divide `id_tokens`. A block counts as equal if the recorded block that has its
     last token is; blocks beyond the ids have no keys.
     """
     full_blocks = min(tokens, len(hash_ids) * id_tokens) // block_tokens
     ids = [hash_ids[((index + 1) * block_tokens - 1) // id_tokens] for index in range(full_blocks)]
-    return [f"{salt} {id} {index}" for index, id in enumerate(ids)]  # a string remembers its hash
+    first = int.from_bytes(blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+    chained = accumulate(ids, lambda before, id: hash((before, id)), initial=first)  # of 64 bits
+    return list(islice(chained, 1, None))

@@ -67,7 +67,7 @@ class _RequestArrives(NamedTuple):
 
 
 class _TurnArrives(NamedTuple):
-    """The next request of a session arrives, after its think time."""
+    """A request of a session arrives, after its think time."""
 
     arrival: Arrival
 
@@ -123,7 +123,7 @@ class _Simulation:
         self._to_start: dict[str, SimulatedReplica] = {}
         self._to_decide: dict[str, SimulatedReplica] = {}
         self._ended: list[SimulatedOutcome] = []
-        self._counts, self._in_progress = DemandCounts(fleet.tiers), 0
+        self._counts, self._in_progress, self._thinking = DemandCounts(fleet.tiers), 0, 0
         self._held: deque[SimulatedRequest] = deque()
         self._decided_s = 0.0
         self._last_counts: ReplicaCounts | None = None
@@ -163,6 +163,7 @@ class _Simulation:
             self._start(event, now_s)
             return
         if isinstance(event, _TurnArrives):
+            self._thinking -= 1
             self._send(event.arrival, now_s)
             return
         replica = event.replica
@@ -177,8 +178,17 @@ class _Simulation:
         self._to_start[replica.name] = replica
 
     def _arrive(self, arrival: Arrival, now_s: float) -> None:
-        if self._sessions.arrive(arrival):
+        at_s = self._sessions.arrive(arrival, now_s)
+        if at_s is None:
+            return
+        if at_s > now_s:
+            self._send_at(arrival, at_s)
+        else:
             self._send(arrival, now_s)
+
+    def _send_at(self, arrival: Arrival, at_s: float) -> None:
+        self._thinking += 1
+        self._events.schedule(at_s, _TurnArrives(arrival))
 
     def _send(self, arrival: Arrival, now_s: float) -> None:
         """Create a request at its router, and send it to its first replica."""
@@ -251,12 +261,8 @@ class _Simulation:
         self._in_progress -= 1
         self._counts.ended(outcome)
         following = self._sessions.ended(outcome, now_s)
-        if following is None:
-            return
-        if following.think_s:
-            self._events.schedule(now_s + following.think_s, _TurnArrives(following))
-        else:
-            self._send(following, now_s)
+        if following is not None:
+            self._send_at(following, now_s + (following.think_s or 0.0))
 
     def _autoscale(self, now_s: float) -> None:
         """Apply the autoscaler's decision, and schedule the next while there are requests."""
@@ -275,7 +281,7 @@ class _Simulation:
             self._routers.remove_replica(replica.name)
             self._to_start[replica.name] = replica
         self._start_missing_replicas(now_s)
-        if self._next_arrival is not None or self._in_progress:
+        if self._next_arrival is not None or self._in_progress or self._thinking:
             self._events.schedule(now_s + autoscaler.period_s, _AutoscalerDecides())
 
     def _start_missing_replicas(self, now_s: float) -> None:

@@ -33,18 +33,18 @@ class Sessions:
     def __init__(self) -> None:
         self._open: dict[str, _SessionState] = {}  # ordered by idle time, longest first
 
-    def arrive(self, arrival: Arrival) -> bool:
-        """Return whether the request may be sent now; otherwise it waits for the previous one to end."""
+    def arrive(self, arrival: Arrival, now_s: float) -> float | None:
+        """Return when the request is sent; None if it waits for the previous one to end."""
         if not arrival.session:
-            return True
+            return now_s
         session = self._open.get(arrival.session)
         if session is None or (arrival.stage == 0 and not session.busy):
             session = self._open[arrival.session] = _SessionState()
         if session.busy:
             session.waiting.append(arrival)
-            return False
+            return None
         session.busy = True
-        return True
+        return now_s if arrival.think_s is None else max(session.idle_since_s + arrival.think_s, now_s)
 
     def best_effort(self, arrival: Arrival) -> bool:
         """Return whether it is sent as best effort, because an earlier request was not admitted."""

@@ -96,7 +96,7 @@ class _SplitFleet:
                 self._process(event, now_s)
             while self._next_arrival is not None and self._next_arrival.arrival_s <= now_s:
                 arrival, self._next_arrival = self._next_arrival, next(self._arrivals, None)
-                if self._sessions.arrive(arrival):
+                if self._sessions.arrive(arrival, now_s) is not None:
                     self._send(arrival, now_s)
             self._start_iterations(now_s)
             yield from self._ended
