@@ -26,7 +26,7 @@ def read(path: Path, tier: str) -> list[TraceRequest]:
     """Return the trace's requests with this tier; arrivals are Unix times."""
     lines = read_lines(path)
     header = next(lines).split(",")
-    return [request._replace(tier=tier) for _, request in azure_csv.parse(read_rows(path, lines, header))]
+    return [request._replace(tier=tier) for _, request in azure_csv.parse(read_rows(path, lines, header, 1))]
 
 
 def cut(requests: list[TraceRequest], start_s: float, seconds: float, max_tokens: int) -> list[TraceRequest]:

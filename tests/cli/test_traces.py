@@ -195,6 +195,9 @@ def test_traces_without_requests_or_longer_than_a_year_are_refused(
 
 def test_blank_lines_before_the_first_are_skipped(tmp_path: Path) -> None:
     assert summarise(written(tmp_path, "\n \n" + MOONCAKE)).requests == 2
+    for text in ("\n \n" + MOONCAKE + "[]\n", "\n\n" + HEAD + "0,1,1,a\n1,1,x,a\n"):
+        with pytest.raises(TraceError, match="line 5, column"):
+            summarise(written(tmp_path, text))
 
 
 def test_a_trace_far_out_of_order_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,11 +61,11 @@ class CsvRow:
         )
 
 
-def read_rows(path: Path, lines: Iterator[str], header: Sequence[str]) -> Iterator[CsvRow]:
+def read_rows(path: Path, lines: Iterator[str], header: Sequence[str], header_line: int) -> Iterator[CsvRow]:
     """Yield the rows after the header line, without empty lines."""
     reader = csv.reader(lines)
     for cells in reader:
-        line = reader.line_num + 1
+        line = reader.line_num + header_line
         if not cells:
             continue
         if len(cells) != len(header):

@@ -3,7 +3,7 @@
 import codecs
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from io import BufferedReader
 from pathlib import Path
 
@@ -14,8 +14,11 @@ LONGEST_LINE_BYTES = 4 * 2**20
 """Longest line. Mooncake's lines grow with their prompts: a million tokens are 20 kB."""
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """Yield the file's lines without line ends. Raises TraceError with the line's number."""
+def read_lines(path: Path) -> Generator[str, None, None]:
+    """Yield the file's lines without line ends. Raises TraceError with the line's number.
+
+    The file is open until the end, or until the generator is closed.
+    """
     number = 1
     try:
         with path.open("rb") as file, _unzipped(file) as lines:

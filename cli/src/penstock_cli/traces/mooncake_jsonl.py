@@ -22,10 +22,10 @@ from penstock_cli.traces.csv_rows import MOST_TOKENS
 from penstock_cli.traces.request import BY_ARRIVAL, MOST_SPAN_S, TraceError, TraceRequest
 
 
-def parse(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, TraceRequest]]:
-    """Yield each line's number and request, in the file's order."""
+def parse(path: Path, lines: Iterator[str], first: int) -> Iterator[tuple[int, TraceRequest]]:
+    """Yield each line's number and request, in the file's order. first: the number of the first line."""
     last: dict[str, TraceRequest] = {}
-    for number, text in enumerate(lines, start=1):
+    for number, text in enumerate(lines, start=first):
         if not text.strip():
             continue
         line = _Line(path, number, text)

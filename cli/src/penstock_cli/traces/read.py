@@ -9,8 +9,9 @@ import csv
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain, dropwhile
+from itertools import chain
 from pathlib import Path
 
 from penstock_cli.traces import azure_csv, mooncake_jsonl, penstock_csv
@@ -68,9 +69,15 @@ def summarise(path: Path) -> TraceSummary:
 
 def read_trace(path: Path) -> Iterator[TraceRequest]:
     """Yield the trace's requests in order of arrival, the first at 0. Raises TraceError."""
+    with closing(read_lines(path)) as lines:
+        yield from _numbered(path, _in_order(path, _parse(path, lines)))
+
+
+def _numbered(path: Path, ordered: Iterable[tuple[int, TraceRequest]]) -> Iterator[TraceRequest]:
+    """Yield requests with their place in the trace, and times since the first one."""
     first_s: float | None = None
     stages = _Stages()
-    for number, (line, request) in enumerate(_in_order(path, _parse(path))):
+    for number, (line, request) in enumerate(ordered):
         first_s = request.arrival_s if first_s is None else first_s
         since_s = request.arrival_s - first_s
         if since_s > MOST_SPAN_S:
@@ -92,19 +99,18 @@ class _Stages:
         return self._requests[request.session] - 1
 
 
-def _parse(path: Path) -> Iterator[tuple[int, TraceRequest]]:
-    lines = dropwhile(lambda line: not line.strip(), read_lines(path))
-    head = next(lines, "")
+def _parse(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, TraceRequest]]:
+    number, head = next(((at, line) for at, line in enumerate(lines, start=1) if line.strip()), (1, ""))
     if head.lstrip().startswith("{"):
-        return mooncake_jsonl.parse(path, chain([head], lines))
+        return mooncake_jsonl.parse(path, chain([head], lines), number)
     header = [name.strip() for name in next(csv.reader([head]), [])]
     if set(penstock_csv.COLUMNS) <= set(header):
-        return penstock_csv.parse(read_rows(path, lines, header))
+        return penstock_csv.parse(read_rows(path, lines, header, number))
     if set(azure_csv.COLUMNS) <= set(header):
-        return azure_csv.parse(read_rows(path, lines, header))
+        return azure_csv.parse(read_rows(path, lines, header, number))
     if not head:
         return iter(())
-    raise TraceError(f"{path}: line 1, column 1: unknown format; {FORMATS}")
+    raise TraceError(f"{path}: line {number}, column 1: unknown format; {FORMATS}")
 
 
 def _in_order(path: Path, requests: Iterable[tuple[int, TraceRequest]]) -> Iterator[tuple[int, TraceRequest]]:
