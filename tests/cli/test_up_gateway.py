@@ -166,6 +166,14 @@ def test_without_keys_requests_are_served_while_the_picker_is_down(up: Up) -> No
     wait_whole(up)
 
 
+def test_after_a_stop_of_the_picker_alone_envoy_serves_again(up: Up) -> None:
+    picker = next(pid for pid, line in descendants(up.process.pid).items() if "penstock-picker" in line)
+    os.kill(picker, signal.SIGTERM)
+    until(lambda: not is_running(picker), "the end of the picker")
+    wait_whole(up)
+    assert "envoy is drained; restarting it" in up.log.read_text()
+
+
 def test_a_killed_envoy_is_restarted(up: Up) -> None:
     kill_one(up.process.pid, "_bin/envoy")
     wait_whole(up)

@@ -23,17 +23,22 @@ ACTIVE = re.compile(rb"^http\.api\.downstream_rq_active: (\d+)$", re.MULTILINE)
 log = structlog.get_logger()
 
 
+def admin_client(socket: Path) -> httpx2.AsyncClient:
+    """Return a client of Envoy's administration interface."""
+    transport = httpx2.AsyncHTTPTransport(uds=str(socket))
+    return httpx2.AsyncClient(transport=transport, base_url="http://envoy", timeout=ANSWER_S)
+
+
 async def drain_envoy(socket: Path, lame_duck_s: float, drain_s: float) -> None:
     """Drain Envoy, and return when it has no open requests or `drain_s` is over.
 
     lame_duck_s: Envoy first serves for this long, while its readiness fails and responses close connections.
     """
-    transport = httpx2.AsyncHTTPTransport(uds=str(socket))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://envoy", timeout=ANSWER_S) as admin:
+    async with admin_client(socket) as admin:
         try:
-            await _post(admin, "/healthcheck/fail")
+            await post(admin, "/healthcheck/fail")
             await asyncio.sleep(min(lame_duck_s, drain_s))
-            await _post(admin, "/drain_listeners")
+            await post(admin, "/drain_listeners")
             left = await _wait_until_idle(admin, drain_s)
         except httpx2.HTTPError as error:  # Envoy has ended, or was never started
             log.warning("envoy not drained", why=f"{type(error).__name__}: {error}")
@@ -57,5 +62,6 @@ async def _open_requests(admin: httpx2.AsyncClient) -> int:
     return 0 if found is None else int(found[1])
 
 
-async def _post(admin: httpx2.AsyncClient, path: str) -> None:
+async def post(admin: httpx2.AsyncClient, path: str) -> None:
+    """Send a command to Envoy. Raises httpx2.HTTPError, also for an error status."""
     (await admin.post(path)).raise_for_status()

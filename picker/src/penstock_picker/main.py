@@ -20,6 +20,7 @@ from penstock_runtime.pages import PAGES_BOUNDS, PAGES_DRAIN_S
 from penstock_runtime.serving import address_of, listen, serving
 
 from penstock_picker.admin_port import admin_app
+from penstock_picker.drained_envoy import DrainedEnvoy
 from penstock_picker.endpoints_file import EndpointsFile
 from penstock_picker.envoy_drain import drain_envoy
 from penstock_picker.ext_authz import ext_authz_app
@@ -59,14 +60,18 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
     )
     _warn_unenforced_limits(pool)
     endpoints = None if options.endpoints_file is None else EndpointsFile(options.endpoints_file)
+    envoy = (
+        None if options.envoy_admin is None else DrainedEnvoy(options.envoy_admin, _drain_s(options, pool))
+    )
     background = [
         *assembly.sharing(placements, limits, replica_set, picker.metrics),
         *assembly.refreshing(options, pool, keys, picker.metrics),
         replica_set.follow(source),
         *([] if endpoints is None else [endpoints.maintain(replica_set)]),
+        *([] if envoy is None else [envoy.restart()]),
     ]
     admin = listen(options.admin_host, options.admin_port)
-    pages = admin_app(picker, replica_set, pool.metadata.name, endpoints)
+    pages = admin_app(picker, replica_set, pool.metadata.name, endpoints, envoy)
     async with (
         running(background, stop) as until_stopped,
         serving(pages, admin, PAGES_DRAIN_S, PAGES_BOUNDS),
@@ -103,8 +108,12 @@ async def _drain(options: Options, pool: Pool) -> None:
     if options.envoy_admin is None:
         await asyncio.sleep(options.lame_duck_s)
     else:
-        drain_s = pool.spec.router.drain_timeout_s if options.drain_s is None else options.drain_s
-        await drain_envoy(options.envoy_admin, options.lame_duck_s, drain_s)
+        await drain_envoy(options.envoy_admin, options.lame_duck_s, _drain_s(options, pool))
+
+
+def _drain_s(options: Options, pool: Pool) -> float:
+    """Return the longest wait for Envoy's requests."""
+    return pool.spec.router.drain_timeout_s if options.drain_s is None else options.drain_s
 
 
 def _warn_unenforced_limits(pool: Pool) -> None:

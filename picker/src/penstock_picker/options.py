@@ -17,7 +17,7 @@ class Options(FrontOptions):
     ext_authz_port, ext_proc_port: ports of the two protocols; None if the picker does not serve it.
     admin_host, admin_port: address of metrics and health.
     endpoints_file: file of replicas' endpoints for an Envoy beside the picker; None if no Envoy reads one.
-    envoy_admin: that Envoy's administration socket; None if the picker does not drain it.
+    envoy_admin: that Envoy's administration socket; None if the picker neither drains nor restarts it.
     drain_s: longest wait for Envoy's requests; None takes the pool's value.
     lame_duck_s: how long the picker serves with failing readiness before it drains.
     """
@@ -110,7 +110,8 @@ def _add_envoy(parser: argparse.ArgumentParser) -> None:
         "--envoy-admin",
         type=Path,
         metavar="SOCKET",
-        help="drain Envoy through its administration socket when this picker is stopped",
+        help="drain Envoy through its administration socket when this picker is stopped; when it starts, "
+        "end an Envoy that is drained",
     )
     add("--drain-s", type=seconds, help="longest wait for Envoy's requests (default: the pool's value)")
     add(

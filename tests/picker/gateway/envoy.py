@@ -70,14 +70,29 @@ async def gateway(
     file = tmp_path / "envoy.json"
     file.write_bytes(orjson.dumps(bootstrap(settings, asks)))
     write_endpoints(Path(settings.endpoints_file), endpoints)
-    process = _start(file, tmp_path / "envoy.log")
+    async with _serving(settings) as front:
+        yield front
+
+
+@asynccontextmanager
+async def restarted(ended: Gateway) -> AsyncIterator[Gateway]:
+    """The Envoy in place of one that has ended, as its supervisor starts it."""
+    async with _serving(ended.settings) as front:
+        yield front
+
+
+@asynccontextmanager
+async def _serving(settings: EnvoySettings) -> AsyncIterator[Gateway]:
+    process = _start(Path(settings.file("envoy.json")), Path(settings.folder) / "envoy.log")
     try:
         async with (
-            httpx2.AsyncClient(base_url=f"http://127.0.0.1:{api.port}", timeout=PATIENCE_S) as http,
-            httpx2.AsyncClient(base_url=f"http://127.0.0.1:{pages.port}", timeout=PATIENCE_S) as its_pages,
+            httpx2.AsyncClient(base_url=f"http://127.0.0.1:{settings.api.port}", timeout=PATIENCE_S) as http,
+            httpx2.AsyncClient(
+                base_url=f"http://127.0.0.1:{settings.pages.port}", timeout=PATIENCE_S
+            ) as pages,
         ):
-            await _ready(its_pages, process)
-            yield Gateway(http, its_pages, process, settings)
+            await _ready(pages, process)
+            yield Gateway(http, pages, process, settings)
     finally:
         process.kill()
         process.wait()
