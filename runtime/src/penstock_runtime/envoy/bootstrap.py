@@ -46,6 +46,15 @@ IDLE_S = 3600.0
 KEEP_ALIVE_S = 60.0
 """Time after which an idle connection to a replica is closed, before the replica closes it after 75 s."""
 
+SILENT_S, PROBE_S, VANISHED_S = 10, 1, 15
+"""Bounds on a replica's host, in seconds: without a packet from it for `SILENT_S`, the kernel sends a TCP
+keepalive probe every `PROBE_S`; if it acknowledges nothing for `VANISHED_S`, the connection is lost. Pings to
+replicas have the same bounds. A stopped process is not noticed, because its kernel still acknowledges: Envoy
+keeps open HTTP/1.1 requests to an endpoint that is unhealthy, by EDS or by a health check."""
+
+TCP, TCP_USER_TIMEOUT = 6, 18
+"""Linux's numbers of the protocol, and of its option for the longest time without an acknowledgement."""
+
 BUFFER_BYTES = 65536
 """Most bytes buffered per direction for a peer that does not read; then reading from the source pauses."""
 
@@ -198,12 +207,32 @@ def _replicas(settings: EnvoySettings, namespace: str) -> Json:
         "name": CLUSTER,
         "type": "EDS",
         "connect_timeout": "0.5s",
+        **_vanished_hosts(),
         "per_connection_buffer_limit_bytes": BUFFER_BYTES,
         "eds_cluster_config": {"eds_config": watched_file(settings.endpoints_file)},
         "circuit_breakers": {"thresholds": [UNBOUNDED]},
         "typed_extension_protocol_options": {protocol: options},
         "load_balancing_policy": _policies("override_host", "OverrideHost", **_override(namespace)),
         **replica_tls(settings),
+    }
+
+
+def _vanished_hosts() -> Json:
+    """Return the options that end a connection to a host that has vanished.
+
+    Keepalive does so while nothing is unacknowledged, and the timeout otherwise.
+    """
+    keepalive = {"keepalive_time": SILENT_S, "keepalive_interval": PROBE_S}
+    timeout = {
+        "description": "TCP_USER_TIMEOUT",
+        "level": TCP,
+        "name": TCP_USER_TIMEOUT,
+        "int_value": VANISHED_S * 1000,
+        "state": "STATE_PREBIND",
+    }
+    return {
+        "upstream_connection_options": {"tcp_keepalive": keepalive},
+        "upstream_bind_config": {"socket_options": [timeout]},
     }
 
 
