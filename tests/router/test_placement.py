@@ -95,6 +95,7 @@ class Desk:
         self.demand = Demand(["chat", "batch"])
         self.waits: list[bool] = []
         self.waited: list[float] = []
+        self.open, self.lost_s = True, 95.0
         self.placement = Placement(
             self.settings,
             cast(ReplicaSet, self),
@@ -284,6 +285,13 @@ async def test_a_request_lost_with_the_last_replica_waits_for_one_like_a_stream(
     else:
         assert (await desk.refusal()).code == "no_replicas"
     assert (len(replica.asked), desk.waited, desk.outcome.failovers) == (asked, [107.0], 1)
+
+
+async def test_a_new_request_waits_as_if_it_had_been_lost_with_the_last_replica() -> None:
+    desk = Desk()
+    desk.open = False
+    assert (await desk.refusal()).code == "no_replicas"
+    assert (desk.waited, desk.outcome.failovers) == ([95.0], 0)
 
 
 async def test_a_request_that_the_only_replica_does_not_answer_is_not_sent_to_it_again() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 from random import Random
 
 import pytest
@@ -18,6 +19,7 @@ from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_routing.replicas.session_writer import Attempt
 from penstock_routing.replicas.upstream_request import Lost, UpstreamRequest
 from penstock_routing.request.generation_request import GenerationRequest
+from penstock_runtime.clock import monotonic
 from scripted.replica import ScriptedReplica, is_silent
 from scripted.router import make_link
 
@@ -259,3 +261,52 @@ async def test_a_replica_that_starts_not_ready_receives_no_requests() -> None:
         await eventually(lambda: replica_set["r1"].state is LinkState.NOT_READY)
         assert [load.name for load in replica_set.loads()] == ["r0"]
     await r1.die()
+
+
+async def test_a_set_knows_when_a_replica_was_last_lost_until_all_are_back() -> None:
+    r0, r1 = ScriptedReplica("r0"), ScriptedReplica("r1")
+    async with followed(Announced(), r0, r1) as replica_set:
+        assert replica_set.lost_s == -inf
+        before_s = monotonic()
+        await r0.die()
+        await eventually(lambda: replica_set["r0"].state is LinkState.LOST)
+        first_s = replica_set.lost_s
+        await r1.die()
+        await eventually(lambda: not replica_set.ready)
+        assert before_s <= first_s <= replica_set.lost_s <= monotonic()
+        await r1.start()
+        await eventually(lambda: replica_set.ready)
+        assert replica_set.lost_s == first_s
+        await r0.start()
+        await eventually(lambda: len(replica_set.loads()) == 2)
+        assert replica_set.lost_s == -inf
+
+
+async def test_a_lost_replica_that_returns_without_its_engine_is_still_missing() -> None:
+    replica = ScriptedReplica("r0")
+    async with followed(Announced(), replica) as replica_set:
+        replica.snapshot = wire.Snapshot(engine_ready=False)
+        await replica.die()
+        await replica.start()
+        await eventually(lambda: replica_set["r0"].state is LinkState.ENGINE_DOWN)
+        assert replica_set.lost_s > -inf
+
+
+async def test_a_replica_that_drains_before_its_session_ends_is_not_lost() -> None:
+    replica = ScriptedReplica("r0")
+    async with followed(Announced(), replica) as replica_set:
+        replica.send_snapshot(draining=True)
+        await eventually(lambda: replica_set["r0"].state is LinkState.DRAINING)
+        await replica.die()
+        await eventually(lambda: replica_set["r0"].state is LinkState.LOST)
+        assert replica_set.lost_s == -inf
+
+
+async def test_a_lost_replica_that_leaves_the_set_is_forgotten() -> None:
+    replica, announced = ScriptedReplica("r0"), Announced()
+    async with followed(announced, replica) as replica_set:
+        await replica.die()
+        await eventually(lambda: replica_set["r0"].state is LinkState.LOST)
+        announced.announce()
+        await eventually(lambda: not replica_set.links)
+        assert replica_set.lost_s == -inf

@@ -243,7 +243,8 @@ async def test_an_engines_own_error_is_forwarded(
 
 async def test_a_replica_that_comes_back_receives_requests_again() -> None:
     replica = ScriptedReplica("r0")
-    async with running_router(replica) as router:
+    pool = pool_with(routing={"moveTimeout": "1ms"})
+    async with running_router(replica, pool=pool) as router:
         await replica.die()
         await router.all_in(LinkState.LOST)
         assert (await router.chat()).status_code == 503

@@ -171,6 +171,31 @@ async def test_requests_do_not_wait_in_a_pool_that_always_has_replicas() -> None
         assert answer.status_code == 503
 
 
+@asynccontextmanager
+async def cut_off(replica: ScriptedReplica, **routing: Any) -> AsyncIterator[RunningRouter]:
+    """A router that has lost its only replica, in a pool that always has replicas."""
+    async with running_router(replica, pool=pool_with(routing=routing)) as router:
+        await replica.die()
+        await eventually(lambda: not router.replica_set.ready)
+        yield router
+
+
+async def test_new_requests_wait_for_a_replica_that_was_just_lost() -> None:
+    """As after the router was stopped for longer than its sessions last."""
+    replica = ScriptedReplica("r0")
+    async with cut_off(replica) as router:
+        requested = [asyncio.create_task(router.chat()) for _ in range(5)]
+        await eventually(lambda: router.app._open == 5)
+        await replica.start()
+        assert [answer.status_code for answer in await asyncio.gather(*requested)] == [200] * 5
+
+
+async def test_new_requests_do_not_wait_for_a_replica_that_was_lost_long_ago() -> None:
+    async with cut_off(ScriptedReplica("r0"), moveTimeout="1ms") as router:
+        answer = await router.chat()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replicas")
+
+
 class Replicas:
     """A replica set that accepts work when the test permits."""
 

@@ -73,6 +73,16 @@ def broken_wait(answer: Answer, pool: Pool) -> Iterator[str]:
         yield f"5 {answer.plan.id}: cut after {waited_s:.1f} s: {message}"
 
 
+def broken_refusal(answer: Answer, well: list[str]) -> Iterator[str]:
+    """Yield where a router refused a request because it had lost all replicas, although one was well.
+
+    well: replicas that no fault has touched for long, and that the router has had in service. After it was
+        stopped, or its clock jumped, it reaches them again at once.
+    """
+    if well and answer.whole and answer.status == 503 and error_of(answer).get("code") == "no_replicas":
+        yield f"5 {answer.plan.id}: {', '.join(well)} was well: refused without a wait for a lost replica"
+
+
 def missed_slo(answer: Answer, pool: Pool, delay_s: float) -> Iterator[str]:
     """Yield where an admitted request did not keep its SLO, beyond what its way through the network takes."""
     slo = pool.tiers()[answer.plan.tier].slo

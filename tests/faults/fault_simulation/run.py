@@ -17,6 +17,7 @@ from fault_simulation.invariants import (
     broken_caches,
     broken_limits,
     broken_minute,
+    broken_refusal,
     broken_rest,
     broken_service,
     broken_tokens,
@@ -115,6 +116,7 @@ async def _serve(world: World, answer: Answer, broken: list[str]) -> None:
     spells = world.spells_of(answer.plan.address, answer.sent_s, answer.ended_s)
     if world.gateway is None and not answer.plan.reads_after_s and not any(spell.lost for spell in spells):
         broken += broken_wait(answer, world.scenario.pool)
+        broken += broken_refusal(answer, world.known_to(answer.plan.address))
     if spells:
         return
     since_s = answer.ended_s - 1.0

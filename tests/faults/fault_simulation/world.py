@@ -58,6 +58,7 @@ class World:
     crashes: what no process has handled. unordered: output that came before a verdict.
     differing: what a plug-in's ledger, or a sidecar's mirror, had otherwise than the engine.
     ready_since_s: since when each front has had each replica in service, by their names.
+    known: replicas that each front has had in service since it started.
     unwell_until_s: until when each replica is not counted as well. spells: of fronts.
     """
 
@@ -76,6 +77,7 @@ class World:
     unordered: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     ready_since_s: dict[str, dict[str, float]] = field(default_factory=dict)
+    known: dict[str, set[str]] = field(default_factory=dict)
     unwell_until_s: dict[str, float] = field(default_factory=dict)
     spells: list[Spell] = field(default_factory=list)
     moves: Counter[str] = field(default_factory=Counter)
@@ -191,8 +193,9 @@ class World:
         """Kill a router or picker, and keep its counts."""
         front = self.fronts[name]
         self.moves += moves_of(front)
-        self.ready_since_s.pop(name, None)
         await front.host.kill()
+        self.ready_since_s.pop(name, None)
+        self.known.pop(name, None)
 
     @contextlib.contextmanager
     def front_unwell(self, name: str, *, lost: bool = False) -> Iterator[None]:
@@ -217,10 +220,19 @@ class World:
         now_s = asyncio.get_running_loop().time()
         return [
             name
-            for name in self.replicas
-            if self.unwell_until_s.get(name, 0.0) < now_s
-            and all(self.ready_since_s.get(front, {}).get(name, now_s) <= since_s for front in self.fronts)
+            for name in self.untouched()
+            if all(self.ready_since_s.get(front, {}).get(name, now_s) <= since_s for front in self.fronts)
         ]
+
+    def untouched(self) -> list[str]:
+        """Return the replicas that no fault has touched for long. Routers may have lost them all the same."""
+        now_s = asyncio.get_running_loop().time()
+        return [name for name in self.replicas if self.unwell_until_s.get(name, 0.0) < now_s]
+
+    def known_to(self, address: str) -> list[str]:
+        """Return the untouched replicas that a client's router has had in service since it started."""
+        known = self.known.get(address.partition(":")[0], set())
+        return [name for name in self.untouched() if name in known]
 
     def start_redis(self) -> None:
         """Start or restart the Redis."""
@@ -260,6 +272,7 @@ class World:
         since_s = self.ready_since_s.get(front, {})
         ready = [link.name for link in replica_set.links if link.state == "ready"]
         self.ready_since_s[front] = {name: since_s.get(name, now_s) for name in ready}
+        self.known.setdefault(front, set()).update(ready)
 
     def _watch(self, method: str) -> Callable[[Any], None]:
         """Return what sees whether verdicts come before output, in one session."""

@@ -3,7 +3,8 @@
 Core decides which replica is tried next; this module sends the request there. Nothing is written to the
 client before placement ends, so a failure leads to the next replica or to an error status. A request that was
 lost with a replica is sent to one other replica, within the retry budget, and waits for one while none is in
-service. If the other one is lost too, the client gets an error.
+service, as new requests do for a while after the last replica was lost. If the other one is lost too, the
+client gets an error.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,8 +71,8 @@ class Placement:
     """Places the requests of one router on replicas.
 
     demand: counts verdicts.
-    room: new requests that wait while no replica is in service.
-    lost_requests: requests and streams that wait, because their replica was lost and no other is in service.
+    room: new requests that wait in a pool that may scale to zero.
+    lost_requests: requests and streams that wait, because replicas were lost and no other is in service.
     time_model: returns the model for slowdown targets; None before any replica has sent one.
     budget: bound on the bytes held over all requests.
     direct: reads answers from engines; None if sidecars forward them.
@@ -104,12 +105,10 @@ class Placement:
         """
         self._replica_set.arrived()
         found = await self._round(request, outcome, on_overflow, self._settings.backup)
-        if isinstance(found, NoReplicas) and outcome.failovers and not self._replica_set.loads():
-            room, since_s = self._lost_requests, monotonic()
-        else:
-            room, since_s = self._room, request.arrival_s
-        while isinstance(found, NoReplicas) and await room.wait(since_s):
-            found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT)
+        if isinstance(found, NoReplicas):
+            room, since_s = self._room_of(request, outcome)
+            while isinstance(found, NoReplicas) and await room.wait(since_s):
+                found = await self._round(request, outcome, on_overflow, Backup.BEST_EFFORT)
         if isinstance(found, Placed):
             return found
         self._count_not_placed(found, outcome)
@@ -154,6 +153,18 @@ class Placement:
                 if text is not None:
                     return text
         return None
+
+    def _room_of(self, request: GenerationRequest, outcome: Outcome) -> tuple[WaitingRoom, float]:
+        """Return the room where a request waits for a replica, and the time from which its wait counts.
+
+        A new request waits as if it had been lost with the last replica, unless the pool may scale to zero.
+        """
+        if not self._replica_set.loads():
+            if outcome.failovers:
+                return self._lost_requests, monotonic()
+            if not self._room.open:
+                return self._lost_requests, self._replica_set.lost_s
+        return self._room, request.arrival_s
 
     async def _round(
         self,

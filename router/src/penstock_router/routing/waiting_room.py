@@ -5,7 +5,8 @@ starts a replica. As soon as the replica takes requests, all are sent to it at o
 about them together. The wait counts against a request's deadlines.
 
 Requests and streams whose replica was lost wait in a room of their own, in every pool: a router that was cut
-off from all replicas, or stopped for a while, reaches them again within a second.
+off from all replicas, or stopped for a while, reaches them again within a second. New requests wait there too
+while replicas are lost that took requests shortly before and no other is in service.
 
 Waiting requests are bounded in number and in time, and the router's byte budget bounds their bytes. A request
 beyond a bound is rejected as in other pools. A request whose client disconnects is dropped.

@@ -20,6 +20,12 @@ class LinkState(StrEnum):
     LOST = "lost"  # the session has ended
 
 
+NO_SESSION = frozenset({LinkState.CONNECTING, LinkState.LOST})
+"""States without a session."""
+
+NOT_LOST = frozenset({LinkState.READY, LinkState.DRAINING, LinkState.TERMINATING})
+"""States of a replica that has come back after a loss, or leaves the pool."""
+
 CONDITION_STATES = {
     Condition.NOT_READY: LinkState.NOT_READY,
     Condition.TERMINATING: LinkState.TERMINATING,

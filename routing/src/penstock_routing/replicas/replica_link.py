@@ -36,7 +36,7 @@ from penstock_routing.replicas import wire_conversion
 from penstock_routing.replicas.cached_prefixes import CachedPrefixes
 from penstock_routing.replicas.ejection import Ejection
 from penstock_routing.replicas.known_load import KnownLoad
-from penstock_routing.replicas.link_state import CONDITION_STATES, LinkState, reported_state
+from penstock_routing.replicas.link_state import CONDITION_STATES, NO_SESSION, LinkState, reported_state
 from penstock_routing.replicas.peer_placements import PeerPlacements
 from penstock_routing.replicas.replica_description import ReplicaDescription, description_of
 from penstock_routing.replicas.session_writer import Attempt, SessionWriter
@@ -142,7 +142,7 @@ class ReplicaLink:
     ) -> UpstreamRequest:
         """Send a request. Without a session, or without a verdict in time, it ends as `Lost`."""
         upstream = UpstreamRequest(next(self._ids), bound_bytes, on_overflow)
-        if self._state in (LinkState.CONNECTING, LinkState.LOST):
+        if self._state in NO_SESSION:
             upstream.finish(Lost(self.name, "no connection", reached=False))
             return upstream
         self._upstreams[upstream.id] = upstream

@@ -7,6 +7,7 @@ gets no new requests. No new link is created to a terminating replica.
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from random import Random
 
 from penstock_core.routing.outlier_detection import panics
@@ -17,7 +18,7 @@ from penstock_runtime.clock import monotonic
 
 from penstock_routing.discovery.endpoints import Condition, Endpoint, Endpoints, Source
 from penstock_routing.replicas.cached_prefixes import CachedPrefixes
-from penstock_routing.replicas.link_state import LinkState
+from penstock_routing.replicas.link_state import NO_SESSION, NOT_LOST, LinkState
 from penstock_routing.replicas.peer_placements import PeerLoad
 from penstock_routing.replicas.replica_link import ReplicaLink
 
@@ -39,6 +40,7 @@ class ReplicaSet:
         self._budget = RetryBudget()
         self._links: dict[str, ReplicaLink] = {}
         self._ready: list[ReplicaLink] = []  # those that take requests
+        self._lost_s: dict[str, float] = {}  # when replicas were lost that may come back
         self._tasks: dict[ReplicaLink, asyncio.Task[None]] = {}
         self._source: Source | None = None
         self._ready_event = asyncio.Event()
@@ -98,6 +100,14 @@ class ReplicaSet:
         """Whether any replica takes requests."""
         return bool(self._ready)
 
+    @property
+    def lost_s(self) -> float:
+        """When a replica was last lost while it took requests; -inf if all have come back or left the set.
+
+        A replica that drains, or that has never taken requests, is not lost.
+        """
+        return max(self._lost_s.values(), default=-inf)
+
     async def wait_until_ready(self) -> None:
         """Wait until any replica takes requests."""
         await self._ready_event.wait()
@@ -139,12 +149,23 @@ class ReplicaSet:
         self._links = dict(sorted(links.items()))
 
     def _changed(self) -> None:
-        """Update the replicas that take requests. Wake requests that wait for one."""
+        """Update the replicas that take requests, and the lost ones. Wake requests that wait for one."""
+        self._update_lost()
         self._ready = [link for link in self._links.values() if link.state is LinkState.READY]
         if self.ready:
             self._ready_event.set()
         else:
             self._ready_event.clear()
+
+    def _update_lost(self) -> None:
+        states, now_s = {name: link.state for name, link in self._links.items()}, monotonic()
+        lost = [link.name for link in self._ready if states.get(link.name) in NO_SESSION]
+        known = self._lost_s | dict.fromkeys(lost, now_s)
+        self._lost_s = {
+            name: lost_s
+            for name, lost_s in known.items()
+            if (state := states.get(name)) is not None and state not in NOT_LOST
+        }
 
     def _join(self, name: str, endpoint: Endpoint, group: asyncio.TaskGroup) -> ReplicaLink:
         link = self._make_link(name, endpoint.address, self._changed)
