@@ -126,15 +126,32 @@ def test_the_backup_has_the_smallest_product_of_prompt_and_queue(
     assert backup_of(asked, loads("a", "b", **best_effort)) == chosen
 
 
+@given(st.integers(1, 8), st.integers(0, 1000), st.sampled_from([{}, {"r0": 0}]))
+def test_a_burst_of_best_effort_is_spread_over_equal_replicas(
+    replicas: int, number: int, cached_tokens: dict[str, int]
+) -> None:
+    names = [f"r{replica}" for replica in range(replicas)]
+    burst = [
+        RoutingRequest("chat", 4000, number + each, cached_tokens=cached_tokens) for each in range(replicas)
+    ]
+    assert sorted(backup_of(request, loads(*names)) for request in burst) == names
+
+
+@given(st.integers(0, 1000), st.permutations([0, 1, 2]))
+def test_the_fewest_best_effort_requests_come_before_turns(number: int, queued: list[int]) -> None:
+    there = loads("a", "b", "c", **dict(zip("abc", queued, strict=True)))
+    assert backup_of(RoutingRequest("chat", 4000, number), there) == "abc"[queued.index(0)]
+
+
 @pytest.mark.parametrize(
     ("request_", "chosen"),
     [
-        (RoutingRequest("chat", 4000, 4), "a"),
+        (RoutingRequest("chat", 4000, 4), "b"),
         (RoutingRequest("chat", 4000, 4, cached_tokens={"a": 0}), "b"),
         (RoutingRequest("chat", 4000, 5, affinity=b"session"), "c"),
     ],
 )
-def test_equal_backups_are_rotated_if_caches_are_known(request_: RoutingRequest, chosen: str) -> None:
+def test_equal_backups_are_rotated(request_: RoutingRequest, chosen: str) -> None:
     assert backup_of(request_, loads("a", "b", "c", a=1, b=1, c=1)) == chosen
 
 

@@ -129,41 +129,41 @@ RECORDED: dict[str, str] = {
 0 chat admitted r0 1 73 0.000000 0.132574 0.033537 2.547207 +
 6 coder best-effort r0 2 30 0.575971 1.687386 0.025907 2.429267 -
 8 coder best-effort r0 2 16 0.604486 2.626339 0.025430 3.007020 -
-13 chat best-effort r1 2 61 0.940951 1.575495 0.024111 3.022133 -
-10 chat best-effort r0 2 62 0.793818 3.040422 0.025654 4.605287 -
-12 batch best-effort r0 1 14 0.884889 4.722226 0.025230 5.050217 +
-9 chat best-effort r0 1 39 3.611507 2.538406 0.025548 3.509220 -
-11 coder best-effort r1 1 71 7.120727 0.029160 0.024364 1.717047 +""",
+13 chat best-effort r1 2 61 0.940951 1.778866 0.024174 3.229335 -
+12 batch best-effort r0 1 14 0.884889 2.949350 0.025864 3.285580 +
+10 chat best-effort r1 2 62 0.793818 1.925999 0.024176 3.400710 -
+9 chat best-effort r0 1 39 3.611507 0.770626 0.025526 1.740606 +
+11 coder best-effort r1 1 71 5.352113 0.029868 0.024424 1.717611 +""",
     "routers see each other late": """\
 4 chat admitted r1 1 4 0.219308 0.345901 0.025006 0.420921 +
 2 thinker admitted r2 1 56 0.112767 0.223628 0.026601 1.621812 +
 1 thinker best-effort r1 1 61 0.057005 0.072312 0.024869 2.036824 +
 0 chat admitted r0 1 73 0.000000 0.147970 0.027405 2.121133 +
-7 chat best-effort r2 1 54 0.604486 0.082715 0.028310 1.583165 +
-8 coder admitted r2 3 16 0.604486 1.333790 0.024938 1.707509 -
+7 chat best-effort r2 1 54 0.604486 0.082715 0.030358 1.691704 +
 5 chat admitted r0 1 68 0.508898 0.240670 0.024925 1.910661 +
+8 coder admitted r2 3 16 0.604486 1.441641 0.025006 1.816392 -
 10 chat admitted r1 1 62 0.793818 0.224739 0.024986 1.748888 +
 3 chat admitted r1 1 76 0.219308 0.345901 0.029748 2.576970 +
 12 batch best-effort r1 1 14 0.884889 1.861513 0.024879 2.184944 +
-6 coder admitted r0 1 30 0.575971 2.155060 0.024938 2.878250 -
-9 chat admitted r2 2 39 2.311995 0.243628 0.024869 1.188642 +
-13 chat best-effort r0 3 61 0.940951 1.790080 0.024902 3.284202 -
-11 coder admitted r1 1 71 3.500637 0.048927 0.024869 1.789741 +""",
+6 coder admitted r0 1 30 0.575971 2.047215 0.024869 2.768410 -
+9 chat admitted r2 2 39 2.420879 0.253434 0.024938 1.201062 +
+13 chat best-effort r2 3 61 0.940951 1.105176 0.027921 2.780464 -
+11 coder admitted r1 1 71 3.621940 0.048927 0.024869 1.789741 +""",
     "with drafts": """\
 2 thinker admitted r0 1 56 0.112767 0.235220 0.014716 0.939803 +
 1 thinker best-effort r1 1 61 0.057005 0.055139 0.009508 1.097225 +
 4 chat admitted r0 1 4 0.219308 1.049850 0.025760 1.127130 -
 3 chat admitted r1 1 76 0.219308 0.131764 0.014926 1.251207 +
+7 chat best-effort r1 1 54 0.604486 0.180472 0.013842 0.914111 +
 0 chat admitted r0 1 73 0.000000 0.132574 0.020603 1.615968 +
-7 chat best-effort r1 1 54 0.604486 0.180472 0.015689 1.011965 +
-5 chat admitted r1 1 68 0.508898 0.222543 0.015362 1.251818 +
+5 chat admitted r1 1 68 0.508898 0.222543 0.013884 1.152793 +
 6 coder best-effort r0 2 30 0.575971 0.988528 0.017255 1.346265 -
-13 chat best-effort r1 2 61 0.940951 0.652084 0.011250 1.327112 -
 8 coder best-effort r0 2 16 0.604486 1.538909 0.015414 1.742737 -
-10 chat best-effort r0 2 62 0.793818 1.777926 0.015979 2.752629 -
-12 batch best-effort r0 1 14 0.884889 2.883219 0.013764 3.062156 +
-9 chat best-effort r0 1 39 2.347224 1.818167 0.015090 2.391572 -
-11 coder best-effort r1 1 71 4.738796 0.028434 0.014638 0.903123 +""",
+13 chat best-effort r1 2 61 0.940951 1.042634 0.011345 1.723339 -
+10 chat best-effort r1 2 62 0.793818 1.189767 0.012376 1.944689 -
+12 batch best-effort r0 1 14 0.884889 1.686855 0.013870 1.867170 +
+9 chat best-effort r0 1 39 2.347224 0.621631 0.014842 1.185631 +
+11 coder best-effort r1 1 71 3.532855 0.029711 0.016769 0.924496 +""",
     "memory and slots run out": """\
 1 thinker best-effort r1 1 61 0.057005 0.053312 0.024869 1.652185 +
 0 chat admitted r0 1 73 0.000000 0.178570 0.024869 1.969122 +
@@ -174,11 +174,11 @@ RECORDED: dict[str, str] = {
 5 chat admitted r1 1 68 0.508898 2.127415 0.024923 3.797268 -
 6 coder best-effort r0 2 30 0.575971 3.818424 0.024869 4.539619 -
 8 coder best-effort r0 2 16 0.604486 4.838732 0.024869 5.211763 -
-13 chat best-effort r1 2 61 0.940951 3.542785 0.024869 5.034911 -
-10 chat best-effort r0 2 62 0.793818 5.350060 0.024869 6.867056 -
-12 batch best-effort r0 1 14 0.884889 7.103612 0.024869 7.426906 +
-9 chat best-effort r0 1 39 5.816250 2.823174 0.024869 3.768187 -
-11 coder best-effort r1 1 71 9.584437 0.029927 0.024869 1.770741 +""",
+10 chat best-effort r1 2 62 0.793818 3.839976 0.024869 5.356972 -
+12 batch best-effort r0 1 14 0.884889 5.258988 0.024869 5.582283 +
+9 chat best-effort r0 1 39 5.816250 0.978550 0.024869 1.923564 +
+13 chat best-effort r1 2 61 0.940951 5.387408 0.024940 6.883799 -
+11 coder best-effort r1 1 71 7.739814 0.035062 0.024883 1.776014 +""",
     "no request is served as backup": """\
 2 thinker failed - 0 0 0.112767 - - - -
 4 chat failed - 0 0 0.219308 - - - -
@@ -218,12 +218,12 @@ RECORDED: dict[str, str] = {
 6 coder best-effort r0 2 30 0.575971 1.933536 0.024889 2.654937 -
 7 chat best-effort r1 1 54 0.604486 1.337171 0.024940 2.658999 -
 5 chat admitted r1 2 68 0.508898 1.432759 0.024925 3.102751 -
-8 coder best-effort r0 2 16 0.604486 2.830049 0.024869 3.203081 -
-12 batch best-effort r1 1 14 0.884889 2.930387 0.024869 3.253681 +
-13 chat best-effort r0 2 61 0.940951 3.178089 0.024938 4.674343 -
-10 chat best-effort r0 2 62 0.793818 3.325223 0.024936 4.846345 -
-9 chat best-effort r0 1 39 3.807567 2.737223 0.024869 3.682237 -
-11 coder best-effort r0 1 71 7.489804 0.029927 0.024869 1.770741 +""",
+8 coder best-effort r0 2 16 0.604486 2.937894 0.024938 3.311958 -
+13 chat best-effort r0 2 61 0.940951 2.601429 0.024886 4.094588 -
+10 chat best-effort r1 2 62 0.793818 3.021459 0.024869 4.538454 -
+12 batch best-effort r1 1 14 0.884889 4.651010 0.024869 4.974305 +
+9 chat best-effort r0 1 39 3.916444 2.023723 0.024869 2.968737 -
+11 coder best-effort r0 1 71 6.885181 0.029927 0.024869 1.770741 +""",
 }
 """Run -> by request, in the order in which they ended: tier, verdict, replica, hops, tokens; when it was
 sent, TTFT, TPOT, end-to-end time; whether it met its targets."""
@@ -243,8 +243,8 @@ SCALED = [
     (2.5, 0, 0, 2),
     (3.5, 2, 0, 2),
     (4.0, 1, 0, 2),
-    (4.13857, 1, 0, 1),
-    (6.340163, 1, 1, 1),
+    (5.735539, 1, 1, 2),
+    (5.859194, 1, 1, 1),
 ]
 """When the numbers changed: time, desired, ready, GPUs."""
 
@@ -287,7 +287,7 @@ REPORTED = [
     ("chat", 0, 0, 0, 0, 0, 1, 1),
     ("chat", 0, 0, 0, 0, 0, 1, 0),
 ]
-HELD = [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0]
+HELD = [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0]
 STATES = [
     "r0=ready r1=ready",
     "r0=ready r1=ready",
@@ -298,10 +298,9 @@ STATES = [
     "r1=draining r0=draining",
     "r1=draining r0=draining",
     "r1=draining r0=draining",
-    "r0=draining",
-    "r0=draining",
-    "r0=draining",
-    "r0=starting",
+    "r1=draining r0=draining",
+    "r1=draining r0=draining",
+    "r0=starting r1=draining",
     "r0=ready",
     "r0=ready",
     "r0=ready",

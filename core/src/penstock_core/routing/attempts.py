@@ -5,6 +5,7 @@ rejections, or if no replica is left, the backup decides: serve it best effort, 
 be met. Best effort goes to the replica where the least has to be computed before it is done: the uncached
 tokens of its prompt, times the number of best-effort requests there including this one. So a session that was
 rejected once continues where its prefix is cached, and does not evict other prefixes from a second cache.
+Equal replicas take turns, so that a burst is spread although no snapshot has arrived meanwhile.
 
 Only rejections count as hops. A replica that is lost before its first byte, that drains, or whose engine is
 down has not decided about its capacity and is skipped. But a request may be the cause of the loss of its
@@ -215,11 +216,8 @@ def _backup_replica(attempts: Attempts, loads: Sequence[ReplicaLoad]) -> str | N
     if attempts.backup is not Backup.BEST_EFFORT or attempts.backup_rejected:
         return None
     request = attempts.request
-    if request.cached_tokens or request.affinity is not None:
-        equals = [load for load in in_turn(loads, request) if load.name not in attempts.gone]
-        return min(equals, key=partial(_best_effort_work, request)).name if equals else None
-    least = [(load.snapshot.best_effort, load.name) for load in loads if load.name not in attempts.gone]
-    return min(least)[1] if least else None
+    left = [load for load in in_turn(loads, request) if load.name not in attempts.gone]
+    return min(left, key=partial(_best_effort_work, request)).name if left else None
 
 
 def _best_effort_work(request: RoutingRequest, load: ReplicaLoad) -> int:
