@@ -16,9 +16,10 @@ from penstock_core.timing.time_model import to_json
 from penstock_picker.pick import Picked
 from penstock_picker.picker import Call, Picker
 from penstock_pool import Application, Pool
+from penstock_proto import replica_pb2 as wire
 from penstock_routing.applications.usage_ledger import Limit, LimitDecision, LimitUsage, OverLimit, Ticket
 from penstock_routing.replicas.peer_placements import PeerLoad
-from penstock_routing.request.request_body import INLINE_BYTES
+from penstock_routing.request.request_body import INLINE_BYTES, BodyFields, BodyReader
 from penstock_routing.settings import settings_of
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.prompt_marks import prompt_marks
@@ -72,6 +73,13 @@ async def test_a_request_gets_the_order_and_two_backups_and_is_counted_at_the_fi
         page = orjson.loads(picker.demand_page())
         assert page["held"] == 0
         assert (page["tiers"]["chat"]["arrived"], page["tiers"]["coder"]["arrived"]) == (1, 0)
+
+
+async def test_the_backups_of_a_burst_take_turns() -> None:
+    r0, r1 = replicas()
+    async with picker_of((r0, r1)) as picker:
+        burst = [await picker.pick(call()) for _ in range(4)]
+        assert [picked.endpoints[picked.max_hops] for picked in burst] == [r0.endpoint, r1.endpoint] * 2
 
 
 async def test_a_replica_with_the_prefix_is_first_and_counts_uncached_tokens_only() -> None:
@@ -273,6 +281,26 @@ async def test_only_long_bodies_are_read_off_the_event_loop() -> None:
             body = orjson.dumps(chat(user="u" * (length - len(orjson.dumps(chat(user=""))))))
             await picker.pick(call(body))
         assert on_loop == [True, False]
+
+
+async def test_only_long_bodies_are_read_off_the_event_loop_with_shared_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_loop: list[bool] = []
+    parse = BodyReader.parse
+
+    def noted(reader: BodyReader, endpoint: "wire.Endpoint.ValueType", body: bytes) -> BodyFields:
+        on_loop.append(current_thread() is main_thread())
+        return parse(reader, endpoint, body)
+
+    monkeypatch.setattr(BodyReader, "parse", noted)
+    shared = PoolOfPickers(None, None)
+    pool, keys = limited(requestsPerMinute=9)
+    async with picker_of((HttpReplica("r0"),), pool, keys, shared_limits=shared) as picker:
+        for length in (INLINE_BYTES, INLINE_BYTES + 1):
+            body = orjson.dumps(chat(user="u" * (length - len(orjson.dumps(chat(user=""))))))
+            await picker.pick(call(body, **IDE))
+    assert on_loop == [True, False]
 
 
 async def test_an_http_filter_s_requests_count_for_limits_over_all_pickers() -> None:

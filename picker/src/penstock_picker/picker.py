@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from itertools import count
 from threading import Lock
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import structlog
 from penstock_pool import Application, Pool
@@ -42,6 +42,8 @@ from penstock_picker.metrics import Metrics
 from penstock_picker.pick import Picked, Replicas, pick
 
 MODELS = "/v1/models"
+
+Result = TypeVar("Result")
 
 log = structlog.get_logger()
 
@@ -113,9 +115,7 @@ class Picker:
         """Return the endpoints of a request. A long body is read in a thread. Raises only ApiError."""
         if self._limits.shared:
             return await self._pick_with_shared_limits(call)
-        if len(call.body or b"") > INLINE_BYTES:
-            return await asyncio.to_thread(self._pick_locally, call)
-        return self._pick_locally(call)
+        return await _off_the_loop(self._pick_locally, call)
 
     def _pick_locally(self, call: Call) -> Picked:
         """Return the endpoints of a request, with limits of this process only. Thread-safe."""
@@ -131,7 +131,7 @@ class Picker:
     async def _pick_with_shared_limits(self, call: Call) -> Picked:
         """Return the endpoints of a request, with limits shared by all processes."""
         with self._errors_counted(call):
-            read = self._read(call)
+            read = await _off_the_loop(self._read, call)
             if read is None:
                 return self._any_replica(call)
             admission = await self._limits.enter(read.application, read.tokens)
@@ -231,6 +231,13 @@ class Picker:
             raise ApiError(500, "internal error", type="server_error") from None
         finally:
             self.metrics.seconds.observe(perf_counter() - began_s)
+
+
+async def _off_the_loop(function: Callable[[Call], Result], call: Call) -> Result:
+    """Call a function that reads the body: in a thread if it is long, or else at once."""
+    if len(call.body or b"") > INLINE_BYTES:
+        return await asyncio.to_thread(function, call)
+    return function(call)
 
 
 def _check_readable(call: Call, generates: bool) -> None:
