@@ -318,7 +318,7 @@ async def test_a_request_that_is_lost_in_the_engine_ends_with_an_error(port: Por
     await eventually(lambda: port.demand().get("admitted") == 1)
     rig.replica.engine_down(all_lost=True)
     await eventually(lambda: call.reply is not None)
-    assert call.reply is not None and error_of(call.reply)["type"] == "engine_lost"
+    assert call.reply is not None and error_of(call.reply)["code"] == "engine_lost"
     await eventually(lambda: port.requests("failed") == 1)
 
 

@@ -297,7 +297,7 @@ async def test_an_engines_own_error_and_its_loss_do_not_hop(gateway: Gateway, en
     asking = gateway.begin()
     (await engine.asked(2)).die()
     response = await asking
-    assert (response.status_code, response.json()["error"]["type"]) == (502, "engine_lost")
+    assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_lost")
     assert "x-penstock-rejected" not in response.headers
     assert gateway.metric("slo_missed_total", tier="chat", why="failed") == 1
 
@@ -317,7 +317,7 @@ async def test_a_request_lost_with_its_engine_at_the_first_attempt_is_passed_on_
     asking = gateway.begin(body, x_gateway_destination_endpoint=endpoints, x_envoy_attempt_count="2")
     (await engine.asked(2)).die()
     response = await asking
-    assert (response.status_code, response.json()["error"]["type"]) == (502, "engine_lost")
+    assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_lost")
     assert "x-penstock-rejected" not in response.headers
 
 
@@ -332,7 +332,7 @@ async def test_an_engine_lost_in_the_middle_of_a_stream_ends_it_with_an_error_ev
     exchange.die()
     text = (await asking).text
     assert text.startswith(TOKEN.decode())
-    assert '"type":"engine_lost"' in text and "[DONE]" not in text
+    assert '"code":"engine_lost"' in text and "[DONE]" not in text
 
 
 async def test_the_engine_is_disconnected_immediately_when_the_client_is(

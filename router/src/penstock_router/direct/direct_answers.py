@@ -39,7 +39,9 @@ CLOSED = frozenset({401, 403})
 ENGINE_LOST = wire.Failed(
     failure=wire.FAILURE_ENGINE_LOST,
     status=502,
-    body=ApiError(502, "the engine was lost while it served this request", "engine_lost").body(),
+    body=ApiError(
+        502, "the engine was lost while it served this request", "server_error", code="engine_lost"
+    ).body(),
 )
 
 log = structlog.get_logger()
