@@ -288,7 +288,7 @@ def test_prompts_that_repeat_are_forgotten_with_the_index() -> None:
     session.turn(chance)
     for _ in range(2 * MOST_PROMPTS):
         desk.ask(session)
-    assert len(desk.estimates) <= len(desk.index) == MOST_PROMPTS
+    assert len(desk.estimates._counted) <= len(desk.index) == MOST_PROMPTS
 
 
 def test_routers_receive_evictions() -> None:

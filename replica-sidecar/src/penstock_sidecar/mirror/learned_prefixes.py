@@ -104,10 +104,6 @@ class LearnedPrefixes:
         self._sent: dict[RequestId, _Sent] = {}
         self._counted: dict[RequestId, _Counted] = {}
 
-    def __len__(self) -> int:
-        """Return how many prompts count as cached."""
-        return len(self._counted)
-
     def cached_tokens(self, marks: PromptMarks) -> int:
         """Return the tokens of a new prompt that are probably cached."""
         known = self._uses.known(marks)
