@@ -1,5 +1,6 @@
 """The real Envoy asks the picker: by ext_authz over HTTP, and by ext_proc as gateways of others do."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 import httpx2
 import orjson
 import pytest
-from gateway.envoy import Gateway, ext_authz, ext_proc, gateway
+from gateway.envoy import PATIENCE_S, Gateway, ext_authz, ext_proc, gateway
 from gateway.picking import chat, ext_authz_address, ext_proc_address, picker_of
 from gateway.replica import HttpReplica
 from patience import eventually
@@ -17,6 +18,7 @@ from penstock_picker.picker import Picker
 from penstock_pool import Application
 from penstock_proto.engine_calls import DECIDED
 from penstock_runtime.envoy.ext_authz import PickerFilter
+from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.serving import address_of, listen
 from scripted.router import pool_with
 
@@ -294,6 +296,38 @@ async def test_a_client_that_does_not_read_slows_its_own_stream_and_no_other(
         await eventually(r0.gone.is_set)
 
 
+def limit_headers(answer: httpx2.Response) -> dict[str, str]:
+    """The headers about limits, without the times, which pass."""
+    prefix = "x-ratelimit-"
+    named = {name.removeprefix(prefix): text for name, text in answer.headers.items() if prefix in name}
+    return {name: text for name, text in named.items() if not name.startswith("reset-")}
+
+
+async def test_an_admitted_answer_has_the_headers_about_limits_by_ext_authz_only(
+    front: Front, tmp_path: Path
+) -> None:
+    limits = {"requestsPerMinute": 5, "tokensPerMinute": 100_000}
+    pool = pool_with(
+        applications=[{"name": "ide", "tier": "coder", "keys": {"file": "keys"}, "limits": limits}]
+    )
+    r0 = HttpReplica("r0")
+    async with (
+        picker_of((r0,), pool, {"sk-ide": pool.spec.applications[0]}) as picker,
+        front.address(picker) as address,
+        gateway(tmp_path, front.asks(address), [r0.endpoint]) as envoy,
+    ):
+        answer = await envoy.chat(orjson.dumps(chat(max_tokens=7)), authorization="Bearer sk-ide")
+        assert answer.status_code == 200
+        seen = limit_headers(answer)
+        if front is not FRONTS["ext_authz"]:
+            assert seen == {}
+            return
+        tokens = int(seen.pop("remaining-tokens"))
+        assert seen == {"limit-requests": "5", "remaining-requests": "4", "limit-tokens": "100000"}
+        assert tokens < 100_000
+        assert not any("ratelimit" in name for name in r0.seen[-1].headers)
+
+
 async def test_keys_name_the_tier_and_go_no_further_than_the_picker(front: Front, tmp_path: Path) -> None:
     pool = pool_with(
         applications=[
@@ -317,3 +351,37 @@ async def test_keys_name_the_tier_and_go_no_further_than_the_picker(front: Front
         assert r0.seen[-1].headers["x-penstock-tier"] == "coder"
         answer = await envoy.chat(BODY, authorization="Bearer sk-ide", x_penstock_tier="chat")
         assert answer.json()["error"]["code"] == "tier_not_allowed"
+
+
+REFUSED_BY_ENVOY = {
+    b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n": (
+        403,
+        "no other protocol is supported",
+    ),
+    b"GET / HTTP/1.0\r\nhost: a\r\n\r\n": (426, "HTTP/1.0 is not supported"),
+    b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n": (
+        501,
+        "no transfer encoding but chunked is supported",
+    ),
+}
+
+
+async def test_what_envoy_itself_refuses_has_the_format_of_openai(front: Front, tmp_path: Path) -> None:
+    async with front.behind(tmp_path, *replicas()) as (envoy, _):
+        for raw, (status, message) in REFUSED_BY_ENVOY.items():
+            head, body = await raw_answer(envoy.settings.api.port, raw)
+            assert head.split()[1] == str(status).encode()
+            assert b"x-should-retry: false" in head and b"retry-after" not in head
+            assert orjson.loads(body)["error"] == ApiError(status, message).as_dict()
+        answer = await envoy.chat(b"{]")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+async def raw_answer(port: int, request: bytes) -> tuple[bytes, bytes]:
+    """Return the head and the body of an answer, after which Envoy closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(PATIENCE_S):
+        writer.write(request)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return head, body

@@ -1,8 +1,9 @@
 """Envoy's `ext_authz` over HTTP: one request to the picker for each client request.
 
 Envoy sends the client's method, path, headers and body. Status 200 lets the request pass with the headers
-that the picker returns; any other status below 500 is sent to the client with its body. Envoy treats 500 or
-more as a failure of the picker, so `failure_mode_allow` decides whether the request passes.
+that the picker returns; those about limits go to the client with its answer. Any other status below 500 is
+sent to the client with its body. Envoy treats 500 or more as a failure of the picker, so `failure_mode_allow`
+decides whether the request passes.
 """
 
 from penstock_routing.request import request_head
@@ -20,7 +21,7 @@ def ext_authz_app(picker: Picker) -> App:
         with BodyBytes(picker.budget) as body_bytes:
             picked = await picker.pick(await _read(picker, request, body_bytes))
         headers = [(name.encode(), value.encode()) for name, value in picked.headers]
-        await request.answer(b"", headers=headers)
+        await request.answer(b"", headers=[*headers, *picked.answer_headers])
 
     return app
 

@@ -12,6 +12,7 @@ from penstock_core.routing.attempts import Attempts, Backup, attempts_if_all_rej
 from penstock_core.routing.replica_load import ReplicaLoad, RoutingRequest
 from penstock_routing.settings import Settings
 from penstock_runtime.gateway_headers import APPLICATION, DESTINATION, MAX_HOPS, MAX_RETRIES
+from penstock_runtime.http_request import Header
 
 
 class Replicas(NamedTuple):
@@ -32,6 +33,7 @@ class Picked(NamedTuple):
     max_hops: endpoints after the first that come before those that serve best effort.
     uncached_tokens: estimated prompt tokens that the first replica has to compute.
     application: application that the API key belongs to; empty in a pool without applications.
+    answer_headers: headers for the answer to the client, about its application's limits.
     """
 
     tier: str
@@ -40,6 +42,7 @@ class Picked(NamedTuple):
     max_hops: int
     uncached_tokens: int = 0
     application: str = ""
+    answer_headers: tuple[Header, ...] = ()
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:

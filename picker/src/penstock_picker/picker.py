@@ -126,7 +126,8 @@ class Picker:
             with self._lock:
                 admission = self._limits.enter_locally(read.application, read.tokens)
                 admission.leave(read.tokens)  # a picker does not see the end of a request
-                return self._pick_and_count(read, call.subset)
+                picked = self._pick_and_count(read, call.subset)
+            return picked._replace(answer_headers=tuple(admission.headers))
 
     async def _pick_with_shared_limits(self, call: Call) -> Picked:
         """Return the endpoints of a request, with limits shared by all processes."""
@@ -137,7 +138,8 @@ class Picker:
             admission = await self._limits.enter(read.application, read.tokens)
             admission.leave(read.tokens)
             with self._lock:
-                return self._pick_and_count(read, call.subset)
+                picked = self._pick_and_count(read, call.subset)
+            return picked._replace(answer_headers=tuple(admission.headers))
 
     def _read(self, call: Call) -> ReadRequest | None:
         """Return the request; None if it does not generate text."""

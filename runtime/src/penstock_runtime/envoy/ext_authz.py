@@ -60,6 +60,7 @@ def ext_authz(settings: EnvoySettings, answer_s: float = ANSWER_S) -> PickerFilt
                     "allow",
                     "x-ratelimit-",
                 ),
+                "allowed_client_headers_on_success": patterns("x-ratelimit-"),
                 "dynamic_metadata_from_headers": patterns(DESTINATION),
             },
         },

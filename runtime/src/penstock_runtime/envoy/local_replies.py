@@ -17,6 +17,9 @@ def local_replies(bounds: GatewayBounds) -> Json:
             _mapper("EQ", body_too_large(bounds.body_bytes), once),
             _mapper("EQ", ApiError(431, long_head), once),
             _mapper("EQ", ApiError(408, late, type="timeout_error")),
+            _mapper("EQ", ApiError(403, "no other protocol is supported"), once, request_header="upgrade"),
+            _mapper("EQ", ApiError(426, "HTTP/1.0 is not supported"), once),
+            _mapper("EQ", ApiError(501, "no transfer encoding but chunked is supported"), once),
             _mapper("GE", _UNAVAILABLE, [_header("retry-after", "1")]),
         ]
     }
@@ -28,13 +31,21 @@ _UNAVAILABLE = ApiError(
 """Body of every server error that Envoy itself answers: no picker, no replica, or a lost replica."""
 
 
-def _mapper(compares: str, error: ApiError, headers: list[Json] | None = None) -> Json:
-    """Return the format of one status, or of all statuses from it on. compares: `EQ` or `GE`."""
+def _mapper(
+    compares: str, error: ApiError, headers: list[Json] | None = None, *, request_header: str = ""
+) -> Json:
+    """Return the format of one status, or of all statuses from it on.
+
+    compares: `EQ` or `GE`.
+    request_header: header that the request must have, where a picker's error may have the same status.
+    """
     status = {"default_value": error.status, "runtime_key": "unused"}
+    compared: Json = {"status_code_filter": {"comparison": {"op": compares, "value": status}}}
+    has_header: Json = {"header_filter": {"header": {"name": request_header, "present_match": True}}}
     headers = [_header("x-request-id", "%REQ(X-REQUEST-ID)%"), *(headers or [])]
     body: dict[str, Any] = {"json_format": {"error": error.as_dict()}}
     return {
-        "filter": {"status_code_filter": {"comparison": {"op": compares, "value": status}}},
+        "filter": {"and_filter": {"filters": [compared, has_header]}} if request_header else compared,
         "headers_to_add": headers,
         "body_format_override": body,
     }
