@@ -298,3 +298,18 @@ def arguments(objects: dict[str, Manifest], workload: str, name: str) -> list[st
     pod = objects[workload]["spec"]["template"]["spec"]
     (found,) = (container for container in containers(pod) if container["name"] == name)
     return list(found["args"])
+
+
+@pytest.mark.parametrize("spec", [{}, {"gateway": "envoy"}])
+def test_a_container_that_hangs_is_killed_long_before_its_pod_would_have_drained(
+    want: Want, spec: dict[str, Any]
+) -> None:
+    for pod in pods(want(**spec)):
+        every = [*containers(pod), *pod.get("initContainers", [])]
+        graces_s = [
+            each["livenessProbe"]["terminationGracePeriodSeconds"]
+            for each in every
+            if "livenessProbe" in each
+        ]
+        assert graces_s and set(graces_s) == {10}
+        assert pod["terminationGracePeriodSeconds"] > 60

@@ -28,6 +28,13 @@ TIME_MODEL_ENTRY = "time-model.json"
 ENGINE_KEY, ENGINE_KEY_ENTRY = "PENSTOCK_ENGINE_API_KEY", "api-key"
 """Environment variable of the engine's API key, and key of its Secret's entry."""
 
+HUNG: Json = {"terminationGracePeriodSeconds": 10}
+"""Fields of all liveness probes. A container that does not answer does not drain either.
+
+Without its own grace period the kubelet would wait for that of the pod, which is the longest answer, and the
+requests at the container with it.
+"""
+
 READABLE = 0o440
 """File mode: readable only by the pod's user."""
 
@@ -78,6 +85,11 @@ def probe(path: str, port: str, period_s: int, failures: int, *, tls: bool = Fal
         "timeoutSeconds": 5,
         "failureThreshold": failures,
     }
+
+
+def liveness(path: str, port: str, *, tls: bool = False) -> Json:
+    """Return an HTTP probe after whose failures the container is restarted."""
+    return {**probe(path, port, period_s=10, failures=6, tls=tls), **HUNG}
 
 
 def empty_folder(name: str, path: str, **options: Any) -> tuple[Json, Json]:

@@ -34,6 +34,7 @@ from penstock_operator.objects.containers import (
     container,
     empty_folder,
     engine_key,
+    liveness,
     probe,
     resources,
     time_model_source,
@@ -278,7 +279,7 @@ def _third_party(context: RenderContext, image: str, **fields: Any) -> EngineCon
 
 
 def _liveness(context: RenderContext) -> Json:
-    return probe("/health", ENGINE, period_s=10, failures=6, tls=context.engine_tls)
+    return liveness("/health", ENGINE, tls=context.engine_tls)
 
 
 def _weights(context: RenderContext) -> tuple[Json, ...]:

@@ -15,6 +15,7 @@ from penstock_operator.objects.containers import (
     TLS_FOLDER,
     TLS_MOUNT,
     container,
+    liveness,
     probe,
     resources,
 )
@@ -66,7 +67,7 @@ def front_container(
         ],
         ports=[*ports, {"name": "admin", "containerPort": ADMIN_PORT}],
         startupProbe=probe("/health", "admin", period_s=1, failures=60),
-        livenessProbe=probe("/health", "admin", period_s=10, failures=6),
+        livenessProbe=liveness("/health", "admin"),
         readinessProbe=probe("/ready", "admin", period_s=1, failures=2),
         resources=resources(router.resources, RESOURCES),
         volumeMounts=[CONFIG_MOUNT, TEMPORARY_MOUNT, *mounts, *([TLS_MOUNT] if tls else [])],

@@ -25,6 +25,7 @@ from penstock_operator.objects.containers import (
     TLS_MOUNT,
     container,
     engine_key,
+    liveness,
     probe,
 )
 from penstock_operator.objects.render_context import RenderContext
@@ -67,7 +68,7 @@ def sidecar(context: RenderContext) -> Json:
             *([{"name": "http", "containerPort": REPLICA_HTTP_PORT}] if context.gateway.http else []),
         ],
         startupProbe=probe("/health", "metrics", period_s=1, failures=_start_timeout_s(context)),
-        livenessProbe=probe("/health", "metrics", period_s=10, failures=6),
+        livenessProbe=liveness("/health", "metrics"),
         readinessProbe=probe("/ready", "metrics", period_s=1, failures=2),
         resources=RESOURCES,
         volumeMounts=[*mounts, TLS_MOUNT] if tls else mounts,
