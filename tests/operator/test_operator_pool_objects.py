@@ -284,6 +284,16 @@ def test_a_template_cannot_remove_a_pod_from_its_pool(want: Want) -> None:
     assert template["metadata"]["annotations"].keys() == {"x", "penstock.dev/config"}
 
 
+@pytest.mark.parametrize("spec", [{}, {"gateway": "envoy"}])
+def test_a_container_that_hangs_is_killed_long_before_its_pod_would_have_drained(
+    want: Want, spec: dict[str, Any]
+) -> None:
+    for pod in pods(want(**spec)):
+        probes = [each["livenessProbe"] for each in containers(pod) if "livenessProbe" in each]
+        assert {probe["terminationGracePeriodSeconds"] for probe in probes} == {10}
+        assert pod["terminationGracePeriodSeconds"] > 60
+
+
 def pods(objects: dict[str, Manifest]) -> tuple[Any, Any]:
     """Specs of replicas' and of routers' pods."""
     replicas, routers = objects["StatefulSet/llama-replica"], objects["Deployment/llama-router"]
@@ -298,18 +308,3 @@ def arguments(objects: dict[str, Manifest], workload: str, name: str) -> list[st
     pod = objects[workload]["spec"]["template"]["spec"]
     (found,) = (container for container in containers(pod) if container["name"] == name)
     return list(found["args"])
-
-
-@pytest.mark.parametrize("spec", [{}, {"gateway": "envoy"}])
-def test_a_container_that_hangs_is_killed_long_before_its_pod_would_have_drained(
-    want: Want, spec: dict[str, Any]
-) -> None:
-    for pod in pods(want(**spec)):
-        every = [*containers(pod), *pod.get("initContainers", [])]
-        graces_s = [
-            each["livenessProbe"]["terminationGracePeriodSeconds"]
-            for each in every
-            if "livenessProbe" in each
-        ]
-        assert graces_s and set(graces_s) == {10}
-        assert pod["terminationGracePeriodSeconds"] > 60

@@ -361,7 +361,7 @@ REFUSED_BY_ENVOY = {
     b"GET / HTTP/1.0\r\nhost: a\r\n\r\n": (426, "HTTP/1.0 is not supported"),
     b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n": (
         501,
-        "no transfer encoding but chunked is supported",
+        "no transfer encoding other than chunked is supported",
     ),
 }
 

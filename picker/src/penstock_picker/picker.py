@@ -6,7 +6,7 @@ with an error in OpenAI's format and never fails the process.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from threading import Lock
@@ -34,6 +34,7 @@ from penstock_routing.response.error_headers import common_error_headers
 from penstock_routing.response.no_replicas import no_replicas
 from penstock_routing.settings import Settings
 from penstock_runtime.clock import monotonic
+from penstock_runtime.http_request import Header
 from penstock_runtime.openai_errors import ApiError
 from penstock_runtime.prompt_marks import UNMARKED, prompt_marks
 from prometheus_client import CollectorRegistry
@@ -126,8 +127,7 @@ class Picker:
             with self._lock:
                 admission = self._limits.enter_locally(read.application, read.tokens)
                 admission.leave(read.tokens)  # a picker does not see the end of a request
-                picked = self._pick_and_count(read, call.subset)
-            return picked._replace(answer_headers=tuple(admission.headers))
+                return self._pick_and_count(read, call.subset, admission.headers)
 
     async def _pick_with_shared_limits(self, call: Call) -> Picked:
         """Return the endpoints of a request, with limits shared by all processes."""
@@ -138,8 +138,7 @@ class Picker:
             admission = await self._limits.enter(read.application, read.tokens)
             admission.leave(read.tokens)
             with self._lock:
-                picked = self._pick_and_count(read, call.subset)
-            return picked._replace(answer_headers=tuple(admission.headers))
+                return self._pick_and_count(read, call.subset, admission.headers)
 
     def _read(self, call: Call) -> ReadRequest | None:
         """Return the request; None if it does not generate text."""
@@ -197,12 +196,16 @@ class Picker:
         with self._lock:
             return self.metrics.demand.page(0, linked_replicas(self._replica_set.links))
 
-    def _pick_and_count(self, read: ReadRequest, subset: frozenset[str] | None) -> Picked:
+    def _pick_and_count(
+        self, read: ReadRequest, subset: frozenset[str] | None, limit_headers: Sequence[Header]
+    ) -> Picked:
         """Pick endpoints, and count the request in the load of the first replica."""
         tier = read.request.tier.name
         self.metrics.demand.arrived(tier)
         application = "" if read.application is None else read.application.name
-        picked = self._pick_endpoints(read.request, subset)._replace(application=application)
+        picked = self._pick_endpoints(read.request, subset)._replace(
+            application=application, answer_headers=tuple(limit_headers)
+        )
         self.metrics.picked(tier, len(picked.endpoints))
         self._replica_set.placed_by_peer(picked.first, PeerLoad(1, picked.uncached_tokens))
         self._placed(picked.first, picked.uncached_tokens)

@@ -28,11 +28,11 @@ TIME_MODEL_ENTRY = "time-model.json"
 ENGINE_KEY, ENGINE_KEY_ENTRY = "PENSTOCK_ENGINE_API_KEY", "api-key"
 """Environment variable of the engine's API key, and key of its Secret's entry."""
 
-HUNG: Json = {"terminationGracePeriodSeconds": 10}
-"""Fields of all liveness probes. A container that does not answer does not drain either.
+LIVENESS_GRACE: Json = {"terminationGracePeriodSeconds": 10}
+"""Field of all liveness probes: seconds from SIGTERM to SIGKILL of a container that does not answer.
 
-Without its own grace period the kubelet would wait for that of the pod, which is the longest answer, and the
-requests at the container with it.
+Such a container does not drain either. By default it would have the grace period of its pod, which is that of
+the longest answer, and the requests at the container would wait for as long.
 """
 
 READABLE = 0o440
@@ -89,7 +89,7 @@ def probe(path: str, port: str, period_s: int, failures: int, *, tls: bool = Fal
 
 def liveness(path: str, port: str, *, tls: bool = False) -> Json:
     """Return an HTTP probe after whose failures the container is restarted."""
-    return {**probe(path, port, period_s=10, failures=6, tls=tls), **HUNG}
+    return {**probe(path, port, period_s=10, failures=6, tls=tls), **LIVENESS_GRACE}
 
 
 def empty_folder(name: str, path: str, **options: Any) -> tuple[Json, Json]:

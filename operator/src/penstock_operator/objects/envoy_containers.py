@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from penstock_runtime.envoy.bootstrap import FILE
 
 from penstock_operator.manifests.names import ENVOY_PORT, PICKER_PORT, ROUTER_PORT, envoy_name
-from penstock_operator.objects.containers import HUNG, READABLE, TLS_MOUNT, container, empty_folder
+from penstock_operator.objects.containers import LIVENESS_GRACE, READABLE, TLS_MOUNT, container, empty_folder
 from penstock_operator.objects.envoy_configuration import ENVOY_FOLDER, GATEWAY_FOLDER, envoy_settings
 from penstock_operator.objects.front_container import CERTIFICATE_MOUNT, front_container
 from penstock_operator.objects.picker_container import PICKER
@@ -93,7 +93,7 @@ def _envoy(context: RenderContext, shared: Json) -> Json:
             {"name": ENVOY, "containerPort": ENVOY_PORT},
         ],
         startupProbe={**readiness, "failureThreshold": 60},
-        livenessProbe={**liveness, "failureThreshold": 6, **HUNG},
+        livenessProbe={**liveness, "failureThreshold": 6, **LIVENESS_GRACE},
         readinessProbe={**readiness, "failureThreshold": 2},
         resources=RESOURCES,
         volumeMounts=mounts,

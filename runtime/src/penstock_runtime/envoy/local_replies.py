@@ -19,7 +19,7 @@ def local_replies(bounds: GatewayBounds) -> Json:
             _mapper("EQ", ApiError(408, late, type="timeout_error")),
             _mapper("EQ", ApiError(403, "no other protocol is supported"), once, request_header="upgrade"),
             _mapper("EQ", ApiError(426, "HTTP/1.0 is not supported"), once),
-            _mapper("EQ", ApiError(501, "no transfer encoding but chunked is supported"), once),
+            _mapper("EQ", ApiError(501, "no transfer encoding other than chunked is supported"), once),
             _mapper("GE", _UNAVAILABLE, [_header("retry-after", "1")]),
         ]
     }
