@@ -62,8 +62,12 @@ class RecordedLog:
         return await asyncio.wait_for(self.notes.get(), PATIENCE_S)
 
 
+PYTHON = (sys.executable, "-I", "-S", "-c")
+"""Starts with the standard library alone: no file of the environment can add a line to its output."""
+
+
 def child(code: str, received: RecordedLog) -> ChildProcess:
-    return ChildProcess(ProcessSpec("sidecar-r0", Role.SIDECAR, (sys.executable, "-c", code)), received)
+    return ChildProcess(ProcessSpec("sidecar-r0", Role.SIDECAR, (*PYTHON, code)), received)
 
 
 def is_running(pid: int) -> bool:
@@ -154,20 +158,21 @@ print(sys.argv[1])
 async def test_a_role_is_stopped_once_those_before_it_have_ended() -> None:
     received = RecordedLog()
     children = [
-        ChildProcess(ProcessSpec("", role, (sys.executable, "-c", LEAVES, role.value)), received)
+        ChildProcess(ProcessSpec(role.value, role, (*PYTHON, LEAVES, role.value)), received)
         for role in reversed(Role)
     ]
     for _ in children:
         assert await received.next_line() == "up"
     await local_pool.stop(children, PATIENCE_S)
     assert [received.lines.get_nowait() for _ in children] == [role.value for role in Role]
+    assert received.notes.empty(), "none ended by itself, none was killed"
 
 
 async def test_a_pool_that_stops_has_its_drain_timeout_and_a_grace(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One process ignores SIGTERM, so that its end is seen when it is killed."""
-    deaf = ProcessSpec("engine-r0", Role.ENGINE, (sys.executable, "-c", DEAF))
+    deaf = ProcessSpec("engine-r0", Role.ENGINE, (*PYTHON, DEAF))
     layout = Layout((deaf,), "", "", (), (), (), files={tmp_path / "settings": b"text"})
     monkeypatch.setattr(local_pool, "plan_layout", lambda *_: layout)
     monkeypatch.setattr(local_pool, "STOP_GRACE_S", 0.1)
