@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from penstock_core.domain.replica_admission import DECIDED_TOGETHER, InFlightLimits
+from penstock_runtime.engine.answers import LONGEST_ANSWER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Bounds:
     """Longest body that is parsed on the event loop: in at most 5 ms, usually 0.1 ms. A thread parses longer
     ones, which take up to 0.1 s, one after another."""
 
-    answer_bytes: int = 32 << 20
+    answer_bytes: int = LONGEST_ANSWER_BYTES
     """Largest answer that is not streamed: it is buffered completely."""
 
     outbox_bytes: int = 64 << 20

@@ -12,9 +12,6 @@ from penstock_runtime.openai_errors import ApiError
 WIRE_REASONS = {reason: number for number, reason in REASONS.items()}
 """The numbers of reasons in messages."""
 
-ENGINE_LOST = ApiError(
-    502, "the engine was lost while it served this request", "server_error", code="engine_lost"
-)
 RETURNED = ApiError(
     503, "this replica is draining and returned the request", "server_error", code="replica_draining"
 )

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import structlog
 from penstock_core.domain.request_lifecycle import State
-from penstock_proto.sse import DONE, EngineUsage, TokenCount, usage_of_body
+from penstock_proto.sse import EngineUsage
 from penstock_runtime.clock import monotonic
+from penstock_runtime.engine.answers import CutShort, read_stream, read_whole
 from penstock_runtime.engine.connection import EngineGone
 from penstock_runtime.engine.http_client import FULL, AnswerTooLong, EngineResponse
-from penstock_runtime.engine.whole_events import WholeEvents
 
 from penstock_sidecar.engine.client import EngineClient
 from penstock_sidecar.engine.usage_strip import UsageStrip
@@ -29,10 +29,6 @@ log = structlog.get_logger()
 
 BODY_REFUSED = frozenset({400, 422})
 """Statuses of an engine that does not accept a body."""
-
-
-class CutShort(Exception):
-    """An incomplete answer that the engine has closed."""
 
 
 class BodyRefused(Exception):
@@ -163,30 +159,16 @@ class Forwarder:
     async def _stream(
         self, request: ReplicaRequest, answer: EngineResponse, strip: UsageStrip | None
     ) -> EngineUsage | None:
-        count, events, thinks = TokenCount(), strip or WholeEvents(), True
+        def pass_on(data: bytes, tokens: int) -> None:
+            self._pass_on(request, data, tokens)
 
-        def receive(data: bytes) -> None:
-            nonlocal thinks
-            tokens = count.feed(data)
-            passed = events.feed(data)
-            if passed or tokens:
-                self._pass_on(request, passed, tokens)
-            if thinks and count.thinking_tokens:
-                thinks = False
-                self._mirror.thinking_ended(request.key, count.thinking_tokens, request.last_s)
+        def thinking_ended(tokens: int) -> None:
+            self._mirror.thinking_ended(request.key, tokens, request.last_s)
 
-        await answer.receive_body(receive)
-        if not count.done:
-            if not count.finished:
-                raise CutShort
-            self._pass_on(request, DONE + b"\n\n", 0)  # the engine omitted it, and clients wait for it
-        return count.usage
+        return (await read_stream(answer, pass_on, thinking_ended, strip)).usage
 
     async def _whole(self, request: ReplicaRequest, answer: EngineResponse) -> EngineUsage | None:
-        body = await answer.body(self._answer_bytes)
-        if not body:
-            raise CutShort
-        usage = usage_of_body(body)
+        body, usage = await read_whole(answer, self._answer_bytes)
         self._pass_on(request, body, usage.completion_tokens if usage else 0)
         return usage
 

@@ -18,10 +18,10 @@ from penstock_core.domain.request_lifecycle import ENDS, Event, State, after
 from penstock_core.domain.verdict import Reason, Rejected, Verdict
 from penstock_proto import replica_pb2 as wire
 from penstock_proto.sse import EngineUsage
+from penstock_runtime.engine.answers import ENGINE_LOST
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_sidecar.frames.messages import (
-    ENGINE_LOST,
     INTERNAL,
     RETURNED,
     failed_event,

@@ -14,35 +14,31 @@ import asyncio
 import structlog
 from penstock_core.domain.verdict import Reason, Rejected
 from penstock_proto import replica_pb2 as wire
-from penstock_proto.sse import DONE, EngineUsage, TokenCount, usage_of_body
+from penstock_proto.sse import EngineUsage
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.upstream_request import End, UpstreamRequest
 from penstock_routing.replicas.wire_conversion import INTERNAL
 from penstock_routing.request.engine_body import body_with
 from penstock_routing.request.generation_request import GENERATES, GenerationRequest
 from penstock_runtime.clock import monotonic
+from penstock_runtime.engine.answers import (
+    ENGINE_LOST,
+    LONGEST_ANSWER_BYTES,
+    CutShort,
+    read_stream,
+    read_whole,
+)
 from penstock_runtime.engine.connection import EngineGone, EngineUnreachable
 from penstock_runtime.engine.http_client import FULL, AnswerTooLong, EngineResponse
-from penstock_runtime.engine.whole_events import WholeEvents
-from penstock_runtime.openai_errors import ApiError
 
 from penstock_router.direct.engine_access import EngineAccess
 
 PATHS = {endpoint: path for path, endpoint in GENERATES.items()}
 
-ANSWER_BYTES = 32 << 20
-"""Largest answer that is not streamed: it is buffered completely."""
-
 CLOSED = frozenset({401, 403})
 """Statuses of an engine that denies this router access."""
 
-ENGINE_LOST = wire.Failed(
-    failure=wire.FAILURE_ENGINE_LOST,
-    status=502,
-    body=ApiError(
-        502, "the engine was lost while it served this request", "server_error", code="engine_lost"
-    ).body(),
-)
+LOST = wire.Failed(failure=wire.FAILURE_ENGINE_LOST, status=ENGINE_LOST.status, body=ENGINE_LOST.body())
 
 log = structlog.get_logger()
 
@@ -85,9 +81,9 @@ class _EngineRequest:
             await self._send(self._link.description.engine_endpoint or "")
         except EngineUnreachable as error:
             self._unreachable(str(error))
-        except EngineGone as error:
+        except (EngineGone, CutShort) as error:
             log.warning("engine lost", request=self._request.id, cause=str(error))
-            self._end(wire.ANSWER_STATE_LOST, ENGINE_LOST)
+            self._end(wire.ANSWER_STATE_LOST, LOST)
         except AnswerTooLong as error:
             log.error("answer too long", request=self._request.id, error=str(error))
             self._end(wire.ANSWER_STATE_REFUSED, INTERNAL)
@@ -107,7 +103,7 @@ class _EngineRequest:
             elif answer.status in FULL:
                 self._end(wire.ANSWER_STATE_FULL, Rejected(Reason.QUEUE_FULL))
             elif answer.status != 200:
-                refusal = await answer.body(ANSWER_BYTES)
+                refusal = await answer.body(LONGEST_ANSWER_BYTES)
                 failed = wire.Failed(failure=wire.FAILURE_ENGINE_REFUSED, status=answer.status, body=refusal)
                 self._end(wire.ANSWER_STATE_REFUSED, failed)
             elif answer.streamed:
@@ -116,41 +112,32 @@ class _EngineRequest:
                 await self._whole(answer)
 
     async def _stream(self, answer: EngineResponse) -> None:
-        count, events = TokenCount(), WholeEvents()
-        upstream, begun, thinks = self._upstream, False, True
+        begun = False
 
-        def receive(data: bytes) -> None:
-            nonlocal begun, thinks
-            tokens = count.feed(data)
-            passed = events.feed(data)
-            if passed or tokens:
-                upstream.last_received_s = monotonic()
-                if not upstream.put(passed, tokens):
-                    raise _BufferFull
+        def pass_on(data: bytes, tokens: int) -> None:
+            nonlocal begun
+            self._put(data, tokens)
             if not begun:
                 begun = True
                 self._report(wire.ANSWER_STATE_BEGUN)
-            if thinks and count.thinking_tokens:
-                thinks = False
-                self._report(wire.ANSWER_STATE_BEGUN, thinking_tokens=count.thinking_tokens)
 
-        await answer.receive_body(receive)
-        if not count.done:
-            if not count.finished:
-                raise EngineGone(ConnectionError("the answer was cut short"))
-            upstream.put(DONE + b"\n\n", 0)  # the engine omitted it, and clients wait for it
+        def thinking_ended(tokens: int) -> None:
+            self._report(wire.ANSWER_STATE_BEGUN, thinking_tokens=tokens)
+
+        count = await read_stream(answer, pass_on, thinking_ended)
         self._report_whole(count.tokens, count.usage)
 
     async def _whole(self, answer: EngineResponse) -> None:
-        body = await answer.body(ANSWER_BYTES)
-        if not body:
-            raise EngineGone(ConnectionError("the answer was empty"))
-        usage = usage_of_body(body)
+        body, usage = await read_whole(answer, LONGEST_ANSWER_BYTES)
         tokens = usage.completion_tokens if usage else 0
-        self._upstream.last_received_s = monotonic()
-        if not self._upstream.put(body, tokens):
-            raise _BufferFull
+        self._put(body, tokens)
         self._report_whole(tokens, usage)
+
+    def _put(self, data: bytes, tokens: int) -> None:
+        """Add output to the client's answer."""
+        self._upstream.last_received_s = monotonic()
+        if not self._upstream.put(data, tokens):
+            raise _BufferFull
 
     def _report_whole(self, tokens: int, usage: EngineUsage | None) -> None:
         """Report to the sidecar that the answer is complete. It replies with final counts and timings."""

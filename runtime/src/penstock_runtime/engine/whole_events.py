@@ -5,10 +5,19 @@ answer follows, which must begin after a complete event. So only complete events
 event at the end of a stream is dropped, as clients do [WHATWG HTML, 9.2.6].
 """
 
+from typing import Protocol
+
 from penstock_proto.sse import EVENT_BYTES
 
 _LINE_END, _CRLF_LINE_END = b"\n\n", b"\n\r\n"
 """Line end and blank line at the end of an event, without and with CR."""
+
+
+class EventFilter(Protocol):
+    """Selects what is passed on of one stream."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the complete events to pass on, after `data`, the next bytes of the stream."""
 
 
 class WholeEvents:
