@@ -50,6 +50,10 @@ class LocalCluster:
         """Kill a container's first process with SIGKILL."""
         _output_of(CLUSTER_SCRIPTS / "cluster", "kill", pod, container, namespace)
 
+    def hang(self, pod: str, container: str, namespace: str) -> None:
+        """Stop a container's first process with SIGSTOP."""
+        _output_of(CLUSTER_SCRIPTS / "cluster", "hang", pod, container, namespace)
+
     def kill_api_server(self) -> None:
         """Kill the API server with SIGKILL. It is restarted after a second."""
         self._signal("kube-apiserver", "KILL")

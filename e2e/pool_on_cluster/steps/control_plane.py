@@ -6,7 +6,7 @@ from pool_on_cluster.context import ClusterContext
 from pool_on_cluster.kubectl import CommandFailed
 from pool_on_cluster.pool import NAME, NAMESPACE, REPLICAS
 from pool_on_cluster.steps.installation import SYSTEM
-from pool_on_cluster.steps.kills import restarts
+from pool_on_cluster.steps.kills import wait_restarted
 from pool_on_cluster.waiting import until
 
 OUTAGE_REQUESTS = 30
@@ -73,13 +73,7 @@ def kubelet(context: ClusterContext) -> None:
             lambda request: request.replica == name and request.started_s <= killed_s
         )
         context.traffic.wait_for_requests(OUTAGE_REQUESTS)
-    until(
-        lambda: (
-            restarts(context.tools.get("pod", name, "--namespace", NAMESPACE), "engine")
-            > restarts(pod, "engine")
-        ),
-        f"engine of {name} started again",
-    )
+    wait_restarted(context, pod, "engine")
     context.wait_reconciled(REPLICAS)
 
 

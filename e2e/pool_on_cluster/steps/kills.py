@@ -39,15 +39,19 @@ def _kill_in_replica(context: ClusterContext, container: str) -> None:
 
 def kill(context: ClusterContext, pod: Any, container: str) -> float:
     """Kill the process and wait until Kubernetes has restarted it. Returns the time of the kill."""
-    name = pod["metadata"]["name"]
-    before = restarts(pod, container)
-    context.local_cluster.kill(name, container, NAMESPACE)
+    context.local_cluster.kill(pod["metadata"]["name"], container, NAMESPACE)
     killed_s = time()
+    wait_restarted(context, pod, container)
+    return killed_s
+
+
+def wait_restarted(context: ClusterContext, pod: Any, container: str) -> None:
+    """Wait until a container has restarted since `pod` was read."""
+    name, before = pod["metadata"]["name"], restarts(pod, container)
     until(
         lambda: restarts(context.tools.get("pod", name, "--namespace", NAMESPACE), container) > before,
         f"{container} of {name} is restarted",
     )
-    return killed_s
 
 
 def restarts(pod: Any, container: str) -> int:
