@@ -1,9 +1,8 @@
 """The lifecycle of a request inside a replica, as a transition table.
 
 A request waits for its verdict, then for the engine's first output, then streams, then ends in one of five
-ways. Each transition has its action, so a shell that handles requests calls `after` and executes the action;
-it has no rules of its own. A pair that is not in the table is impossible: `ImpossibleEvent` reports the
-defect in the shell.
+ways. A shell that handles requests calls `after` for each event. A pair that is not in the table is
+impossible: `ImpossibleEvent` reports the defect in the shell.
 
 A cancellation may arrive after the end of a request; it is ignored. All other events come from the single
 task that handles the request, and cannot come after its end.
@@ -42,19 +41,6 @@ class Event(StrEnum):
     CANCELLED = "cancelled"  # its client or its router disconnected
 
 
-class Do(StrEnum):
-    """Action of the shell on an event."""
-
-    SEND = "send it to the engine"
-    ANSWER_REJECTED = "answer: rejected"
-    ANSWER_FAILED = "answer: failed"
-    ANSWER_FINISHED = "answer: finished"
-    ANSWER_RETURNED = "answer: returned"
-    PASS_ON = "pass the bytes on"
-    ABORT = "close the engine's stream"
-    NOTHING = "nothing"
-
-
 class ImpossibleEvent(Exception):
     """An event that is impossible in this state: a defect of its sender."""
 
@@ -63,31 +49,31 @@ class ImpossibleEvent(Exception):
         self.state, self.event = state, event
 
 
-TABLE: Mapping[tuple[State, Event], tuple[State, Do]] = MappingProxyType(
+TABLE: Mapping[tuple[State, Event], State] = MappingProxyType(
     {
-        # state           event                     next             action of the shell
-        (State.DECIDING, Event.ACCEPTED): (State.WAITING, Do.SEND),
-        (State.DECIDING, Event.REJECTED): (State.REJECTED, Do.ANSWER_REJECTED),
-        (State.DECIDING, Event.INVALID): (State.FAILED, Do.ANSWER_FAILED),
-        (State.DECIDING, Event.INTERNAL_ERROR): (State.FAILED, Do.ANSWER_FAILED),
-        (State.DECIDING, Event.CANCELLED): (State.CANCELLED, Do.NOTHING),
-        (State.WAITING, Event.OUTPUT): (State.STREAMING, Do.PASS_ON),
-        (State.WAITING, Event.REJECTED): (State.REJECTED, Do.ANSWER_REJECTED),
-        (State.WAITING, Event.ENGINE_REFUSED): (State.FAILED, Do.ANSWER_FAILED),
-        (State.WAITING, Event.ENGINE_LOST): (State.FAILED, Do.ANSWER_FAILED),
-        (State.WAITING, Event.INTERNAL_ERROR): (State.FAILED, Do.ANSWER_FAILED),
-        (State.WAITING, Event.CANCELLED): (State.CANCELLED, Do.ABORT),
-        (State.WAITING, Event.RETURNED): (State.RETURNED, Do.ANSWER_RETURNED),
-        (State.STREAMING, Event.OUTPUT): (State.STREAMING, Do.PASS_ON),
-        (State.STREAMING, Event.ENDED): (State.FINISHED, Do.ANSWER_FINISHED),
-        (State.STREAMING, Event.ENGINE_LOST): (State.FAILED, Do.ANSWER_FAILED),
-        (State.STREAMING, Event.INTERNAL_ERROR): (State.FAILED, Do.ANSWER_FAILED),
-        (State.STREAMING, Event.CANCELLED): (State.CANCELLED, Do.ABORT),
-        (State.REJECTED, Event.CANCELLED): (State.REJECTED, Do.NOTHING),
-        (State.FINISHED, Event.CANCELLED): (State.FINISHED, Do.NOTHING),
-        (State.FAILED, Event.CANCELLED): (State.FAILED, Do.NOTHING),
-        (State.CANCELLED, Event.CANCELLED): (State.CANCELLED, Do.NOTHING),
-        (State.RETURNED, Event.CANCELLED): (State.RETURNED, Do.NOTHING),
+        # state          event                    next
+        (State.DECIDING, Event.ACCEPTED): State.WAITING,
+        (State.DECIDING, Event.REJECTED): State.REJECTED,
+        (State.DECIDING, Event.INVALID): State.FAILED,
+        (State.DECIDING, Event.INTERNAL_ERROR): State.FAILED,
+        (State.DECIDING, Event.CANCELLED): State.CANCELLED,
+        (State.WAITING, Event.OUTPUT): State.STREAMING,
+        (State.WAITING, Event.REJECTED): State.REJECTED,
+        (State.WAITING, Event.ENGINE_REFUSED): State.FAILED,
+        (State.WAITING, Event.ENGINE_LOST): State.FAILED,
+        (State.WAITING, Event.INTERNAL_ERROR): State.FAILED,
+        (State.WAITING, Event.CANCELLED): State.CANCELLED,
+        (State.WAITING, Event.RETURNED): State.RETURNED,
+        (State.STREAMING, Event.OUTPUT): State.STREAMING,
+        (State.STREAMING, Event.ENDED): State.FINISHED,
+        (State.STREAMING, Event.ENGINE_LOST): State.FAILED,
+        (State.STREAMING, Event.INTERNAL_ERROR): State.FAILED,
+        (State.STREAMING, Event.CANCELLED): State.CANCELLED,
+        (State.REJECTED, Event.CANCELLED): State.REJECTED,
+        (State.FINISHED, Event.CANCELLED): State.FINISHED,
+        (State.FAILED, Event.CANCELLED): State.FAILED,
+        (State.CANCELLED, Event.CANCELLED): State.CANCELLED,
+        (State.RETURNED, Event.CANCELLED): State.RETURNED,
     }
 )
 
@@ -95,8 +81,8 @@ ENDS = frozenset({State.REJECTED, State.FINISHED, State.FAILED, State.CANCELLED,
 """Final states."""
 
 
-def after(state: State, event: Event) -> tuple[State, Do]:
-    """Return the next state and the action. Raises ImpossibleEvent if the pair is not in the table."""
+def after(state: State, event: Event) -> State:
+    """Return the next state. Raises ImpossibleEvent if the pair is not in the table."""
     found = TABLE.get((state, event))
     if found is None:
         raise ImpossibleEvent(state, event)
@@ -121,7 +107,7 @@ def _picture() -> list[str]:
     ways = [f"    [*] --> {State.DECIDING.value}"]
     ways += [
         f"    {state.value} --> {then.value}: {event.value}"
-        for (state, event), (then, _) in TABLE.items()
+        for (state, event), then in TABLE.items()
         if state not in ENDS
     ]
     ways += [f"    {state.value} --> [*]" for state in State if state in ENDS]
@@ -136,5 +122,4 @@ def _rows() -> list[str]:
 
 def _row(state: State) -> str:
     cells = [TABLE.get((state, event)) for event in Event]
-    texts = [f"**{cell[0].value}**: {cell[1].value}" if cell else "" for cell in cells]
-    return f"| {state.value} | " + " | ".join(texts) + " |"
+    return f"| {state.value} | " + " | ".join(cell.value if cell else "" for cell in cells) + " |"

@@ -1,8 +1,7 @@
 """One request at this replica, from its submit to its last event.
 
-`penstock_core.domain.request_lifecycle` defines the transitions of a request and their actions. This module
-executes the actions: it adds events to the outbox of the request's session, and cancels the forwarding task
-if the request ends for another reason.
+`penstock_core.domain.request_lifecycle` defines its transitions. With each of them this module adds events to
+the outbox of the request's session, and cancels the forwarding task if the request ends for another reason.
 """
 
 import asyncio
@@ -286,7 +285,7 @@ class ReplicaRequest:
     ) -> None:
         """Move to the next state and send `message` to the owner. Raises ImpossibleEvent."""
         before = self.state
-        self.state, _ = after(before, event)
+        self.state = after(before, event)
         if message is not None:
             self._owner.outbox.put(message, data_bytes, urgency)
         if self.state in ENDS and before not in ENDS:
