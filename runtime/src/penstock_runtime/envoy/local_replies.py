@@ -6,10 +6,13 @@ from penstock_runtime.envoy.json_parts import Json
 from penstock_runtime.envoy.settings import GatewayBounds
 from penstock_runtime.openai_errors import ApiError, body_too_large
 
+MOST_HEADERS = 100
+"""Most headers of a request: Envoy's default of `max_headers_count`."""
+
 
 def local_replies(bounds: GatewayBounds) -> Json:
     """Return the bodies and headers of the statuses that Envoy itself answers."""
-    long_head = f"the request's headers are over the bound of {bounds.head_bytes} bytes"
+    long_head = f"the request has more than {MOST_HEADERS} headers, or over {bounds.head_bytes} bytes of them"
     late = f"the request did not arrive within {bounds.body_s:g} s"
     once = [_header("x-should-retry", "false")]
     return {
