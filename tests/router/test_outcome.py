@@ -1,10 +1,21 @@
 """Which requests met their SLO."""
 
+import tracemalloc
+
 import pytest
 from penstock_core.domain.slo import Judge, Slo, Targets, Tier
 from penstock_core.timing.builtin_models import time_model
 from penstock_proto import replica_pb2 as wire
-from penstock_routing.request.outcome import Ending, Measured, Outcome, measured, missed_targets, targets_of
+from penstock_routing.request.outcome import (
+    MOST_TIMES,
+    Ending,
+    Measured,
+    Outcome,
+    add_times,
+    measured,
+    missed_targets,
+    targets_of,
+)
 
 MODEL = time_model("llama-3-8b-a100")
 
@@ -94,6 +105,23 @@ def test_tokens_that_only_the_final_usage_counts_are_spread_over_the_seen_events
     reported = wire.Finished(completion_tokens=9)
     durations = measured(outcome([100.5, 100.8, 101.1], finished=reported))
     assert durations.tpot_s == pytest.approx(0.6 / 8)
+
+
+def test_an_impossible_count_of_a_replica_takes_little_memory() -> None:
+    """Without the bound this test needs 32 GiB."""
+    tracemalloc.start()
+    try:
+        reported = wire.Finished(completion_tokens=2**32 - 1, thinking_tokens=2**32 - 1)
+        durations = measured(outcome([100.5, 100.8, 101.1], finished=reported))
+        times_s = [100.0]
+        for _ in range(3):
+            add_times(times_s, 2**32 - 1, 100.5)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert durations.ttft_s == pytest.approx(0.5)
+    assert (len(times_s), times_s[-1]) == (MOST_TIMES, 100.5)
+    assert most_bytes < 32 * MOST_TIMES
 
 
 @pytest.mark.parametrize(

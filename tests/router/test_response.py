@@ -17,7 +17,7 @@ from penstock_routing.applications.rate_limits import RateLimitGrant
 from penstock_routing.replicas.replica_link import ReplicaLink
 from penstock_routing.replicas.upstream_request import Lost, Overflowed, UpstreamRequest
 from penstock_routing.request.generation_request import NO_TARGETS, GenerationRequest
-from penstock_routing.request.outcome import Ending, Outcome
+from penstock_routing.request.outcome import MOST_TIMES, Ending, Outcome
 from penstock_routing.response import answer as written
 from penstock_routing.response.answer import FINISH_S
 from penstock_routing.response.client_scope import ClientScope
@@ -162,6 +162,22 @@ async def test_a_stream_is_written_as_it_comes_and_each_token_has_its_time(
     assert [at_s - began_s for at_s in outcome.token_times_s] == [0, 0, 0, 1, 1, 1, 1, 2, 2]
     assert (outcome.ending, outcome.finished, outcome.ended_s - began_s) == (Ending.ANSWERED, FIGURES, 2)
     assert answer.abandoned == [answer.upstream]
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+async def test_output_with_an_impossible_number_of_tokens_does_not_fill_memory(
+    now_s: Callable[[], float], relayed: bool
+) -> None:
+    """A replica claims 2**32 - 1 tokens in each event."""
+    answer = Answer(stream=True)
+    answer.upstream.put(b"a", 1 if relayed else 2**32 - 1)
+    task = await answer.begin()
+    for _ in range(3):
+        answer.upstream.put(b"b", 2**32 - 1)
+    answer.upstream.finish(FIGURES)
+    await task
+    assert len(answer.outcome.token_times_s) == MOST_TIMES
+    assert answer.outcome.ending is Ending.ANSWERED
 
 
 async def test_an_answer_that_arrived_whole_is_sent_without_waiting_for_more(

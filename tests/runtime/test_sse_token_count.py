@@ -65,12 +65,12 @@ def test_usage_of_a_whole_answer_is_read() -> None:
             b'{"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt_tokens_details":' + details + b"}}"
         )
         assert usage_of_body(reported) == EngineUsage(4, 2, cached)
-    assert usage_of_body(b'{"usage":{"prompt_tokens":4,"completion_tokens":4294967295}}') is not None
+    assert usage_of_body(b'{"usage":{"prompt_tokens":4,"completion_tokens":16777216}}') is not None
     for more in (
-        b'"prompt_tokens":4,"completion_tokens":4294967296',
+        b'"prompt_tokens":4,"completion_tokens":16777217',
         b'"prompt_tokens":1e3,"completion_tokens":1',
     ):
-        assert usage_of_body(b'{"usage":{' + more + b"}}") is None, "no message can carry it"
+        assert usage_of_body(b'{"usage":{' + more + b"}}") is None, "it cannot be true"
     for nothing in (b"", b"[]", b"{}", b'{"usage":null}', b'{"usage":{"prompt_tokens":-1}}', b"<html>"):
         assert usage_of_body(nothing) is None
 

@@ -22,8 +22,8 @@ DONE = b"data: [DONE]"
 EVENT_BYTES = 1 << 20
 """Longest event in bytes. Longer ones are passed on but not counted."""
 
-MOST_TOKENS = (1 << 32) - 1
-"""Most tokens in a usage, by the field size of `Finished`. A usage with more is ignored."""
+MOST_TOKENS = 1 << 24
+"""Most tokens in a usage: 128 answers of 131,072 tokens. A usage with more cannot be true, and is ignored."""
 
 _JSON = b"data: {"
 _OPENING = b'"content":""'

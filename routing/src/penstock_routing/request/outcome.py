@@ -19,6 +19,10 @@ from penstock_proto import replica_pb2 as wire
 
 from penstock_routing.request.generation_request import slo_with
 
+MOST_TIMES = 2**18
+"""Most token times of one request that follow from a replica's counts. A count may be wrong, and each time
+takes memory and time on the event loop: 2 MiB and 25 ms for all of them."""
+
 
 class Ending(StrEnum):
     """How a request ended."""
@@ -58,6 +62,11 @@ class Outcome:
     finished: wire.Finished | None = None
 
 
+def add_times(times_s: list[float], tokens: int, now_s: float) -> None:
+    """Add the time of several tokens that were written at once, up to `MOST_TIMES`."""
+    times_s.extend([now_s] * min(tokens, MOST_TIMES - len(times_s)))
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Durations as the client observes them; None with too few tokens.
@@ -95,7 +104,7 @@ def _reported_times(outcome: Outcome) -> list[float]:
 
 def _per_token(times_s: list[float], tokens: int) -> list[float]:
     """Return a time for each token, also if there were more tokens than events."""
-    events = len(times_s)
+    events, tokens = len(times_s), min(tokens, MOST_TIMES)
     return [times_s[at * events // tokens] for at in range(tokens)] if 0 < events < tokens else times_s
 
 

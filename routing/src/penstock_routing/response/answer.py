@@ -15,7 +15,7 @@ from penstock_runtime.http_request import EVENT_STREAM, Header
 from penstock_runtime.openai_errors import ApiError
 
 from penstock_routing.replicas.upstream_request import End, Lost, Received, Relay
-from penstock_routing.request.outcome import Ending, Outcome
+from penstock_routing.request.outcome import Ending, Outcome, add_times
 from penstock_routing.response.client_scope import ClientScope
 from penstock_routing.response.upstream_error import error_body
 
@@ -82,7 +82,7 @@ async def _stream(
     http.start(headers=[*STREAM_HEADERS, *headers])
     while True:
         data, tokens, end = upstream.take()
-        times_s.extend([monotonic()] * tokens)
+        add_times(times_s, tokens, monotonic())
         if end is not None or data.endswith(LAST_EVENT):
             break
         if data:
@@ -107,7 +107,7 @@ def _relay(write: Callable[[bytes], bool], times_s: list[float]) -> Callable[[by
         if tokens == 1:
             times_s.append(monotonic())
         elif tokens:
-            times_s.extend([monotonic()] * tokens)
+            add_times(times_s, tokens, monotonic())
         return True
 
     return relay
