@@ -89,6 +89,30 @@ async def test_every_refusal_has_openais_format(request_bytes: bytes, status: in
     assert error.keys() == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    ("request_bytes", "code", "retry"),
+    [
+        (b"no http at all\r\n\r\n", None, False),
+        (b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n", "method_not_allowed", False),
+        (post("/echo", b"", "x-long: " + "y" * 3000 + "\r\n"), "request_too_large", False),
+        (b"GET / HTTP/1.1\r\nhost: slow", None, True),
+    ],
+    ids=["junk", "tunnel", "head", "late head"],
+)
+async def test_a_refusal_by_the_connection_itself_has_the_headers_of_every_error(
+    request_bytes: bytes, code: str | None, retry: bool
+) -> None:
+    async with served() as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(request_bytes)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    lines = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:])
+    assert lines[b"x-request-id"]
+    assert (lines.get(b"x-should-retry") != b"false") is retry
+    assert orjson.loads(body)["error"]["code"] == code
+
+
 async def test_a_half_closed_client_is_answered() -> None:
     async with served() as address:
         reader, writer = await asyncio.open_connection(*address)
