@@ -188,6 +188,24 @@ async def test_an_engine_s_refusal_is_the_answer() -> None:
         assert (await replica.parts[0].end()).state == wire.ANSWER_STATE_REFUSED
 
 
+async def test_an_answer_of_another_kind_than_requested_is_an_error() -> None:
+    async def refuses(exchange: Exchange) -> None:
+        await exchange.begin(200, "application/json")
+        await exchange.send(b'{"error":{"message":"no such thing"}}')
+        await exchange.end()
+
+    async with pool() as (router, (replica,), (engine,)):
+        for stream, script, message in (
+            (True, refuses, "no such thing"),
+            (False, refuses, "no such thing"),
+            (False, streams, "the engine failed to serve this request"),
+        ):
+            engine.script = script
+            reply = await router.chat(stream=stream)
+            assert (reply.status_code, reply.json()["error"]["message"]) == (502, message)
+            assert (await replica.parts[-1].end()).state == wire.ANSWER_STATE_REFUSED
+
+
 async def test_an_engine_lost_before_its_answer_is_a_failover() -> None:
     async def dies(exchange: Exchange) -> None:
         exchange.die()

@@ -316,6 +316,33 @@ async def test_an_unmodified_body_that_is_refused_is_not_sent_again(status: int)
     assert len(desk.engine.sent) == 1
 
 
+PAGE, REFUSAL = b"<html>sign in</html>", b'{"error": {"message": "no such model"}}'
+
+
+@pytest.mark.parametrize(
+    ("stream", "answer", "body"),
+    [
+        (True, ScriptedResponse((WHOLE,), streamed=False), WHOLE),
+        (True, ScriptedResponse((REFUSAL,), streamed=False), REFUSAL),
+        (True, ScriptedResponse((PAGE,), streamed=False), PAGE),
+        (False, ScriptedResponse((TOKEN, DONE)), b""),
+        (False, ScriptedResponse((PAGE,), streamed=False), PAGE),
+        (False, ScriptedResponse((REFUSAL,), streamed=False), REFUSAL),
+        (False, ScriptedResponse((WHOLE[:-9],), streamed=False), WHOLE[:-9]),
+    ],
+)
+async def test_an_answer_of_another_kind_than_requested_is_an_error(
+    stream: bool, answer: ScriptedResponse, body: bytes
+) -> None:
+    """A client would read a page or an object as an empty stream, and cannot read a stream as an object."""
+    desk = Desk(answer)
+    request = await desk.served(stream=stream)
+    (event,) = desk.events
+    failed = event.failed
+    assert (failed.failure, failed.status, failed.body) == (wire.FAILURE_ENGINE_REFUSED, 502, body)
+    assert (request.ended, desk.faults, desk.lost) == (True, None, 0)
+
+
 @pytest.mark.parametrize("status", [429, 503])
 async def test_an_engine_without_room_is_a_rejection(status: int) -> None:
     desk = Desk(ScriptedResponse((b"busy",), status))

@@ -12,7 +12,14 @@ import structlog
 from penstock_core.domain.request_lifecycle import State
 from penstock_proto.sse import EngineUsage
 from penstock_runtime.clock import monotonic
-from penstock_runtime.engine.answers import CutShort, read_stream, read_whole
+from penstock_runtime.engine.answers import (
+    OTHER_KIND_STATUS,
+    CutShort,
+    OtherKind,
+    check_kind,
+    read_stream,
+    read_whole,
+)
 from penstock_runtime.engine.connection import EngineGone
 from penstock_runtime.engine.http_client import FULL, AnswerTooLong, EngineResponse
 
@@ -96,6 +103,9 @@ class Forwarder:
             except CutShort:
                 log.warning("answer cut short", request=request.request_id)
                 request.engine_lost()
+            except OtherKind as other:
+                log.warning("answer of another kind", request=request.request_id)
+                request.engine_refused(OTHER_KIND_STATUS, other.body)
             except AnswerTooLong as error:
                 log.error("answer too long", request=request.request_id, error=str(error))
                 request.internal_error()
@@ -152,6 +162,7 @@ class Forwarder:
                     raise BodyRefused
                 request.engine_refused(answer.status, await answer.body(self._answer_bytes))
                 return
+            await check_kind(answer, request.streams, self._answer_bytes)
             read = self._stream(request, answer, strip) if answer.streamed else self._whole(request, answer)
             usage = await read
         self.finish(request, usage)

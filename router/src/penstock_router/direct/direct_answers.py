@@ -24,7 +24,10 @@ from penstock_runtime.clock import monotonic
 from penstock_runtime.engine.answers import (
     ENGINE_LOST,
     LONGEST_ANSWER_BYTES,
+    OTHER_KIND_STATUS,
     CutShort,
+    OtherKind,
+    check_kind,
     read_stream,
     read_whole,
 )
@@ -84,6 +87,9 @@ class _EngineRequest:
         except (EngineGone, CutShort) as error:
             log.warning("engine lost", request=self._request.id, cause=str(error))
             self._end(wire.ANSWER_STATE_LOST, LOST)
+        except OtherKind as other:
+            log.warning("answer of another kind", request=self._request.id)
+            self._refused(OTHER_KIND_STATUS, other.body)
         except AnswerTooLong as error:
             log.error("answer too long", request=self._request.id, error=str(error))
             self._end(wire.ANSWER_STATE_REFUSED, INTERNAL)
@@ -103,13 +109,10 @@ class _EngineRequest:
             elif answer.status in FULL:
                 self._end(wire.ANSWER_STATE_FULL, Rejected(Reason.QUEUE_FULL))
             elif answer.status != 200:
-                refusal = await answer.body(LONGEST_ANSWER_BYTES)
-                failed = wire.Failed(failure=wire.FAILURE_ENGINE_REFUSED, status=answer.status, body=refusal)
-                self._end(wire.ANSWER_STATE_REFUSED, failed)
-            elif answer.streamed:
-                await self._stream(answer)
+                self._refused(answer.status, await answer.body(LONGEST_ANSWER_BYTES))
             else:
-                await self._whole(answer)
+                await check_kind(answer, request.stream, LONGEST_ANSWER_BYTES)
+                await (self._stream(answer) if answer.streamed else self._whole(answer))
 
     async def _stream(self, answer: EngineResponse) -> None:
         begun = False
@@ -156,6 +159,11 @@ class _EngineRequest:
         """Leave the request to the sidecar. No output was received."""
         self._access.unreachable(self._link.description.engine_endpoint or "", cause)
         self._report(wire.ANSWER_STATE_UNREACHABLE)
+
+    def _refused(self, status: int, body: bytes) -> None:
+        """End the request with the engine's error."""
+        failed = wire.Failed(failure=wire.FAILURE_ENGINE_REFUSED, status=status, body=body)
+        self._end(wire.ANSWER_STATE_REFUSED, failed)
 
     def _end(self, state: "wire.AnswerState.ValueType", end: End) -> None:
         """End the request here and at the sidecar."""

@@ -3,6 +3,7 @@
 Output of a stream is passed on in the turn of the event loop that reads it; the task of the request sleeps.
 """
 
+import re
 from collections.abc import Callable
 
 from penstock_proto.sse import DONE, EngineUsage, TokenCount, usage_of_body
@@ -11,6 +12,9 @@ from penstock_runtime.engine.http_client import EngineResponse
 from penstock_runtime.engine.whole_events import EventFilter, WholeEvents
 from penstock_runtime.openai_errors import ApiError
 
+_ERROR = re.compile(rb'\{\s*"error"\s*:\s*\{')
+"""Begin of an error in OpenAI's format."""
+
 LONGEST_ANSWER_BYTES = 32 << 20
 """Largest answer that is not streamed: it is buffered completely."""
 
@@ -18,6 +22,9 @@ ENGINE_LOST = ApiError(
     502, "the engine was lost while it served this request", "server_error", code="engine_lost"
 )
 """The error of a request that was lost with its engine."""
+
+OTHER_KIND_STATUS = 502
+"""Status of an answer that is not of the kind that the client has requested. Its body may have the reason."""
 
 PassOn = Callable[[bytes, int], None]
 """Receives whole events, and the number of new tokens. Either can be empty."""
@@ -28,6 +35,30 @@ class CutShort(Exception):
 
     def __init__(self) -> None:
         super().__init__("the engine closed its answer before the end")
+
+
+class OtherKind(Exception):
+    """The engine's answer is not of the kind that the client has requested, such as a page of a proxy.
+
+    body: what the engine has sent instead; empty if it is a stream.
+    """
+
+    def __init__(self, body: bytes = b"") -> None:
+        super().__init__("the engine's answer is not of the kind that was requested")
+        self.body = body
+
+
+async def check_kind(answer: EngineResponse, stream: bool, most_bytes: int) -> None:
+    """Raise OtherKind for a stream that was not requested (`stream`), or for anything else instead of one.
+
+    Raises EngineGone and AnswerTooLong, and CutShort if nothing has come instead.
+    """
+    if answer.streamed == stream:
+        return
+    if answer.streamed:
+        raise OtherKind
+    body = await answer.body(most_bytes)
+    raise OtherKind(body) if body else CutShort
 
 
 async def read_stream(
@@ -63,8 +94,14 @@ async def read_stream(
 
 
 async def read_whole(answer: EngineResponse, most_bytes: int) -> tuple[bytes, EngineUsage | None]:
-    """Return an answer that is not streamed, and its usage. Raises EngineGone, CutShort and AnswerTooLong."""
+    """Return an answer that is not streamed, and its usage.
+
+    Raises EngineGone, CutShort and AnswerTooLong; OtherKind if it is not an object, or is an error.
+    """
     body = await answer.body(most_bytes)
     if not body:
         raise CutShort
+    text = body.strip()
+    if not (text.startswith(b"{") and text.endswith(b"}")) or _ERROR.match(text):
+        raise OtherKind(body)
     return body, usage_of_body(body)
