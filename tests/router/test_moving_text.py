@@ -271,6 +271,23 @@ def test_a_stream_without_token_ids_is_forwarded(stream: bytes) -> None:
     assert out == stream.replace(b',"token_ids":null', b"") + b"whatever"
 
 
+def test_comments_are_not_part_of_an_answer() -> None:
+    """Proxies write them while no token is ready, also before the first."""
+    transcript = Transcript()
+    assert passed_by(transcript, [b": wait\n\n", b"retry: 9\n\n"]) == b": wait\n\nretry: 9\n\n"
+    assert not transcript.begun
+    out = passed_by(transcript, [token("a", 1) + b": wait\n\n" + token("b", 2)])
+    assert message(out.replace(b": wait\n\n", b"")) == "ab"
+    assert (transcript.kept_ids(), transcript.opaque) == ([1, 2], False)
+    assert transcript.head().keys() <= {"id", "object", "created", "model"}
+
+
+def test_a_stream_of_events_with_other_fields_is_forwarded() -> None:
+    transcript = Transcript()
+    assert passed_by(transcript, [b"event: message\n" + token("a", 1)]) == b"event: message\n" + plain("a")
+    assert transcript.opaque
+
+
 def test_a_failure_that_the_engine_reports_is_not_forwarded() -> None:
     transcript = Transcript()
     failure = b'data: {"error":{"message":"EngineCore died","code":500}}\n\n'

@@ -21,6 +21,7 @@ MOST_BYTES = 2 << 20
 
 LAST_EVENT = b"data: [DONE]"
 
+_OBJECT = re.compile(rb"data: ?\{")
 _NUMBER = re.compile(rb"\d+")
 _EVENT_IDS = re.compile(rb"\d[\d, ]*")
 _PROMPT_IDS = re.compile(rb'"prompt_token_ids": ?(\[[^\]]*\])')
@@ -32,7 +33,7 @@ class Transcript:
     """The tokens of one answer that the client has received, from all replicas that generated it.
 
     opaque: the stream has no token ids, so it is forwarded unchanged and cannot be continued.
-    first_event: the first event, without ids; empty before it.
+    first_event: the first event with an object, without ids; empty before it.
     done: `[DONE]` was received. usage_sent: the final usage was received.
     finished: the client has the finish reason.
     thinks: the last text was part of the model's thinking.
@@ -151,10 +152,13 @@ class Transcript:
         if event.startswith(LAST_EVENT):
             self.done = True
             return event
+        passed = without_ids(event)
+        if not _OBJECT.match(event):  # a comment, or an event with other fields, which is not continued
+            self.opaque = self.opaque or passed != event or TEXT.search(event) is not None
+            return passed
         prompt = _PROMPT_IDS.search(event)
         if prompt and not self._prompt_ids:
             self._prompt_ids = prompt[1]
-        passed = without_ids(event)
         self.first_event = self.first_event or passed
         self._record_tokens(event, passed)
         self.finished = self.finished or FINISH.search(event) is not None
