@@ -6,7 +6,7 @@ import pytest
 from loop_time import skip
 from penstock_proto import replica_pb2 as wire
 from penstock_sidecar.bounds import Bounds
-from penstock_sidecar.frames.outbox import Outbox, Urgency
+from penstock_sidecar.frames.outbox import EVENT_BYTES, Outbox, Urgency
 
 BOUNDS = replace(Bounds(), outbox_bytes=10_000, frame_bytes=2_000, unbatched_requests=1, not_urgent_s=1e6)
 
@@ -17,7 +17,10 @@ class Desk:
     def __init__(self, open_requests: int = 5, **bounds: Any) -> None:
         self.state = wire.Snapshot(running=1)
         self.open_requests = open_requests
-        self.box = Outbox(replace(BOUNDS, **bounds), lambda: self.state, lambda: self.open_requests)
+        self.outpaced: list[int] = []
+        self.box = Outbox(
+            replace(BOUNDS, **bounds), lambda: self.state, lambda: self.open_requests, self.outpaced.append
+        )
 
     def put(self, id: int, size: int = 10, urgency: Urgency = Urgency.STEP) -> None:
         output = wire.Output(data=b"x" * size, tokens=1)
@@ -187,6 +190,31 @@ async def test_a_router_that_does_not_read_reaches_its_bound() -> None:
         desk.put(id, 500)
         assert desk.box.behind.is_set() == (id >= 17)
     assert desk.box.empty
+
+
+async def test_one_request_with_most_of_the_bytes_loses_only_its_own_output() -> None:
+    desk = await opened()
+    desk.put(2, 1500)
+    desk.box.put(wire.Event(id=1, admitted=wire.Admitted()))
+    for _ in range(12):
+        desk.put(1, 600)
+    desk.box.put(wire.Event(id=3, failed=wire.Failed(body=b"y" * 200)), 200)
+    desk.put(1, 2000)
+    assert not desk.box.behind.is_set()
+    assert desk.box.buffered_bytes == 1500 + 200 + 3 * EVENT_BYTES
+    desk.put(2, 10)
+    desk.box.close()
+    assert [await desk.ids(), await desk.ids(), await desk.ids()] == [[2, 1], [3], [2]]
+    assert desk.outpaced == [1]
+
+
+async def test_half_of_the_bytes_are_not_most_of_them() -> None:
+    desk = await opened(outbox_bytes=2000)
+    desk.put(1, 1000)
+    desk.put(2, 1000)
+    assert desk.box.behind.is_set()
+    await asyncio.sleep(0)
+    assert desk.outpaced == []
 
 
 async def test_a_closed_outbox_returns_its_events_and_accepts_none() -> None:

@@ -204,17 +204,41 @@ async def test_a_router_that_does_not_read_loses_only_its_own_session(
     engine: Engine, rig: Rig, router: Router
 ) -> None:
     slow = rig.router()  # never reads
-    await slow.submit(1)
-    exchange = await engine.asked()
-    await exchange.begin()
+    exchanges = []
+    for id in (1, 2, 3):
+        await slow.submit(id)
+        exchanges.append(await engine.asked(id))
+        await exchanges[-1].begin()
     with contextlib.suppress(ConnectionError):
         for _ in range(200):
-            await exchange.send(b"data: " + b"x" * 60_000 + b"\n\n")
-    await exchange.closed.wait()
+            for exchange in exchanges:
+                await exchange.send(b"data: " + b"x" * 20_000 + b"\n\n")
+    for exchange in exchanges:
+        await exchange.closed.wait()
     await eventually(lambda: rig.metric("routers_behind_total") == 1)
     await eventually(lambda: rig.replica.unfinished == 0)
     await router.submit(1)
     assert (await router.first(1)).HasField("admitted")
+    await slow.__aexit__(None, None, None)
+
+
+async def test_an_answer_that_fills_a_session_ends_alone(engine: Engine, rig: Rig, router: Router) -> None:
+    slow = rig.router()  # never reads
+    await slow.submit(1)
+    flood = await engine.asked()
+    await slow.submit(2)
+    other = await engine.asked(2)
+    await flood.begin()
+    await other.begin()
+    with contextlib.suppress(ConnectionError):
+        for _ in range(200):
+            await flood.send(b"data: " + b"x" * 60_000 + b"\n\n")
+    await flood.closed.wait()
+    await eventually(lambda: rig.replica.unfinished == 1)
+    assert rig.metric("routers_behind_total") == 0
+    await other.send(b"data: {}\n\n")
+    await slow.cancel(2)
+    await eventually(lambda: rig.replica.unfinished == 0)
     await slow.__aexit__(None, None, None)
 
 

@@ -46,7 +46,7 @@ PUTS = st.lists(
 async def _framed(puts: list[tuple[int, bytes, int, Urgency, bool]]) -> dict[int, UpstreamRequest]:
     """Return a router's upstream requests after these outputs, with frames taken at any point between."""
     bounds = replace(Bounds(), frame_bytes=256, step_s=0.0, not_urgent_s=0.0)
-    outbox = Outbox(bounds, wire.Snapshot, lambda: 99)
+    outbox = Outbox(bounds, wire.Snapshot, lambda: 99, lambda id: None)
     exchanges = {id: UpstreamRequest(id) for id in (1, 2, 3)}
 
     def deliver(frame: wire.ReplicaFrame | None) -> None:

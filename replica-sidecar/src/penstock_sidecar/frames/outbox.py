@@ -7,12 +7,13 @@ of the event loop, which takes no time on an idle loop, and collects other event
 
 Events are added directly to the frame's message, because separate messages take ten times as long.
 
-Buffered bytes are bounded. If a router does not read until the bound is reached, the session ends, its
-requests are cancelled, and the router sees the stream close.
+Buffered bytes are bounded. If one request has more than half of them when the bound is reached, its engine
+sends faster than its router reads: that request ends. Otherwise the router does not read: the session ends,
+its requests are cancelled, and the router sees the stream close.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from enum import Enum
 from math import inf
@@ -37,6 +38,7 @@ class Outbox:
     """Events of one session, oldest first, in frames. One reader takes the frames.
 
     snapshot: returns the replica's snapshot. open_requests: returns how many requests the session has.
+    outpaced: called soon with the id of a request whose output reached the bound and was dropped.
     prefixes: returns changes of the cached prefixes since its last call; None without changes.
     behind: set when the bound is reached. Buffered events are then dropped, and no more are accepted.
     """
@@ -46,10 +48,11 @@ class Outbox:
         bounds: Bounds,
         snapshot: Callable[[], wire.Snapshot],
         open_requests: Callable[[], int],
+        outpaced: Callable[[int], None],
         prefixes: Callable[[], wire.CachedPrefixes | None] = lambda: None,
     ) -> None:
         self._bounds, self._snapshot, self._open_requests = bounds, snapshot, open_requests
-        self._prefixes = prefixes
+        self._outpaced, self._prefixes = outpaced, prefixes
         self._loop = asyncio.get_running_loop()
         self._full: deque[tuple[wire.ReplicaFrame, int]] = deque()  # with their sizes
         self._full_bytes = 0
@@ -67,6 +70,11 @@ class Outbox:
     def empty(self) -> bool:
         """Whether all events have been taken."""
         return not self._full and not self._open_bytes
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Estimated size of the events that were not taken."""
+        return self._full_bytes + self._open_bytes
 
     def output(self, id: int, data: bytes, tokens: int, urgency: Urgency) -> None:
         """Add output of a request."""
@@ -143,15 +151,34 @@ class Outbox:
     def _account(self, data_bytes: int, urgency: Urgency) -> None:
         """Account for an event that was added to the open frame, and schedule the frame."""
         self._open_bytes += EVENT_BYTES + data_bytes
-        if self._full_bytes + self._open_bytes > self._bounds.outbox_bytes:
-            self.drop()
-            self.behind.set()
+        if self.buffered_bytes > self._bounds.outbox_bytes:
+            self._reduce()
             return
         if self._open_bytes >= self._bounds.frame_bytes:
             self._close_open_frame()
             self._due.set()
         elif not self._due.is_set():
             self._schedule(urgency)
+
+    def _reduce(self) -> None:
+        """Drop the output of the request that has more than half of the bound; all without such a request."""
+        sizes = Counter[int]()
+        for frame in self._frames():
+            for event in frame.events:
+                sizes[event.id] += len(event.output.data)
+        id, size = max(sizes.items(), key=lambda item: item[1])
+        if 2 * size <= self._bounds.outbox_bytes:
+            self.drop()
+            self.behind.set()
+            return
+        frames = [_without_output(frame, id) for frame in self._frames()]
+        self._open, self._open_bytes = wire.ReplicaFrame(), 0
+        self._full = deque((frame, _size(frame)) for frame in frames if frame.events)
+        self._full_bytes = sum(size for _, size in self._full)
+        self._loop.call_soon(self._outpaced, id)
+
+    def _frames(self) -> list[wire.ReplicaFrame]:
+        return [*(frame for frame, _ in self._full), self._open]
 
     def _schedule(self, urgency: Urgency) -> None:
         if urgency is Urgency.NONE:
@@ -177,3 +204,14 @@ class Outbox:
         if self._timer is not None:
             self._timer.cancel()
             self._timer, self._timer_s, self._timer_at_s = None, inf, inf
+
+
+def _without_output(frame: wire.ReplicaFrame, id: int) -> wire.ReplicaFrame:
+    """Return a frame without the output of a request."""
+    kept = [event for event in frame.events if event.id != id or not event.HasField("output")]
+    return wire.ReplicaFrame(events=kept)
+
+
+def _size(frame: wire.ReplicaFrame) -> int:
+    """Return the estimated size of a frame."""
+    return sum(EVENT_BYTES + len(event.output.data) + len(event.failed.body) for event in frame.events)

@@ -53,7 +53,9 @@ class Session:
             None  # number of changes of cached prefixes that were sent; None before the first
         )
         self._requests: dict[int, ReplicaRequest] = {}
-        self.outbox = Outbox(bounds, snapshot, lambda: len(self._requests), self._prefix_changes)
+        self.outbox = Outbox(
+            bounds, snapshot, lambda: len(self._requests), self._outpaced, self._prefix_changes
+        )
 
     async def run(self, receive: Receive, write: Write) -> None:
         """Run until the router ends the session or falls behind, or all frames are written after `close`.
@@ -86,6 +88,14 @@ class Session:
     def forget(self, request: ReplicaRequest) -> None:
         """Remove a request that has ended. Its id may be used again."""
         self._requests.pop(request.id, None)
+
+    def _outpaced(self, id: int) -> None:
+        """End a request whose output has filled the outbox."""
+        if request := self._requests.get(id):
+            log.error(
+                "the engine sends an answer faster than its router reads it", request=request.request_id
+            )
+            request.internal_error()
 
     def _prefix_changes(self) -> wire.CachedPrefixes | None:
         """Return the changes of cached prefixes since the last frame; None if there are none."""
