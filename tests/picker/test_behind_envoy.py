@@ -189,8 +189,9 @@ async def test_a_body_past_the_pickers_budget_is_429_and_the_next_is_served(
 ) -> None:
     async with front.behind(tmp_path, HttpReplica("r0")) as (envoy, picker):
         picker.budget.bound_bytes = len(BODY) - 1
-        answer = await envoy.chat(BODY)
+        answer = await envoy.chat(BODY, x_request_id="mine")
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert answer.headers["x-request-id"] == "mine"
         assert answer.json()["error"]["code"] == "router_full"
         picker.budget.bound_bytes += 1
         assert (await envoy.chat(BODY)).status_code == 200

@@ -151,7 +151,10 @@ async def test_a_body_over_the_bound_is_refused_and_counted() -> None:
         stream = front.conversation()
         await stream.write(request_headers())
         await stream.write(request_body())
-        assert (await stream.read()).immediate_response.status.code == 413
+        refusal = (await stream.read()).immediate_response
+        assert refusal.status.code == 413
+        headers = {each.header.key: each.header.raw_value for each in refusal.headers.set_headers}
+        assert headers["x-should-retry"] == b"false" and headers["x-request-id"]
         counted = picker.metrics.registry.get_sample_value("penstock_picker_refused_total", {"status": "413"})
         assert counted == 1
 
@@ -165,6 +168,7 @@ async def test_bodies_are_held_within_one_budget() -> None:
         await eventually(lambda: picker.budget.held_bytes == len(BODY) - 1)
         (refusal,) = await front.answers()
         assert refusal.immediate_response.status.code == 429
+        assert "x-request-id" in str(refusal.immediate_response.headers)
         assert orjson.loads(refusal.immediate_response.body)["error"]["code"] == "router_full"
         held.cancel()
         await eventually(lambda: picker.budget.held_bytes == 0)

@@ -168,6 +168,7 @@ async def test_a_fault_fails_only_its_own_request() -> None:
         with capture_logs() as logs:
             error = await refused(picker, call())
         assert (error.status, error.message) == (500, "internal error")
+        assert "x-request-id" in dict(error.headers)
         assert [line["event"] for line in logs] == ["request failed"]
         assert (value(picker, "faults_total"), value(picker, "refused_total", status="500")) == (1, None)
         assert (await picker.pick(call())).tier == "chat"

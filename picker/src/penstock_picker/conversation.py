@@ -20,6 +20,7 @@ from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import Proces
 from envoy.service.ext_proc.v3 import external_processor_pb2 as proc
 from envoy.type.v3.http_status_pb2 import HttpStatus
 from google.protobuf.struct_pb2 import Struct
+from penstock_routing.request.request_head import Head
 from penstock_runtime.gateway_headers import DESTINATION
 from penstock_runtime.openai_errors import ApiError, body_too_large
 
@@ -52,7 +53,7 @@ class OutOfOrder(Exception):
 class Conversation:
     """One stream. max_body_bytes: longest body that is read.
 
-    asked: the request, once it is whole.
+    head: the request's headers, once they are received. asked: the request, once it is whole.
     """
 
     def __init__(self, max_body_bytes: int) -> None:
@@ -60,7 +61,7 @@ class Conversation:
         self.state = ConversationState.BEGIN
         self.asked: Call | None = None
         self._body, self._duplex = bytearray(), False
-        self._head: dict[bytes, bytes] = {}
+        self.head: Head = {}
         self._subset: frozenset[str] | None = None
         self._last = ""  # kind of the message that completed the request
 
@@ -98,7 +99,7 @@ class Conversation:
 
     def _take_headers(self, message: proc.ProcessingRequest) -> Sequence[proc.ProcessingResponse]:
         headers = message.request_headers
-        self._head = {
+        self.head = {
             _bytes(each.key).lower(): each.raw_value or _bytes(each.value) for each in headers.headers.headers
         }
         self._subset = subset_of(message)
@@ -121,9 +122,9 @@ class Conversation:
     def _ask(self, body: bytes | None, last: str) -> None:
         """Note that the request is whole. last: kind of its last message."""
         self.state, self._last = ConversationState.ASKS, last
-        method = self._head.get(b":method", b"").decode("latin-1")
-        path = self._head.get(b":path", b"").partition(b"?")[0].decode("latin-1")
-        self.asked = Call(method, path, self._head, body, self._subset)
+        method = self.head.get(b":method", b"").decode("latin-1")
+        path = self.head.get(b":path", b"").partition(b"?")[0].decode("latin-1")
+        self.asked = Call(method, path, self.head, body, self._subset)
 
 
 def subset_of(message: proc.ProcessingRequest) -> frozenset[str] | None:

@@ -27,9 +27,10 @@ def ext_authz_app(picker: Picker) -> App:
 
 
 async def _read(picker: Picker, request: HttpRequest, body_bytes: BodyBytes) -> Call:
+    head = request_head.head_of(request.headers)
     try:
         body = await request.body(picker.max_body_bytes, picker.body_timeout_s, body_bytes.add)
     except ApiError as error:
-        picker.metrics.refused(error.status)
+        picker.refused(error, head)
         raise
-    return Call(request.method, request.path, request_head.head_of(request.headers), body)
+    return Call(request.method, request.path, head, body)

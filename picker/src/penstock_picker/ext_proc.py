@@ -67,7 +67,7 @@ class ExternalProcessor:
             try:
                 await self._exchange(call, conversation, body_bytes)
             except BudgetExceeded as full:
-                self._picker.metrics.refused(full.status)
+                self._picker.refused(full, conversation.head)
                 await call.write(*conversation.answer(full))
             finally:
                 call.count_incomplete = None
@@ -88,7 +88,7 @@ class ExternalProcessor:
             body_bytes.add(len(message.request_body.body))
             answers = conversation.receive(message)
         except ApiError as error:
-            self._picker.metrics.refused(error.status)
+            self._picker.refused(error, conversation.head)
             return conversation.answer(error)
         if conversation.asked is None:
             return answers

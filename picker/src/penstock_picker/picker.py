@@ -191,6 +191,12 @@ class Picker:
         with self._lock:
             return self._pick_endpoints(request, call.subset)
 
+    def refused(self, error: ApiError, head: request_head.Head) -> None:
+        """Count an error, and add the headers that all errors have. head: the request's headers."""
+        self.metrics.refused(error.status)
+        headers = common_error_headers(error.status, request_head.request_id(head), error.headers)
+        error.headers = (*error.headers, *headers)
+
     def demand_page(self) -> bytes:
         """Describe the demand on the pool."""
         with self._lock:
@@ -226,14 +232,14 @@ class Picker:
         try:
             yield
         except ApiError as error:
-            self.metrics.refused(error.status)
-            headers = common_error_headers(error.status, request_head.request_id(call.head), error.headers)
-            error.headers = (*error.headers, *headers)
+            self.refused(error, call.head)
             raise
         except Exception:
             self.metrics.faults.inc()
-            log.exception("request failed", path=call.path[:256])
-            raise ApiError(500, "internal error", type="server_error") from None
+            request_id = request_head.request_id(call.head)
+            log.exception("request failed", request=request_id, path=call.path[:256])
+            named = ((request_head.REQUEST_ID, request_id),)
+            raise ApiError(500, "internal error", type="server_error", headers=named) from None
         finally:
             self.metrics.seconds.observe(perf_counter() - began_s)
 
