@@ -58,13 +58,17 @@ def pool_file(tmp_path: Path, pool: str) -> Path:
 
 @asynccontextmanager
 async def served(
-    pool_file: Path, replica: HttpReplica, *flags: str, source: Source | None = None
+    pool_file: Path,
+    replica: HttpReplica,
+    *flags: str,
+    source: Source | None = None,
+    stop: asyncio.Event | None = None,
 ) -> AsyncIterator[tuple[Mapping[str, str], list[Any]]]:
     """A running picker: its addresses, and its log. It is stopped at the end, and ends well."""
     await replica.start()
     options = parse(["-f", str(pool_file), "--replica", "x=h:1", "--admin-port", "0", *flags])
     pool = load_pool(pool_file)
-    stop = asyncio.Event()
+    stop = stop or asyncio.Event()
     source = source or Fixed({"r0": replica.address})
     with capture_logs() as logs:
         keys = Keys(pool.spec.applications, {})
@@ -134,6 +138,24 @@ async def test_without_replicas_a_picker_is_not_ready(pool_file: Path) -> None:
         assert answer.status_code == 503
         page = await http.get(f"http://{at['admin']}/metrics")
         assert 'penstock_picker_refused_total{status="503"} 1.0' in page.text
+
+
+async def test_a_stopping_picker_answers_and_is_not_ready(
+    pool_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, drained = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(main, "_drain", lambda options, pool: drained.wait())
+    async with (
+        served(pool_file, HttpReplica("r0"), *FRONTS, stop=stop) as (at, _),
+        httpx2.AsyncClient(timeout=ANSWERS_S) as http,
+    ):
+        await ready(http, at["admin"])
+        stop.set()
+        page = await http.get(f"http://{at['admin']}/ready")
+        assert (page.status_code, page.json()["error"]["code"]) == (503, "draining")
+        answer = await http.post(f"http://{at['ext_authz']}/v1/chat/completions", json=chat())
+        assert answer.status_code == 200
+        drained.set()
 
 
 @pytest.mark.parametrize("pool", [POOL_FILE + "  router: {maxHeaderBytes: 4096}\n"])

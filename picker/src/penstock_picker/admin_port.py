@@ -1,5 +1,7 @@
 """The picker's admin port: metrics, demand, and readiness."""
 
+from collections.abc import Callable
+
 import orjson
 from penstock_routing.replicas.replica_set import ReplicaSet
 from penstock_runtime.http_request import App
@@ -17,13 +19,18 @@ def admin_app(
     pool: str,
     endpoints: EndpointsFile | None = None,
     envoy: DrainedEnvoy | None = None,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> App:
     """Return the pages of a picker.
 
     pool: the pool's name. endpoints, envoy: the Envoy beside the picker, and its file, if there is one.
+    stopping: whether the picker is stopping, so that it is not ready.
     """
 
     def ready() -> bytes:
+        if stopping():
+            raise ApiError(503, "the picker is stopping", type="server_error", code="draining")
         if envoy is not None and envoy.unready is not None:
             raise ApiError(503, envoy.unready, type="server_error", code="envoy_not_ready")
         if not replica_set.ready or (endpoints is not None and not endpoints.written):

@@ -71,7 +71,7 @@ async def serve(found: Configuration, options: Options, stop: asyncio.Event) -> 
         *([] if envoy is None else [envoy.restart()]),
     ]
     admin = listen(options.admin_host, options.admin_port)
-    pages = admin_app(picker, replica_set, pool.metadata.name, endpoints, envoy)
+    pages = admin_app(picker, replica_set, pool.metadata.name, endpoints, envoy, stopping=stop.is_set)
     async with (
         running(background, stop) as until_stopped,
         serving(pages, admin, PAGES_DRAIN_S, PAGES_BOUNDS),
