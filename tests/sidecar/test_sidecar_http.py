@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import httpx2
@@ -12,8 +13,10 @@ from patience import eventually
 from penstock_core.domain.verdict import Reason, Rejected
 from penstock_pool import Pool, parse_pool
 from penstock_routing.demand import Demand
+from penstock_runtime.http_connection.bounds import HttpBounds
 from penstock_runtime.serving import address_of, listen
 from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.http import http_serving as serving_of_http
 from penstock_sidecar.http import request_path
 from penstock_sidecar.http.http_serving import http_app, http_serving
 from penstock_sidecar.requests.faults import Faults
@@ -349,6 +352,27 @@ async def test_the_engine_is_disconnected_immediately_when_the_client_is(
     ended = {"tier": "chat", "verdict": "admitted", "reason": "", "ending": "client_gone"}
     await eventually(lambda: gateway.metric("requests_total", **ended) == 1)
     assert gateway.metric("slo_judged_total", tier="chat") == 0
+
+
+async def test_a_request_without_output_is_cancelled_at_once_when_the_gateway_closes(
+    pool: Pool, rig: Rig, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_of_http, "HttpBounds", partial(HttpBounds, half_closed_s=3600.0))
+    faults, demand = Faults(rig.metrics.faults), Demand(pool.tiers())
+    app = http_app(
+        "r0", pool, rig.replica, rig.estimates, demand=demand, registry=rig.registry, faults=faults
+    )
+    listener = listen("127.0.0.1", 0)
+    async with (
+        http_serving(app, listener, pool, None),
+        httpx2.AsyncClient(base_url=f"http://{address_of(listener)}", timeout=60) as client,
+    ):
+        asking = asyncio.create_task(client.post(COMPLETIONS, json=WHOLE))
+        exchange = await engine.asked()
+        asking.cancel()
+        async with asyncio.timeout(30):
+            await exchange.closed.wait()
+        await eventually(lambda: rig.replica.unfinished == 0)
 
 
 async def test_a_client_that_does_not_read_is_disconnected_and_others_continue(

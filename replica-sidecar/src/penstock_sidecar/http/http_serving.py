@@ -63,7 +63,11 @@ async def http_serving(
 ) -> AsyncIterator[Server]:
     """Serve within the block."""
     router = pool.spec.router
-    bounds = HttpBounds(head_bytes=router.max_header_bytes, write_s=router.write_timeout_s)
+    bounds = HttpBounds(
+        head_bytes=router.max_header_bytes,
+        half_closed_s=0.0,  # a gateway closes both sides when its client has gone
+        write_s=router.write_timeout_s,
+    )
     context = None if tls is None else server_context(tls.cert, tls.key, tls.client_ca)
     async with serving(app, listener, LAST_BYTES_S, bounds, context) as server:
         yield server
