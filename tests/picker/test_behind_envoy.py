@@ -378,6 +378,28 @@ async def test_what_envoy_itself_refuses_has_the_format_of_openai(front: Front, 
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
 
 
+@pytest.mark.parametrize("line", [b"OPTIONS *", b"CONNECT a:443"])
+async def test_a_request_for_no_path_is_404_in_the_format_of_openai(line: bytes, tmp_path: Path) -> None:
+    async with FRONTS["ext_authz"].behind(tmp_path, *replicas()) as (envoy, _):
+        raw = line + b" HTTP/1.1\r\nhost: a:443\r\nconnection: close\r\n\r\n"
+        head, body = await raw_answer(envoy.settings.api.port, raw)
+        assert head.startswith(b"HTTP/1.1 404 ") and b"x-should-retry: false" in head
+        assert orjson.loads(body)["error"]["code"] == "not_found"
+        answer = await envoy.http.get("/other")
+        assert answer.json()["error"]["message"] == "no such path: /other"  # the picker's
+
+
+@pytest.mark.parametrize("headers", [{f"x-{number}": "1" for number in range(88)}, {"cookie": "a" * 32_500}])
+async def test_headers_past_the_bound_only_with_those_of_the_picker_are_431(
+    headers: dict[str, str], tmp_path: Path
+) -> None:
+    async with FRONTS["ext_authz"].behind(tmp_path, *replicas()) as (envoy, _):
+        answer = await envoy.chat(BODY, **headers)
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (431, "false")
+        assert "with those that the gateway adds" in answer.json()["error"]["message"]
+        assert "retry-after" not in answer.headers
+
+
 async def raw_answer(port: int, request: bytes) -> tuple[bytes, bytes]:
     """Return the head and the body of an answer, after which Envoy closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
