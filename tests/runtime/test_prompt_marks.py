@@ -61,6 +61,7 @@ def test_token_ids_are_never_split() -> None:
         ("cache_salt", "s"),
         ("chat_template_kwargs", {"a": 1}),
         ("documents", []),
+        ("truncate_prompt_tokens", 9),
     ],
 )
 def test_a_field_that_changes_the_prompt_or_its_sharing_changes_every_mark(field: str, value: Any) -> None:
@@ -76,6 +77,19 @@ def test_fields_that_change_only_the_answer_change_no_mark() -> None:
 @pytest.mark.parametrize("prompt", [b"[]", b"[ ]", b'["a","b"]', b"[[1],[2]]", b"7", b"[[[1]]]"])
 def test_other_prompts_have_no_marks(prompt: bytes) -> None:
     assert prompt_marks(b'{"prompt":' + prompt + b"}") == UNMARKED
+
+
+def test_messages_beside_a_prompt_have_no_marks() -> None:
+    messages = conversation("x")
+    assert marks(messages=messages, prompt="y") == UNMARKED  # a completion would be taken for this chat
+    assert marks(messages=messages, prompt=None) == marks(messages=messages) != UNMARKED
+
+
+def test_a_text_of_numbers_is_not_the_prompt_with_these_token_ids() -> None:
+    ids = list(range(2000))
+    text = json.dumps(ids, separators=(",", ":"))[1:-1]
+    of_ids, of_text = ({mark.key for mark in marks(prompt=prompt).marks} for prompt in (ids, text))
+    assert of_ids.isdisjoint(of_text)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b"\xff"])

@@ -23,6 +23,9 @@ MOST_MARKS = 8192
 """Most marks of one prompt. The rest of a longer prompt has no marks."""
 
 SALT = b"penstock prompt marks"
+TOKEN_IDS = b"token ids"
+"""Separates token ids from a text of the same numbers."""
+
 MARK_BYTES = 8
 
 
@@ -65,6 +68,7 @@ class _Body(msgspec.Struct):
     reasoning_effort: Raw = Raw()
     response_format: Raw = Raw()
     add_special_tokens: Raw = Raw()
+    truncate_prompt_tokens: Raw = Raw()
     mm_processor_kwargs: Raw = Raw()
     cache_salt: Raw = Raw()
 
@@ -76,7 +80,10 @@ _body, _prompts = msgspec.json.Decoder(_Body), msgspec.json.Decoder(list[Raw])
 
 
 def prompt_marks(raw: bytes) -> PromptMarks:
-    """Return the marks of a body's prompt; none if it has several prompts, or is invalid."""
+    """Return the marks of a body's prompt; none if it has several prompts, or is invalid.
+
+    A body with both messages and a prompt has none: which of them is used depends on the endpoint.
+    """
     try:
         return _marks(_body.decode(raw))
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -86,6 +93,8 @@ def prompt_marks(raw: bytes) -> PromptMarks:
 def _marks(body: _Body) -> PromptMarks:
     seed = _seed(body)
     if body.messages:
+        if bytes(body.prompt) not in (b"", b"null"):
+            return UNMARKED
         pieces = [piece for message in body.messages for piece in _pieces(bytes(message))]
         return PromptMarks(_chained(seed, pieces, map(len, pieces)))
     prompt = _only_prompt(bytes(body.prompt))
@@ -96,7 +105,7 @@ def _marks(body: _Body) -> PromptMarks:
         return UNMARKED
     ids = [piece.count(b",") for piece in pieces]  # the last one of a piece may continue in the next piece
     ids[-1] += 1
-    return PromptMarks(_chained(seed, pieces, ids), token_ids=True)
+    return PromptMarks(_chained(sha256(seed + TOKEN_IDS).digest(), pieces, ids), token_ids=True)
 
 
 def _only_prompt(prompt: bytes) -> bytes:
