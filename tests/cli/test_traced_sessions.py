@@ -147,6 +147,17 @@ def test_a_rate_needs_starts_at_different_times(tmp_path: Path) -> None:
         schedule_of(ScheduleOptions(path, rate_rps=2.0))
 
 
+@pytest.mark.parametrize(("rate_rps", "duration_s"), [(1e-9, None), (1e-300, None), (5e-324, 60.0)])
+def test_a_rate_may_not_stretch_a_trace_beyond_all_clocks(
+    tmp_path: Path, rate_rps: float, duration_s: float | None
+) -> None:
+    path = written(tmp_path, line(0), line(900))
+    with pytest.raises(Failure, match=r"^--rate .*: stretches .*trace.jsonl to more than 30 years$"):
+        schedule_of(ScheduleOptions(path, rate_rps=rate_rps, duration_s=duration_s))
+    bounded, _ = schedule_of(ScheduleOptions(path, rate_rps=1e-9, duration_s=60.0))
+    assert len(list(bounded.requests())) == 1
+
+
 def test_stages_order_turns_that_arrive_together(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     head = "arrival_s,prompt_tokens,output_tokens,session,stage,think_s\n"

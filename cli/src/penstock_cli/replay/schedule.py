@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import takewhile
+from math import inf
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +19,10 @@ MOONCAKE_BLOCK_TOKENS = 512
 
 FEW_COVERED = 0.5
 """Share of the prompts' tokens below which hash ids are probably of larger blocks."""
+
+
+MOST_STRETCHED_S = 1e9
+"""Latest arrival of a stretched trace. Clocks resolve a tenth of a microsecond there."""
 
 
 class Loop(StrEnum):
@@ -92,6 +97,10 @@ def schedule_of(options: ScheduleOptions) -> tuple[Schedule, TraceSummary]:
         if span_s <= 0:
             raise Failure(f"--rate: all requests of {options.trace} start at the same time", bad_input=True)
         stretch = summary.requests / span_s / options.rate_rps
+        last_s = min(span_s * stretch, options.duration_s or inf)
+        if last_s > MOST_STRETCHED_S or stretch == inf:
+            stretched = f"stretches {options.trace} to more than 30 years"
+            raise Failure(f"--rate {options.rate_rps:g}: {stretched}", bad_input=True)
     schedule = Schedule(options.trace, stretch, options.duration_s, options.tier, options.renamed, loop)
     return schedule, summary
 
