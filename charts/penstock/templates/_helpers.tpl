@@ -1,6 +1,11 @@
-{{/* Prefix of every object's name: the release's, or nameOverride. */}}
+{{/* Prefix of every object's name: the release's, or nameOverride. Names of Services begin with a letter and have no
+dots; names of releases may begin with a digit and have dots. */}}
 {{- define "penstock.prefix" -}}
-{{- .Values.nameOverride | default .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- $prefix := .Values.nameOverride | default .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" $prefix) -}}
+{{- fail (printf "nameOverride: missing; the release's name %q cannot begin the name of a Service, which has letters, digits and hyphens and begins with a letter" .Release.Name) -}}
+{{- end -}}
+{{- $prefix -}}
 {{- end }}
 
 {{/* Name of the operator's own objects. */}}
@@ -20,14 +25,14 @@
 {{/* Selector of the operator's pods. It must not change, because a Deployment's selector is immutable. */}}
 {{- define "penstock.selector" -}}
 app.kubernetes.io/name: penstock
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end }}
 
 {{/* Labels of every object of this chart. */}}
 {{- define "penstock.labels" -}}
 app.kubernetes.io/name: penstock
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
