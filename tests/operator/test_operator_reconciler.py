@@ -259,6 +259,34 @@ def test_a_recreated_pool_starts_without_the_memory_of_the_old_one() -> None:
     assert world.reconciler.pool_states[KEY] is not known
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"containers": "engine"},
+        {"containers": ["engine"]},
+        {"containers": [{"name": {"engine": 1}}]},
+        {"initContainers": 5},
+        {"initContainers": None},
+        {"containers": [{"name": "engine", "env": "A=1", "envFrom": [5, {"secretRef": "s"}]}]},
+        {"containers": [{"name": "engine", "env": [{"name": "A", "valueFrom": "s"}]}]},
+        {
+            "containers": [
+                {"name": "engine", "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"key": "k"}}}]}
+            ]
+        },
+        {"volumes": [{"name": "v", "secret": {}}, {"name": "w", "persistentVolumeClaim": {}}]},
+        {"volumes": [5, {"name": "v", "projected": {"sources": {"secret": "s"}}}]},
+        {"volumes": "v", "imagePullSecrets": ["registry", {"name": 5}]},
+    ],
+)
+def test_a_pod_template_of_a_wrong_shape_is_applied_for_the_api_server_to_refuse(spec: Manifest) -> None:
+    engine = {"type": "simulated", "timeModel": "llama-3-8b-a100", "podTemplate": {"spec": spec}}
+    world = World(pool_document(engine=engine))
+    world.server.refusing["StatefulSet"] = ApiStatusError(422, "Invalid", "spec.template: wrong")
+    world.reconciled()
+    assert world.of("Degraded") == ("True", "ApiRefused")
+
+
 def test_a_missing_object_is_created_again_and_reported() -> None:
     world = World(pool_document())
     world.reconciled()

@@ -103,6 +103,13 @@ def test_an_entry_without_a_key_replaces_the_list_and_is_left_to_the_api_server(
     assert merged["spec"]["volumes"] == [{"emptyDir": {}}]
 
 
+@pytest.mark.parametrize("wrong", ["engine", 5, {"engine": {}}])
+def test_containers_that_are_no_list_are_left_to_the_api_server(wrong: Any) -> None:
+    merged = merge_pod_template(BASE, spec(containers=wrong))["spec"]
+    assert merged["containers"] == wrong
+    assert merged["initContainers"] == BASE["spec"]["initContainers"]
+
+
 NAMES = st.sampled_from(["engine", "sidecar", "logs"])
 VALUES = st.text(max_size=3) | st.none()
 CONTAINER: st.SearchStrategy[Any] = st.fixed_dictionaries(

@@ -27,7 +27,8 @@ def list_key(field: str, items: list[Any]) -> str | None:
     if not all(isinstance(item, dict) for item in items):
         return None
     key = _KEYS.get(field) or _port_key(field, items)
-    return key if key is not None and all(key in item for item in items) else None
+    is_map = key is not None and all(isinstance(item.get(key), str | int) for item in items)
+    return key if is_map else None
 
 
 def _port_key(field: str, items: list[dict[str, Any]]) -> str | None:

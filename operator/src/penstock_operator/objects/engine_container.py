@@ -123,6 +123,8 @@ def engine_last(template: Json) -> Json:
     keeps running, has started; an engine has started once its model is loaded.
     """
     containers = template["spec"]["initContainers"]
+    if not isinstance(containers, list):
+        return template
     ordered = sorted(containers, key=lambda each: isinstance(each, dict) and each.get("name") == ENGINE)
     return {**template, "spec": {**template["spec"], "initContainers": ordered}}
 

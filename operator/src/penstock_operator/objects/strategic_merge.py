@@ -50,17 +50,21 @@ def _merge_lists(field: str, base: list[Any], patch: list[Any]) -> list[Any]:
 
 
 def _move_containers(base: Json, patch: Json) -> Json:
-    """Return the patch with each container of the base in the same list as in the base."""
+    """Return the patch with each container of the base in the same list as in the base.
+
+    What is not a list stays where it is, for the API server to refuse.
+    """
     spec = patch.get("spec")
     if not isinstance(spec, dict):
         return patch
     lists = {
         container["name"]: field for field in _CONTAINERS for container in base.get("spec", {}).get(field, [])
     }
+    given = [field for field in _CONTAINERS if isinstance(spec.get(field), list | None)]
     moved: dict[str, list[Any]] = {}
-    for field in _CONTAINERS:
-        for container in spec.get(field) or []:
+    for field in given:
+        for container in spec.get(field) or ():
             name = container.get("name") if isinstance(container, dict) else None
-            moved.setdefault(lists.get(name, field), []).append(container)
-    rest = {field: value for field, value in spec.items() if field not in _CONTAINERS}
+            moved.setdefault(lists.get(str(name), field), []).append(container)
+    rest = {field: value for field, value in spec.items() if field not in given}
     return {**patch, "spec": {**rest, **moved}}

@@ -47,39 +47,56 @@ def references(
 
 
 def _pod_references(pod: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield kind and name of all objects that a pod mounts, pulls images with, or takes variables from."""
-    for secret in pod.get("imagePullSecrets", ()):
-        if name := secret.get("name"):
-            yield "Secret", name
-    for volume in pod.get("volumes", ()):
+    """Yield kind and name of all objects that a pod mounts, pulls images with, or takes variables from.
+
+    Parts of a wrong shape, which a `podTemplate` may have, refer to nothing; the API server refuses them.
+    """
+    for secret in _maps(pod, "imagePullSecrets"):
+        yield from _named("Secret", secret.get("name"))
+    for volume in _maps(pod, "volumes"):
         yield from _volume_references(volume)
-        for source in volume.get("projected", {}).get("sources", ()):
+        for source in _maps(_map(volume, "projected") or {}, "sources"):
             yield from _volume_references(source)
-    for container in (*pod.get("initContainers", ()), *pod.get("containers", ())):
-        for variable in container.get("env", ()):
-            yield from _environment_references(variable.get("valueFrom", {}), "KeyRef")
-        for source in container.get("envFrom", ()):
+    for container in (*_maps(pod, "initContainers"), *_maps(pod, "containers")):
+        for variable in _maps(container, "env"):
+            yield from _environment_references(_map(variable, "valueFrom") or {}, "KeyRef")
+        for source in _maps(container, "envFrom"):
             yield from _environment_references(source, "Ref")
 
 
-def _volume_references(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    if (claim := source.get("persistentVolumeClaim")) is not None:
-        yield "PersistentVolumeClaim", claim["claimName"]
+def _volume_references(source: Manifest) -> Iterator[tuple[str, str]]:
+    if (claim := _map(source, "persistentVolumeClaim")) is not None:
+        yield from _named("PersistentVolumeClaim", claim.get("claimName"))
     for kind, field in (("Secret", "secret"), ("ConfigMap", "configMap")):
-        reference = source.get(field)
+        reference = _map(source, field)
         if reference is not None and not reference.get("optional") and reference.get("name") != ROOT_CA:
-            yield kind, reference.get("secretName") or reference["name"]
+            yield from _named(kind, reference.get("secretName") or reference.get("name"))
 
 
-def _environment_references(source: dict[str, Any], suffix: str) -> Iterator[tuple[str, str]]:
+def _environment_references(source: Manifest, suffix: str) -> Iterator[tuple[str, str]]:
     """Yield references of environment variables.
 
     suffix: `KeyRef` for single variables, `Ref` if every entry becomes a variable.
     """
     for kind, field in (("Secret", "secret"), ("ConfigMap", "configMap")):
-        reference = source.get(f"{field}{suffix}")
+        reference = _map(source, f"{field}{suffix}")
         if reference is not None and not reference.get("optional"):
-            yield kind, reference["name"]
+            yield from _named(kind, reference.get("name"))
+
+
+def _named(kind: str, name: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(name, str) and name:
+        yield kind, name
+
+
+def _map(parent: Manifest, field: str) -> Manifest | None:
+    value = parent.get(field)
+    return value if isinstance(value, dict) else None
+
+
+def _maps(parent: Manifest, field: str) -> list[Manifest]:
+    value = parent.get(field)
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _field(pool: Pool, settings: OperatorSettings, component: Component | None, ref: Ref) -> str:
