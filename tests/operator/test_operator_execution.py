@@ -62,7 +62,7 @@ def drifted(name: str) -> Apply:
 async def executed(api: Api, *actions: Action) -> tuple[tuple[PoolProblem, ...], Cache, OperatorMetrics]:
     cache, metrics = Cache(), OperatorMetrics(CollectorRegistry())
     as_api: Any = api
-    return await execute(actions, as_api, cache, metrics), cache, metrics
+    return (await execute(actions, as_api, cache, metrics)).problems, cache, metrics
 
 
 def ends(metrics: OperatorMetrics) -> set[tuple[str, str, str]]:

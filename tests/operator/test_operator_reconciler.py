@@ -297,6 +297,19 @@ def test_a_missing_object_is_created_again_and_reported() -> None:
     assert world.server.events()["Made"] == f"{ref} was missing and is created again"
 
 
+def test_an_object_whose_creation_or_restoration_is_refused_is_not_reported_as_done() -> None:
+    world = World(pool_document())
+    world.reconciled()
+    world.server.refusing["Service"] = ApiStatusError(403, "Forbidden", "denied by a policy")
+    ref = Ref("v1", "Service", "team", "chat")
+    spec = {"selector": {"mine": "true"}}
+    world.server.store({**deepcopy(world.server.objects[ref]), "spec": spec}, "kubectl")
+    del world.server.objects[Ref("v1", "Service", "team", "chat-admin")]
+    world.reconciled()
+    assert world.server.events().keys() & {"Made", "DriftMended"} == set()
+    assert "ApiRefused" in world.server.events()
+
+
 def test_an_object_of_another_owner_that_the_cache_lacks_is_left_alone() -> None:
     theirs = {
         "apiVersion": "v1",

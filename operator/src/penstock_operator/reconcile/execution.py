@@ -6,6 +6,7 @@ API server does not answer, the reconciliation ends, because further calls would
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import structlog
 
@@ -22,14 +23,22 @@ from penstock_operator.status.diagnosis import Cause, PoolProblem
 log = structlog.get_logger()
 
 
-async def execute(
-    actions: Iterable[Action], api: Api, cache: Cache, metrics: OperatorMetrics
-) -> tuple[PoolProblem, ...]:
-    """Execute all actions in order. Returns the problems of those that failed. Raises ApiUnreachable."""
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """Result of the actions of a reconciliation. done: those that the API server has not refused."""
+
+    done: tuple[Action, ...] = ()
+    problems: tuple[PoolProblem, ...] = ()
+
+
+async def execute(actions: Iterable[Action], api: Api, cache: Cache, metrics: OperatorMetrics) -> Execution:
+    """Execute all actions in order. Raises ApiUnreachable."""
+    done: list[Action] = []
     problems: list[PoolProblem] = []
     for action in actions:
         try:
             problem = await _execute_action(action, api, cache)
+            done.append(action)
         except ApiStatusError as error:
             if error.namespace_terminating:
                 break
@@ -42,7 +51,7 @@ async def execute(
         else:
             log.warning("not executed", **fields, error=problem.message)
             problems.append(problem)
-    return tuple(problems)
+    return Execution(tuple(done), tuple(problems))
 
 
 def ref_in(action: Action) -> Ref:

@@ -32,7 +32,7 @@ from penstock_operator.objects.config_maps import learned_capacity_rps
 from penstock_operator.reconcile.actions import Action, ActionReason, Apply, decide
 from penstock_operator.reconcile.desired_state import DesiredState, desired_state, owner_of, parse_spec
 from penstock_operator.reconcile.events import event_manifest, pool_events
-from penstock_operator.reconcile.execution import execute, is_watched
+from penstock_operator.reconcile.execution import Execution, execute, is_watched
 from penstock_operator.reconcile.observed_state import missing_references, pod_warnings, read_secrets
 from penstock_operator.settings import OperatorSettings
 from penstock_operator.status.conditions import Status, StatusInput, condition, status_of
@@ -96,13 +96,14 @@ class Reconciler:
                 document, _status_input_of_invalid(document, self.cache.children(key), pool), ()
             )
             return HEALTHY_PERIOD_S
-        desired, actions_done, failed = await self._apply_desired_state(key, pool, document, state.autoscaler)
+        desired, execution = await self._apply_desired_state(key, pool, document, state.autoscaler)
         children = self.cache.children(key)
         reports = await self.demand_client.fetch(*_counting_pods(desired, children))
         reconciled = ReconciledPool(pool, document, desired, children, reports)
-        problems = await self._problems(key, reconciled, failed)
+        problems = await self._problems(key, reconciled, execution.problems)
         autoscaling = _autoscaling_status(state.autoscaler, reconciled) if is_autoscaled(pool) else None
-        status = await self._report(document, _status_input(reconciled, problems, autoscaling), actions_done)
+        status_input = _status_input(reconciled, problems, autoscaling)
+        status = await self._report(document, status_input, execution.done)
         if autoscaling is not None and autoscaling["replicas"] != desired.replicas:
             return 0.0  # the decision is in the status: the next reconciliation acts on it
         return _next_reconcile_s(pool, status, time.time())
@@ -121,8 +122,8 @@ class Reconciler:
 
     async def _apply_desired_state(
         self, key: PoolKey, pool: Pool, document: Manifest, autoscaler: Autoscaler
-    ) -> tuple[DesiredState, Sequence[Action], tuple[PoolProblem, ...]]:
-        """Apply the desired state. Returns it, the actions, and the problems of those that failed."""
+    ) -> tuple[DesiredState, Execution]:
+        """Apply the desired state. Returns it, and the result of the actions."""
         owner = owner_of(document)
         observed = [child for child in self.cache.children(key) if child["kind"] != "Pod"]
         credentials = None
@@ -140,9 +141,9 @@ class Reconciler:
             pool, document, others, self.settings, credentials, observed=observed, capacity_rps=capacity_rps
         )
         if desired.objects is None:
-            return desired, (), ()
+            return desired, Execution()
         actions = await self._decide(desired.objects, observed, owner)
-        return desired, actions, await execute(actions, self.api, self.cache, self.metrics)
+        return desired, await execute(actions, self.api, self.cache, self.metrics)
 
     async def _decide(
         self, desired: Sequence[Manifest], observed: Sequence[Manifest], owner: PoolOwner
