@@ -294,7 +294,15 @@ def test_a_missing_object_is_created_again_and_reported() -> None:
     del world.server.objects[ref]
     world.reconciled()
     assert ref in world.server.objects
-    assert world.server.events()["Made"] == f"{ref} was missing and is created again"
+    assert world.server.events()["Made"] == f"{ref} was missing and is created"
+
+
+def test_an_object_that_a_changed_pool_desires_for_the_first_time_is_not_reported_as_lost_before() -> None:
+    world = World(pool_document())
+    world.reconciled()
+    world.server.store(pool_document(monitoring={"serviceMonitor": True}), "kubectl")
+    world.reconciled()
+    assert world.server.events()["Made"] == 'ServiceMonitor "chat" was missing and is created'
 
 
 def test_an_object_whose_creation_or_restoration_is_refused_is_not_reported_as_done() -> None:

@@ -52,7 +52,7 @@ def _action_events(before: Mapping[str, Any], actions: Sequence[Action]) -> Iter
                     f"{ref_of(manifest)}: {fields} restored to the pool's values",
                 )
             case Apply(manifest, ActionReason.MISSING) if before:
-                yield PoolEvent("Normal", "Made", f"{ref_of(manifest)} was missing and is created again")
+                yield PoolEvent("Normal", "Made", f"{ref_of(manifest)} was missing and is created")
             case Delete(ref):
                 yield PoolEvent("Normal", "Removed", f"{ref} is no longer desired and is deleted")
             case _:
