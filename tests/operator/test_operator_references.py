@@ -139,6 +139,13 @@ def test_a_routers_certificate_is_named_by_its_field() -> None:
     ]
 
 
+def test_an_engines_api_key_is_named_by_its_field() -> None:
+    guarded = pool(engine={"type": "openai", "image": "e:1", "apiKey": {"secret": "engine-key"}})
+    key = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "engine-key", "key": "api-key"}}}
+    wanted = pods("replica", initContainers=[{"env": [key]}])
+    assert named(guarded, wanted) == [("Secret", "engine-key", "spec.engine.apiKey.secret")]
+
+
 def test_a_measured_time_model_is_named_by_its_field() -> None:
     measured = pool(engine={"type": "openai", "image": "e:1", "timeModel": "measured.json"})
     wanted = pods("replica", volumes=[{"projected": {"sources": [{"configMap": {"name": "measured"}}]}}])

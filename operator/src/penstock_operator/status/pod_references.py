@@ -108,6 +108,9 @@ def _field(pool: Pool, settings: OperatorSettings, component: Component | None, 
     for index, application in enumerate(pool.spec.applications):
         if kind == "Secret" and application.keys.secret == name:
             return f"spec.applications[{index}].keys.secret"
+    key = pool.spec.engine.api_key
+    if kind == "Secret" and key is not None and key.secret == name:
+        return "spec.engine.apiKey.secret"
     tls = pool.spec.router.tls
     if kind == "Secret" and tls is not None and tls.secret == name:
         return "spec.router.tls.secret"
