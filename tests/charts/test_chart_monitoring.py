@@ -143,6 +143,7 @@ def test_an_alert_that_can_never_fire_is_refused() -> None:
     ("flags", "there"),
     [
         ([], set()),
+        (("--api-versions", "monitoring.coreos.com/v1/ServiceMonitor"), {"ServiceMonitor"}),
         (PROMETHEUS, MONITORS - {"PodMonitor"}),
         ([*PROMETHEUS, "--set", "monitoring.podMonitor=auto"], MONITORS),
         ([*PROMETHEUS, "--set", "monitoring.rules.enabled=false"], {"ServiceMonitor"}),

@@ -56,10 +56,12 @@ app.kubernetes.io/component: operator
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $tag }}{{ end -}}
 {{- end }}
 
-{{/* "true" if a monitoring object is enabled: true, or auto and the cluster has its CRD. */}}
+{{/* "true" if a monitoring object is enabled: true, or auto and the cluster has its CRD. Call with
+(list . .Values.monitoring.podMonitor "PodMonitor"). Not every cluster with one of these CRDs has the others. */}}
 {{- define "penstock.monitoringEnabled" -}}
-{{- $root := first . -}}{{- $enabled := last . -}}
-{{- if or (eq (toString $enabled) "true") (and (eq (toString $enabled) "auto") ($root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
+{{- $root := index . 0 -}}{{- $enabled := index . 1 | toString -}}
+{{- $kind := printf "monitoring.coreos.com/v1/%s" (index . 2) -}}
+{{- if or (eq $enabled "true") (and (eq $enabled "auto") ($root.Capabilities.APIVersions.Has $kind)) -}}
 true
 {{- end -}}
 {{- end }}

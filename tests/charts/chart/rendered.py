@@ -18,8 +18,10 @@ ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "penstock"
 VALUE_SETS = ("default", "ha", "locked-down")
 NAMESPACE = "penstock-system"
+MONITORS = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
 KUBERNETES = ("--kube-version", "1.34.0")
-PROMETHEUS = ("--api-versions", "monitoring.coreos.com/v1")
+MONITORING = "monitoring.coreos.com/v1"
+PROMETHEUS = ("--api-versions", ",".join(f"{MONITORING}/{kind}" for kind in MONITORS))
 
 Manifest = dict[str, Any]
 
