@@ -76,3 +76,12 @@ def test_extra_labels_are_on_every_object_without_overriding_the_charts() -> Non
     assert (
         deployment["selector"]["matchLabels"].items() <= deployment["template"]["metadata"]["labels"].items()
     )
+
+
+def test_extra_labels_do_not_hide_the_operators_service_from_its_monitor() -> None:
+    extra = ("name", "instance", "component", "managed-by")
+    labels = ",".join(f"extraLabels.app\\.kubernetes\\.io/{each}=other" for each in extra)
+    manifests = rendered("ha", ["--set", labels])
+    monitored = the(manifests, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    assert monitored.items() <= the(manifests, "Service")["metadata"]["labels"].items()
+    assert {m["metadata"]["labels"]["app.kubernetes.io/managed-by"] for m in manifests} == {"Helm"}

@@ -29,16 +29,18 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end }}
 
-{{/* Labels of every object of this chart. */}}
-{{- define "penstock.labels" -}}
+{{/* The chart's own labels of every object. */}}
+{{- define "penstock.ownLabels" -}}
 app.kubernetes.io/name: penstock
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
-{{- with .Values.extraLabels }}
-{{ toYaml . }}
 {{- end }}
+
+{{/* Labels of every object of this chart: extraLabels add to the chart's own and override none. */}}
+{{- define "penstock.labels" -}}
+{{- merge (include "penstock.ownLabels" . | fromYaml) (omit .Values.extraLabels "app.kubernetes.io/component") | toYaml -}}
 {{- end }}
 
 {{/* Labels of the operator's Deployment and pods. */}}
