@@ -53,12 +53,24 @@ def test_the_charts_schemas_accept_no_unknown_values() -> None:
         ("monitoring.serviceMonitor=maybe", "/monitoring/serviceMonitor"),
         ("monitoring.rules.minimumRequests=0", "/monitoring/rules/minimumRequests"),
         ("nameOverride=Penstock", "/nameOverride"),
+        ("watchNamespaces[0]=team.a", "/watchNamespaces/0"),
+        ("pools.gatewayNamespaces[0]=team.a", "/pools/gatewayNamespaces/0"),
+        ("serviceAccount.name=My_Account", "/serviceAccount/name"),
+        ("operator.priorityClassName=My_Class", "/operator/priorityClassName"),
+        ("images.operator.repository=null", "/images/operator"),
+        ("networkPolicy.egress=null", "/networkPolicy"),
+        ("monitoring.rules.burnRates=null", "/monitoring/rules"),
     ],
 )
 def test_an_invalid_value_is_refused_by_its_name(value: str, where: str) -> None:
     done = template(flags=["--set", value])
     assert done.returncode != 0
     assert f"at '{where}'" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["watchNamespaces", "extraLabels", "pools", "podDisruptionBudget"])
+def test_a_value_that_is_null_is_refused_by_its_name(value: str) -> None:
+    assert f"missing property '{value}'" in template(flags=["--set", f"{value}=null"]).stderr
 
 
 def test_an_account_that_is_not_created_has_to_be_named() -> None:
