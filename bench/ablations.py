@@ -97,8 +97,7 @@ PARTS: Mapping[str, Sequence[Replacement]] = {
     "memory 4 instead of 9": [Replacement(price, "MEMORY_STEEPNESS", 4.0)],
     "time 2 instead of 4": [Replacement(price, "TIME_STEEPNESS", 2.0)],
     "best effort bounded by free memory": [
-        Replacement(batch_formation, "PLENTIFUL", 1.0),
-        Replacement(batch_formation, "SCARCE", 2.0),
+        Replacement(batch_formation, "_share_of_time", lambda held, plentiful, scarce: 1.0),
     ],
     "promotion": [Replacement(policy, "to_promote", lambda workload: None)],
 }

@@ -384,23 +384,44 @@ def test_a_batch_is_formed_whenever_admitted_work_fits() -> None:
             assert form_batch(Workload.of(view, inf)).tokens, seed
 
 
+def cached_prompt(name: str, cached: int, left: int) -> Job:
+    """A best-effort prompt of which this many tokens are cached."""
+    return prompt(name, cached + left, best_effort=True)._replace(computed_tokens=cached, unheld_blocks=0)
+
+
 def test_best_effort_lengthens_a_batch_only_as_far_as_memory_is_free() -> None:
-    """Admitted requests hold 500 blocks: freely if that is half of all, and not at all if it is 90 %."""
-    running, offline = [decode("a", 8000, judge=Judge.MEAN)], [prompt("o", 3000, best_effort=True)]
+    """Admitted requests hold 500 blocks. Cached prompts: freely if that is half of all, not at all if 90 %.
+
+    Others: freely if it is nothing, not at all if it is half.
+    """
+    running = [decode("a", 8000, judge=Judge.MEAN)]
     alone_s = batch(running, []).duration_s
 
-    def lengthened_s(blocks: int) -> float:
-        return batch(running, offline, free_blocks=blocks - 500).duration_s - alone_s
+    def lengthened_s(blocks: int, job: Job) -> float:
+        return batch(running, [job], free_blocks=blocks - 500).duration_s - alone_s
 
-    assert lengthened_s(1000) == lengthened_s(2000) == lengthened_s(1_000_000)
-    assert lengthened_s(714) == pytest.approx(lengthened_s(1000) / 2, rel=0.02)
-    short = prompt("short", 100, best_effort=True)
+    cached, others = cached_prompt("o", 3000, 3000), prompt("o", 3000, best_effort=True)
+    free_s = lengthened_s(1_000_000, cached)
+    assert lengthened_s(1000, cached) == lengthened_s(2000, cached) == free_s
+    assert lengthened_s(714, cached) == pytest.approx(free_s / 2, rel=0.02)
+    assert lengthened_s(1_000_000, others) == pytest.approx(free_s, rel=0.02)
+    assert lengthened_s(2000, others) == pytest.approx(free_s / 2, rel=0.02)
+    assert lengthened_s(1000, others) == 0
+    short = cached_prompt("short", 112, 100)
     assert "short" in batch(running, [short], free_blocks=57).tokens
     assert "short" not in batch(running, [short], free_blocks=55).tokens
 
 
+def test_only_a_waiting_prompt_of_which_half_is_cached_is_one_that_is_cached() -> None:
+    running = [decode("a", 8000, judge=Judge.MEAN)]
+    half, less = cached_prompt("half", 112, 112), cached_prompt("less", 112, 113)
+    begun = prompt("begun", 225, done=113, best_effort=True)
+    assert set(batch(running, [half, less], free_blocks=500).tokens) == {"a", "half"}
+    assert set(batch([*running, begun], [half], free_blocks=480).tokens) == {"a", "half"}
+
+
 def test_memory_that_only_best_effort_holds_does_not_limit_it() -> None:
-    running, offline = [decode("a", 8000, judge=Judge.MEAN)], [prompt("o", 100, best_effort=True)]
+    running, offline = [decode("a", 8000, judge=Judge.MEAN)], [cached_prompt("o", 112, 100)]
     theirs = decode("b", 8000, judge=Judge.MEAN, best_effort=True)
     tight = replica([*running, theirs], offline, free_blocks=25)
     shared = replace(tight, kv=replace(tight.kv, shared_blocks={"b": 500}))

@@ -5,7 +5,8 @@ Their blocks and slots go to admitted jobs on demand, those of the job started l
 keeps its tokens and resumes later with one prefill.
 
 Prefills with the fewest tokens to compute go first. Behind a long one, late turns of sessions, of whose
-prompts most is cached, would wait until their prefixes are evicted, and be long themselves.
+prompts most is cached, would wait until their prefixes are evicted, and be long themselves. A policy may also
+give them more time than others.
 
 To prevent starvation, the oldest best-effort job is protected once it has waited for `aging_s`. Planning then
 treats it as an admitted one that is due after `STRETCH` times its own prefill; once that time has passed, as
@@ -53,26 +54,37 @@ def newest_first(jobs: Sequence[Job]) -> Iterator[Job]:
     return (job for job in reversed(jobs) if job.holds_kv)
 
 
-def fill_surplus(batch: OpenBatch, jobs: Sequence[Job], limit_s: float) -> None:
+def fill_surplus(
+    batch: OpenBatch, jobs: Sequence[Job], limit_s: float, uncached_limit_s: float = inf
+) -> None:
     """Add best-effort work in the rest of the batch: decodes, then prefills, the shortest first.
 
     If there are no blocks for a job that waits, only those that hold some continue.
+    limit_s: longest duration of the batch. uncached_limit_s: that for prefills that are not mostly cached, if
+        it is less.
     """
     there = [job for job in jobs if job.request.id not in batch.preempted]
     _add_decodes(batch, [job for job in there if job.decoding], jobs, limit_s)
+    limits_s = {True: limit_s, False: min(limit_s, uncached_limit_s)}  # by `_mostly_cached`
     prefills, may_start = [job for job in there if not job.decoding], True
     for job in sorted(prefills, key=lambda job: (job.pending_tokens, *_age(job))):
-        if job.request.id in batch.preempted or not (job.holds_kv or may_start):
+        cached = _mostly_cached(job)
+        if cached not in limits_s or job.request.id in batch.preempted or not (job.holds_kv or may_start):
             continue
-        chunk = batch.largest_chunk(job, _prefill_limit_s(batch, job, limit_s))
+        chunk = batch.largest_chunk(job, _prefill_limit_s(batch, job, limits_s[cached]))
         if chunk == 0:
-            return
-        if job.holds_kv:
+            del limits_s[cached]  # no other overtakes it
+        elif job.holds_kv:
             _continue(batch, job, chunk, jobs)
         elif _has_room(batch, job):
             batch.add(job, chunk)
         else:
             may_start = not _can_ever_fit(batch.view, job)
+
+
+def _mostly_cached(job: Job) -> bool:
+    """Return whether at least half of a waiting job is in the engine's prefix cache, which may evict it."""
+    return job.unheld_blocks is not None and job.computed_tokens >= job.pending_tokens
 
 
 def _add_decodes(batch: OpenBatch, decodes: Sequence[Job], jobs: Sequence[Job], limit_s: float) -> None:

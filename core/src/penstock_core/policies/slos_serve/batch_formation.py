@@ -4,9 +4,10 @@ Decodes take their tokens first, with the draft tokens of the plan's rule; the r
 prefills, by deadline, and then to best effort. The plan determines the duration of the batch. A prefill that
 finishes in it and is due before its end shortens it to that deadline.
 
-Best effort may lengthen a batch as far as deadlines allow while admitted requests hold at most half of the KV
-cache, and less the more they hold (`PLENTIFUL`, `SCARCE`): if memory is scarce, decodes that take longer hold
-their blocks longer, which reduces admission.
+Best effort may lengthen a batch as far as deadlines allow while memory is plentiful, and less the more of the
+KV cache admitted requests hold (`PLENTIFUL`, `SCARCE`): decodes that take longer hold their blocks longer,
+which reduces admission. Prompts that are mostly cached are short, and lose their prefix if they wait, so they
+may lengthen batches until memory is scarce.
 
 If blocks or slots run out, other requests are preempted (`Victims`): best-effort ones first, started last
 first. For a request that already runs, admitted ones with later deadlines follow, the latest deadline first.
@@ -26,10 +27,11 @@ from penstock_core.policies.slos_serve.batch_plan import FirstBatch, first_batch
 from penstock_core.policies.slos_serve.workload import Workload
 
 PLENTIFUL, SCARCE = 0.5, 0.9
-"""Shares of the KV cache held by admitted requests: up to the first one best effort lengthens batches freely,
-from the second one not at all. Without this limit Chatbot attains 2 points less near capacity
-(`bench/results/ablations.md`). With a lower one late turns of sessions wait for minutes beside free time,
-until their prefixes are evicted (ADR 0054)."""
+"""Shares of the KV cache held by admitted requests: up to the first one decodes and mostly cached prompts of
+best effort lengthen batches freely, from the second one not at all. Other prompts do so in proportion to what
+is left until the first one. With the bound of cached prompts for all of them, capacities are 3 to 6 % less;
+with that of the others, late turns of sessions wait beside free time until their prefixes are evicted (ADR
+0056)."""
 
 
 class Victims:
@@ -73,7 +75,7 @@ def form_batch(workload: Workload, first: FirstBatch | None = None) -> Step:
     batch.draft_most(decodes, first.speculation, first.limit_s)
     limit_s = batch.prefill_most(admitted.prompts, victims.of, first.limit_s)
     if surplus:
-        fill_surplus(batch, surplus, _surplus_limit_s(batch, limit_s))
+        fill_surplus(batch, surplus, *_surplus_limits_s(batch, limit_s))
     return batch.repeatable_step() if repeatable else batch.step()
 
 
@@ -84,14 +86,22 @@ def _bounded(view: ReplicaView, most_tokens: int) -> ReplicaView:
     return replace(view, limits=replace(view.limits, batch_tokens=most_tokens))
 
 
-def _surplus_limit_s(batch: OpenBatch, limit_s: float) -> float:
-    """Return the duration up to which best effort may lengthen the batch.
+def _surplus_limits_s(batch: OpenBatch, limit_s: float) -> tuple[float, float]:
+    """Return the durations up to which best effort may lengthen the batch.
 
-    It decreases with the share of the KV cache that admitted requests hold. What they share counts once.
+    The first is for decodes and mostly cached prompts, the second for other prompts.
     """
     if not batch.tokens:
-        return limit_s
-    kv, taken_s = batch.view.kv, batch.seconds()
+        return limit_s, limit_s
+    held, taken_s = _share_of_admitted(batch), batch.seconds()
+    free_s = max(limit_s - taken_s, 0.0)
+    cached, others = _share_of_time(held, PLENTIFUL, SCARCE), _share_of_time(held, 0.0, PLENTIFUL)
+    return taken_s + free_s * cached, taken_s + free_s * others
+
+
+def _share_of_admitted(batch: OpenBatch) -> float:
+    """Return the share of the KV cache that admitted requests hold. What they share counts once."""
+    kv = batch.view.kv
     shared = kv.shared_blocks or {}
     surplus = sum(
         [
@@ -100,6 +110,9 @@ def _surplus_limit_s(batch: OpenBatch, limit_s: float) -> float:
             if job.best_effort
         ]
     )
-    held = (kv.total_blocks - kv.free_blocks - surplus) / kv.total_blocks
-    spare = min(max((SCARCE - held) / (SCARCE - PLENTIFUL), 0.0), 1.0)
-    return taken_s + max(limit_s - taken_s, 0.0) * spare
+    return (kv.total_blocks - kv.free_blocks - surplus) / kv.total_blocks
+
+
+def _share_of_time(held: float, plentiful: float, scarce: float) -> float:
+    """Return the share of the free time to use while admitted requests hold this share of memory."""
+    return min(max((scarce - held) / (scarce - plentiful), 0.0), 1.0)
