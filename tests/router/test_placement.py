@@ -352,9 +352,28 @@ def test_a_failures_status_is_always_an_error_status(output: int, status: int) -
     ],
     ids=["in shape", "no object", "a list", "no JSON", "nothing", "too deep to be written"],
 )
-def test_a_failure_s_message_is_passed_on_if_it_has_openais_format(
-    body: bytes, reported: bytes | None
-) -> None:
+def test_a_failure_s_error_is_passed_on_if_it_has_openais_format(body: bytes, reported: bytes | None) -> None:
     answer = error_body(wire.Failed(status=500, body=body))
     message = "the engine failed to serve this request"
     assert answer == reported if reported is not None else orjson.loads(answer)["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b'{"object": "error", "message": "too long", "code": 400}', 400, "too long"),
+        (b'{"detail": "no such model"}', 404, "no such model"),
+        (b'{"error": "no", "message": "other"}', 422, "no"),
+        (b'{"error": "' + b"x" * 5000 + b'"}', 400, "x" * 2000),
+        (b'{"error": ""}', 400, None),
+        (b'{"detail": [{"msg": "no"}]}', 400, None),
+        (b'{"detail": "Traceback: secret"}', 500, None),
+    ],
+    ids=["an engine's", "FastAPI's", "text", "long", "empty", "a list", "of the engine"],
+)
+def test_of_an_error_of_the_client_in_another_format_the_message_is_kept(
+    body: bytes, status: int, message: str | None
+) -> None:
+    error = orjson.loads(error_body(wire.Failed(status=status, body=body)))["error"]
+    kind = "invalid_request_error" if message else "server_error"
+    assert (error["message"], error["type"]) == (message or "the engine failed to serve this request", kind)
