@@ -166,9 +166,19 @@ def test_fields_of_a_body_are_read(body: str, read: BodyFields) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "key"), [('"a"', b'"a"'), ("null", None), ("7", None), ('["a"]', None)], ids=["text", *"n7l"]
+    ("given", "key"),
+    [
+        ('"run-7"', b"run-7"),
+        ('"\\u00e4 "', "ä".encode()),
+        (f'"{"x" * 600}"', b"x" * 512),
+        ('""', None),
+        ("null", None),
+        ("7", None),
+        ('["a"]', None),
+    ],
+    ids=["text", "escaped", "long", "empty", *"n7l"],
 )
-def test_a_cache_key_that_is_not_a_string_is_left_to_the_engine(given: str, key: bytes | None) -> None:
+def test_a_cache_key_is_the_session_that_a_header_with_its_text_is(given: str, key: bytes | None) -> None:
     raw = f'{{"model": "m", "messages": [], "prompt_cache_key": {given}}}'.encode()
     assert READER.parse(CHAT, raw).prompt_cache_key == key
 

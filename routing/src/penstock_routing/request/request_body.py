@@ -160,9 +160,13 @@ class BodyReader:
 
 
 def _key_text(given: Raw) -> bytes | None:
-    """Return a text as JSON, cut at the bound of a session; None for another type. It is only a hint."""
-    text = bytes(memoryview(given)[:LONGEST_SESSION])
-    return text if text.startswith(b'"') else None
+    """Return a text as a session of the header would be; None without one. It is only a hint."""
+    if _absent(given):
+        return None
+    try:
+        return _text.decode(given).strip().encode()[:LONGEST_SESSION] or None
+    except (msgspec.DecodeError, UnicodeError):
+        return None
 
 
 def _max_tokens(fields: _Routed) -> int | None:
