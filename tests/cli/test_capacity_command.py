@@ -117,8 +117,28 @@ def test_the_figure_is_written(penstock: Call) -> None:
             ["--scenario", "coder,swe", "--policy", "vllm,oracle"],
             "--policy oracle: does not support prefix caches, which scenario swe uses",
         ),
+        (
+            ["--scenario", "coder,mixed", "--policy", "vllm", "--sessions", "5"],
+            "--sessions 5: no scenario of coder, mixed has recorded sessions",
+        ),
+        (
+            ["--scenario", "coder", "--policy", "vllm", "--block-tokens", "16"],
+            "--block-tokens 16: no scenario of coder has prompts with hash ids",
+        ),
+        (
+            ["--scenario", "coder", "--policy", "vllm", "--json", "no/where.json"],
+            "--json no/where.json: the directory no does not exist",
+        ),
+        (["--scenario", "coder", "--policy", "vllm", "--json", "."], "--json .: is a directory"),
+        (
+            ["--scenario", "coder", "--policy", "vllm", "--plot", "no/o.svg"],
+            "--plot no/o.svg: the directory no does not exist",
+        ),
     ],
-    ids=["scenario", "policy", "order", "plot", "nothing", "prefixes"],
+    ids=[
+        *("scenario", "policy", "order", "plot", "nothing", "prefixes"),
+        *("sessions", "blocks", "no directory", "a directory", "plot without directory"),
+    ],
 )
 def test_bad_input_is_one_clear_line(
     penstock: Call, capfd: pytest.CaptureFixture[str], arguments: list[str], output: str
@@ -132,8 +152,8 @@ def test_bad_input_is_one_clear_line(
 def test_a_table_that_cannot_be_written_is_one_line(
     penstock: Call, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert penstock("--scenario", "coder", "--policy", "sola", "--json", "no/where.json") == 1
-    assert capfd.readouterr().err.splitlines()[-1] == "--json no/where.json: No such file or directory"
+    assert penstock("--scenario", "coder", "--policy", "sola", "--json", "/dev/full") == 1
+    assert capfd.readouterr().err.splitlines()[-1] == "--json /dev/full: No space left on device"
 
 
 def test_names_may_be_separated_by_spaces_and_count_once(penstock: Call) -> None:

@@ -131,8 +131,16 @@ def test_json_is_written_to_a_file_beside_the_table(
 
 
 def test_json_that_cannot_be_written_is_a_failure(asked: Settings, capfd: pytest.CaptureFixture[str]) -> None:
-    assert penstock("--json", "no/o.json") == 1
-    assert capfd.readouterr().err == "--json no/o.json: No such file or directory\n"
+    assert penstock("--json", "/dev/full") == 1
+    assert capfd.readouterr().err == "--json /dev/full: No space left on device\n"
+
+
+def test_a_file_that_can_never_be_written_is_found_before_the_run(
+    asked: Settings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert penstock("--json", "no/o.json") == 2
+    assert capfd.readouterr().err == "--json no/o.json: the directory no does not exist\n"
+    assert not asked
 
 
 @pytest.mark.parametrize(("late_s", "verdict"), [(0.010, "fine."), (0.011, "it could not keep the trace's")])

@@ -31,7 +31,7 @@ from penstock_cli.capacity.setting import WITHOUT_PREFIXES, base_policy
 from penstock_cli.capacity.sweep import sweep
 from penstock_cli.capacity.trial import run_trial
 from penstock_cli.capacity.trial_log import TrialLog
-from penstock_cli.commands.replay import STANDARD_OUTPUT, JsonFile
+from penstock_cli.commands.replay import STANDARD_OUTPUT, JsonFile, check_destinations
 from penstock_cli.commands.simulate import LengthsKind, Truth
 from penstock_cli.failure import Failure
 from penstock_cli.plots.figure import check_suffix
@@ -117,6 +117,7 @@ def capacity(
       penstock capacity --scenario coder --policy slos-serve --replicas 4 --order best-fit
     """
     check_suffix(plot)
+    check_destinations({"--json": json, "--plot": plot})
     conditions = SearchConditions(replicas, attainment, lengths, truth, seeds, order, block_tokens, sessions)
     questions = questions_of(scenarios, policies, conditions)
     with TrialLog(resume) as log:
@@ -140,6 +141,7 @@ def questions_of(scenarios: str, policies: str, conditions: SearchConditions) ->
         for policy in chosen:
             base_policy(policy)
         _check_prefixes(names, chosen)
+        _check_traced(names, conditions)
     except (UnknownScenario, UnknownTimeModel) as error:
         raise Failure(f"--scenario {scenarios}: {error}", bad_input=True) from None
     except UnknownPolicy as error:
@@ -156,6 +158,19 @@ def _check_prefixes(scenarios: Sequence[str], policies: Sequence[str]) -> None:
             f"--policy {unsupported[0]}: does not support prefix caches, which scenario {shared[0]} uses",
             bad_input=True,
         )
+
+
+def _check_traced(scenarios: Sequence[str], conditions: SearchConditions) -> None:
+    """Check that options about recorded prompts apply to a scenario. Raises Failure."""
+    given = {"--sessions": conditions.sessions, "--block-tokens": conditions.block_tokens}
+    used = {
+        "--sessions": any(scenario(name).sessions is not None for name in scenarios),
+        "--block-tokens": any(scenario(name).prefix_caching for name in scenarios),
+    }
+    for flag, value in given.items():
+        if value is not None and not used[flag]:
+            what = "recorded sessions" if flag == "--sessions" else "prompts with hash ids"
+            raise Failure(f"{flag} {value}: no scenario of {', '.join(scenarios)} has {what}", bad_input=True)
 
 
 @dataclass(frozen=True, slots=True)

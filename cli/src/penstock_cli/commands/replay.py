@@ -1,5 +1,6 @@
 """`penstock replay`: sends a recorded trace to a running server."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -133,6 +134,7 @@ def replay(
       penstock replay --trace agents.jsonl --block-tokens 16 --closed-loop --rate 2 --url …
     """
     check_positive({"--rate": rate, "--duration": duration, "--timeout": timeout})
+    check_destinations({"--json": json})
     settings = ReplaySettings(
         trace=trace,
         url=url.rstrip("/").removesuffix("/v1"),
@@ -180,6 +182,19 @@ def write_json(report: Report, path: Path) -> None:
         path.write_bytes(data)
     except OSError as error:
         raise Failure(f"--json {path}: {error.strerror}") from None
+
+
+def check_destinations(flags: dict[str, Path | None]) -> None:
+    """Check before a long run that every given file can be written after it. Raises Failure."""
+    for name, path in flags.items():
+        if path is None or path == STANDARD_OUTPUT:
+            continue
+        if path.is_dir():
+            raise Failure(f"{name} {path}: is a directory", bad_input=True)
+        if not path.parent.is_dir():
+            raise Failure(f"{name} {path}: the directory {path.parent} does not exist", bad_input=True)
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise Failure(f"{name} {path}: cannot be written", bad_input=True)
 
 
 def check_positive(flags: dict[str, float | None]) -> None:

@@ -24,6 +24,7 @@ from penstock_cli.commands.replay import (
     TierMap,
     TierName,
     TraceFile,
+    check_destinations,
     check_positive,
     parse_tier_map,
     write_json,
@@ -121,6 +122,7 @@ def simulate(
     """
     check_positive({"--rate": rate, "--duration": duration})
     check_suffix(plot)
+    check_destinations({"--json": json, "--plot": plot})
     pool, fleet = _pool_and_fleet(file, policy, SimulationOptions(replicas, truth, lengths, prefix_caching))
     schedule, summary = schedule_of(
         ScheduleOptions(trace, rate, duration, tier, parse_tier_map(tier_map or []), closed_loop)
