@@ -192,19 +192,27 @@ async def test_a_router_that_does_not_read_reaches_its_bound() -> None:
     assert desk.box.empty
 
 
-async def test_one_request_with_most_of_the_bytes_loses_only_its_own_output() -> None:
+async def test_one_request_with_most_of_the_bytes_fails_alone() -> None:
     desk = await opened()
     desk.put(2, 1500)
     desk.box.put(wire.Event(id=1, admitted=wire.Admitted()))
     for _ in range(12):
         desk.put(1, 600)
+    desk.box.put(wire.Event(id=1, finished=wire.Finished()))
     desk.box.put(wire.Event(id=3, failed=wire.Failed(body=b"y" * 200)), 200)
-    desk.put(1, 2000)
+    desk.put(2, 1000)
     assert not desk.box.behind.is_set()
-    assert desk.box.buffered_bytes == 1500 + 200 + 3 * EVENT_BYTES
+    failed = 1500 + 200 + 1000 + 5 * EVENT_BYTES
+    assert failed < desk.box.buffered_bytes < failed + 300
     desk.put(2, 10)
     desk.box.close()
-    assert [await desk.ids(), await desk.ids(), await desk.ids()] == [[2, 1], [3], [2]]
+    events: list[wire.Event] = []
+    while frame := await desk.box.frame():
+        events += frame.events
+    kinds = [(event.id, event.WhichOneof("kind")) for event in events]
+    ends = [(3, "failed"), (2, "output"), (1, "failed"), (2, "output")]
+    assert kinds == [(2, "output"), (1, "admitted"), *ends]
+    assert events[4].failed.failure == wire.FAILURE_ENGINE_LOST
     assert desk.outpaced == [1]
 
 

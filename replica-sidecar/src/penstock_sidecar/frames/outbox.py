@@ -8,8 +8,9 @@ of the event loop, which takes no time on an idle loop, and collects other event
 Events are added directly to the frame's message, because separate messages take ten times as long.
 
 Buffered bytes are bounded. If one request has more than half of them when the bound is reached, its engine
-sends faster than its router reads: that request ends. Otherwise the router does not read: the session ends,
-its requests are cancelled, and the router sees the stream close.
+sends faster than its router reads: that request fails as one whose engine is lost, and its router moves it.
+Otherwise the router does not read: the session ends, its requests are cancelled, and the router sees the
+stream close.
 """
 
 import asyncio
@@ -19,11 +20,16 @@ from enum import Enum
 from math import inf
 
 from penstock_proto import replica_pb2 as wire
+from penstock_runtime.engine.answers import ENGINE_LOST
 
 from penstock_sidecar.bounds import Bounds
+from penstock_sidecar.frames.messages import failed_event
 
 EVENT_BYTES = 64
 """Estimated size of an event without data."""
+
+_ANSWER = frozenset({"output", "finished", "failed"})
+"""Events of a request after its verdict."""
 
 
 class Urgency(Enum):
@@ -38,7 +44,7 @@ class Outbox:
     """Events of one session, oldest first, in frames. One reader takes the frames.
 
     snapshot: returns the replica's snapshot. open_requests: returns how many requests the session has.
-    outpaced: called soon with the id of a request whose output reached the bound and was dropped.
+    outpaced: called soon with the id of a request that was failed, because its output reached the bound.
     prefixes: returns changes of the cached prefixes since its last call; None without changes.
     behind: set when the bound is reached. Buffered events are then dropped, and no more are accepted.
     """
@@ -161,7 +167,7 @@ class Outbox:
             self._schedule(urgency)
 
     def _reduce(self) -> None:
-        """Drop the output of the request that has more than half of the bound; all without such a request."""
+        """Fail the request that has more than half of the bound; drop everything without such a request."""
         sizes = Counter[int]()
         for frame in self._frames():
             for event in frame.events:
@@ -171,10 +177,13 @@ class Outbox:
             self.drop()
             self.behind.set()
             return
-        frames = [_without_output(frame, id) for frame in self._frames()]
+        frames = [_without_answer(frame, id) for frame in self._frames()]
+        failed = failed_event(id, wire.FAILURE_ENGINE_LOST, ENGINE_LOST.status, ENGINE_LOST.body())
+        frames.append(wire.ReplicaFrame(events=[failed]))
         self._open, self._open_bytes = wire.ReplicaFrame(), 0
         self._full = deque((frame, _size(frame)) for frame in frames if frame.events)
         self._full_bytes = sum(size for _, size in self._full)
+        self._due.set()
         self._loop.call_soon(self._outpaced, id)
 
     def _frames(self) -> list[wire.ReplicaFrame]:
@@ -206,9 +215,9 @@ class Outbox:
             self._timer, self._timer_s, self._timer_at_s = None, inf, inf
 
 
-def _without_output(frame: wire.ReplicaFrame, id: int) -> wire.ReplicaFrame:
-    """Return a frame without the output of a request."""
-    kept = [event for event in frame.events if event.id != id or not event.HasField("output")]
+def _without_answer(frame: wire.ReplicaFrame, id: int) -> wire.ReplicaFrame:
+    """Return a frame without the output of a request, and without its end."""
+    kept = [event for event in frame.events if event.id != id or event.WhichOneof("kind") not in _ANSWER]
     return wire.ReplicaFrame(events=kept)
 
 

@@ -90,12 +90,12 @@ class Session:
         self._requests.pop(request.id, None)
 
     def _outpaced(self, id: int) -> None:
-        """End a request whose output has filled the outbox."""
+        """Stop a request that the outbox has failed. It may have ended already."""
         if request := self._requests.get(id):
             log.error(
                 "the engine sends an answer faster than its router reads it", request=request.request_id
             )
-            request.internal_error()
+            request.cancelled()
 
     def _prefix_changes(self) -> wire.CachedPrefixes | None:
         """Return the changes of cached prefixes since the last frame; None if there are none."""
