@@ -162,15 +162,12 @@ def _check_prefixes(scenarios: Sequence[str], policies: Sequence[str]) -> None:
 
 def _check_traced(scenarios: Sequence[str], conditions: SearchConditions) -> None:
     """Check that options about recorded prompts apply to a scenario. Raises Failure."""
-    given = {"--sessions": conditions.sessions, "--block-tokens": conditions.block_tokens}
-    used = {
-        "--sessions": any(scenario(name).sessions is not None for name in scenarios),
-        "--block-tokens": any(scenario(name).prefix_caching for name in scenarios),
-    }
-    for flag, value in given.items():
-        if value is not None and not used[flag]:
-            what = "recorded sessions" if flag == "--sessions" else "prompts with hash ids"
-            raise Failure(f"{flag} {value}: no scenario of {', '.join(scenarios)} has {what}", bad_input=True)
+    chosen, none = [scenario(name) for name in scenarios], f"no scenario of {', '.join(scenarios)} has"
+    sessions, tokens = conditions.sessions, conditions.block_tokens
+    if sessions is not None and all(one.sessions is None for one in chosen):
+        raise Failure(f"--sessions {sessions}: {none} recorded sessions", bad_input=True)
+    if tokens is not None and not any(one.prefix_caching for one in chosen):
+        raise Failure(f"--block-tokens {tokens}: {none} prompts with hash ids", bad_input=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ mirror, in this order, within the turn of the event loop that reads it, without 
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -170,13 +171,10 @@ class Forwarder:
     async def _stream(
         self, request: ReplicaRequest, answer: EngineResponse, strip: UsageStrip | None
     ) -> EngineUsage | None:
-        def pass_on(data: bytes, tokens: int) -> None:
-            self._pass_on(request, data, tokens)
-
         def thinking_ended(tokens: int) -> None:
             self._mirror.thinking_ended(request.key, tokens, request.last_s)
 
-        return (await read_stream(answer, pass_on, thinking_ended, strip)).usage
+        return (await read_stream(answer, partial(self._pass_on, request), thinking_ended, strip)).usage
 
     async def _whole(self, request: ReplicaRequest, answer: EngineResponse) -> EngineUsage | None:
         body, usage = await read_whole(answer, self._answer_bytes)
